@@ -1,0 +1,8 @@
+//! `liqo-csi`: a CSI driver behind a virtual storage class.
+//!
+//! Dependencies point one way: the pure domain ([`volume`]) knows nothing of
+//! Kubernetes or gRPC; adapters know the domain; edges know both; the command
+//! line wires them. `docs/architecture.md` has the picture.
+
+pub mod volume;
+pub mod wire;

@@ -1,0 +1,3 @@
+//! The `liqo-csi` binary.
+
+fn main() {}

@@ -1,0 +1,223 @@
+//! Identity: the cluster a volume lives in, its name there, and the id that CSI
+//! callers hand back to us.
+
+use std::{fmt, str::FromStr};
+
+use sha2::{Digest, Sha256};
+
+/// Longest value a Kubernetes label takes; cluster ids are label values.
+const LABEL_VALUE_MAX: usize = 63;
+const ID_VERSION: &str = "v1";
+const REQUEST_PREFIX: &str = "pvc-";
+
+/// Identity of a cluster, unique among the clusters that share storage.
+///
+/// A non-empty Kubernetes label value of at most 63 characters: the topology
+/// label of every node carries it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(String);
+
+/// A text that cannot be a [`ClusterId`].
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "{0:?} cannot be a cluster id: it must be 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
+)]
+pub struct ClusterIdError(String);
+
+impl ClusterId {
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ClusterId {
+    type Err = ClusterIdError;
+
+    fn from_str(text: &str) -> Result<Self, ClusterIdError> {
+        let ends_well = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let fits = text.len() <= LABEL_VALUE_MAX
+            && ends_well(text.chars().next())
+            && ends_well(text.chars().next_back())
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+        if fits {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ClusterIdError(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Name of a volume: a DNS label, usable for objects, labels and ids alike.
+///
+/// csi-provisioner asks for `pvc-<claim uid>`, which is kept. Any other request
+/// name (csi-sanity uses 128 characters, capitals and odd signs) becomes
+/// `vol-<hash>`; the original is recorded in an annotation of the twin.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeName(String);
+
+impl VolumeName {
+    /// The name of the volume that a `CreateVolume` request of this name asks for.
+    #[must_use]
+    pub fn from_request(request: &str) -> Self {
+        if claim_uid_in(request).is_some() {
+            return Self(request.to_owned());
+        }
+        let digest = Sha256::digest(request.as_bytes());
+        let hex = digest
+            .iter()
+            .take(20)
+            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+        Self(format!("vol-{hex}"))
+    }
+
+    /// The uid of the claim this volume was asked for, when the name carries one.
+    #[must_use]
+    pub fn claim_uid(&self) -> Option<&str> {
+        claim_uid_in(&self.0)
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn is_canonical(text: &str) -> bool {
+        let hashed = text
+            .strip_prefix("vol-")
+            .is_some_and(|hex| hex.len() == 40 && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')));
+        hashed || claim_uid_in(text).is_some()
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Only the hyphenated lower-case form counts: anything else would not survive
+/// the round trip through an object name.
+fn claim_uid_in(request: &str) -> Option<&str> {
+    let uid = request.strip_prefix(REQUEST_PREFIX)?;
+    let parsed = uuid::Uuid::try_parse(uid).ok()?;
+    (parsed.hyphenated().to_string() == uid).then_some(uid)
+}
+
+/// The `volume_id` of CSI: which cluster holds the twin, and the volume's name.
+///
+/// Written `v1:<cluster id>:<volume name>`, at most 111 bytes (CSI allows 128).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId {
+    /// The cluster where the twin lives.
+    pub cluster: ClusterId,
+    /// The volume's name, the same in every cluster.
+    pub name: VolumeName,
+}
+
+/// An id this driver never handed out. There is no such volume: `NOT_FOUND`, or
+/// success where the call removes something.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("no volume has the id {0:?}")]
+pub struct ForeignId(String);
+
+impl FromStr for VolumeId {
+    type Err = ForeignId;
+
+    fn from_str(text: &str) -> Result<Self, ForeignId> {
+        let foreign = || ForeignId(text.chars().take(128).collect());
+        let mut parts = text.split(':');
+        let (Some(ID_VERSION), Some(cluster), Some(name), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(foreign());
+        };
+        let cluster = cluster.parse().map_err(|_| foreign())?;
+        if !VolumeName::is_canonical(name) {
+            return Err(foreign());
+        }
+        Ok(Self {
+            cluster,
+            name: VolumeName(name.to_owned()),
+        })
+    }
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{ID_VERSION}:{}:{}", self.cluster, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CLAIM: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    #[test]
+    fn a_claims_request_name_is_kept() {
+        let name = VolumeName::from_request(CLAIM);
+        assert_eq!(name.as_str(), CLAIM);
+        assert_eq!(name.claim_uid(), Some("0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"));
+    }
+
+    #[test]
+    fn odd_request_names_are_hashed() {
+        for odd in [
+            "",
+            "Sanity-VOLUME",
+            "pvc-0C4F3F2E-8A51-4F0E-9F0F-0D2C7EF1A111",
+            &"x".repeat(128),
+        ] {
+            let name = VolumeName::from_request(odd);
+            assert_eq!(name.as_str().len(), 44, "{odd}");
+            assert_eq!(name.claim_uid(), None);
+        }
+        assert_ne!(VolumeName::from_request("a"), VolumeName::from_request("b"));
+    }
+
+    #[test]
+    fn foreign_ids_are_no_volume() {
+        for id in [
+            "",
+            "fake-vol-id",
+            "v1",
+            "v1::",
+            "v2:home:pvc-x",
+            "v1:home:pvc-x",
+            "v1:ho me:vol-00",
+        ] {
+            assert!(id.parse::<VolumeId>().is_err(), "{id}");
+        }
+        let extra = format!("v1:home:{CLAIM}:more");
+        assert!(extra.parse::<VolumeId>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn ids_survive_the_round_trip(cluster in "[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?", request in ".{0,128}") {
+            let id = VolumeId { cluster: cluster.parse().unwrap(), name: VolumeName::from_request(&request) };
+            let text = id.to_string();
+            prop_assert!(text.len() <= 128);
+            prop_assert_eq!(text.parse::<VolumeId>(), Ok(id));
+        }
+
+        #[test]
+        fn no_text_makes_parsing_panic(text in "\\PC{0,200}") {
+            let _ = text.parse::<VolumeId>();
+        }
+    }
+}
