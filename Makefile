@@ -1,0 +1,56 @@
+# Everything a contributor does starts here; `make help` lists it.
+# Two targets do all their own set-up: `make demo` and `make test`.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+LAB := cd sanity-tests && go run ./cmd/lab
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##### Set-up
+
+# What cannot be had as a Go module or a crate. The lab runs containers with runc,
+# joins nodes with iproute2, and its storage makes file systems.
+DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make runc util-linux xfsprogs
+
+.PHONY: deps
+deps: ## Install the Debian packages the lab needs (as root), or say which are missing
+	@missing=$$(for p in $(DEBIAN_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
+	else echo "missing Debian packages; as root: apt-get install" $$missing; fi
+
+##### Build
+
+.PHONY: build lint fmt
+build: ## Build the driver (release)
+	cargo build --locked --release
+
+lint: ## Check formatting and lints of Rust and Go
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cd sanity-tests && gofmt -l . | (! grep .) && go vet ./...
+
+fmt: ## Format Rust and Go
+	cargo fmt
+	gofmt -w sanity-tests
+
+##### Test
+
+.PHONY: test
+test: deps ## Run all tests; the last line says how many passed, failed and were skipped
+	@cd sanity-tests && go run ./cmd/suites $(SUITES)
+
+##### Lab: two real clusters on this machine (docs/lab.md)
+
+.PHONY: lab-up lab-down lab-status
+lab-up: deps ## Start the clusters home and remote, with storage in them
+	$(LAB) up
+
+lab-down: ## Take the lab down and leave the machine as it was
+	$(LAB) down
+
+lab-status: ## What of the lab is running
+	$(LAB) status
