@@ -1,0 +1,236 @@
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Spec says how a process of the lab is started; it is recorded, so that the
+// same process can be started again by another lab command.
+type Spec struct {
+	// Name is "<cluster>/<component>"; the log file and the record bear it.
+	Name      string
+	Namespace Namespace
+	Command   []string
+	Env       []string `json:",omitempty"`
+}
+
+// Process is a started process: a pid alone may belong to somebody else by now,
+// with the start time it is unmistakable.
+type Process struct {
+	Spec
+	PID       int
+	StartTime uint64
+}
+
+// ComponentCgroup is the cgroup, below CgroupName, of the components.
+const ComponentCgroup = "components"
+
+func recordFile(name string) string { return Path("processes", name+".json") }
+
+// LogFile is where the output of a process goes.
+func LogFile(name string) string { return Path("logs", name+".log") }
+
+// Start starts a process in the background, recorded and in the lab's cgroup.
+// It survives the command that started it.
+func Start(spec Spec) (*Process, error) {
+	for _, file := range []string{recordFile(spec.Name), LogFile(spec.Name)} {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+		}
+	}
+	log, err := os.OpenFile(LogFile(spec.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	defer log.Close()
+	if _, err := EnsureCgroup(ComponentCgroup); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+
+	// The shell enters the cgroups before anything can be forked, then becomes
+	// the process itself: same pid, same start time.
+	words := []string{"sh", "-ec", cgroupJoin(ComponentCgroup) + `exec "$@"`, "lab"}
+	words = append(words, spec.Namespace.enter()...)
+	words = append(words, spec.Command...)
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	start, err := startTime(cmd.Process.Pid)
+	go func() { _ = cmd.Wait() }() // reap it when it ends before we do
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+
+	process := &Process{Spec: spec, PID: cmd.Process.Pid, StartTime: start}
+	if err := process.record(); err != nil {
+		process.Kill()
+		return nil, err
+	}
+	return process, nil
+}
+
+func (p *Process) record() error {
+	content, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	file := recordFile(p.Name)
+	if err := os.WriteFile(file+".new", content, 0o644); err != nil {
+		return fmt.Errorf("record %s: %w", p.Name, err)
+	}
+	return os.Rename(file+".new", file)
+}
+
+// Find returns the recorded process of that name, alive or not.
+func Find(name string) (*Process, error) {
+	content, err := os.ReadFile(recordFile(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no process %q in the lab: %w", name, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of %s: %w", name, err)
+	}
+	var process Process
+	if err := json.Unmarshal(content, &process); err != nil {
+		return nil, fmt.Errorf("read the record of %s: %w", name, err)
+	}
+	return &process, nil
+}
+
+// Processes returns all recorded processes.
+func Processes() ([]*Process, error) {
+	var all []*Process
+	err := filepath.WalkDir(Path("processes"), func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".json") {
+			return err
+		}
+		name, _ := filepath.Rel(Path("processes"), strings.TrimSuffix(path, ".json"))
+		process, err := Find(name)
+		if err == nil {
+			all = append(all, process)
+		}
+		return err
+	})
+	return all, err
+}
+
+// Alive reports whether this very process still runs.
+func (p *Process) Alive() bool {
+	start, err := startTime(p.PID)
+	return err == nil && start == p.StartTime
+}
+
+// Kill ends the process without giving it a chance to react, as a crash would,
+// and returns when it is gone.
+func (p *Process) Kill() error {
+	if !p.Alive() {
+		return nil
+	}
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+		return fmt.Errorf("kill %s: %w", p.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return Until(ctx, p.Name+" to end", func() error {
+		if p.Alive() {
+			return fmt.Errorf("pid %d still runs", p.PID)
+		}
+		return nil
+	})
+}
+
+// Memory is the resident memory of the process in bytes.
+func (p *Process) Memory() int64 {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.PID))
+	fields := strings.Fields(string(content))
+	if err != nil || len(fields) < 2 || !p.Alive() {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}
+
+// startTime is the moment the process was forked, in clock ticks since boot; an
+// error for processes that have ended, reaped or not.
+func startTime(pid int) (uint64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The second field is the name in parentheses and may hold anything.
+	_, rest, found := strings.Cut(string(content), ") ")
+	for found && strings.Contains(rest, ") ") {
+		_, rest, found = strings.Cut(rest, ") ")
+	}
+	fields := strings.Fields(rest)
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("pid %d: unreadable status", pid)
+	}
+	if state := fields[0]; state == "Z" || state == "X" {
+		return 0, fmt.Errorf("pid %d has ended", pid)
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+// LastLines returns the end of a process's log, for error messages.
+func LastLines(name string, count int) string {
+	content, err := os.ReadFile(LogFile(name))
+	if err != nil {
+		return "(no log)"
+	}
+	lines := strings.Split(strings.TrimRight(string(content), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-count):], "\n")
+}
+
+// Until waits for a condition, asking often; when ctx ends first, the error
+// tells what was waited for and what the last attempt said.
+func Until(ctx context.Context, what string, condition func() error) error {
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w (last: %w)", what, context.Cause(ctx), err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// UntilAnswers is Until for a process: it gives up as soon as the process has
+// ended, and its error carries the last lines of the log.
+func (p *Process) UntilAnswers(ctx context.Context, condition func() error) error {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	err := Until(ctx, p.Name+" to answer", func() error {
+		err := condition()
+		if err != nil && !p.Alive() {
+			giveUp(errors.New("the process has ended"))
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w\nlast lines of %s:\n%s", err, LogFile(p.Name), LastLines(p.Name, 15))
+	}
+	return nil
+}

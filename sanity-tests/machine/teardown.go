@@ -1,0 +1,203 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Teardown returns the machine to what it was: nothing it does depends on how
+// far a start got or on what has crashed since, and it may be called again.
+func Teardown(ctx context.Context) error {
+	if err := killEverything(ctx); err != nil {
+		return err
+	}
+	devices, err := loopDevicesBelow(StateDir)
+	if err != nil {
+		return err
+	}
+	if err := UnmountBelow(StateDir); err != nil {
+		return err
+	}
+	// What was mounted only inside a node's namespace is let go of by the
+	// kernel a moment later.
+	if err := detach(ctx, devices); err != nil {
+		return err
+	}
+	if err := Until(ctx, "the lab's cgroups to empty", removeCgroups); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(StateDir); err != nil {
+		return fmt.Errorf("remove the state directory: %w", err)
+	}
+	return nil
+}
+
+// killEverything ends all recorded processes and whatever else runs in the
+// lab's cgroups or namespaces (container shims, containers, stray commands),
+// until none is left.
+func killEverything(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return Until(ctx, "the lab's processes to end", func() error {
+		pids, err := labPids()
+		if err != nil {
+			return err
+		}
+		for pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+				return fmt.Errorf("kill pid %d: %w", pid, err)
+			}
+		}
+		if len(pids) > 0 {
+			return fmt.Errorf("%d processes still run", len(pids))
+		}
+		return nil
+	})
+}
+
+func labPids() (map[int]bool, error) {
+	pids := map[int]bool{}
+	recorded, err := Processes()
+	if err != nil {
+		return nil, err
+	}
+	for _, process := range recorded {
+		if process.Alive() {
+			pids[process.PID] = true
+		}
+	}
+	for _, pid := range cgroupPids() {
+		if _, err := startTime(pid); err == nil {
+			pids[pid] = true
+		}
+	}
+	inside, err := namespacePids()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range inside {
+		pids[pid] = true
+	}
+	delete(pids, os.Getpid())
+	return pids, nil
+}
+
+// namespacePids lists the processes that are in a namespace of the lab's.
+func namespacePids() ([]int, error) {
+	ours := map[uint64]bool{}
+	files, _ := filepath.Glob(Path("ns", "lqlab-*"))
+	for _, file := range files {
+		var stat unix.Stat_t
+		var filesystem unix.Statfs_t
+		if unix.Stat(file, &stat) == nil && unix.Statfs(file, &filesystem) == nil && filesystem.Type == unix.NSFS_MAGIC {
+			ours[stat.Ino] = true
+		}
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		for _, kind := range []string{"net", "mnt"} {
+			var stat unix.Stat_t
+			if unix.Stat(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), &stat) == nil && ours[stat.Ino] {
+				pids = append(pids, pid)
+				break
+			}
+		}
+	}
+	return pids, nil
+}
+
+// loopDevicesBelow finds the loop devices whose backing file lies below dir.
+// The path the kernel shows is the one inside the namespace that opened the
+// file, so files are recognised by device and inode.
+func loopDevicesBelow(dir string) ([]string, error) {
+	type file struct{ device, inode uint64 }
+	devices := map[file][]string{}
+	attached, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, path := range attached {
+		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
+		info, err := loopStatus(device)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look at %s: %w", device, err)
+		}
+		backing := file{info.Device, info.Inode}
+		devices[backing] = append(devices[backing], device)
+	}
+	if len(devices) == 0 {
+		return nil, nil
+	}
+
+	var below []string
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var stat unix.Stat_t
+		if unix.Lstat(path, &stat) == nil {
+			backing := file{stat.Dev, stat.Ino}
+			below = append(below, devices[backing]...)
+			delete(devices, backing)
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return below, err
+}
+
+func loopStatus(device string) (*unix.LoopInfo64, error) {
+	opened, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	return unix.IoctlLoopGetStatus64(int(opened.Fd()))
+}
+
+// detach frees loop devices and waits until they are free: a device that is
+// still mounted somewhere is only marked to go with its last user.
+func detach(ctx context.Context, devices []string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for _, device := range devices {
+		err := Until(ctx, device+" to be free", func() error {
+			opened, err := os.Open(device)
+			if err != nil {
+				return err
+			}
+			defer opened.Close()
+			err = unix.IoctlSetInt(int(opened.Fd()), unix.LOOP_CLR_FD, 0)
+			if err == unix.ENXIO {
+				return nil
+			}
+			return fmt.Errorf("still in use (%v)", err)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
