@@ -1,0 +1,154 @@
+// Package driver is the CSI side of the reference driver: identity, controller
+// and node services over one state directory. How records are kept is in
+// package state, what is done to the machine in package host, how calls are
+// spoiled in package faults.
+//
+// The driver stands in for "the real driver" wherever liqo-csi is tested, and
+// shares no code with it. It is strict on purpose: it refuses a context,
+// secret or attachment that did not reach it as it handed them out, so that a
+// layer above cannot lose anything unnoticed.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"storage.liqo.io/sanity-tests/reference/faults"
+	"storage.liqo.io/sanity-tests/reference/state"
+)
+
+// Mode says which services a process offers.
+type Mode string
+
+// The controller runs once per cluster, the node service on each node; csi-sanity
+// wants both behind one socket.
+const (
+	ControllerMode Mode = "controller"
+	NodeMode       Mode = "node"
+	AllMode        Mode = "all"
+)
+
+// Config is one process of one driver.
+type Config struct {
+	Name     string
+	Endpoint string // path of the unix socket
+	StateDir string
+	Mode     Mode
+	NodeID   string // needed by the node service
+
+	// Attach makes ControllerPublish a condition for staging.
+	Attach            bool
+	MaxVolumesPerNode int64
+	// NodeLocal keeps each volume on one node, unless its class says otherwise.
+	NodeLocal        bool
+	VolumeMountGroup bool
+	// CapacityBytes is what the backend holds, per node when NodeLocal;
+	// 0 is unlimited and unpublished.
+	CapacityBytes int64
+}
+
+// Driver serves CSI.
+type Driver struct {
+	config Config
+	store  *state.Store
+	faults *faults.Injector
+	calls  *callLog
+	busy   busy
+	slow   sync.Map // volume id → when its backend is done with it
+
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+}
+
+// New opens the state of a driver.
+func New(config Config) (*Driver, error) {
+	if config.Mode != ControllerMode && config.Mode != NodeMode && config.Mode != AllMode {
+		return nil, fmt.Errorf("unknown mode %q: use controller, node or all", config.Mode)
+	}
+	if config.Mode != ControllerMode && config.NodeID == "" {
+		return nil, errors.New("the node service needs a node id")
+	}
+	store, err := state.Open(config.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{
+		config: config,
+		store:  store,
+		faults: faults.NewInjector(config.StateDir),
+		calls:  &callLog{path: filepath.Join(config.StateDir, CallLogFile)},
+	}, nil
+}
+
+// Listen opens the socket, so that callers may connect from here on.
+func (d *Driver) Listen() (net.Listener, error) {
+	path := strings.TrimPrefix(d.config.Endpoint, "unix://")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for CSI calls: %w", err)
+	}
+	return listener, nil
+}
+
+// Serve answers calls until ctx ends.
+func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
+	if d.config.Mode != ControllerMode {
+		if err := d.announceNode(); err != nil {
+			return err
+		}
+	}
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.record, d.spoil))
+	csi.RegisterIdentityServer(server, d)
+	if d.config.Mode != NodeMode {
+		csi.RegisterControllerServer(server, d)
+	}
+	if d.config.Mode != ControllerMode {
+		csi.RegisterNodeServer(server, d)
+	}
+	// A hanging call must not keep the process from ending.
+	stop := context.AfterFunc(ctx, server.Stop)
+	defer stop()
+	if err := server.Serve(listener); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve CSI calls: %w", err)
+	}
+	return nil
+}
+
+// announceNode lets the controller know that this node exists.
+func (d *Driver) announceNode() error {
+	node := state.Node{ID: d.config.NodeID, MaxVolumes: d.config.MaxVolumesPerNode}
+	return d.store.Transaction(func() error {
+		return d.store.Nodes.Put(d.store.Nodes.ID(node.ID), node)
+	})
+}
+
+// spoil applies the fault switches.
+func (d *Driver) spoil(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	call := faults.Call{RPC: rpcName(info), Node: d.config.NodeID, Subjects: d.subjects(request)}
+	return d.faults.Around(ctx, call, func() (any, error) { return handle(ctx, request) })
+}
+
+// busy holds the ids somebody works on.
+type busy struct{ ids sync.Map }
+
+// enter claims an id; a second caller is turned away, not queued, as CSI wants.
+func (b *busy) enter(id string) (leave func(), err error) {
+	if _, taken := b.ids.LoadOrStore(id, time.Now()); taken {
+		return nil, abortedf("another call for %s is still running", id)
+	}
+	return func() { b.ids.Delete(id) }, nil
+}

@@ -1,0 +1,114 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"storage.liqo.io/sanity-tests/reference/host"
+	"storage.liqo.io/sanity-tests/reference/state"
+)
+
+// ControllerExpandVolume grows the backend, whether or not the volume is in
+// use. Images need a second step on the node; a directory has only a number.
+func (d *Driver) ControllerExpandVolume(_ context.Context, request *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if request.GetVolumeId() == "" {
+		return nil, invalidf("volume_id is missing")
+	}
+	if request.GetCapacityRange() == nil {
+		return nil, invalidf("capacity_range is missing")
+	}
+	volume, err := d.readyVolume(request.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	leave, err := d.busy.enter(volume.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	bytes, err := chooseBytes(volume.Backing, request.GetCapacityRange(), 0)
+	if err != nil {
+		return nil, err
+	}
+	volume, err = d.store.ChangeVolume(volume.ID, func(v *state.Volume) error { return d.enlarge(v, bytes, request) })
+	if err != nil {
+		return nil, coded(err, "volume "+volume.Name)
+	}
+	return &csi.ControllerExpandVolumeResponse{
+		CapacityBytes:         volume.Bytes,
+		NodeExpansionRequired: volume.Backing != state.Directory,
+	}, nil
+}
+
+func (d *Driver) enlarge(volume *state.Volume, bytes int64, request *csi.ControllerExpandVolumeRequest) error {
+	if bytes <= volume.Bytes {
+		if limit := request.GetCapacityRange().GetLimitBytes(); limit > 0 && volume.Bytes > limit {
+			return rangef("volume %s has %d bytes already and cannot shrink", volume.Name, volume.Bytes)
+		}
+		return nil
+	}
+	free, limited, err := d.free(volume.Node)
+	if err != nil {
+		return err
+	}
+	if limited && bytes-volume.Bytes > free {
+		return exhaustedf("no space to grow volume %s to %d bytes on the backend", volume.Name, bytes)
+	}
+	if volume.Backing != state.Directory {
+		if err := os.Truncate(d.store.Data(volume.ID), bytes); err != nil {
+			return err
+		}
+	}
+	volume.Bytes = bytes
+	return nil
+}
+
+// NodeExpandVolume makes a staged volume as large as the controller says it is.
+func (d *Driver) NodeExpandVolume(ctx context.Context, request *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	if request.GetVolumeId() == "" {
+		return nil, invalidf("volume_id is missing")
+	}
+	if request.GetVolumePath() == "" {
+		return nil, invalidf("volume_path is missing")
+	}
+	volume, err := d.readyVolume(request.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	leave, err := d.busy.enter(volume.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if _, err := os.Stat(request.GetVolumePath()); errors.Is(err, fs.ErrNotExist) {
+		return nil, notFoundf("volume %s is not at %s", volume.Name, request.GetVolumePath())
+	}
+	stage, staged := volume.Stages[d.config.NodeID]
+	switch {
+	case !staged:
+		return nil, preconditionf("volume %s is not staged on node %s", volume.Name, d.config.NodeID)
+	case request.GetCapacityRange().GetRequiredBytes() > volume.Bytes:
+		return nil, rangef("volume %s has %d bytes: expand it on the controller first", volume.Name, volume.Bytes)
+	}
+	if err := d.growStaged(ctx, volume, stage); err != nil {
+		return nil, coded(err, "volume "+volume.Name)
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: volume.Bytes}, nil
+}
+
+func (d *Driver) growStaged(ctx context.Context, volume state.Volume, stage state.Stage) error {
+	if volume.Backing == state.Directory {
+		return nil
+	}
+	if err := host.GrowLoop(stage.Device); err != nil {
+		return err
+	}
+	if volume.Backing == state.Raw || stage.ReadOnly {
+		return nil
+	}
+	return host.GrowFilesystem(ctx, stage.Device, stage.Path, string(volume.Backing))
+}

@@ -1,0 +1,99 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// CreateImage makes an empty sparse file.
+func CreateImage(path string, bytes int64) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("create image: %w", err)
+	}
+	defer file.Close()
+	if err := file.Truncate(bytes); err != nil {
+		return fmt.Errorf("size image: %w", err)
+	}
+	return nil
+}
+
+// Format writes a new filesystem into an image file. Whoever calls it knows
+// that the image holds nothing.
+func Format(ctx context.Context, image, filesystem string) error {
+	switch filesystem {
+	case "ext4":
+		// No reserved blocks: the size asked for is the size users get.
+		return run(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", image)
+	case "xfs":
+		return run(ctx, "mkfs.xfs", "-q", "-f", image)
+	}
+	return fmt.Errorf("no way to make a filesystem of type %q", filesystem)
+}
+
+// GrowFilesystem fits a mounted filesystem to its device.
+func GrowFilesystem(ctx context.Context, device, mountPoint, filesystem string) error {
+	switch filesystem {
+	case "ext4":
+		return run(ctx, "resize2fs", device)
+	case "xfs":
+		return run(ctx, "xfs_growfs", mountPoint)
+	}
+	return fmt.Errorf("no way to grow a filesystem of type %q", filesystem)
+}
+
+// Copy makes a full copy of an image file or a directory with everything in
+// it. The copy appears under its name only when it is complete.
+//
+// What users wrote may still be in memory, so it is flushed first. The copy of
+// a volume in use is as consistent as a disk after a power cut.
+func Copy(ctx context.Context, source, target string) error {
+	unix.Sync()
+	draft := target + ".partial"
+	if err := os.RemoveAll(draft); err != nil {
+		return fmt.Errorf("remove an unfinished copy: %w", err)
+	}
+	if err := run(ctx, "cp", "-a", "--sparse=always", "--reflink=auto", "-T", source, draft); err != nil {
+		return errors.Join(err, os.RemoveAll(draft))
+	}
+	if err := os.Rename(draft, target); err != nil {
+		return fmt.Errorf("finish copy: %w", err)
+	}
+	return nil
+}
+
+// HandToGroup gives everything below root to a group, the way kubelet does it
+// for drivers that leave this to kubelet.
+func HandToGroup(root string, group int) error {
+	return walkOwn(root, func(path string, info fs.FileInfo) error {
+		if err := os.Lchown(path, -1, group); err != nil {
+			return err
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return nil
+		}
+		mode := info.Mode() | 0o660
+		if info.IsDir() {
+			mode |= fs.ModeSetgid | 0o110
+		}
+		return os.Chmod(path, mode)
+	})
+}
+
+func run(ctx context.Context, name string, args ...string) error {
+	output, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", name, ctx.Err())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(output)))
+	}
+	return nil
+}
