@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// need says what a suite cannot do without.
+type need int
+
+const (
+	// nothing: runs anywhere, as any user.
+	nothing need = iota
+	// root: mounts or network namespaces, but no lab of ours.
+	root
+	// sharedLab: the running lab, with storage and driver installed.
+	sharedLab
+)
+
+// suite is one command whose tests are counted.
+type suite struct {
+	name    string
+	dir     string // below the repository's root
+	command []string
+	counter func() counter
+	needs   need
+	limit   time.Duration
+}
+
+// suites are all there are, cheapest first: what is broken should show early.
+var suites = []suite{
+	check("rust format", "cargo", "fmt", "--check"),
+	check("rust lints", "cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"),
+	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute},
+	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./images", "./faults"),
+}
+
+func check(name string, command ...string) suite {
+	return suite{name, ".", command, newCheckCounter, nothing, 15 * time.Minute}
+}
+
+func goTest(name, dir string, needs need, limit time.Duration, args ...string) suite {
+	command := slices.Concat([]string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}, args)
+	return suite{name, dir, command, newGoCounter, needs, limit}
+}
+
+// obstacle says why the suite cannot run here, or nothing.
+func (s suite) obstacle() string {
+	if s.needs != nothing && os.Geteuid() != 0 {
+		return "needs root (network namespaces, mounts)"
+	}
+	return ""
+}
+
+func selected(only string) []suite {
+	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !strings.Contains(s.name, only) })
+}
+
+func labUp(ctx context.Context, root string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	defer cancel()
+	return lab(ctx, root, "up")
+}
+
+func labDown(root string) error {
+	// Not the caller's context: cleaning up is most needed when that is over.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	return lab(ctx, root, "down")
+}
+
+func lab(ctx context.Context, root, verb string) error {
+	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/lab", verb)
+	cmd.Dir = filepath.Join(root, "sanity-tests")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("lab %s: %w", verb, err)
+	}
+	return nil
+}
