@@ -49,6 +49,8 @@ func coded(err error, subject string) error {
 		return notFoundf("there is no %s", subject)
 	case errors.Is(err, host.ErrUnknownOption):
 		return invalidf("%s: %v", subject, err)
+	case errors.Is(err, host.ErrOffline):
+		return preconditionf("%s cannot grow while it is in use, but will when it is staged again: %v", subject, err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return status.Errorf(status.FromContextError(err).Code(), "%s: %v", subject, err)
 	default:

@@ -64,6 +64,8 @@ func (d *Driver) enlarge(volume *state.Volume, bytes int64, request *csi.Control
 		}
 	}
 	volume.Bytes = bytes
+	// Nobody can be sure of being allowed to grow a mounted ext4.
+	volume.Grow = volume.Grow || volume.Backing == state.Ext4 && volume.Formatted && len(volume.Stages) == 0
 	return nil
 }
 
@@ -94,13 +96,13 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, request *csi.NodeExpandVo
 	case request.GetCapacityRange().GetRequiredBytes() > volume.Bytes:
 		return nil, rangef("volume %s has %d bytes: expand it on the controller first", volume.Name, volume.Bytes)
 	}
-	if err := d.growStaged(ctx, volume, stage); err != nil {
-		return nil, coded(err, "volume "+volume.Name)
+	if err := growStaged(ctx, volume, stage); err != nil {
+		return nil, coded(errors.Join(err, d.growLater(volume.ID, err)), "volume "+volume.Name)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: volume.Bytes}, nil
 }
 
-func (d *Driver) growStaged(ctx context.Context, volume state.Volume, stage state.Stage) error {
+func growStaged(ctx context.Context, volume state.Volume, stage state.Stage) error {
 	if volume.Backing == state.Directory {
 		return nil
 	}
@@ -110,5 +112,14 @@ func (d *Driver) growStaged(ctx context.Context, volume state.Volume, stage stat
 	if volume.Backing == state.Raw || stage.ReadOnly {
 		return nil
 	}
-	return host.GrowFilesystem(ctx, stage.Device, stage.Path, string(volume.Backing))
+	return host.GrowMounted(ctx, stage.Device, stage.Path, string(volume.Backing))
+}
+
+// growLater leaves to the next stage what this machine does not allow now.
+func (d *Driver) growLater(id string, reason error) error {
+	if !errors.Is(reason, host.ErrOffline) {
+		return nil
+	}
+	_, err := d.store.ChangeVolume(id, func(v *state.Volume) error { v.Grow = true; return nil })
+	return err
 }

@@ -157,41 +157,59 @@ func (d *Driver) stage(ctx context.Context, volume state.Volume, stage state.Sta
 	if err != nil {
 		return err
 	}
-	if volume.Backing == state.Directory {
+	switch volume.Backing {
+	case state.Directory:
 		if mounted {
 			return nil
 		}
 		return host.BindMount(d.store.Data(volume.ID), stage.Path, options)
-	}
-	image := d.store.Data(volume.ID)
-	if volume.Backing.IsFilesystemImage() && !volume.Formatted {
-		if err := host.Format(ctx, image, string(volume.Backing)); err != nil {
-			return err
+	case state.Raw:
+		stage.Device, err = host.AttachLoop(d.store.Data(volume.ID))
+	default:
+		if mounted {
+			return nil
 		}
+		stage.Device, err = d.stageImage(ctx, volume, stage, options)
 	}
-	// A device that is read-only for good would keep xfs and ext4 from
-	// replaying their journals, so the mount is what is read-only.
-	if stage.Device, err = host.AttachLoop(image); err != nil {
+	if err != nil {
 		return err
-	}
-	if volume.Backing.IsFilesystemImage() && !mounted {
-		if err := mountImage(volume, stage, options); err != nil {
-			return err
-		}
-	}
-	grow := volume.Grow && !stage.ReadOnly
-	if grow {
-		if err := d.growStaged(ctx, volume, stage); err != nil {
-			return err
-		}
 	}
 	_, err = d.store.ChangeVolume(volume.ID, func(v *state.Volume) error {
 		v.Stages[d.config.NodeID] = stage
 		v.Formatted = v.Backing.IsFilesystemImage()
-		v.Grow = v.Grow && !grow
+		v.Grow = v.Grow && stage.ReadOnly
 		return nil
 	})
 	return err
+}
+
+// stageImage formats what is new, mounts it, and fits the filesystem to its
+// image where that was left to do: ext4 before it is mounted, xfs after, as
+// each wants it.
+func (d *Driver) stageImage(ctx context.Context, volume state.Volume, stage state.Stage, options []string) (device string, err error) {
+	image := d.store.Data(volume.ID)
+	grow := volume.Grow && !stage.ReadOnly
+	switch {
+	case !volume.Formatted:
+		err = host.Format(ctx, image, string(volume.Backing))
+	case grow && volume.Backing == state.Ext4:
+		err = host.GrowUnmounted(ctx, image)
+	}
+	if err != nil {
+		return "", err
+	}
+	// The device is never read-only, only the mount: filesystems must be able
+	// to replay their journals.
+	if stage.Device, err = host.AttachLoop(image); err != nil {
+		return "", err
+	}
+	if err := mountImage(volume, stage, options); err != nil {
+		return "", err
+	}
+	if grow && volume.Backing == state.XFS {
+		err = growStaged(ctx, volume, stage)
+	}
+	return stage.Device, err
 }
 
 func mountImage(volume state.Volume, stage state.Stage, options []string) error {

@@ -38,15 +38,44 @@ func Format(ctx context.Context, image, filesystem string) error {
 	return fmt.Errorf("no way to make a filesystem of type %q", filesystem)
 }
 
-// GrowFilesystem fits a mounted filesystem to its device.
-func GrowFilesystem(ctx context.Context, device, mountPoint, filesystem string) error {
+// ErrOffline says that a filesystem can grow here only while nobody mounts it.
+var ErrOffline = errors.New("this process lacks CAP_SYS_RESOURCE, without which ext4 grows only while it is not mounted")
+
+// GrowMounted fits a mounted filesystem to its device.
+func GrowMounted(ctx context.Context, device, mountPoint, filesystem string) error {
 	switch filesystem {
 	case "ext4":
-		return run(ctx, "resize2fs", device)
+		err := run(ctx, "resize2fs", device) // fine anywhere when there is nothing to grow
+		if err != nil && !CanGrowMounted(filesystem) {
+			return fmt.Errorf("%w: %w", ErrOffline, err)
+		}
+		return err
 	case "xfs":
 		return run(ctx, "xfs_growfs", mountPoint)
 	}
 	return fmt.Errorf("no way to grow a filesystem of type %q", filesystem)
+}
+
+// GrowUnmounted fits an ext4 filesystem to its image file.
+func GrowUnmounted(ctx context.Context, image string) error {
+	// resize2fs wants a fresh check, which also replays the journal of a copy
+	// made in full flight. Status 1 means that something could be repaired.
+	err := run(ctx, "e2fsck", "-f", "-p", image)
+	var failed *exec.ExitError
+	if err != nil && (!errors.As(err, &failed) || failed.ExitCode() != 1) {
+		return err
+	}
+	return run(ctx, "resize2fs", image)
+}
+
+// CanGrowMounted tells whether GrowMounted works for this filesystem here.
+func CanGrowMounted(filesystem string) bool { return filesystem != "ext4" || hasSysResource() }
+
+func hasSysResource() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	err := unix.Capget(&header, &sets[0])
+	return err == nil && sets[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
 // Copy makes a full copy of an image file or a directory with everything in

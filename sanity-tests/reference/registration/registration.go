@@ -50,7 +50,7 @@ func (r Registration) Serve(ctx context.Context) error {
 
 	ended := make(chan error, 1)
 	go func() { ended <- grpcServer.Serve(listener) }()
-	defer grpcServer.Stop()
+	defer grpcServer.GracefulStop() // kubelet still gets the answer to its verdict
 	select {
 	case <-ctx.Done():
 		return nil

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 	"github.com/onsi/gomega"
 
 	"storage.liqo.io/sanity-tests/reference/driver"
+	"storage.liqo.io/sanity-tests/reference/internal/mounttest"
 )
 
 const gibibyte = int64(1) << 30
@@ -46,28 +45,10 @@ NodeStageVolumeSecret: {password: stage}
 NodePublishVolumeSecret: {password: publish}
 `
 
-const privateMounts = "REFERENCE_SANITY_PRIVATE_MOUNTS"
-
-// TestMain moves the tests into a mount namespace of their own, so that no
-// mount outlives them however they end.
-func TestMain(m *testing.M) {
-	if os.Getuid() != 0 || os.Getenv(privateMounts) != "" {
-		os.Exit(m.Run())
-	}
-	again := exec.Command("/proc/self/exe", os.Args[1:]...)
-	again.Env = append(os.Environ(), privateMounts+"=yes")
-	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
-	again.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := again.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "tests in a private mount namespace:", err)
-		os.Exit(1)
-	}
-}
+func TestMain(m *testing.M) { mounttest.Main(m) }
 
 func TestSanity(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("csi-sanity mounts volumes, and that needs root")
-	}
+	mounttest.NeedRoot(t)
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	base := t.TempDir()
 	for number, setup := range setups {
