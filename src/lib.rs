@@ -4,5 +4,8 @@
 //! Kubernetes or gRPC; adapters know the domain; edges know both; the command
 //! line wires them. `docs/architecture.md` has the picture.
 
+pub mod cli;
+pub mod csi;
+pub mod observe;
 pub mod volume;
 pub mod wire;

@@ -1,3 +1,7 @@
 //! The `liqo-csi` binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    liqo_csi::cli::run()
+}

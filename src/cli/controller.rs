@@ -1,0 +1,129 @@
+//! `liqo-csi controller`.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use super::{Outcome, process::until_signalled};
+use crate::{
+    csi::{Endpoint, Identity, Readiness, Role, server},
+    observe::{
+        Metrics,
+        health::Health,
+        log::{self, LogFormat},
+    },
+};
+
+/// Sidecars in other containers of the pod connect through the pod's group.
+const SOCKET_MODE: u32 = 0o660;
+/// Below the 30 s Kubernetes gives a pod to terminate.
+const GRACE: Duration = Duration::from_secs(20);
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Unix socket on which the sidecars find us.
+    #[arg(long, default_value = "unix:///csi/csi.sock")]
+    endpoint: Endpoint,
+    /// Namespace of the twins in this cluster.
+    #[arg(long, default_value = "liqo-storage")]
+    storage_namespace: String,
+    /// Namespace this process runs in.
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+    /// Id of this cluster [default: the uid of the namespace kube-system].
+    #[arg(long)]
+    cluster_id: Option<String>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, default_value = "0.0.0.0:9808")]
+    metrics_address: SocketAddr,
+    /// Real classes a claim may choose by annotation; none means the annotation is refused.
+    #[arg(long, value_delimiter = ',')]
+    allowed_classes: Vec<String>,
+    /// Age at which a twin that never served and has no claim is collected.
+    #[arg(long, default_value = "10m", value_parser = duration)]
+    orphan_grace: Duration,
+    /// Longest time for one call to an API server.
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    call_timeout: Duration,
+    /// How log lines look.
+    #[arg(long, value_enum, default_value = "text")]
+    log_format: LogFormat,
+    /// Namespace of the lease of the background loops [default: --namespace].
+    #[arg(long)]
+    lease_namespace: Option<String>,
+    /// Kubeconfig to use outside a cluster.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// `90s`, `10m`, `2h`: the durations Kubernetes components take on their command lines.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no duration: write 500ms, 90s, 10m or 2h");
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (amount, unit) = text.split_at(unit_at);
+    let amount: u64 = amount.parse().map_err(|_| wrong())?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(amount)),
+        "s" => Ok(Duration::from_secs(amount)),
+        "m" => amount.checked_mul(60).map(Duration::from_secs).ok_or_else(wrong),
+        "h" => amount
+            .checked_mul(3600)
+            .map(Duration::from_secs)
+            .ok_or_else(wrong),
+        _ => Err(wrong()),
+    }
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    log::start(args.log_format);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(serve(args))
+}
+
+async fn serve(args: Args) -> Outcome {
+    let stop = until_signalled()?;
+    let metrics = Metrics::new("controller", |_| {});
+    let ready = Readiness::always();
+
+    let health = health(metrics.clone(), args.endpoint.clone(), ready.clone());
+    let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
+    let settings = server::Settings {
+        endpoint: args.endpoint,
+        mode: SOCKET_MODE,
+        grace: GRACE,
+    };
+    let routes = Identity::new(Role::Controller, ready).routes();
+    server::serve(settings, routes, metrics, stop).await?;
+    health.await??;
+    Ok(())
+}
+
+fn health(metrics: Metrics, endpoint: Endpoint, ready: Readiness) -> Health {
+    let live = move || {
+        let endpoint = endpoint.clone();
+        Box::pin(async move { server::probe(&endpoint).await.map(|_| ()) }) as _
+    };
+    let ready = move || {
+        let verdict = ready
+            .is_set()
+            .then_some(())
+            .ok_or_else(|| "not ready yet".to_owned());
+        Box::pin(async move { verdict }) as _
+    };
+    Health::new(metrics, live, ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_durations_as_kubernetes_writes_them() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("10m"), Ok(Duration::from_mins(10)));
+        for odd in ["", "10", "m", "10 m", "1.5h", "99999999999999999999s"] {
+            assert!(duration(odd).is_err(), "{odd}");
+        }
+    }
+}

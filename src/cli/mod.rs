@@ -1,0 +1,68 @@
+//! The command line: what each subcommand is told, and how it wires the parts.
+
+mod controller;
+mod node;
+mod process;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A CSI driver behind a virtual storage class.
+#[derive(Parser)]
+#[command(name = "liqo-csi", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve Identity and Controller behind the CSI sidecars.
+    Controller(controller::Args),
+    /// Serve Identity and Node on every real node.
+    Node(node::Args),
+    /// List the places where a test can make this build die.
+    #[cfg(feature = "crash-points")]
+    CrashPoints,
+}
+
+/// Runs what the command line asks for.
+#[must_use]
+pub fn run() -> ExitCode {
+    // Two TLS stacks could be compiled in by way of dependencies; this one is ours.
+    // An error only says that a provider is installed already.
+    let _installed = rustls::crypto::ring::default_provider().install_default();
+    let outcome = match Cli::parse().command {
+        Command::Controller(args) => controller::run(args),
+        Command::Node(args) => node::run(args),
+        #[cfg(feature = "crash-points")]
+        Command::CrashPoints => {
+            for point in crate::observe::CrashPoint::ALL {
+                println!("{}", point.name());
+            }
+            Ok(())
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            eprintln!("liqo-csi: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What ends a process early. Nobody matches on it: it is read by people.
+type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

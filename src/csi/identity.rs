@@ -1,0 +1,146 @@
+//! The Identity service, of the controller and of the node plugin.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tonic::{Request, Response, Status, service::Routes};
+
+use crate::{
+    volume::DRIVER_NAME,
+    wire::csi::{
+        self as wire,
+        identity_server::IdentityServer,
+        plugin_capability::{self, service},
+    },
+};
+
+/// Which half of the driver answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The controller.
+    Controller,
+    /// The node plugin. It names the same capabilities: they are the driver's,
+    /// and csi-sanity leaves flows out where the node's endpoint does not.
+    Node,
+}
+
+/// Whether this process can serve yet. Shared by the gRPC probe and `/readyz`.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<AtomicBool>);
+
+impl Readiness {
+    /// Ready from the start.
+    #[must_use]
+    pub fn always() -> Self {
+        let ready = Self::default();
+        ready.set();
+        ready
+    }
+
+    /// From now on the process is ready.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it is.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The service.
+pub struct Identity {
+    role: Role,
+    ready: Readiness,
+}
+
+impl Identity {
+    /// The identity of the driver's half `role`.
+    #[must_use]
+    pub fn new(role: Role, ready: Readiness) -> Self {
+        Self { role, ready }
+    }
+
+    /// Routes with this service, to which a process adds its own.
+    #[must_use]
+    pub fn routes(self) -> Routes {
+        Routes::new(IdentityServer::new(self))
+    }
+}
+
+#[tonic::async_trait]
+impl wire::identity_server::Identity for Identity {
+    async fn get_plugin_info(
+        &self,
+        _: Request<wire::GetPluginInfoRequest>,
+    ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
+        let component = match self.role {
+            Role::Controller => "controller",
+            Role::Node => "node",
+        };
+        Ok(Response::new(wire::GetPluginInfoResponse {
+            name: DRIVER_NAME.to_owned(),
+            vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
+            manifest: [("component".to_owned(), component.to_owned())].into(),
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<wire::GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
+        let services = [
+            service::Type::ControllerService,
+            service::Type::VolumeAccessibilityConstraints,
+        ];
+        let capabilities = services.map(|it| wire::PluginCapability {
+            r#type: Some(plugin_capability::Type::Service(
+                wire::plugin_capability::Service { r#type: it.into() },
+            )),
+        });
+        Ok(Response::new(wire::GetPluginCapabilitiesResponse {
+            capabilities: capabilities.into(),
+        }))
+    }
+
+    async fn probe(&self, _: Request<wire::ProbeRequest>) -> Result<Response<wire::ProbeResponse>, Status> {
+        Ok(Response::new(wire::ProbeResponse {
+            ready: Some(self.ready.is_set()),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::identity_server::Identity as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn not_ready_is_an_answer_not_an_error() {
+        let ready = Readiness::default();
+        let identity = Identity::new(Role::Node, ready.clone());
+        let probe = async || {
+            let answer = identity.probe(Request::new(wire::ProbeRequest {})).await;
+            answer.unwrap().into_inner().ready
+        };
+        assert_eq!(probe().await, Some(false));
+        ready.set();
+        assert_eq!(probe().await, Some(true));
+    }
+
+    #[tokio::test]
+    async fn both_halves_name_the_controller_service() {
+        for role in [Role::Controller, Role::Node] {
+            let identity = Identity::new(role, Readiness::always());
+            let answer = identity
+                .get_plugin_capabilities(Request::new(wire::GetPluginCapabilitiesRequest {}))
+                .await
+                .unwrap();
+            assert_eq!(answer.into_inner().capabilities.len(), 2);
+        }
+    }
+}

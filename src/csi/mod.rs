@@ -1,0 +1,13 @@
+//! The gRPC edge: CSI services, what their requests mean, what their errors are
+//! called, and the server on a unix socket. gRPC types stop here.
+
+mod call;
+mod identity;
+mod observed;
+pub mod server;
+mod socket;
+pub mod work;
+
+pub use call::Deadline;
+pub use identity::{Identity, Readiness, Role};
+pub use socket::{Endpoint, EndpointError};

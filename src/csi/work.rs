@@ -1,0 +1,119 @@
+//! Work that outlives its caller. tonic drops a handler when the client hangs
+//! up, in the middle of whatever it awaits; so what changes the world runs in a
+//! task of its own, and holds the volume until it is really over.
+//!
+//! The hold only keeps one process from tripping over itself and answers ABORTED
+//! early. Correctness never rests on it: another replica knows nothing of it.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+use tracing::Instrument;
+
+/// The work in flight of a process, at most one piece per key.
+#[derive(Clone, Default)]
+pub struct Work {
+    busy: Arc<Mutex<HashSet<String>>>,
+    tasks: TaskTracker,
+}
+
+impl Work {
+    /// Runs `task` to its end, whether or not the caller stays. While another
+    /// task of the same key runs, answers ABORTED at once.
+    pub async fn run<T, F>(&self, key: &str, task: F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let hold = self.hold(key)?;
+        tracing::Span::current().record("volume", key);
+        let task = async move {
+            let _hold = hold;
+            task.await
+        };
+        match self.tasks.spawn(task.in_current_span()).await {
+            Ok(answer) => answer,
+            Err(broken) if broken.is_panic() => Err(Status::internal(format!(
+                "the driver hit a bug while working on {key}; its log has the panic"
+            ))),
+            Err(_) => Err(Status::unavailable("the driver is shutting down")),
+        }
+    }
+
+    /// Waits until nothing runs any more. New work can still begin: stop the
+    /// server first.
+    pub async fn finished(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn hold(&self, key: &str) -> Result<Hold, Status> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if !busy.insert(key.to_owned()) {
+            return Err(Status::aborted(format!("an operation on {key} is in progress")));
+        }
+        Ok(Hold {
+            busy: Arc::clone(&self.busy),
+            key: key.to_owned(),
+        })
+    }
+}
+
+struct Hold {
+    busy: Arc<Mutex<HashSet<String>>>,
+    key: String,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.busy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_piece_of_work_per_key_even_when_the_caller_left() {
+        let work = Work::default();
+        let (release, released) = oneshot::channel::<()>();
+        let slow = work.run("a", async move {
+            released.await.unwrap();
+            Ok(())
+        });
+        assert!(
+            tokio::time::timeout(Duration::from_millis(10), slow)
+                .await
+                .is_err()
+        );
+
+        let refused = work.run("a", async { Ok(()) }).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Aborted);
+        work.run("b", async { Ok(()) }).await.unwrap();
+
+        release.send(()).unwrap();
+        work.finished().await;
+        work.run("a", async { Ok(()) }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_panic_frees_the_key() {
+        let work = Work::default();
+        let broken = work.run::<(), _>("a", async { panic!("a bug") }).await;
+        assert_eq!(broken.unwrap_err().code(), Code::Internal);
+        work.run("a", async { Ok(()) }).await.unwrap();
+    }
+}

@@ -1,0 +1,34 @@
+//! Structured log lines on standard error, as text for people or JSON for collectors.
+
+use tracing_subscriber::EnvFilter;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// One line of text per event.
+    Text,
+    /// One JSON object per event.
+    Json,
+}
+
+/// kube writes the whole body of an answer it cannot decode at WARN, and that
+/// body may be a Secret.
+const NEVER_BODIES: &str = "kube_client::client=error";
+
+/// Starts logging for the rest of the process. `RUST_LOG` overrides `info`.
+pub fn start(format: LogFormat) {
+    let mut filter = EnvFilter::builder()
+        .with_default_directive(tracing::Level::INFO.into())
+        .from_env_lossy();
+    if let Ok(directive) = NEVER_BODIES.parse() {
+        filter = filter.add_directive(directive);
+    }
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // A second start (tests) keeps the first one's settings.
+    let _already = match format {
+        LogFormat::Text => lines.try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+    };
+}

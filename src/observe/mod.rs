@@ -1,0 +1,10 @@
+//! What an operator sees of a running process: log lines, metrics, health. And
+//! the crash points through which tests make it die at the worst moment.
+
+pub mod crash;
+pub mod health;
+pub mod log;
+pub mod metrics;
+
+pub use crash::{CrashPoint, crash_point};
+pub use metrics::Metrics;
