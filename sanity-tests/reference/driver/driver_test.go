@@ -39,7 +39,7 @@ func start(t *testing.T, config Config) client {
 		config.NodeID = "node-1"
 	}
 	config.Name, config.Mode = "reference.storage.test", AllMode
-	config.Endpoint = filepath.Join(t.TempDir(), "csi.sock")
+	config.Endpoint = filepath.Join(socketDir(t), "csi.sock")
 	service, err := New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -67,6 +67,22 @@ func start(t *testing.T, config Config) client {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// socketDir is short, as paths of sockets must be; t.TempDir holds the test's
+// name.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "csi-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 func capability(mode csi.VolumeCapability_AccessMode_Mode, mountFlags ...string) *csi.VolumeCapability {

@@ -32,7 +32,7 @@ func kubelet(t *testing.T) (registerapi.RegistrationClient, string, context.Canc
 	return registerapi.NewRegistrationClient(connection), socket, stop, ended
 }
 
-func TestKubeletLearnsTheDriverUntilItEnds(t *testing.T) {
+func TestKubeletLearnsTheDriver(t *testing.T) {
 	client, socket, stop, ended := kubelet(t)
 	info, err := client.GetInfo(t.Context(), &registerapi.InfoRequest{})
 	if err != nil || info.GetType() != "CSIPlugin" || info.GetName() != "a.storage.test" || info.GetEndpoint() != "/plugins/a/csi.sock" {

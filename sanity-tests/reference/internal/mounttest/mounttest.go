@@ -39,7 +39,7 @@ func NeedRoot(t *testing.T) {
 }
 
 func runInside() (code int, err error) {
-	files, err := os.MkdirTemp("", "reference-test-")
+	files, err := os.MkdirTemp("", "ref-")
 	if err != nil {
 		return 1, err
 	}
