@@ -6,6 +6,7 @@
 
 pub mod cli;
 pub mod csi;
+pub mod node;
 pub mod observe;
 pub mod volume;
 pub mod wire;

@@ -1,0 +1,388 @@
+//! Mounting and unmounting. Every change is decided by the mount table read right
+//! before it, so that each step may be repeated; nothing here removes anything but
+//! empty directories, empty files and device nodes. All of it blocks: call it
+//! through [`super::inflight::Guard::block`].
+
+use std::{
+    fmt::Write as _,
+    fs, io,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sys::stat::{major, minor},
+};
+
+use super::mountinfo::{Mount, MountInfoError, MountTable};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// Mounts stacked on one point are taken off one by one; more than this many are
+/// somebody mounting while we unmount.
+const MAX_STACKED: usize = 16;
+
+/// Why something could not be mounted, unmounted or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The mount table makes no sense.
+    #[error(transparent)]
+    Table(#[from] MountInfoError),
+    /// The kernel said no.
+    #[error("{action} {path}: {error}")]
+    Io {
+        /// What was being done.
+        action: String,
+        /// Where.
+        path: PathBuf,
+        /// What came of it.
+        error: io::Error,
+    },
+    /// Something else is mounted there.
+    #[error("{path} is taken: {found} is mounted there, unmount it first")]
+    Occupied {
+        /// Where.
+        path: PathBuf,
+        /// What is there instead.
+        found: String,
+    },
+    /// Not a mount and not empty: it may be somebody's data.
+    #[error("{path} is left alone: nothing is mounted there, but {found}")]
+    NotOurs {
+        /// Where.
+        path: PathBuf,
+        /// What was found.
+        found: &'static str,
+    },
+}
+
+impl MountError {
+    /// `path` is taken by `found`.
+    #[must_use]
+    pub fn occupied(path: &Path, found: &Mount) -> Self {
+        let mut what = format!("{} ({}", found.fs_type, found.source.to_string_lossy());
+        if found.root != Path::new("/") {
+            let _ = write!(what, ", {}", found.root.display());
+        }
+        Self::Occupied {
+            path: path.to_owned(),
+            found: what + ")",
+        }
+    }
+}
+
+/// The mount table of this moment.
+pub fn table() -> Result<MountTable, MountError> {
+    let text = fs::read(TABLE).map_err(failed("reading", Path::new(TABLE)))?;
+    Ok(MountTable::parse(&text)?)
+}
+
+/// `path` as the mount table shows it: without symbolic links in its parent. The
+/// last part is kept as it is, since looking at a dead mount may hang. `None` when
+/// there is no parent, hence nothing.
+pub fn settled(path: &Path) -> Result<Option<PathBuf>, MountError> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(Some(path.to_owned()));
+    };
+    match fs::canonicalize(parent) {
+        Ok(parent) => Ok(Some(parent.join(name))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("resolving", parent)(error)),
+    }
+}
+
+/// Whether a volume is to be found at `path`: a mount, or a device node.
+pub fn is_published(path: &Path) -> Result<bool, MountError> {
+    let Some(path) = settled(path)? else {
+        return Ok(false);
+    };
+    if table()?.at(&path).is_some() {
+        return Ok(true);
+    }
+    Ok(fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_block_device()))
+}
+
+/// Whether anything is mounted at or below `path`.
+pub fn is_used(path: &Path) -> Result<bool, MountError> {
+    Ok(match settled(path)? {
+        Some(path) => table()?.covers(&path),
+        None => false,
+    })
+}
+
+/// Makes `source` appear at `target`, a directory or file that exists.
+///
+/// Mounts below `source` do not appear. `options` beyond the flags of a mount are
+/// those of a file system and mean nothing here.
+pub fn bind(source: &Path, target: &Path, options: &[String], read_only: bool) -> Result<(), MountError> {
+    let target = settled(target)?.unwrap_or_else(|| target.to_owned());
+    let wanted = with_read_only(flags_of(options).0, read_only);
+    match table()?.at(&target) {
+        Some(found) if !same_file(source, &target)? => return Err(MountError::occupied(&target, found)),
+        Some(found) if wanted.is_empty() || flags_of(&found.options).0.contains(wanted) => return Ok(()),
+        // A crash between the two calls left it without its flags.
+        Some(_) => {}
+        None => call("binding to", &target, || {
+            mount(Some(source), &target, none(), MsFlags::MS_BIND, none())
+        })?,
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    restrict(&target, wanted).inspect_err(|_| {
+        // Better no mount than one that may be written to.
+        if let Err(error) = unmount(&target) {
+            tracing::warn!(target = %target.display(), %error, "a bind without its flags stays behind");
+        }
+    })
+}
+
+/// The flags of a bind need a call of their own; those it inherited must be
+/// repeated, or they would be lost.
+fn restrict(target: &Path, wanted: MsFlags) -> Result<(), MountError> {
+    let inherited = table()?
+        .at(target)
+        .map_or(MsFlags::empty(), |found| flags_of(&found.options).0);
+    let atime = MsFlags::MS_NOATIME | MsFlags::MS_RELATIME | MsFlags::MS_STRICTATIME;
+    let kept = if wanted.intersects(atime) {
+        inherited - atime
+    } else {
+        inherited
+    };
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | kept | wanted;
+    call("remounting", target, || {
+        mount(none(), target, none(), flags, none())
+    })
+}
+
+/// Mounts the file system on a block device.
+pub fn mount_device(
+    device: &Path,
+    target: &Path,
+    fs_type: &str,
+    options: &[String],
+) -> Result<(), MountError> {
+    let target = settled(target)?.unwrap_or_else(|| target.to_owned());
+    if let Some(found) = table()?.at(&target) {
+        let number = fs::metadata(device).map_err(failed("looking at", device))?.rdev();
+        let is_it = found.source == device.as_os_str() || found.device == split(number);
+        return if is_it {
+            Ok(())
+        } else {
+            Err(MountError::occupied(&target, found))
+        };
+    }
+    let (flags, data) = flags_of(options);
+    let action = format!("mounting {} as {fs_type} at", device.display());
+    call(&action, &target, || {
+        mount(Some(device), &target, Some(fs_type), flags, Some(data.as_str()))
+    })
+}
+
+/// Takes off whatever is mounted at `path`. Nothing there is success.
+pub fn unmount(path: &Path) -> Result<(), MountError> {
+    let Some(path) = settled(path)? else {
+        return Ok(());
+    };
+    for _ in 0..MAX_STACKED {
+        if table()?.at(&path).is_none() {
+            return Ok(());
+        }
+        call("unmounting", &path, || umount2(&path, MntFlags::UMOUNT_NOFOLLOW))?;
+    }
+    match table()?.at(&path) {
+        Some(found) => Err(MountError::occupied(&path, found)),
+        None => Ok(()),
+    }
+}
+
+/// Makes the directory a volume is mounted on. Its parent exists.
+pub fn make_dir(path: &Path) -> Result<(), MountError> {
+    accept_existing(fs::create_dir(path)).map_err(failed("creating the directory", path))
+}
+
+/// Makes the file a device is mounted on. Its parent exists.
+pub fn make_file(path: &Path) -> Result<(), MountError> {
+    accept_existing(fs::File::create_new(path).map(drop)).map_err(failed("creating the file", path))
+}
+
+/// Removes the mount point of a volume that is gone: an empty directory, an empty
+/// file or a device node. Anything else is somebody's data.
+pub fn remove_point(path: &Path) -> Result<(), MountError> {
+    let Some(path) = settled(path)? else {
+        return Ok(());
+    };
+    if let Some(found) = table()?.at(&path) {
+        return Err(MountError::occupied(&path, found));
+    }
+    let found = match fs::symlink_metadata(&path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("looking at", &path)(error)),
+    };
+    let kept = |found| {
+        Err(MountError::NotOurs {
+            path: path.clone(),
+            found,
+        })
+    };
+    if found.is_dir() {
+        match fs::remove_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                kept("the directory is not empty")
+            }
+            other => accept_missing(other).map_err(failed("removing", &path)),
+        }
+    } else if found.file_type().is_block_device() || (found.is_file() && found.len() == 0) {
+        accept_missing(fs::remove_file(&path)).map_err(failed("removing", &path))
+    } else {
+        kept("it is no empty file")
+    }
+}
+
+/// Mount options as kernel flags, and what is left for the file system.
+fn flags_of(options: &[String]) -> (MsFlags, String) {
+    let mut flags = MsFlags::empty();
+    let mut rest = Vec::new();
+    for option in options.iter().flat_map(|option| option.split(',')) {
+        match option {
+            "ro" => flags |= MsFlags::MS_RDONLY,
+            "nosuid" => flags |= MsFlags::MS_NOSUID,
+            "nodev" => flags |= MsFlags::MS_NODEV,
+            "noexec" => flags |= MsFlags::MS_NOEXEC,
+            "noatime" => flags |= MsFlags::MS_NOATIME,
+            "nodiratime" => flags |= MsFlags::MS_NODIRATIME,
+            "relatime" => flags |= MsFlags::MS_RELATIME,
+            "strictatime" => flags |= MsFlags::MS_STRICTATIME,
+            "sync" => flags |= MsFlags::MS_SYNCHRONOUS,
+            "dirsync" => flags |= MsFlags::MS_DIRSYNC,
+            "lazytime" => flags |= MsFlags::MS_LAZYTIME,
+            // The defaults, and what only mount(8) and systemd understand.
+            "" | "rw" | "defaults" | "suid" | "dev" | "exec" | "async" | "atime" | "auto" | "noauto"
+            | "user" | "nouser" | "_netdev" | "nofail" => {}
+            mine if mine.starts_with("x-") => {}
+            other => rest.push(other),
+        }
+    }
+    (flags, rest.join(","))
+}
+
+fn with_read_only(flags: MsFlags, read_only: bool) -> MsFlags {
+    if read_only {
+        flags | MsFlags::MS_RDONLY
+    } else {
+        flags
+    }
+}
+
+/// A bind shows the very file it was made from.
+fn same_file(a: &Path, b: &Path) -> Result<bool, MountError> {
+    let identity = |path: &Path| {
+        let found = fs::metadata(path).map_err(failed("looking at", path))?;
+        Ok::<_, MountError>((found.dev(), found.ino()))
+    };
+    Ok(identity(a)? == identity(b)?)
+}
+
+fn split(device: u64) -> (u32, u32) {
+    // Both parts have at most 32 bits in the kernel.
+    let part = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    (part(major(device)), part(minor(device)))
+}
+
+fn accept_existing(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Ok(()),
+        _ => Err(error),
+    })
+}
+
+fn accept_missing(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
+fn call(action: &str, path: &Path, kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), MountError> {
+    kernel().map_err(|errno| failed(action, path)(errno.into()))
+}
+
+fn failed(action: &str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+    let (action, path) = (action.to_owned(), path.to_owned());
+    move |error| MountError::Io { action, path, error }
+}
+
+fn none() -> Option<&'static str> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_flags_or_left_to_the_file_system() {
+        let options = [
+            "ro,noatime",
+            "discard",
+            "x-systemd.automount",
+            "defaults",
+            "data=ordered",
+        ]
+        .map(str::to_owned);
+        let (flags, rest) = flags_of(&options);
+        assert_eq!(flags, MsFlags::MS_RDONLY | MsFlags::MS_NOATIME);
+        assert_eq!(rest, "discard,data=ordered");
+    }
+
+    #[test]
+    fn only_empty_mount_points_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make_dir(&at("empty")).unwrap();
+        make_dir(&at("empty")).unwrap();
+        make_file(&at("file")).unwrap();
+        make_file(&at("file")).unwrap();
+        for gone in ["empty", "file", "missing", "missing/below"] {
+            remove_point(&at(gone)).unwrap();
+            assert!(!at(gone).exists(), "{gone}");
+        }
+
+        make_dir(&at("full")).unwrap();
+        fs::write(at("full/data"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("full"), at("link")).unwrap();
+        for kept in ["full", "full/data", "link"] {
+            let result = remove_point(&at(kept));
+            assert!(
+                matches!(result, Err(MountError::NotOurs { .. })),
+                "{kept}: {result:?}"
+            );
+        }
+        assert_eq!(fs::read_to_string(at("full/data")).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_live_mount_point_is_never_removed() {
+        let result = remove_point(Path::new("/proc"));
+        assert!(matches!(result, Err(MountError::Occupied { .. })), "{result:?}");
+        assert!(is_published(Path::new("/proc")).unwrap());
+        assert!(is_used(Path::new("/")).unwrap());
+        assert!(!is_used(Path::new("/nowhere/at/all")).unwrap());
+    }
+
+    #[test]
+    fn paths_are_compared_as_the_mount_table_shows_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        fs::create_dir(real.join("kubelet")).unwrap();
+        std::os::unix::fs::symlink(real.join("kubelet"), real.join("link")).unwrap();
+        assert_eq!(
+            settled(&real.join("link/mount")).unwrap(),
+            Some(real.join("kubelet/mount"))
+        );
+        assert_eq!(settled(&real.join("absent/mount")).unwrap(), None);
+    }
+}

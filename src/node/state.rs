@@ -1,0 +1,310 @@
+//! What the node remembers of each volume it serves, on disk: unpublish and
+//! unstage bring only an id and a path, perhaps after a reboot, with no API
+//! server and no object left to ask.
+//!
+//! One file per volume, `<state dir>/<hash of the volume id>`: written before the
+//! first side effect, removed after the last.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::access::Access;
+use crate::volume::DataPath;
+
+const VERSION: u8 = 1;
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What was done with a volume on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Record {
+    version: u8,
+    /// The id the caller knows the volume by.
+    pub volume_id: String,
+    /// Where the caller had it staged.
+    pub staging_path: PathBuf,
+    /// What is behind it.
+    pub data_path: DataPath,
+    /// Whether staging ended well. Until then it is repeated before any publish.
+    pub staged: bool,
+    /// Whether the real driver was asked to stage, so that it must be asked to unstage.
+    pub stage_delegated: bool,
+    /// The boot in which it was staged: nothing of it is left after another one.
+    pub boot_id: String,
+    /// Where it is published, or was about to be.
+    #[serde(default)]
+    pub targets: BTreeMap<PathBuf, Target>,
+}
+
+/// One place where a volume is published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Target {
+    /// How it was asked for.
+    pub access: Access,
+    /// Whether writing is forbidden there.
+    pub read_only: bool,
+    /// Whether publishing ended well.
+    pub published: bool,
+}
+
+impl Record {
+    /// A volume about to be staged.
+    #[must_use]
+    pub fn new(volume_id: String, staging_path: PathBuf, data_path: DataPath, boot_id: String) -> Self {
+        Self {
+            version: VERSION,
+            volume_id,
+            staging_path,
+            data_path,
+            staged: false,
+            stage_delegated: false,
+            boot_id,
+            targets: BTreeMap::new(),
+        }
+    }
+}
+
+/// Why a record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The file system said no.
+    #[error("{action} {path}: {error}")]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What came of it.
+        error: io::Error,
+    },
+    /// The file is there but makes no sense.
+    #[error(
+        "the record {path} of volume {volume_id} is corrupt ({error}): unmount what findmnt shows of the volume, \
+         then remove the file"
+    )]
+    Corrupt {
+        /// The volume.
+        volume_id: String,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// Written by a newer node plugin.
+    #[error(
+        "the record {path} of volume {volume_id} has version {version}, this node plugin knows {VERSION}: upgrade it"
+    )]
+    Version {
+        /// The volume.
+        volume_id: String,
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u8,
+    },
+    /// Two ids with one hash, or a file put there by hand.
+    #[error("the record {path} belongs to volume {found}, not to {volume_id}")]
+    Foreign {
+        /// The volume asked for.
+        volume_id: String,
+        /// The file.
+        path: PathBuf,
+        /// Whose record it is.
+        found: String,
+    },
+}
+
+/// The directory of records.
+#[derive(Clone, Debug)]
+pub struct State {
+    dir: PathBuf,
+}
+
+impl State {
+    /// Opens the directory, creating it when it is missing.
+    pub fn open(dir: PathBuf) -> Result<Self, StateError> {
+        fs::create_dir_all(&dir).map_err(failed("creating", &dir))?;
+        Ok(Self { dir })
+    }
+
+    /// The record of a volume, if there is one.
+    pub fn load(&self, volume_id: &str) -> Result<Option<Record>, StateError> {
+        let path = self.path_of(volume_id);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("reading", &path)(error)),
+        };
+        read(volume_id, path, &text).map(Some)
+    }
+
+    /// Writes a record so that it survives a crash of this process or the machine.
+    pub fn save(&self, record: &Record) -> Result<(), StateError> {
+        let path = self.path_of(&record.volume_id);
+        let draft = path.with_extension("new");
+        let text = serde_json::to_vec(record)
+            .map_err(io::Error::from)
+            .map_err(failed("writing", &path))?;
+        let write = || {
+            let mut file = fs::File::create(&draft)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&draft, &path)
+        };
+        write().map_err(failed("writing", &path))?;
+        self.sync_dir()
+    }
+
+    /// Forgets a volume.
+    pub fn remove(&self, volume_id: &str) -> Result<(), StateError> {
+        let path = self.path_of(volume_id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed("removing", &path)(error)),
+            Ok(()) => self.sync_dir(),
+        }
+    }
+
+    /// A directory has to be synced too, or a rename in it may not outlive a power cut.
+    fn sync_dir(&self) -> Result<(), StateError> {
+        fs::File::open(&self.dir)
+            .and_then(|dir| dir.sync_all())
+            .map_err(failed("syncing", &self.dir))
+    }
+
+    /// Ids may hold any character and be 128 bytes long; file names may not.
+    fn path_of(&self, volume_id: &str) -> PathBuf {
+        let digest = Sha256::digest(volume_id.as_bytes());
+        let name = digest
+            .iter()
+            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+        self.dir.join(name)
+    }
+}
+
+/// The id the kernel gave to the current boot.
+pub fn boot_id() -> Result<String, StateError> {
+    fs::read_to_string(BOOT_ID)
+        .map(|id| id.trim().to_owned())
+        .map_err(failed("reading", Path::new(BOOT_ID)))
+}
+
+fn read(volume_id: &str, path: PathBuf, text: &[u8]) -> Result<Record, StateError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u8,
+    }
+    let corrupt = |error| StateError::Corrupt {
+        volume_id: volume_id.to_owned(),
+        path: path.clone(),
+        error,
+    };
+    let Versioned { version } = serde_json::from_slice(text).map_err(corrupt)?;
+    if version != VERSION {
+        return Err(StateError::Version {
+            volume_id: volume_id.to_owned(),
+            path,
+            version,
+        });
+    }
+    let record: Record = serde_json::from_slice(text).map_err(corrupt)?;
+    if record.volume_id != volume_id {
+        return Err(StateError::Foreign {
+            volume_id: volume_id.to_owned(),
+            path,
+            found: record.volume_id,
+        });
+    }
+    Ok(record)
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    let path = path.to_owned();
+    move |error| StateError::Io { action, path, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        node::access::AccessMode,
+        volume::{RealSource, VolumeMode},
+    };
+
+    fn record(id: &str) -> Record {
+        let source = RealSource::HostPath {
+            path: "/data".into(),
+            path_type: String::new(),
+        };
+        let path = DataPath::new(source, VolumeMode::Filesystem, vec!["ReadWriteOnce".into()]);
+        let mut record = Record::new(id.into(), "/staging".into(), path, "boot".into());
+        let access = Access {
+            mode: AccessMode::SingleNodeWriter,
+            volume_mode: VolumeMode::Filesystem,
+            mount_flags: vec!["noatime".into()],
+        };
+        record.targets.insert(
+            "/target".into(),
+            Target {
+                access,
+                read_only: true,
+                published: false,
+            },
+        );
+        record
+    }
+
+    #[test]
+    fn a_record_survives_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || State::open(dir.path().join("state")).unwrap();
+        let odd = "v1:home/../../etc\n\"vol\"";
+        for id in [odd, "b"] {
+            open().save(&record(id)).unwrap();
+        }
+        assert_eq!(open().load(odd).unwrap(), Some(record(odd)));
+        open().remove(odd).unwrap();
+        open().remove(odd).unwrap();
+        assert_eq!(open().load(odd).unwrap(), None);
+        assert_eq!(open().load("b").unwrap(), Some(record("b")));
+    }
+
+    #[test]
+    fn a_record_cut_short_before_the_rename_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path().to_owned()).unwrap();
+        state.save(&record("a")).unwrap();
+        let draft = state.path_of("a").with_extension("new");
+        fs::write(&draft, b"{\"vers").unwrap();
+        assert_eq!(state.load("a").unwrap(), Some(record("a")));
+        state.save(&record("a")).unwrap();
+        assert!(!draft.exists());
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path().to_owned()).unwrap();
+        let path = state.path_of("a");
+
+        fs::write(&path, b"{\"version\":1").unwrap();
+        assert!(matches!(state.load("a"), Err(StateError::Corrupt { .. })));
+        fs::write(&path, b"").unwrap();
+        assert!(matches!(state.load("a"), Err(StateError::Corrupt { .. })));
+        fs::write(&path, b"{\"version\":7,\"new\":true}").unwrap();
+        assert!(matches!(
+            state.load("a"),
+            Err(StateError::Version { version: 7, .. })
+        ));
+        fs::write(&path, serde_json::to_vec(&record("b")).unwrap()).unwrap();
+        assert!(matches!(state.load("a"), Err(StateError::Foreign { .. })));
+    }
+}
