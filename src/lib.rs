@@ -8,5 +8,6 @@ pub mod cli;
 pub mod csi;
 pub mod node;
 pub mod observe;
+pub mod topology;
 pub mod volume;
 pub mod wire;

@@ -3,12 +3,13 @@
 
 use std::{fmt, str::FromStr};
 
-use sha2::{Digest, Sha256};
+use super::digest::digest;
 
 /// Longest value a Kubernetes label takes; cluster ids are label values.
 const LABEL_VALUE_MAX: usize = 63;
 const ID_VERSION: &str = "v1";
 const REQUEST_PREFIX: &str = "pvc-";
+const HASH_DIGITS: usize = 40;
 
 /// Identity of a cluster, unique among the clusters that share storage.
 ///
@@ -72,12 +73,13 @@ impl VolumeName {
         if claim_uid_in(request).is_some() {
             return Self(request.to_owned());
         }
-        let digest = Sha256::digest(request.as_bytes());
-        let hex = digest
-            .iter()
-            .take(20)
-            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-        Self(format!("vol-{hex}"))
+        Self(format!("vol-{}", digest(HASH_DIGITS, [request])))
+    }
+
+    /// Reads a name back from a label or an id; `None` if no request leads to it.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::is_canonical(text).then(|| Self(text.to_owned()))
     }
 
     /// The uid of the claim this volume was asked for, when the name carries one.
@@ -93,9 +95,9 @@ impl VolumeName {
     }
 
     fn is_canonical(text: &str) -> bool {
-        let hashed = text
-            .strip_prefix("vol-")
-            .is_some_and(|hex| hex.len() == 40 && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')));
+        let hashed = text.strip_prefix("vol-").is_some_and(|hex| {
+            hex.len() == HASH_DIGITS && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'))
+        });
         hashed || claim_uid_in(text).is_some()
     }
 }
@@ -143,13 +145,8 @@ impl FromStr for VolumeId {
             return Err(foreign());
         };
         let cluster = cluster.parse().map_err(|_| foreign())?;
-        if !VolumeName::is_canonical(name) {
-            return Err(foreign());
-        }
-        Ok(Self {
-            cluster,
-            name: VolumeName(name.to_owned()),
-        })
+        let name = VolumeName::parse(name).ok_or_else(foreign)?;
+        Ok(Self { cluster, name })
     }
 }
 

@@ -1,0 +1,11 @@
+//! Where data is reachable from: topology segments, our keys, the selectors of
+//! Kubernetes, and how a twin's affinity becomes the topology of a CSI volume.
+//! Pure: no Kubernetes client, no gRPC, no clock.
+
+mod accessible;
+mod segments;
+mod selector;
+
+pub use accessible::{AffinityError, MAX_TOPOLOGIES, accessible};
+pub use segments::{CLUSTER_KEY, NODE_KEY, Segments, node_value};
+pub use selector::{LabelSelector, Labels, Node, NodeSelector, Operator, Requirement, Term, UnknownOperator};

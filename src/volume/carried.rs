@@ -1,0 +1,290 @@
+//! Which labels and annotations of a claim its twin carries, and how they are
+//! kept in sync. Backup tools, cost reports and real drivers read them there.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Marks, mark};
+
+type Map = BTreeMap<String, String>;
+
+/// Domains whose keys mean the claim itself, never its twin.
+const OWN_MEANING: [&str; 3] = [
+    // Kubernetes acts on them; `volume.beta.kubernetes.io/storage-class` would even override the class.
+    "kubernetes.io",
+    "k8s.io",
+    // Ours and Liqo's: a copy could claim a twin for somebody else.
+    "liqo.io",
+];
+
+/// Domains by which deployment tools know what is theirs. A twin that carried
+/// them would be pruned, as an object missing from the tool's sources. (The
+/// keys of applysets and Helm's `managed-by` are in Kubernetes' own domain.)
+const OWNERSHIP: [&str; 6] = [
+    "argoproj.io",
+    "fluxcd.io",
+    "helm.sh",
+    "kapp.k14s.io",
+    "objectset.rio.cattle.io",
+    "fleet.cattle.io",
+];
+
+/// The metadata of a claim that its twin carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Labels.
+    pub labels: Map,
+    /// Annotations.
+    pub annotations: Map,
+}
+
+/// A merge patch of metadata: `None` removes a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetadataChanges {
+    /// Changes of labels.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Changes of annotations.
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+impl MetadataChanges {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.annotations.is_empty()
+    }
+}
+
+/// The keys a twin carries, as recorded on it.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Record {
+    labels: Vec<String>,
+    annotations: Vec<String>,
+}
+
+impl Carried {
+    /// What the twin of a claim with this metadata carries.
+    #[must_use]
+    pub fn of(labels: &Map, annotations: &Map) -> Self {
+        let carried = |map: &Map| {
+            map.iter()
+                .filter(|(key, _)| is_carried(key))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        };
+        Self {
+            labels: carried(labels),
+            annotations: carried(annotations),
+        }
+    }
+
+    /// Labels and annotations of a new twin: what is carried, then ours, which win.
+    #[must_use]
+    pub fn with(&self, marks: &Marks) -> (Map, Map) {
+        let mut labels = self.labels.clone();
+        labels.extend(marks.labels());
+        let mut annotations = self.annotations.clone();
+        annotations.extend(marks.annotations());
+        annotations.extend(self.record());
+        (labels, annotations)
+    }
+
+    /// What has to change on a twin for it to carry this, and nothing that was
+    /// carried before and is gone from the claim. Keys of others stay.
+    #[must_use]
+    pub fn changes(&self, labels: &Map, annotations: &Map) -> MetadataChanges {
+        let before: Record = annotations
+            .get(mark::CARRIED)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        let mut changes = MetadataChanges {
+            labels: differences(labels, &self.labels, &before.labels),
+            annotations: differences(annotations, &self.annotations, &before.annotations),
+        };
+        let record = self.record();
+        match (annotations.get(mark::CARRIED), record) {
+            (Some(_), None) => {
+                changes.annotations.insert(mark::CARRIED.to_owned(), None);
+            }
+            (old, Some((key, new))) if old != Some(&new) => {
+                changes.annotations.insert(key, Some(new));
+            }
+            _ => {}
+        }
+        changes
+    }
+
+    fn record(&self) -> Option<(String, String)> {
+        if self.labels.is_empty() && self.annotations.is_empty() {
+            return None;
+        }
+        let record = Record {
+            labels: self.labels.keys().cloned().collect(),
+            annotations: self.annotations.keys().cloned().collect(),
+        };
+        let text = serde_json::to_string(&record).ok()?;
+        Some((mark::CARRIED.to_owned(), text))
+    }
+}
+
+fn differences(now: &Map, wanted: &Map, before: &[String]) -> BTreeMap<String, Option<String>> {
+    let gone = before
+        .iter()
+        // The record is on an object others may write to: it never speaks for keys we do not carry.
+        .filter(|key| is_carried(key) && !wanted.contains_key(*key) && now.contains_key(*key))
+        .map(|key| (key.clone(), None));
+    let changed = wanted
+        .iter()
+        .filter(|(key, value)| now.get(*key) != Some(value))
+        .map(|(key, value)| (key.clone(), Some(value.clone())));
+    gone.chain(changed).collect()
+}
+
+fn is_carried(key: &str) -> bool {
+    let Some((domain, _)) = key.split_once('/') else {
+        return true;
+    };
+    !OWN_MEANING
+        .iter()
+        .chain(&OWNERSHIP)
+        .any(|left_behind| is_within(domain, left_behind))
+}
+
+/// Whether `domain` is `parent` or below it.
+fn is_within(domain: &str, parent: &str) -> bool {
+    domain
+        .strip_suffix(parent)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::btree_map, prelude::*};
+
+    use super::*;
+    use crate::volume::VolumeName;
+
+    fn map(pairs: &[(&str, &str)]) -> Map {
+        pairs
+            .iter()
+            .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn keys_with_a_meaning_of_their_own_stay_behind() {
+        for key in [
+            "volume.beta.kubernetes.io/storage-class",
+            "kubernetes.io/metadata.name",
+            "app.kubernetes.io/managed-by",
+            "applyset.kubernetes.io/part-of",
+            "config.k8s.io/owning-inventory",
+            "storage.liqo.io/handed-over",
+            "liqo.io/remote-storage-class",
+            "argocd.argoproj.io/tracking-id",
+            "argocd.argoproj.io/instance",
+            "kustomize.toolkit.fluxcd.io/name",
+            "helm.sh/chart",
+            "meta.helm.sh/release-name",
+            "kapp.k14s.io/app",
+            "objectset.rio.cattle.io/hash",
+        ] {
+            assert!(!is_carried(key), "{key}");
+        }
+        for key in [
+            "app",
+            "team.example.com/cost",
+            "notkubernetes.io/x",
+            "backup.velero.io/id",
+        ] {
+            assert!(is_carried(key), "{key}");
+        }
+    }
+
+    fn marks() -> Marks {
+        Marks {
+            home: "home".parse().unwrap(),
+            volume: VolumeName::from_request("x"),
+            claim: None,
+            request_name: "x".into(),
+            fingerprint: None,
+            handed_over: true,
+        }
+    }
+
+    #[test]
+    fn ours_are_written_last() {
+        // Not possible through `of`; whoever builds a `Carried` by hand must not win either.
+        let carried = Carried {
+            labels: map(&[(mark::VOLUME, "stolen"), ("app", "shop")]),
+            annotations: map(&[(mark::REQUEST_NAME, "stolen")]),
+        };
+        let (labels, annotations) = carried.with(&marks());
+        assert_eq!(labels[mark::VOLUME], marks().volume.as_str());
+        assert_eq!(labels["app"], "shop");
+        assert_eq!(annotations[mark::REQUEST_NAME], "x");
+    }
+
+    #[test]
+    fn changes_of_the_claim_reach_the_twin_and_nothing_else_is_touched() {
+        let before = Carried::of(&map(&[("app", "shop"), ("tier", "gold")]), &map(&[("note", "a")]));
+        let (mut labels, annotations) = before.with(&marks());
+        labels.insert("theirs".into(), "kept".into());
+
+        let after = Carried::of(&map(&[("app", "bank")]), &map(&[("note", "a")]));
+        let changes = after.changes(&labels, &annotations);
+        assert_eq!(
+            changes.labels,
+            [
+                ("app".to_owned(), Some("bank".to_owned())),
+                ("tier".to_owned(), None)
+            ]
+            .into()
+        );
+        let touched: Vec<_> = changes.annotations.keys().collect();
+        assert_eq!(touched, [mark::CARRIED]);
+    }
+
+    #[test]
+    fn a_forged_record_removes_nothing_of_ours() {
+        let (labels, mut annotations) = Carried::default().with(&marks());
+        let forged = format!(r#"{{"labels":["{}"],"annotations":[]}}"#, mark::VOLUME);
+        annotations.insert(mark::CARRIED.into(), forged);
+        let changes = Carried::default().changes(&labels, &annotations);
+        assert!(changes.labels.is_empty());
+        assert_eq!(changes.annotations, [(mark::CARRIED.to_owned(), None)].into());
+    }
+
+    fn apply(map: &mut Map, changes: BTreeMap<String, Option<String>>) {
+        for (key, value) in changes {
+            match value {
+                Some(value) => map.insert(key, value),
+                None => map.remove(&key),
+            };
+        }
+    }
+
+    fn metadata() -> impl Strategy<Value = Map> {
+        btree_map("[ab]|[ab]/[cd]|helm.sh/[ab]|storage.liqo.io/volume", "[xy]", 0..6)
+    }
+
+    proptest! {
+        /// A twin that was synchronised looks as if it had been made from the claim as it is now.
+        #[test]
+        fn synchronised_equals_new(
+            old_labels in metadata(), old_annotations in metadata(),
+            labels in metadata(), annotations in metadata(),
+        ) {
+            let (mut twin_labels, mut twin_annotations) =
+                Carried::of(&old_labels, &old_annotations).with(&marks());
+            let now = Carried::of(&labels, &annotations);
+            let changes = now.changes(&twin_labels, &twin_annotations);
+            apply(&mut twin_labels, changes.labels);
+            apply(&mut twin_annotations, changes.annotations);
+            prop_assert!(now.changes(&twin_labels, &twin_annotations).is_empty());
+            prop_assert_eq!((twin_labels, twin_annotations), now.with(&marks()));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The keys of the labels and annotations this driver writes or reads. What
+//! they mean together is said in `marks` and `carried`.
+
+use super::ClusterId;
+
+/// Annotation of a claim that chooses its real class.
+pub const REAL_CLASS: &str = "storage.liqo.io/real-storage-class";
+
+/// Label: the home cluster a twin serves.
+pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";
+/// Label: the volume a twin holds.
+pub const VOLUME: &str = "storage.liqo.io/volume";
+/// Label: who looks after a twin.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY`] on everything this driver makes.
+pub const MANAGED_BY_US: &str = super::DRIVER_NAME;
+
+/// Annotation: namespace of the claim.
+pub const CLAIM_NAMESPACE: &str = "storage.liqo.io/claim-namespace";
+/// Annotation: name of the claim.
+pub const CLAIM_NAME: &str = "storage.liqo.io/claim-name";
+/// Annotation: uid of the claim.
+pub const CLAIM_UID: &str = "storage.liqo.io/claim-uid";
+/// Annotation: name of the `CreateVolume` request.
+pub const REQUEST_NAME: &str = "storage.liqo.io/request-name";
+/// Annotation: fingerprint of the `CreateVolume` request.
+pub const FINGERPRINT: &str = "storage.liqo.io/fingerprint";
+/// Annotation: success was answered, the volume belongs to its user now.
+pub const HANDED_OVER: &str = "storage.liqo.io/handed-over";
+/// Annotation: which keys were carried from the claim, so that a key the user
+/// removes is removed from the twin too, and nobody else's key ever is.
+pub const CARRIED: &str = "storage.liqo.io/carried";
+
+/// Label selector of all twins that serve a home cluster.
+#[must_use]
+pub fn selector(home: &ClusterId) -> String {
+    format!("{MANAGED_BY}={MANAGED_BY_US},{HOME_CLUSTER}={home}")
+}

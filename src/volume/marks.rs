@@ -1,0 +1,273 @@
+//! How a twin says whose it is. Labels and annotations on the twin are the only
+//! record this driver keeps, so they decide what it may adopt, change or delete.
+
+use std::collections::BTreeMap;
+
+use super::{ClusterId, Fingerprint, VolumeName, mark};
+
+type Map = BTreeMap<String, String>;
+
+/// The claim a twin was made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimMark {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, which alone identifies it: names are used again.
+    pub uid: String,
+}
+
+/// Everything this driver writes about a twin onto it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// The cluster whose user owns the data.
+    pub home: ClusterId,
+    /// The volume.
+    pub volume: VolumeName,
+    /// The claim, when the request named one.
+    pub claim: Option<ClaimMark>,
+    /// Name of the request, before it was made fit for labels.
+    pub request_name: String,
+    /// What was asked for; `None` when a newer driver wrote it in a way this one cannot read.
+    pub fingerprint: Option<Fingerprint>,
+    /// Success was answered: the data may be in use, and only `DeleteVolume` ends it.
+    pub handed_over: bool,
+}
+
+/// Why an object has no readable marks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MarksError {
+    /// A label is missing.
+    #[error("it has no label {0}")]
+    Missing(&'static str),
+    /// A label has a value this driver never writes.
+    #[error("its label {0} has the value {1:?}, which this driver never writes")]
+    Malformed(&'static str, String),
+}
+
+impl Marks {
+    /// The labels to write.
+    #[must_use]
+    pub fn labels(&self) -> Map {
+        [
+            (mark::HOME_CLUSTER, self.home.as_str()),
+            (mark::VOLUME, self.volume.as_str()),
+            (mark::MANAGED_BY, mark::MANAGED_BY_US),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+    }
+
+    /// The annotations to write.
+    #[must_use]
+    pub fn annotations(&self) -> Map {
+        let mut annotations = Map::from([(mark::REQUEST_NAME.to_owned(), self.request_name.clone())]);
+        if let Some(claim) = &self.claim {
+            annotations.insert(mark::CLAIM_NAMESPACE.to_owned(), claim.namespace.clone());
+            annotations.insert(mark::CLAIM_NAME.to_owned(), claim.name.clone());
+            annotations.insert(mark::CLAIM_UID.to_owned(), claim.uid.clone());
+        }
+        if let Some(fingerprint) = &self.fingerprint {
+            annotations.insert(mark::FINGERPRINT.to_owned(), fingerprint.to_string());
+        }
+        if self.handed_over {
+            annotations.insert(mark::HANDED_OVER.to_owned(), "true".to_owned());
+        }
+        annotations
+    }
+
+    /// Reads the marks back. Only the labels have to be there: annotations that
+    /// were lost are not enough to disown a volume.
+    pub fn read(labels: &Map, annotations: &Map) -> Result<Self, MarksError> {
+        let label = |key| labels.get(key).ok_or(MarksError::Missing(key));
+        let malformed = |key, value: &String| MarksError::Malformed(key, value.clone());
+        if label(mark::MANAGED_BY)? != mark::MANAGED_BY_US {
+            return Err(malformed(mark::MANAGED_BY, label(mark::MANAGED_BY)?));
+        }
+        let home = label(mark::HOME_CLUSTER)?;
+        let volume = label(mark::VOLUME)?;
+        let annotation = |key| annotations.get(key).cloned();
+        Ok(Self {
+            home: home.parse().map_err(|_| malformed(mark::HOME_CLUSTER, home))?,
+            volume: VolumeName::parse(volume).ok_or_else(|| malformed(mark::VOLUME, volume))?,
+            claim: annotation(mark::CLAIM_UID).map(|uid| ClaimMark {
+                namespace: annotation(mark::CLAIM_NAMESPACE).unwrap_or_default(),
+                name: annotation(mark::CLAIM_NAME).unwrap_or_default(),
+                uid,
+            }),
+            request_name: annotation(mark::REQUEST_NAME).unwrap_or_default(),
+            fingerprint: annotation(mark::FINGERPRINT).and_then(|text| text.parse().ok()),
+            handed_over: annotations.contains_key(mark::HANDED_OVER),
+        })
+    }
+}
+
+/// Whom a twin must belong to, to be ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The home cluster.
+    pub home: ClusterId,
+    /// The volume.
+    pub volume: VolumeName,
+    /// Uid of the claim; `None` when the request has no claim or it cannot be known.
+    pub claim_uid: Option<String>,
+}
+
+/// Why an object in a twin's place is not ours, and thus is never adopted, changed or deleted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Foreign {
+    /// It was not made by this driver.
+    #[error("it was not made by this driver: {0}")]
+    Unmarked(MarksError),
+    /// It serves another home cluster.
+    #[error("it belongs to the home cluster {0}")]
+    OtherHome(ClusterId),
+    /// It holds another volume.
+    #[error("it holds the volume {0}")]
+    OtherVolume(VolumeName),
+    /// It was made for an earlier or another claim.
+    #[error("it was made for the claim with uid {0:?}")]
+    OtherClaim(String),
+}
+
+impl Owner {
+    /// The owner of a volume as far as its name tells.
+    #[must_use]
+    pub fn of_volume(home: ClusterId, volume: VolumeName) -> Self {
+        let claim_uid = volume.claim_uid().map(str::to_owned);
+        Self {
+            home,
+            volume,
+            claim_uid,
+        }
+    }
+
+    /// Reads the marks of an object in the twin's place, if it is this owner's twin.
+    pub fn recognise(&self, labels: &Map, annotations: &Map) -> Result<Marks, Foreign> {
+        let marks = Marks::read(labels, annotations).map_err(Foreign::Unmarked)?;
+        if marks.home != self.home {
+            return Err(Foreign::OtherHome(marks.home));
+        }
+        if marks.volume != self.volume {
+            return Err(Foreign::OtherVolume(marks.volume));
+        }
+        if let Some(expected) = &self.claim_uid {
+            let found = marks.claim.as_ref().map_or("", |claim| claim.uid.as_str());
+            if found != expected {
+                return Err(Foreign::OtherClaim(found.to_owned()));
+            }
+        }
+        Ok(marks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    fn marks() -> Marks {
+        Marks {
+            home: "home".parse().unwrap(),
+            volume: VolumeName::from_request(&format!("pvc-{UID}")),
+            claim: Some(ClaimMark {
+                namespace: "shop".into(),
+                name: "data".into(),
+                uid: UID.into(),
+            }),
+            request_name: format!("pvc-{UID}"),
+            fingerprint: Some("v1:a:b:c:d".parse().unwrap()),
+            handed_over: false,
+        }
+    }
+
+    fn owner() -> Owner {
+        Owner::of_volume(marks().home, marks().volume)
+    }
+
+    fn recognise(marks: &Marks) -> Result<Marks, Foreign> {
+        owner().recognise(&marks.labels(), &marks.annotations())
+    }
+
+    #[test]
+    fn marks_survive_the_twin() {
+        for handed_over in [false, true] {
+            let marks = Marks {
+                handed_over,
+                ..marks()
+            };
+            assert_eq!(recognise(&marks), Ok(marks));
+        }
+    }
+
+    #[test]
+    fn ours_means_cluster_and_volume_and_claim() {
+        let other_home = Marks {
+            home: "away".parse().unwrap(),
+            ..marks()
+        };
+        assert!(matches!(recognise(&other_home), Err(Foreign::OtherHome(_))));
+
+        let other_volume = Marks {
+            volume: VolumeName::from_request("x"),
+            ..marks()
+        };
+        assert!(matches!(recognise(&other_volume), Err(Foreign::OtherVolume(_))));
+
+        let mut other_claim = marks();
+        other_claim.claim.as_mut().unwrap().uid = "another".into();
+        assert_eq!(
+            recognise(&other_claim),
+            Err(Foreign::OtherClaim("another".into()))
+        );
+        let no_claim = Marks {
+            claim: None,
+            ..marks()
+        };
+        assert_eq!(recognise(&no_claim), Err(Foreign::OtherClaim(String::new())));
+    }
+
+    #[test]
+    fn an_object_without_our_labels_is_foreign() {
+        let marks = marks();
+        for key in marks.labels().keys() {
+            let mut labels = marks.labels();
+            labels.remove(key);
+            let verdict = owner().recognise(&labels, &marks.annotations());
+            assert!(
+                matches!(verdict, Err(Foreign::Unmarked(MarksError::Missing(_)))),
+                "{key}"
+            );
+            labels.insert(key.clone(), "odd one".into());
+            let verdict = owner().recognise(&labels, &marks.annotations());
+            assert!(
+                matches!(verdict, Err(Foreign::Unmarked(MarksError::Malformed(..)))),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_claim_that_cannot_be_known_is_not_compared() {
+        let volume = VolumeName::from_request("sanity");
+        let marks = Marks {
+            volume: volume.clone(),
+            claim: None,
+            ..marks()
+        };
+        let owner = Owner::of_volume(marks.home.clone(), volume);
+        assert_eq!(owner.claim_uid, None);
+        assert_eq!(owner.recognise(&marks.labels(), &marks.annotations()), Ok(marks));
+    }
+
+    #[test]
+    fn an_unreadable_fingerprint_disowns_nothing() {
+        let marks = marks();
+        let mut annotations = marks.annotations();
+        annotations.insert(mark::FINGERPRINT.into(), "v9:new".into());
+        let read = owner().recognise(&marks.labels(), &annotations).unwrap();
+        assert_eq!(read.fingerprint, None);
+    }
+}
