@@ -7,10 +7,14 @@ import (
 	"strings"
 )
 
+// network is the network namespace alone: from there, the files that hold the
+// other namespaces are in sight.
+func (n Namespace) network() Namespace { return Namespace{Name: n.Name} }
+
 // Links runs `ip` commands, one per line, inside a namespace: in one process,
 // so a network is up in milliseconds.
 func (n Namespace) Links(ctx context.Context, lines ...string) error {
-	cmd := n.Command(ctx, "ip", "-batch", "-")
+	cmd := n.network().Command(ctx, "ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
 	if err := runQuietly(cmd); err != nil {
 		return fmt.Errorf("set up the network of %s: %w", n.Name, err)
@@ -20,7 +24,7 @@ func (n Namespace) Links(ctx context.Context, lines ...string) error {
 
 // HasLink reports whether an interface exists in the namespace.
 func (n Namespace) HasLink(ctx context.Context, name string) bool {
-	return n.Run(ctx, "ip", "link", "show", "dev", name) == nil
+	return n.network().Run(ctx, "ip", "link", "show", "dev", name) == nil
 }
 
 // Forwarding makes the namespace route packets that are not its own, silently:

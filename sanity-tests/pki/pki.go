@@ -47,7 +47,6 @@ type Request struct {
 
 // Authority issues certificates.
 type Authority struct {
-	dir  Dir
 	cert *x509.Certificate
 	key  crypto.Signer
 }
@@ -70,7 +69,7 @@ func (d Dir) Authority(name string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Authority{dir: d, cert: cert, key: key}, nil
+	return &Authority{cert: cert, key: key}, nil
 }
 
 func (d Dir) makeAuthority(name string) error {
@@ -91,18 +90,21 @@ func (d Dir) makeAuthority(name string) error {
 	return d.write(name, der, key)
 }
 
-// Issue makes a certificate unless it is there already.
-func (a *Authority) Issue(request Request) error {
-	if _, err := os.Stat(a.dir.Cert(request.Name)); err == nil {
+// Issue makes a certificate in a folder, unless it is there already.
+func (a *Authority) Issue(dir Dir, request Request) error {
+	if _, err := os.Stat(dir.Cert(request.Name)); err == nil {
 		return nil
 	}
-	if err := a.issue(request); err != nil {
+	if err := os.MkdirAll(string(dir), 0o700); err != nil {
+		return fmt.Errorf("create the certificate folder: %w", err)
+	}
+	if err := a.issue(dir, request); err != nil {
 		return fmt.Errorf("issue the certificate %s: %w", request.Name, err)
 	}
 	return nil
 }
 
-func (a *Authority) issue(request Request) error {
+func (a *Authority) issue(dir Dir, request Request) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -127,7 +129,7 @@ func (a *Authority) issue(request Request) error {
 	if err != nil {
 		return err
 	}
-	return a.dir.write(request.Name, der, key)
+	return dir.write(request.Name, der, key)
 }
 
 // ServiceAccountKey makes the key pair that signs service account tokens:

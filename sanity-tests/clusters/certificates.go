@@ -1,0 +1,143 @@
+package clusters
+
+import (
+	"fmt"
+	"os"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"storage.liqo.io/sanity-tests/nodes"
+	"storage.liqo.io/sanity-tests/pki"
+)
+
+// Names of the authorities and keys in a cluster's certificate folder.
+const (
+	clusterCA      = "ca"
+	frontProxyCA   = "front-proxy-ca"
+	serviceAccount = "sa"
+	adminUser      = "lab-admin"
+	// kubeletClient is who the API server is to the kubelets.
+	kubeletClient = "kube-apiserver-kubelet-client"
+)
+
+// issueCertificates makes everything the control plane and its users need.
+func (c *Cluster) issueCertificates() error {
+	dir := c.pki()
+	authority, err := dir.Authority(clusterCA)
+	if err != nil {
+		return err
+	}
+	requests := []pki.Request{
+		{Name: "etcd", CommonName: "etcd", Hosts: []string{c.controlPlaneIP(), "127.0.0.1"}},
+		{Name: "etcd-client", CommonName: "kube-apiserver-etcd-client"},
+		{Name: "kube-apiserver", CommonName: "kube-apiserver", Hosts: c.apiServerNames()},
+		{Name: kubeletClient, CommonName: kubeletClient},
+		{Name: adminUser, CommonName: adminUser, Organizations: []string{"system:masters"}},
+		{Name: controllerManager, CommonName: "system:kube-controller-manager", Hosts: []string{"127.0.0.1"}},
+		{Name: scheduler, CommonName: "system:kube-scheduler", Hosts: []string{"127.0.0.1"}},
+	}
+	for _, request := range requests {
+		if err := authority.Issue(dir, request); err != nil {
+			return err
+		}
+	}
+	frontProxy, err := dir.Authority(frontProxyCA)
+	if err != nil {
+		return err
+	}
+	if err := frontProxy.Issue(dir, pki.Request{Name: "front-proxy-client", CommonName: "front-proxy-client"}); err != nil {
+		return err
+	}
+	if err := dir.ServiceAccountKey(serviceAccount); err != nil {
+		return fmt.Errorf("make the service account key of %s: %w", c.Name(), err)
+	}
+	return c.writeKubeconfigs()
+}
+
+// apiServerNames are all the ways to the API server: from its own nodes and
+// pods, from the host through a forwarder, from the first cluster through the
+// fault proxy.
+func (c *Cluster) apiServerNames() []string {
+	return []string{
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+		"localhost", "127.0.0.1", c.controlPlaneIP(), c.apiServiceIP(), c.lab.clusters[0].proxyIP(),
+	}
+}
+
+// issueNodeCertificates puts each kubelet's client and serving certificates,
+// and its kubeconfig, into the node.
+func (c *Cluster) issueNodeCertificates() error {
+	authority, err := c.pki().Authority(clusterCA)
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(c.pki().Cert(clusterCA))
+	if err != nil {
+		return err
+	}
+	for _, node := range c.nodes {
+		dir := pki.Dir(node.HostPath(nodes.CertificateDir))
+		for _, request := range []pki.Request{
+			{Name: "client", CommonName: "system:node:" + node.Name, Organizations: []string{"system:nodes"}},
+			{Name: "serving", CommonName: "system:node:" + node.Name, Hosts: []string{node.Name, node.IP}},
+		} {
+			if err := authority.Issue(dir, request); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile(dir.Cert(clusterCA), ca, 0o644); err != nil {
+			return fmt.Errorf("give node %s its authority: %w", node.Name, err)
+		}
+		if err := c.writeKubeconfig(node.HostPath(nodes.Kubeconfig), c.internalURL(), "system:node:"+node.Name,
+			dir.Cert("client"), dir.Key("client")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) internalURL() string { return "https://" + c.controlPlaneIP() }
+
+func (c *Cluster) writeKubeconfigs() error {
+	dir := c.pki()
+	host := fmt.Sprintf("https://127.0.0.1:%d", c.port)
+	proxy := fmt.Sprintf("https://%s:%d", c.lab.clusters[0].proxyIP(), c.faultProxyPort())
+	for _, config := range []struct{ file, server, user string }{
+		{c.Kubeconfig(), host, adminUser},
+		{c.ProxyKubeconfig(), proxy, adminUser},
+		{c.dir(controllerManager + ".kubeconfig"), c.internalURL(), controllerManager},
+		{c.dir(scheduler + ".kubeconfig"), c.internalURL(), scheduler},
+	} {
+		if err := c.writeKubeconfig(config.file, config.server, config.user, dir.Cert(config.user), dir.Key(config.user)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeKubeconfig writes a kubeconfig that carries its certificates, so that it
+// works wherever it is copied to.
+func (c *Cluster) writeKubeconfig(file, server, user, certFile, keyFile string) error {
+	config := clientcmdapi.NewConfig()
+	var failure error
+	read := func(path string) []byte {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			failure = err
+		}
+		return content
+	}
+	config.Clusters[c.Name()] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: read(c.pki().Cert(clusterCA))}
+	config.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificateData: read(certFile), ClientKeyData: read(keyFile)}
+	config.Contexts[c.Name()] = &clientcmdapi.Context{Cluster: c.Name(), AuthInfo: user}
+	config.CurrentContext = c.Name()
+	if failure == nil {
+		failure = clientcmd.WriteToFile(*config, file)
+	}
+	if failure != nil {
+		return fmt.Errorf("write the kubeconfig %s: %w", file, failure)
+	}
+	return nil
+}

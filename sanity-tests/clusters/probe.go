@@ -1,0 +1,84 @@
+package clusters
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// answers asks a component of the control plane whether it is well.
+func (c *Cluster) answers(ctx context.Context, component string) error {
+	switch component {
+	case etcd:
+		return c.get(ctx, c.controlPlaneNet(), "http://127.0.0.1:2381/readyz")
+	case apiServer:
+		return c.get(ctx, c.controlPlaneNet(), c.internalURL()+"/readyz")
+	case controllerManager:
+		return c.get(ctx, c.controlPlaneNet(), "https://127.0.0.1:10257/healthz")
+	case scheduler:
+		return c.get(ctx, c.controlPlaneNet(), "https://127.0.0.1:10259/healthz")
+	}
+	return fmt.Errorf("no component %q in the control plane", component)
+}
+
+// get succeeds when a URL inside a network namespace answers 200 to the
+// administrator.
+func (c *Cluster) get(ctx context.Context, namespace machine.Namespace, url string) error {
+	security, err := c.adminTLS()
+	if err != nil {
+		return err
+	}
+	client := http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{
+			TLSClientConfig:   security,
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+				err = namespace.InNetwork(func() error {
+					conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+					return err
+				})
+				return conn, err
+			},
+		},
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 2000))
+		return fmt.Errorf("%s: %s: %s", url, response.Status, body)
+	}
+	return nil
+}
+
+func (c *Cluster) adminTLS() (*tls.Config, error) {
+	authority, err := os.ReadFile(c.pki().Cert(clusterCA))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authority) {
+		return nil, errors.New("the cluster's authority is not a certificate")
+	}
+	admin, err := tls.LoadX509KeyPair(c.pki().Cert(adminUser), c.pki().Key(adminUser))
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{admin}, MinVersion: tls.VersionTLS12}, nil
+}

@@ -1,0 +1,349 @@
+package clusters
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/components"
+	"storage.liqo.io/sanity-tests/faults"
+	"storage.liqo.io/sanity-tests/images"
+	"storage.liqo.io/sanity-tests/machine"
+	"storage.liqo.io/sanity-tests/nodes"
+)
+
+// startTimeout bounds the wait for each component; a healthy one takes a few
+// seconds, a busy machine with two CPUs many.
+const startTimeout = 3 * time.Minute
+
+// Up starts a lab, or whatever part of it does not run, and returns when all
+// nodes are ready.
+func Up(ctx context.Context, options Options) (*Lab, error) {
+	if err := options.complete(); err != nil {
+		return nil, err
+	}
+	unlock, err := machine.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	progress := newProgress(options.Progress)
+
+	lab, err := wanted(options)
+	if err != nil {
+		return nil, err
+	}
+	if lab.bin, err = components.Build(ctx, progress); err != nil {
+		return nil, err
+	}
+	progress.step("programs at hand")
+
+	if err := lab.prepare(ctx); err != nil {
+		return nil, err
+	}
+	progress.step("namespaces, networks, certificates")
+	if err := lab.startAll(ctx, progress); err != nil {
+		return nil, err
+	}
+	progress.step("all nodes ready")
+	return lab, nil
+}
+
+// wanted is the lab that is asked for: the one that runs, if it is of that
+// shape.
+func wanted(options Options) (*Lab, error) {
+	present, err := Load()
+	if err == nil {
+		if shape := present.specs(); !reflect.DeepEqual(shape, options.Clusters) {
+			return nil, fmt.Errorf("a lab of another shape runs here (%v, wanted %v): run `make lab-down` first", shape, options.Clusters)
+		}
+		return present, nil
+	}
+	if !errors.Is(err, ErrNoLab) {
+		return nil, err
+	}
+	known := record{Clusters: options.Clusters}
+	for _, spec := range options.Clusters {
+		port, err := hostPort(spec.Port)
+		if err != nil {
+			return nil, fmt.Errorf("cluster %s: %w", spec.Name, err)
+		}
+		known.Ports = append(known.Ports, port)
+	}
+	return newLab(known), nil
+}
+
+func (l *Lab) specs() []ClusterSpec {
+	specs := make([]ClusterSpec, len(l.clusters))
+	for i, cluster := range l.clusters {
+		specs[i] = cluster.spec
+	}
+	return specs
+}
+
+// hostPort checks that a port of the host's loopback is free, or finds one.
+func hostPort(port int) (int, error) {
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return 0, fmt.Errorf("port %d of 127.0.0.1 is taken: %w", port, err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
+}
+
+// prepare makes everything that is not a process.
+func (l *Lab) prepare(ctx context.Context) error {
+	if err := machine.Prepare(); err != nil {
+		return err
+	}
+	if err := l.save(); err != nil {
+		return err
+	}
+	for _, cluster := range l.clusters {
+		if err := cluster.writeAuditPolicy(); err != nil {
+			return err
+		}
+		if err := cluster.issueCertificates(); err != nil {
+			return err
+		}
+		if err := cluster.ensureNodes(); err != nil {
+			return err
+		}
+		if err := cluster.ensureNetwork(ctx); err != nil {
+			return err
+		}
+	}
+	for _, cluster := range l.clusters[1:] {
+		if err := cluster.ensureLink(ctx, l.clusters[0]); err != nil {
+			return err
+		}
+	}
+	return l.writeKubectls()
+}
+
+// writeKubectls makes a kubectl for each cluster, for people.
+func (l *Lab) writeKubectls() error {
+	for _, cluster := range l.clusters {
+		script := fmt.Sprintf("#!/bin/sh\nKUBECONFIG=%s exec %s \"$@\"\n", cluster.Kubeconfig(), l.bin.Path("kubectl"))
+		if err := os.MkdirAll(machine.Path("bin"), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(cluster.Kubectl(), []byte(script), 0o755); err != nil {
+			return fmt.Errorf("write the kubectl of %s: %w", cluster.Name(), err)
+		}
+	}
+	return nil
+}
+
+// Kubectl is a kubectl for this cluster.
+func (c *Cluster) Kubectl() string { return machine.Path("bin", "kubectl-"+c.Name()) }
+
+func (l *Lab) startAll(ctx context.Context, progress *progress) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return l.startRelays(ctx) })
+	for _, cluster := range l.clusters {
+		group.Go(func() error { return cluster.start(ctx, progress) })
+	}
+	return group.Wait()
+}
+
+// start brings up one cluster: control plane and container runtimes side by
+// side, then the kubelets, then what they run.
+func (c *Cluster) start(ctx context.Context, progress *progress) error {
+	group, inGroup := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.startControlPlane(inGroup, progress) })
+	for _, node := range c.nodes {
+		group.Go(func() error { return c.startContainerd(inGroup, node) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+
+	group, inGroup = errgroup.WithContext(ctx)
+	group.Go(func() error { return c.startKubelets(inGroup, progress) })
+	group.Go(func() error { return c.importStock(inGroup, progress) })
+	return group.Wait()
+}
+
+func (c *Cluster) startControlPlane(ctx context.Context, progress *progress) error {
+	for _, component := range []string{etcd, apiServer} {
+		if err := c.ensureComponent(ctx, component); err != nil {
+			return err
+		}
+	}
+	progress.step(c.Name() + ": API server answers")
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.ensureComponent(ctx, controllerManager) })
+	group.Go(func() error { return c.ensureComponent(ctx, scheduler) })
+	group.Go(func() error {
+		ctx, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		return machine.Until(ctx, "the first object in "+c.Name(), func() error { return c.allowKubeletAccess(ctx) })
+	})
+	return group.Wait()
+}
+
+// startContainerd starts a node's containerd and gives it the image of pod
+// sandboxes, without which its kubelet's first pods would fail.
+func (c *Cluster) startContainerd(ctx context.Context, node *nodes.Node) error {
+	if err := c.ensureComponent(ctx, "containerd@"+node.Name); err != nil {
+		return err
+	}
+	if nodes.HasImages(ctx, string(c.lab.bin), []*nodes.Node{node}, images.PauseName) {
+		return nil
+	}
+	return nodes.Import(ctx, string(c.lab.bin), []*nodes.Node{node}, images.Pause())
+}
+
+func (c *Cluster) startKubelets(ctx context.Context, progress *progress) error {
+	group, inGroup := errgroup.WithContext(ctx)
+	for _, node := range c.nodes {
+		group.Go(func() error { return c.ensureComponent(inGroup, "kubelet@"+node.Name) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := machine.Until(ctx, "the nodes of "+c.Name(), func() error { return c.nodesReady(ctx) }); err != nil {
+		return fmt.Errorf("%w\nlast lines of a kubelet:\n%s", err, machine.LastLines(c.nodes[0].Kubelet(), 15))
+	}
+	progress.step(c.Name() + ": nodes ready")
+	return nil
+}
+
+// nodesReady succeeds when pods can run: the nodes are ready, without taints,
+// and the account that pods run as exists.
+func (c *Cluster) nodesReady(ctx context.Context) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	for _, node := range c.nodes {
+		object, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		ready := false
+		for _, condition := range object.Status.Conditions {
+			if condition.Type == corev1.NodeReady {
+				ready = condition.Status == corev1.ConditionTrue
+				err = fmt.Errorf("node %s: %s", node.Name, condition.Message)
+			}
+		}
+		if !ready {
+			return errors.Join(fmt.Errorf("node %s is not ready", node.Name), err)
+		}
+		if len(object.Spec.Taints) > 0 {
+			return fmt.Errorf("node %s still has the taint %s", node.Name, object.Spec.Taints[0].Key)
+		}
+	}
+	_, err = client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+	return err
+}
+
+// importStock puts the images that everything needs into the nodes.
+func (c *Cluster) importStock(ctx context.Context, progress *progress) error {
+	stock, err := c.lab.stockImages(ctx)
+	if err != nil {
+		return err
+	}
+	var missing []*images.Image
+	for _, image := range stock {
+		if !nodes.HasImages(ctx, string(c.lab.bin), c.nodes, image.Name) {
+			missing = append(missing, image)
+		}
+	}
+	if err := c.Import(ctx, missing...); err != nil {
+		return err
+	}
+	progress.step(fmt.Sprintf("%s: %d images imported", c.Name(), len(missing)))
+	return nil
+}
+
+// Import puts images into all nodes of the cluster, replacing those of the same
+// name.
+func (c *Cluster) Import(ctx context.Context, imported ...*images.Image) error {
+	return nodes.Import(ctx, string(c.lab.bin), c.nodes, imported...)
+}
+
+// startRelays starts what forwards from the host to the API servers, and what
+// makes faults between the clusters.
+func (l *Lab) startRelays(ctx context.Context) error {
+	root, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	program := machine.Path("bin", "relay")
+	var forward, proxy faults.Relays
+	proxy.Control = faultsSocket()
+	for _, cluster := range l.clusters {
+		server := net.JoinHostPort(cluster.controlPlaneIP(), "443")
+		forward.Relays = append(forward.Relays, faults.Relay{
+			Name:     cluster.Name(),
+			ListenOn: fmt.Sprintf("127.0.0.1:%d", cluster.port),
+			DialIn:   cluster.controlPlaneNet(), DialTo: server,
+		})
+		if cluster.index > 0 {
+			first := l.clusters[0]
+			proxy.Relays = append(proxy.Relays, faults.Relay{
+				Name:     cluster.Name(),
+				ListenIn: first.switchNet(), ListenOn: fmt.Sprintf("%s:%d", first.proxyIP(), cluster.faultProxyPort()),
+				DialIn: first.switchNet(), DialTo: server,
+			})
+		}
+	}
+	for name, relays := range map[string]faults.Relays{"lab/api-forwarder": forward, "lab/faults-proxy": proxy} {
+		if process, err := machine.Find(name); err == nil && process.Alive() {
+			continue
+		}
+		if _, err := os.Stat(program); err != nil {
+			if err := components.GoBuild(ctx, root, "./cmd/relay", program); err != nil {
+				return err
+			}
+		}
+		content, err := json.Marshal(relays)
+		if err != nil {
+			return err
+		}
+		file := machine.Path(filepath.Base(name) + ".json")
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			return fmt.Errorf("configure %s: %w", name, err)
+		}
+		if _, err := machine.Start(machine.Spec{Name: name, Command: []string{program, file}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// progress tells what has been reached and how long it took.
+type progress struct {
+	mu    sync.Mutex
+	out   io.Writer
+	start time.Time
+}
+
+func newProgress(out io.Writer) *progress { return &progress{out: out, start: time.Now()} }
+
+func (p *progress) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Write(text)
+}
+
+func (p *progress) step(what string) {
+	fmt.Fprintf(p, "%6.1fs  %s\n", time.Since(p.start).Seconds(), what)
+}

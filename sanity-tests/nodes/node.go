@@ -1,0 +1,69 @@
+// Package nodes makes and runs the nodes of a cluster: each one a network and a
+// mount namespace with its own containerd, CNI network and kubelet. Inside, a
+// node looks like any other: /var/lib/kubelet, /run/containerd, /var/log/pods.
+//
+// Credentials and the API server come from package clusters.
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// Node is one node of a running or starting lab.
+type Node struct {
+	// Name is also the name of the Node object.
+	Name    string
+	Cluster string
+	// IP is the node's own address, PodCIDR where its pods get theirs.
+	IP      string
+	PodCIDR string
+}
+
+// Paths inside every node.
+const (
+	KubeletDir = "/var/lib/kubelet"
+	// SharedDir is one folder for all nodes of a cluster.
+	SharedDir = "/mnt/shared"
+
+	binDir           = "/opt/lab/bin"
+	containerdConfig = "/var/lib/containerd/config.toml"
+	containerdSocket = "/run/containerd/containerd.sock"
+	cniConfigDir     = "/var/lib/cni/net.d"
+	kubeletConfig    = KubeletDir + "/config.yaml"
+	// Kubeconfig and CertificateDir are what package clusters fills in before
+	// the kubelet starts.
+	Kubeconfig     = KubeletDir + "/kubeconfig"
+	CertificateDir = KubeletDir + "/pki"
+)
+
+// Namespace is where the node's processes run.
+func (n *Node) Namespace() machine.Namespace {
+	return machine.Namespace{Name: n.Name, Dirs: machine.Path("n", n.Name)}
+}
+
+// HostPath is where a path of the node is on the host. Mounts that are made
+// below the node's own folders are visible there, too.
+func (n *Node) HostPath(path string) string { return n.Namespace().HostPath(path) }
+
+// KubeletRoot is where the node's /var/lib/kubelet is on the host.
+func (n *Node) KubeletRoot() string { return n.HostPath(KubeletDir) }
+
+// Command prepares a command that runs on the node.
+func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return n.Namespace().Command(ctx, name, args...)
+}
+
+// process is the name of one of the node's processes.
+func (n *Node) process(program string) string {
+	return fmt.Sprintf("%s/%s@%s", n.Cluster, program, n.Name)
+}
+
+// Containerd and Kubelet are the names of the node's processes.
+func (n *Node) Containerd() string { return n.process("containerd") }
+
+// Kubelet is the name of the kubelet's process.
+func (n *Node) Kubelet() string { return n.process("kubelet") }

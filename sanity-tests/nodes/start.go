@@ -1,0 +1,77 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// Ensure makes the node's namespaces and configuration. bin holds the programs,
+// shared the folder that all nodes of the cluster see as SharedDir.
+func (n *Node) Ensure(bin, shared string) error {
+	if err := os.MkdirAll(shared, 0o755); err != nil {
+		return fmt.Errorf("create the shared folder of %s: %w", n.Cluster, err)
+	}
+	if err := n.Namespace().Ensure(map[string]string{bin: binDir, shared: SharedDir}); err != nil {
+		return err
+	}
+	cgroup, err := machine.EnsureCgroup(n.Name)
+	if err != nil {
+		return fmt.Errorf("prepare node %s: %w", n.Name, err)
+	}
+	for path, content := range map[string]string{
+		containerdConfig:                  containerdToml,
+		cniConfigDir + "/10-lab.conflist": cniConflist(n.PodCIDR),
+		kubeletConfig:                     kubeletYaml(cgroup),
+	} {
+		file := n.HostPath(path)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return fmt.Errorf("configure node %s: %w", n.Name, err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			return fmt.Errorf("configure node %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// ContainerdSpec says how the node's containerd is started.
+func (n *Node) ContainerdSpec() machine.Spec {
+	return machine.Spec{
+		Name:      n.Containerd(),
+		Namespace: n.Namespace(),
+		Command:   []string{binDir + "/containerd", "--config", containerdConfig},
+		Env:       []string{"PATH=" + binDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
+	}
+}
+
+// KubeletSpec says how the node's kubelet is started.
+func (n *Node) KubeletSpec() machine.Spec {
+	return machine.Spec{
+		Name:      n.Kubelet(),
+		Namespace: n.Namespace(),
+		Command: []string{
+			binDir + "/kubelet",
+			"--config=" + kubeletConfig,
+			"--kubeconfig=" + Kubeconfig,
+			"--hostname-override=" + n.Name,
+			"--node-ip=" + n.IP,
+			"--root-dir=" + KubeletDir,
+			"--node-labels=topology.kubernetes.io/region=lab,topology.kubernetes.io/zone=" + n.Cluster,
+		},
+		Env: []string{"PATH=" + binDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
+	}
+}
+
+// ContainerdAnswers succeeds when containerd takes connections.
+func (n *Node) ContainerdAnswers(ctx context.Context) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.HostPath(containerdSocket))
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
