@@ -37,6 +37,10 @@ fmt: ## Format Rust and Go
 	cargo fmt
 	gofmt -w sanity-tests
 
+.PHONY: chart-manifests
+chart-manifests: ## Render deploy/manifests from the Helm chart
+	cd sanity-tests && go run ./cmd/chart-manifests
+
 ##### Test
 
 .PHONY: test

@@ -1,0 +1,270 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+func TestLint(t *testing.T) {
+	if err := helm(t).Lint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestManifestsAreRenderedFromTheChart(t *testing.T) {
+	h := helm(t)
+	rendered, err := h.Manifests(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := os.ReadFile(h.ManifestsFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(rendered, kept) {
+		t.Errorf("%s is not what the chart renders: run make chart-manifests", filepath.Base(h.ManifestsFile()))
+	}
+}
+
+// everything switches on all that the chart can render.
+var everything = Values{
+	"clusterID":                 "home",
+	"imagePullSecrets":          []Values{{"name": "registry"}},
+	"allowedRealStorageClasses": []string{"fast", "slow"},
+	"csiDriver":                 Values{"tokenRequests": []Values{{"audience": "sts.example.com", "expirationSeconds": 3600}}},
+	"controller": Values{
+		"resizer":      Values{"enabled": true},
+		"snapshotter":  Values{"enabled": true},
+		"provisioner":  Values{"featureGates": Values{"Topology": true}, "extraArgs": []string{"--v=5"}},
+		"extraArgs":    []string{"--lease-namespace=other"},
+		"nodeSelector": Values{"disk": "fast"}, "podAnnotations": Values{"a": "b"},
+	},
+	"node":          Values{"secretNamespaces": []string{"ceph", "nfs"}, "nodeSelector": Values{"disk": "fast"}, "podAnnotations": Values{"a": "b"}},
+	"networkPolicy": Values{"metricsFrom": []Values{{"namespaceSelector": Values{"matchLabels": Values{"team": "metrics"}}}}},
+	"storageClasses": []Values{
+		{
+			"name": "liqo", "default": true, "realStorageClass": "fast", "reclaimPolicy": "Retain",
+			"volumeBindingMode": "Immediate", "allowVolumeExpansion": true, "mountOptions": []string{"noatime"},
+			"annotations": Values{"team": "storage"},
+			"allowedTopologies": []Values{{"matchLabelExpressions": []Values{
+				{"key": "topology.storage.liqo.io/cluster", "values": []string{"home"}},
+			}}},
+		},
+		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": ""},
+	},
+}
+
+func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
+	for name, values := range map[string]Values{"defaults": nil, "everything": everything} {
+		t.Run(name, func(t *testing.T) {
+			for _, object := range render(t, values) {
+				accessor := object.(interface {
+					GetName() string
+					GetLabels() map[string]string
+				})
+				if accessor.GetName() == "" || accessor.GetLabels()["app.kubernetes.io/instance"] != Release {
+					t.Errorf("%T %q does not carry the release's labels", object, accessor.GetName())
+				}
+			}
+		})
+	}
+}
+
+func TestNamespaceOfTwinsIsNeverOwned(t *testing.T) {
+	for _, object := range render(t, everything) {
+		if namespace, is := object.(*corev1.Namespace); is {
+			t.Errorf("the chart owns the namespace %s: an uninstall would take the data along", namespace.Name)
+		}
+	}
+}
+
+func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
+	deployment := only[*appsv1.Deployment](t, render(t, everything))
+	if *deployment.Spec.Replicas < 2 {
+		t.Errorf("%d replica", *deployment.Spec.Replicas)
+	}
+	pod := deployment.Spec.Template.Spec
+	if user := pod.SecurityContext; user.RunAsNonRoot == nil || !*user.RunAsNonRoot {
+		t.Error("the controller's pod may run as root")
+	}
+	for _, container := range pod.Containers {
+		may := container.SecurityContext
+		if may == nil || *may.AllowPrivilegeEscalation || !*may.ReadOnlyRootFilesystem || may.Capabilities.Drop[0] != "ALL" {
+			t.Errorf("container %s keeps privileges it does not need", container.Name)
+		}
+	}
+	if names := containerNames(pod); names != "driver csi-provisioner csi-attacher csi-resizer csi-snapshotter" {
+		t.Errorf("containers: %s", names)
+	}
+	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher" {
+		t.Errorf("containers by default: %s", names)
+	}
+}
+
+func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
+	objects := render(t, nil)
+	for name, pod := range map[string]corev1.PodSpec{
+		"controller": only[*appsv1.Deployment](t, objects).Spec.Template.Spec,
+		"node":       only[*appsv1.DaemonSet](t, objects).Spec.Template.Spec,
+	} {
+		terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 3 {
+			t.Errorf("%s: virtual nodes are not excluded: %v", name, terms)
+		}
+	}
+}
+
+func TestNodePluginSeesKubeletsPathsUnderTheirOwnNames(t *testing.T) {
+	const root = "/var/lib/k0s/kubelet"
+	daemonSet := only[*appsv1.DaemonSet](t, render(t, Values{"kubeletRoot": root}))
+	containers := daemonSet.Spec.Template.Spec.Containers
+	if len(containers) != 1 {
+		t.Fatalf("%d containers instead of one", len(containers))
+	}
+	for _, mount := range containers[0].VolumeMounts {
+		if mount.Name == "kubelet" && mount.MountPath == root && *mount.MountPropagation == corev1.MountPropagationBidirectional {
+			return
+		}
+	}
+	t.Errorf("kubelet's root is not mounted at its own path: %v", containers[0].VolumeMounts)
+}
+
+func TestClassParameters(t *testing.T) {
+	classes := map[string]*storagev1.StorageClass{}
+	for _, object := range render(t, everything) {
+		if class, is := object.(*storagev1.StorageClass); is {
+			classes[class.Name] = class
+		}
+	}
+	if got := classes["liqo"].Annotations["storageclass.kubernetes.io/is-default-class"]; got != "true" {
+		t.Errorf("liqo is not the default class: %q", got)
+	}
+	slow := classes["liqo-slow"]
+	if len(slow.Parameters) != 1 || slow.Parameters["realStorageClass"] != "slow" {
+		t.Errorf("parameters of liqo-slow: %v", slow.Parameters)
+	}
+	if *slow.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+		t.Errorf("binding mode of liqo-slow: %s", *slow.VolumeBindingMode)
+	}
+}
+
+func TestWhatCannotWorkIsRefused(t *testing.T) {
+	class := func(more Values) Values {
+		class := Values{"name": "liqo"}
+		for key, value := range more {
+			class[key] = value
+		}
+		return Values{"storageClasses": []Values{class}}
+	}
+	for name, refused := range map[string]struct {
+		values Values
+		says   string
+	}{
+		"unknown value":           {Values{"storageClass": "liqo"}, "storageClass"},
+		"wrong type":              {Values{"controller": Values{"replicas": "two"}}, "replicas"},
+		"unknown fsGroupPolicy":   {Values{"csiDriver": Values{"fsGroupPolicy": "Always"}}, "fsGroupPolicy"},
+		"default of itself":       {class(Values{"default": true}), "would be its own real class"},
+		"real class of ours":      {class(Values{"realStorageClass": "liqo"}), "is a class of this driver itself"},
+		"expansion by nobody":     {class(Values{"allowVolumeExpansion": true}), "controller.resizer.enabled"},
+		"two of one name":         {Values{"storageClasses": []Values{{"name": "a"}, {"name": "a"}}}, "twice"},
+		"pods beside the twins":   {Values{"storageNamespace": Namespace}, "namespace without pods"},
+		"kubelet root with slash": {Values{"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := helm(t).Render(t.Context(), Release, Namespace, refused.values)
+			if err == nil || !strings.Contains(err.Error(), refused.says) {
+				t.Errorf("want an error that says %q, got %v", refused.says, err)
+			}
+		})
+	}
+}
+
+// Each rule says in a comment what it is for.
+func TestEveryRuleOfRBACIsExplained(t *testing.T) {
+	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml"} {
+		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		explained := false
+		for number, line := range strings.Split(string(text), "\n") {
+			switch line = strings.TrimSpace(line); {
+			case strings.HasPrefix(line, "#"):
+				explained = true
+			case strings.HasPrefix(line, "- apiGroups:"):
+				if !explained {
+					t.Errorf("%s:%d: nothing says why", file, number+1)
+				}
+				explained = false
+			case line == "rules:":
+				explained = false
+			}
+		}
+	}
+}
+
+func helm(t *testing.T) *Helm {
+	t.Helper()
+	h, err := New(context.WithoutCancel(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// render decodes what the chart makes of the values, strictly: a field that its
+// kind does not have is an error.
+func render(t *testing.T, values Values) []runtime.Object {
+	t.Helper()
+	rendered, err := helm(t).Render(t.Context(), Release, Namespace, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
+	var objects []runtime.Object
+	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+		if !strings.Contains(document, "\nkind: ") {
+			continue
+		}
+		object, _, err := decoder.Decode([]byte(document), nil, nil)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		objects = append(objects, object)
+	}
+	return objects
+}
+
+func only[T runtime.Object](t *testing.T, objects []runtime.Object) T {
+	t.Helper()
+	var found []T
+	for _, object := range objects {
+		if one, is := object.(T); is {
+			found = append(found, one)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d objects of type %T", len(found), *new(T))
+	}
+	return found[0]
+}
+
+func containerNames(pod corev1.PodSpec) string {
+	names := make([]string, 0, len(pod.Containers))
+	for _, container := range pod.Containers {
+		names = append(names, container.Name)
+	}
+	return strings.Join(names, " ")
+}

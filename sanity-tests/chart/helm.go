@@ -1,0 +1,131 @@
+// Package chart knows the Helm chart in deploy/: it runs real Helm, built from
+// its module, to render, install and remove it. Which images and values a
+// cluster of the lab gets is the business of package driver.
+package chart
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"storage.liqo.io/sanity-tests/components"
+)
+
+// Values are settings as in a values file of Helm.
+type Values map[string]any
+
+// Helm is the program and, when it is to talk to a cluster, its kubeconfig.
+type Helm struct {
+	program    string
+	chart      string
+	Kubeconfig string
+}
+
+// New finds Helm in the cache or builds it.
+func New(ctx context.Context) (*Helm, error) {
+	root, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	program, err := build(ctx, filepath.Join(root, "components", "helm"))
+	if err != nil {
+		return nil, err
+	}
+	return &Helm{program: program, chart: filepath.Join(root, "..", "deploy", "chart", "liqo-csi")}, nil
+}
+
+// build keeps the program under a name made of what it is built from.
+func build(ctx context.Context, module string) (string, error) {
+	pins, err := os.ReadFile(filepath.Join(module, "go.sum"))
+	if err != nil {
+		return "", fmt.Errorf("read what Helm is built from: %w", err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the user's cache: %w", err)
+	}
+	key := sha256.Sum256(append(pins, runtime.Version()...))
+	program := filepath.Join(cache, "liqo-csi-lab", fmt.Sprintf("helm-%x", key[:8]))
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		return "", fmt.Errorf("create the cache: %w", err)
+	}
+	// Built aside, so that a program of that name is always whole.
+	aside := fmt.Sprintf("%s.%d", program, os.Getpid())
+	if err := components.GoBuild(ctx, module, "helm.sh/helm/v4/cmd/helm", aside); err != nil {
+		return "", err
+	}
+	if err := os.Rename(aside, program); err != nil {
+		return "", fmt.Errorf("put Helm into the cache: %w", err)
+	}
+	return program, nil
+}
+
+// Render is `helm template`: the manifests, without asking any cluster.
+func (h *Helm) Render(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace)
+}
+
+// Lint is `helm lint --strict`.
+func (h *Helm) Lint(ctx context.Context) error {
+	_, err := h.run(ctx, nil, "lint", h.chart, "--strict")
+	return err
+}
+
+// Install is `helm upgrade --install`: it installs the release or changes it to
+// the values, and waits until it is ready.
+func (h *Helm) Install(ctx context.Context, release, namespace string, values Values) error {
+	_, err := h.run(ctx, values, "upgrade", release, h.chart, "--install", "--namespace", namespace,
+		"--create-namespace", "--wait", "--timeout", "5m")
+	return err
+}
+
+// Uninstall is `helm uninstall`; a release that is not there is none too.
+func (h *Helm) Uninstall(ctx context.Context, release, namespace string) error {
+	_, err := h.run(ctx, nil, "uninstall", release, "--namespace", namespace,
+		"--ignore-not-found", "--wait", "--cascade", "foreground", "--timeout", "5m")
+	return err
+}
+
+func (h *Helm) run(ctx context.Context, values Values, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, h.program, args...)
+	cmd.Env = os.Environ()
+	if h.Kubeconfig != "" {
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+h.Kubeconfig)
+	}
+	if values != nil {
+		settings, err := json.Marshal(values) // JSON is YAML
+		if err != nil {
+			return nil, fmt.Errorf("write the values: %w", err)
+		}
+		cmd.Args = append(cmd.Args, "--values", "-")
+		cmd.Stdin = bytes.NewReader(settings)
+	}
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(err, ctx.Err())
+		}
+		return nil, fmt.Errorf("helm %s: %w: %s%s", args[0], err, strings.TrimSpace(said.String()), lintFindings(args, out))
+	}
+	return out.Bytes(), nil
+}
+
+// lintFindings: lint alone reports on its standard output.
+func lintFindings(args []string, out bytes.Buffer) string {
+	if args[0] != "lint" {
+		return ""
+	}
+	return "\n" + out.String()
+}
