@@ -39,6 +39,8 @@ var suites = []suite{
 	check("rust lints", "cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"),
 	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute},
 	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./images", "./faults"),
+	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
+	goTest("chart", "sanity-tests", nothing, 15*time.Minute, "./chart"),
 }
 
 func check(name string, command ...string) suite {
