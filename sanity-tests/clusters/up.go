@@ -150,30 +150,44 @@ func (l *Lab) writeKubectls() error {
 // Kubectl is a kubectl for this cluster.
 func (c *Cluster) Kubectl() string { return machine.Path("bin", "kubectl-"+c.Name()) }
 
+// startAll brings up everything side by side: control planes, and container
+// runtimes with their images; kubelets follow when both of theirs are there.
 func (l *Lab) startAll(ctx context.Context, progress *progress) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return l.startRelays(ctx) })
+
+	runtimes := make(chan struct{})
+	group.Go(func() error {
+		if err := l.startRuntimes(ctx); err != nil {
+			return err
+		}
+		progress.step("container runtimes answer")
+		close(runtimes)
+		return l.importStock(ctx, progress)
+	})
 	for _, cluster := range l.clusters {
-		group.Go(func() error { return cluster.start(ctx, progress) })
+		group.Go(func() error {
+			if err := cluster.startControlPlane(ctx, progress); err != nil {
+				return err
+			}
+			select {
+			case <-runtimes:
+				return cluster.startKubelets(ctx, progress)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
 	}
 	return group.Wait()
 }
 
-// start brings up one cluster: control plane and container runtimes side by
-// side, then the kubelets, then what they run.
-func (c *Cluster) start(ctx context.Context, progress *progress) error {
-	group, inGroup := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.startControlPlane(inGroup, progress) })
-	for _, node := range c.nodes {
-		group.Go(func() error { return c.startContainerd(inGroup, node) })
+func (l *Lab) startRuntimes(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, cluster := range l.clusters {
+		for _, node := range cluster.nodes {
+			group.Go(func() error { return cluster.startContainerd(ctx, node) })
+		}
 	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-
-	group, inGroup = errgroup.WithContext(ctx)
-	group.Go(func() error { return c.startKubelets(inGroup, progress) })
-	group.Go(func() error { return c.importStock(inGroup, progress) })
 	return group.Wait()
 }
 
@@ -254,22 +268,32 @@ func (c *Cluster) nodesReady(ctx context.Context) error {
 	return err
 }
 
-// importStock puts the images that everything needs into the nodes.
-func (c *Cluster) importStock(ctx context.Context, progress *progress) error {
-	stock, err := c.lab.stockImages(ctx)
+// importStock puts the images that everything needs into the nodes that do not
+// have them.
+func (l *Lab) importStock(ctx context.Context, progress *progress) error {
+	stock, err := l.stockImages(ctx)
 	if err != nil {
 		return err
 	}
-	var missing []*images.Image
-	for _, image := range stock {
-		if !nodes.HasImages(ctx, string(c.lab.bin), c.nodes, image.Name) {
-			missing = append(missing, image)
+	names := make([]string, len(stock))
+	for i, image := range stock {
+		names[i] = image.Name
+	}
+	var missing []*nodes.Node
+	for _, cluster := range l.clusters {
+		for _, node := range cluster.nodes {
+			if !nodes.HasImages(ctx, string(l.bin), []*nodes.Node{node}, names...) {
+				missing = append(missing, node)
+			}
 		}
 	}
-	if err := c.Import(ctx, missing...); err != nil {
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := nodes.Import(ctx, string(l.bin), missing, stock...); err != nil {
 		return err
 	}
-	progress.step(fmt.Sprintf("%s: %d images imported", c.Name(), len(missing)))
+	progress.step(fmt.Sprintf("%d images imported into %d nodes", len(stock), len(missing)))
 	return nil
 }
 

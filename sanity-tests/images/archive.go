@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -18,62 +19,81 @@ import (
 // epoch is the time of every file, so that archives are reproducible.
 var epoch = time.Unix(0, 0)
 
-// WriteArchive writes the image as a docker-archive: the one format that needs
-// no more than a layer, a configuration and a manifest.
-func (i *Image) WriteArchive(out io.Writer) error {
-	if err := i.Err(); err != nil {
+// WriteArchive writes images as one docker-archive: the format that needs no
+// more than a layer and a configuration for each, and a manifest.
+func WriteArchive(out io.Writer, images ...*Image) error {
+	archive := tar.NewWriter(out)
+	var manifest []manifestEntry
+	for _, image := range images {
+		entry, err := image.writeTo(archive)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", image.Name, err)
+		}
+		manifest = append(manifest, entry)
+	}
+	content, err := json.Marshal(manifest)
+	if err != nil {
 		return err
+	}
+	if err := writePart(archive, "manifest.json", int64(len(content)), bytes.NewReader(content)); err != nil {
+		return err
+	}
+	return archive.Close()
+}
+
+type manifestEntry struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// writeTo writes the image's layer, which has to be made first because its
+// digest names it, and its configuration.
+func (i *Image) writeTo(archive *tar.Writer) (manifestEntry, error) {
+	if err := i.Err(); err != nil {
+		return manifestEntry{}, err
 	}
 	layer, err := os.CreateTemp("", "layer-*.tar")
 	if err != nil {
-		return fmt.Errorf("image %s: %w", i.Name, err)
+		return manifestEntry{}, err
 	}
 	defer layer.Close()
 	defer os.Remove(layer.Name())
-	digest := sha256.New()
-	if err := i.writeLayer(io.MultiWriter(layer, digest)); err != nil {
-		return fmt.Errorf("image %s: %w", i.Name, err)
+	hash := sha256.New()
+	if err := i.writeLayer(io.MultiWriter(layer, hash)); err != nil {
+		return manifestEntry{}, err
 	}
 	size, err := layer.Seek(0, io.SeekCurrent)
-	if err == nil {
-		_, err = layer.Seek(0, io.SeekStart)
-	}
 	if err != nil {
-		return fmt.Errorf("image %s: %w", i.Name, err)
+		return manifestEntry{}, err
+	}
+	if _, err := layer.Seek(0, io.SeekStart); err != nil {
+		return manifestEntry{}, err
 	}
 
-	config, err := i.config(fmt.Sprintf("sha256:%x", digest.Sum(nil)))
+	digest := fmt.Sprintf("%x", hash.Sum(nil))
+	config, err := i.config("sha256:" + digest)
 	if err != nil {
-		return err
+		return manifestEntry{}, err
 	}
-	configName := fmt.Sprintf("%x.json", sha256.Sum256(config))
-	layerName := fmt.Sprintf("%x/layer.tar", digest.Sum(nil))
-	manifest, err := json.Marshal([]map[string]any{{
-		"Config": configName, "RepoTags": []string{i.Name}, "Layers": []string{layerName},
-	}})
-	if err != nil {
-		return err
+	entry := manifestEntry{
+		Config:   fmt.Sprintf("%x.json", sha256.Sum256(config)),
+		RepoTags: []string{i.Name},
+		Layers:   []string{digest + "/layer.tar"},
 	}
+	if err := writePart(archive, entry.Config, int64(len(config)), bytes.NewReader(config)); err != nil {
+		return manifestEntry{}, err
+	}
+	return entry, writePart(archive, entry.Layers[0], size, layer)
+}
 
-	archive := tar.NewWriter(out)
-	for _, part := range []struct {
-		name   string
-		size   int64
-		source io.Reader
-	}{
-		{"manifest.json", int64(len(manifest)), strings.NewReader(string(manifest))},
-		{configName, int64(len(config)), strings.NewReader(string(config))},
-		{layerName, size, layer},
-	} {
-		header := &tar.Header{Name: part.name, Mode: 0o644, Size: part.size, ModTime: epoch}
-		if err := archive.WriteHeader(header); err != nil {
-			return fmt.Errorf("image %s: %w", i.Name, err)
-		}
-		if _, err := io.Copy(archive, part.source); err != nil {
-			return fmt.Errorf("image %s: %w", i.Name, err)
-		}
+func writePart(archive *tar.Writer, name string, size int64, content io.Reader) error {
+	header := &tar.Header{Name: name, Mode: 0o644, Size: size, ModTime: epoch}
+	if err := archive.WriteHeader(header); err != nil {
+		return err
 	}
-	return archive.Close()
+	_, err := io.Copy(archive, content)
+	return err
 }
 
 // config is the image's configuration as the OCI image format has it.

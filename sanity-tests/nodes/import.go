@@ -13,23 +13,17 @@ import (
 
 // Import puts images into the containerd of every given node, which then runs
 // pods from them without pulling anything. An image of that name that is there
-// already is replaced.
+// already is replaced. Layers are unpacked when a pod first needs them.
 func Import(ctx context.Context, bin string, targets []*Node, imported ...*images.Image) error {
-	for _, image := range imported {
-		archive, err := writeArchive(image)
-		if err != nil {
-			return err
-		}
-		err = each(targets, func(node *Node) error {
-			_, err := node.ctr(ctx, bin, "images", "import", archive)
-			return err
-		})
-		_ = os.Remove(archive)
-		if err != nil {
-			return fmt.Errorf("import image %s: %w", image.Name, err)
-		}
+	archive, err := writeArchive(imported)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer os.Remove(archive)
+	return each(targets, func(node *Node) error {
+		_, err := node.ctr(ctx, bin, "images", "import", "--no-unpack", archive)
+		return err
+	})
 }
 
 // Images lists the names of the images a node has.
@@ -54,13 +48,13 @@ func HasImages(ctx context.Context, bin string, targets []*Node, names ...string
 	return true
 }
 
-func writeArchive(image *images.Image) (path string, err error) {
-	file, err := os.CreateTemp(machine.StateDir, "image-*.tar")
+func writeArchive(imported []*images.Image) (path string, err error) {
+	file, err := os.CreateTemp(machine.StateDir, "images-*.tar")
 	if err != nil {
-		return "", fmt.Errorf("write the archive of %s: %w", image.Name, err)
+		return "", fmt.Errorf("write an image archive: %w", err)
 	}
 	defer file.Close()
-	if err := image.WriteArchive(file); err != nil {
+	if err := images.WriteArchive(file, imported...); err != nil {
 		_ = os.Remove(file.Name())
 		return "", err
 	}
