@@ -58,3 +58,9 @@ lab-down: ## Take the lab down and leave the machine as it was
 
 lab-status: ## What of the lab is running
 	$(LAB) status
+
+##### Bench
+
+.PHONY: bench
+bench: ## Race class liqo against the real classes in the running lab; BENCH='-n 1,100' narrows it
+	cd sanity-tests && go run ./cmd/bench $(BENCH)

@@ -1,0 +1,68 @@
+package bench
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestPercentilesAreOfTheNearestRank(t *testing.T) {
+	var sorted []time.Duration
+	for i := 1; i <= 100; i++ {
+		sorted = append(sorted, time.Duration(i))
+	}
+	for p, want := range map[int]time.Duration{1: 1, 50: 50, 99: 99, 100: 100} {
+		if got := percentile(sorted, p); got != want {
+			t.Errorf("p%d: got %d, want %d", p, got, want)
+		}
+	}
+	if got := percentile([]time.Duration{7}, 50); got != 7 {
+		t.Errorf("of one value: got %d, want 7", got)
+	}
+}
+
+func TestAuditWritesAreCountedByAgentFromTheMark(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	event := func(stage, verb, agent, resource string) string {
+		return `{"stage":"` + stage + `","verb":"` + verb + `","userAgent":"` + agent + `","objectRef":{"resource":"` + resource + `"}}` + "\n"
+	}
+	write := func(text string) {
+		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(event("ResponseComplete", "create", "liqo-csi/1", "persistentvolumeclaims"))
+	log := AuditLog{Path: path}
+	if err := log.Mark(); err != nil {
+		t.Fatal(err)
+	}
+	write(event("ResponseComplete", "create", "liqo-csi/1", "persistentvolumeclaims") +
+		event("RequestReceived", "create", "liqo-csi/1", "persistentvolumeclaims") +
+		event("ResponseComplete", "get", "liqo-csi/1", "persistentvolumeclaims") +
+		event("ResponseComplete", "update", "liqo-csi/1", "leases") +
+		event("ResponseComplete", "patch", "csi-provisioner/v6 (linux)", "persistentvolumes"))
+	got, err := log.Writes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got["liqo-csi"] != 1 || got["csi-provisioner"] != 1 {
+		t.Errorf("got %v, want one write of each of two agents", got)
+	}
+}
+
+func TestThisProcessIsFound(t *testing.T) {
+	name := filepath.Base(os.Args[0])
+	found, err := Processes(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, rss := sum(found, name); rss == 0 {
+		t.Errorf("no memory of %s among %v", name, found)
+	}
+}

@@ -1,0 +1,80 @@
+package bench
+
+import (
+	"fmt"
+	"time"
+)
+
+// Cost is what a race took of the driver beside time.
+type Cost struct {
+	CPU           time.Duration
+	Writes        int
+	OtherWrites   int
+	ControllerRSS int64
+}
+
+// Measure runs something and reads what it cost the driver's controller.
+func Measure(audit *AuditLog, something func() error) (Cost, error) {
+	before, err := Processes(Controller)
+	if err != nil {
+		return Cost{}, err
+	}
+	if len(before) == 0 {
+		return Cost{}, fmt.Errorf("no process %q on this machine: is the driver installed in the lab?", Controller)
+	}
+	if err := audit.Mark(); err != nil {
+		return Cost{}, err
+	}
+	if err := something(); err != nil {
+		return Cost{}, err
+	}
+	after, err := Processes(Controller)
+	if err != nil {
+		return Cost{}, err
+	}
+	writes, err := audit.Writes()
+	if err != nil {
+		return Cost{}, err
+	}
+	var cost Cost
+	begin, _ := sum(before, Controller)
+	end, rss := sum(after, Controller)
+	cost.CPU, cost.ControllerRSS = end-begin, rss
+	for agent, n := range writes {
+		if agent == "liqo-csi" {
+			cost.Writes = n
+		} else {
+			cost.OtherWrites += n
+		}
+	}
+	return cost, nil
+}
+
+// Charge notes a cost as shares per volume.
+func (r *Row) Charge(c Cost) {
+	n := float64(r.Claims)
+	r.CPUPerVolume = c.CPU / time.Duration(r.Claims)
+	r.WritesPerVolume = float64(c.Writes) / n
+	r.OtherWritesPerVolume = float64(c.OtherWrites) / n
+	r.ControllerRSS = c.ControllerRSS
+}
+
+// IdleMemory reads what the driver and its sidecars hold before any race.
+func IdleMemory() (Memory, error) {
+	all, err := Processes(append([]string{Controller, NodePlugin}, Sidecars...)...)
+	if err != nil {
+		return Memory{}, err
+	}
+	var m Memory
+	for _, p := range all {
+		switch p.Name {
+		case Controller:
+			m.ControllerIdle = max(m.ControllerIdle, p.RSS)
+		case NodePlugin:
+			m.NodePlugin = max(m.NodePlugin, p.RSS)
+		default:
+			m.Sidecars += p.RSS
+		}
+	}
+	return m, nil
+}

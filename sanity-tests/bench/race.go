@@ -1,0 +1,223 @@
+// Package bench measures what class `liqo` costs beside the real class alone: the
+// same claims on both, in one run, on the same cluster. Figures are meant to be
+// read as ratios; absolute times belong to the machine.
+//
+// race.go sends claims and times them, usage.go reads what processes and API
+// calls they cost, report.go prints it.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+)
+
+// SelectedNode is how a scheduler tells a provisioner where the consumer lands.
+const SelectedNode = "volume.kubernetes.io/selected-node"
+
+// senders is how many claims are posted at a time.
+const senders = 16
+
+// Race is one set of claims of one class, bound and deleted again.
+type Race struct {
+	Client    kubernetes.Interface
+	Namespace string
+	Class     string
+	Node      string
+	Count     int
+}
+
+// Times are what the claims of a race took, each from its POST to Bound.
+type Times struct {
+	P50, P99 time.Duration
+	// Whole is from the first POST to the last Bound.
+	Whole time.Duration
+	// PerSecond is the throughput over that time.
+	PerSecond float64
+}
+
+// Run posts the claims, each with its node already selected as a scheduler would
+// leave it, waits until all are bound, deletes them and waits until their
+// volumes are gone too, so that races do not overlap.
+func (r Race) Run(ctx context.Context) (Times, error) {
+	claims := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace)
+	start, err := claims.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return Times{}, err
+	}
+	watcher, err := claims.Watch(ctx, metav1.ListOptions{ResourceVersion: start.ResourceVersion})
+	if err != nil {
+		return Times{}, err
+	}
+	defer watcher.Stop()
+
+	sent := &stopwatch{at: map[string]time.Time{}}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		if err := r.send(ctx, sent); err != nil {
+			cancel(err)
+		}
+	}()
+	bound, err := r.awaitBound(ctx, watcher.ResultChan())
+	if err != nil {
+		return Times{}, err
+	}
+	return sent.until(bound), r.clean(ctx)
+}
+
+func (r Race) send(ctx context.Context, sent *stopwatch) error {
+	names := make(chan string)
+	errs := make(chan error, senders)
+	for range senders {
+		go func() {
+			var failed error
+			for name := range names {
+				sent.start(name)
+				_, err := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace).Create(ctx, r.claim(name), metav1.CreateOptions{})
+				failed = errors.Join(failed, err)
+			}
+			errs <- failed
+		}()
+	}
+	for i := range r.Count {
+		names <- fmt.Sprintf("claim-%04d", i)
+	}
+	close(names)
+	var failed error
+	for range senders {
+		failed = errors.Join(failed, <-errs)
+	}
+	return failed
+}
+
+func (r Race) claim(name string) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        name,
+			Annotations: map[string]string{SelectedNode: r.Node},
+		},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &r.Class,
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")},
+			},
+		},
+	}
+}
+
+// awaitBound notes when each claim is first seen Bound.
+func (r Race) awaitBound(ctx context.Context, events <-chan watch.Event) (map[string]time.Time, error) {
+	bound := map[string]time.Time{}
+	for len(bound) < r.Count {
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%d of %d claims of class %s bound: %w", len(bound), r.Count, r.Class, context.Cause(ctx))
+		case event, open := <-events:
+			if !open {
+				return nil, fmt.Errorf("the watch on claims ended with %d of %d bound: run the race again", len(bound), r.Count)
+			}
+			claim, ok := event.Object.(*corev1.PersistentVolumeClaim)
+			if !ok || claim.Status.Phase != corev1.ClaimBound {
+				continue
+			}
+			if _, seen := bound[claim.Name]; !seen {
+				bound[claim.Name] = time.Now()
+			}
+		}
+	}
+	return bound, nil
+}
+
+// clean deletes the claims and waits until no volume of theirs is left.
+func (r Race) clean(ctx context.Context) error {
+	claims := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace)
+	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	for {
+		left, err := r.volumesLeft(ctx)
+		if err != nil {
+			return err
+		}
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d volumes of class %s are still there after their claims were deleted: %w", left, r.Class, ctx.Err())
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (r Race) volumesLeft(ctx context.Context) (int, error) {
+	volumes, err := r.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	left := 0
+	for _, v := range volumes.Items {
+		if v.Spec.ClaimRef != nil && v.Spec.ClaimRef.Namespace == r.Namespace {
+			left++
+		}
+	}
+	return left, nil
+}
+
+// stopwatch remembers when each claim was posted.
+type stopwatch struct {
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+func (s *stopwatch) start(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at[name] = time.Now()
+}
+
+func (s *stopwatch) until(bound map[string]time.Time) Times {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var each []time.Duration
+	var first, last time.Time
+	for name, end := range bound {
+		begin := s.at[name]
+		each = append(each, end.Sub(begin))
+		if first.IsZero() || begin.Before(first) {
+			first = begin
+		}
+		if end.After(last) {
+			last = end
+		}
+	}
+	slices.Sort(each)
+	whole := last.Sub(first)
+	return Times{
+		P50:       percentile(each, 50),
+		P99:       percentile(each, 99),
+		Whole:     whole,
+		PerSecond: float64(len(each)) / whole.Seconds(),
+	}
+}
+
+// percentile of sorted values, by the nearest rank.
+func percentile(sorted []time.Duration, p int) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := (len(sorted)*p + 99) / 100
+	return sorted[max(rank, 1)-1]
+}

@@ -1,0 +1,136 @@
+package bench
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// clockTick is the unit of CPU times in /proc: Linux fixes USER_HZ at 100.
+const clockTick = 10 * time.Millisecond
+
+// Process is one running process of the driver or a sidecar.
+type Process struct {
+	Name string // such as "liqo-csi controller" or "csi-provisioner"
+	CPU  time.Duration
+	RSS  int64 // bytes
+}
+
+// Processes finds the running processes whose command is one of names, each
+// written as the words the command line begins with.
+func Processes(names ...string) ([]Process, error) {
+	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	var found []Process
+	for _, entry := range entries {
+		line, err := os.ReadFile(entry)
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
+		words[0] = filepath.Base(words[0])
+		for _, name := range names {
+			if begins(words, strings.Fields(name)) {
+				if p, err := readProcess(filepath.Dir(entry), name); err == nil {
+					found = append(found, p)
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+func begins(words, prefix []string) bool {
+	return len(words) >= len(prefix) && slices.Equal(words[:len(prefix)], prefix)
+}
+
+func readProcess(dir, name string) (Process, error) {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return Process{}, err
+	}
+	// The command in parentheses may hold spaces: fields count from behind it.
+	_, rest, found := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	if !found || len(fields) < 22 {
+		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
+	}
+	user, err1 := strconv.ParseInt(fields[11], 10, 64)
+	system, err2 := strconv.ParseInt(fields[12], 10, 64)
+	pages, err3 := strconv.ParseInt(fields[21], 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil {
+		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
+	}
+	return Process{name, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize())}, nil
+}
+
+// CPU is the sum over processes of that name; RSS is the largest of them.
+func sum(all []Process, name string) (cpu time.Duration, rss int64) {
+	for _, p := range all {
+		if p.Name == name {
+			cpu += p.CPU
+			rss = max(rss, p.RSS)
+		}
+	}
+	return cpu, rss
+}
+
+// AuditLog counts API writes by user agent from the API server's audit log.
+type AuditLog struct {
+	Path   string
+	offset int64
+}
+
+// Mark makes the next count start here.
+func (a *AuditLog) Mark() error {
+	info, err := os.Stat(a.Path)
+	if err != nil {
+		return err
+	}
+	a.offset = info.Size()
+	return nil
+}
+
+// Writes counts the creates, updates, patches and deletes since Mark by the
+// first word of the user agent.
+func (a *AuditLog) Writes() (map[string]int, error) {
+	file, err := os.Open(a.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
+		return nil, err
+	}
+	counts := map[string]int{}
+	scan := bufio.NewScanner(file)
+	scan.Buffer(nil, 4<<20)
+	for scan.Scan() {
+		var event struct {
+			Stage, Verb, UserAgent string
+			ObjectRef              struct{ Resource string }
+		}
+		if json.Unmarshal(scan.Bytes(), &event) != nil || event.Stage != "ResponseComplete" {
+			continue
+		}
+		switch event.Verb {
+		case "create", "update", "patch", "delete", "deletecollection":
+			// Lease renewals and access reviews are not work on volumes.
+			if event.ObjectRef.Resource == "leases" || strings.HasSuffix(event.ObjectRef.Resource, "reviews") {
+				continue
+			}
+			agent, _, _ := strings.Cut(event.UserAgent, "/")
+			counts[agent]++
+		}
+	}
+	return counts, scan.Err()
+}

@@ -1,0 +1,157 @@
+// Command bench measures class `liqo` beside the real classes below it, in the
+// running lab with the driver installed, and prints ratios. See package bench
+// for what is measured; docs/benchmark.md for what it is held against.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"storage.liqo.io/sanity-tests/bench"
+	"storage.liqo.io/sanity-tests/clusters"
+)
+
+const provisioner = "storage.liqo.io"
+
+func main() {
+	counts := flag.String("n", "1,100,1000", "numbers of claims per race")
+	classes := flag.String("classes", "reference,reference-slow", "real classes to race against")
+	volumes := flag.Int("volumes", 10000, "volumes present as objects when the controller's memory is read; 0 skips it")
+	limit := flag.Duration("timeout", 30*time.Minute, "bound on the whole run")
+	save := flag.String("json", "../bench-results/bench.json", "where the JSON report goes")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, *limit)
+	defer cancel()
+	if err := run(ctx, *counts, strings.Split(*classes, ","), *volumes, *save); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, counts string, classes []string, volumes int, save string) error {
+	track, err := openTrack()
+	if err != nil {
+		return err
+	}
+	report := bench.Report{Conditions: []string{
+		"home cluster of the lab; kube-controller-manager with --kube-api-qps=1000 --kube-api-burst=2000 (stock: 20/30);",
+		"every claim has its selected-node from the start, there are no pods; p50 and p99 are from POST to Bound.",
+	}}
+	if report.Memory, err = bench.IdleMemory(); err != nil {
+		return err
+	}
+	for _, class := range classes {
+		for _, text := range strings.Split(counts, ",") {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 {
+				return fmt.Errorf("-n: %q is no number of claims", text)
+			}
+			row, err := track.race(ctx, class, n)
+			if err != nil {
+				return fmt.Errorf("%d claims of class %s: %w", n, class, err)
+			}
+			report.Rows = append(report.Rows, row)
+		}
+	}
+	if volumes > 0 {
+		if report.Memory.ControllerFull, err = bench.FullMemory(ctx, track.client, volumes); err != nil {
+			return err
+		}
+		report.Memory.Volumes = volumes
+	}
+	return errors.Join(report.Print(os.Stdout), report.Save(save))
+}
+
+// track is where races are held: one cluster, one node.
+type track struct {
+	client kubernetes.Interface
+	audit  bench.AuditLog
+	node   string
+}
+
+func openTrack() (*track, error) {
+	lab, err := clusters.Load()
+	if err != nil {
+		return nil, err
+	}
+	home, err := lab.Cluster("home")
+	if err != nil {
+		return nil, err
+	}
+	client, err := home.Client()
+	if err != nil {
+		return nil, err
+	}
+	return &track{client, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
+}
+
+// race holds the same race on the real class and on a virtual class above it.
+func (t *track) race(ctx context.Context, class string, n int) (bench.Row, error) {
+	namespace, err := t.namespace(ctx)
+	if err != nil {
+		return bench.Row{}, err
+	}
+	defer func() {
+		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
+	}()
+	virtual, err := t.virtualClass(ctx, class)
+	if err != nil {
+		return bench.Row{}, err
+	}
+	row := bench.Row{RealClass: class, Claims: n}
+	on := func(class string) bench.Race {
+		return bench.Race{Client: t.client, Namespace: namespace, Class: class, Node: t.node, Count: n}
+	}
+	if row.Real, err = on(class).Run(ctx); err != nil {
+		return row, err
+	}
+	cost, err := bench.Measure(&t.audit, func() (err error) {
+		row.Virtual, err = on(virtual).Run(ctx)
+		return err
+	})
+	row.Charge(cost)
+	return row, err
+}
+
+func (t *track) namespace(ctx context.Context) (string, error) {
+	created, err := t.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return created.Name, nil
+}
+
+// virtualClass makes a virtual class above the real one, if there is none yet.
+func (t *track) virtualClass(ctx context.Context, real string) (string, error) {
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	name := "bench-liqo-" + real
+	_, err := t.client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: name},
+		Provisioner:       provisioner,
+		Parameters:        map[string]string{"realStorageClass": real},
+		VolumeBindingMode: &wait,
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		err = nil
+	}
+	return name, err
+}
