@@ -8,6 +8,7 @@ pub mod cli;
 pub mod csi;
 pub mod node;
 pub mod observe;
+pub mod placement;
 pub mod topology;
 pub mod volume;
 pub mod wire;

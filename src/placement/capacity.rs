@@ -1,0 +1,313 @@
+//! What the scheduler has to know about our classes: `CSIStorageCapacity` for
+//! every node, grouped into few objects.
+//!
+//! A node without an object is hidden from claims of the class, one with too
+//! little room is passed over. So a node is shown with the room its real class
+//! has there: what the real driver publishes, nothing where the class can never
+//! work, and no limit where nobody says.
+
+use std::collections::BTreeMap;
+
+use super::Surroundings;
+use crate::{
+    topology::{NODE_KEY, Node},
+    volume::digest,
+};
+
+/// Stands for "no limit": the API wants a number, and this one is a valid quantity.
+const NO_LIMIT: u64 = 1 << 62;
+/// Nodes per object, which keeps one well below what etcd stores.
+const NODES_MAX: usize = 1000;
+
+/// Room for volumes of a class on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// None, ever.
+    Zero,
+    /// As much as the real driver, or the volumes made beforehand, offer.
+    Limited {
+        /// Bytes of the largest volume.
+        maximum: u64,
+        /// Bytes in total, if known.
+        capacity: Option<u64>,
+    },
+    /// Nobody says.
+    Unlimited,
+}
+
+impl Room {
+    /// `capacity` of the object.
+    #[must_use]
+    pub fn capacity(self) -> u64 {
+        match self {
+            Self::Zero => 0,
+            Self::Limited { maximum, capacity } => capacity.unwrap_or(maximum),
+            Self::Unlimited => NO_LIMIT,
+        }
+    }
+
+    /// `maximumVolumeSize` of the object, which the scheduler prefers.
+    #[must_use]
+    pub fn maximum(self) -> u64 {
+        match self {
+            Self::Zero => 0,
+            Self::Limited { maximum, .. } => maximum,
+            Self::Unlimited => NO_LIMIT,
+        }
+    }
+}
+
+/// A `CSIStorageCapacity` to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its name: class and nodes, which cannot be changed, decide it.
+    pub name: String,
+    /// The virtual class.
+    pub class: String,
+    /// Label of the nodes it is about.
+    pub key: String,
+    /// Values of that label.
+    pub values: Vec<String>,
+    /// The room on them.
+    pub room: Room,
+}
+
+/// What to publish for a virtual class.
+///
+/// `possible` are the real classes its claims may get: the one chosen without
+/// an annotation, and those that annotations may name. A node is shown with the
+/// best of them, since a wrong "full" cannot be corrected by anybody, while a
+/// wrong "free" is, by the claim being rescheduled. Without any, `CreateVolume`
+/// is to tell the user why, so nothing is hidden.
+#[must_use]
+pub fn publish(virtual_class: &str, possible: &[Surroundings<'_>], nodes: &[Node]) -> Vec<Published> {
+    let mut groups: BTreeMap<Room, Vec<String>> = BTreeMap::new();
+    for node in nodes {
+        // The node plugin does not run elsewhere, so no claim of ours may go there.
+        if let Some(value) = node.labels.get(NODE_KEY) {
+            let best = possible.iter().map(|class| room_on(node, class)).max();
+            groups
+                .entry(best.unwrap_or(Room::Unlimited))
+                .or_default()
+                .push(value.clone());
+        }
+    }
+    groups
+        .into_iter()
+        .flat_map(|(room, mut values)| {
+            values.sort();
+            let one = |values: &[String]| object(virtual_class, values, room);
+            values.chunks(NODES_MAX).map(one).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn object(class: &str, values: &[String], room: Room) -> Published {
+    let parts = [class].into_iter().chain(values.iter().map(String::as_str));
+    Published {
+        name: format!("storage-liqo-io-{}", digest(20, parts)),
+        class: class.to_owned(),
+        key: NODE_KEY.to_owned(),
+        values: values.to_vec(),
+        room,
+    }
+}
+
+fn room_on(node: &Node, real: &Surroundings<'_>) -> Room {
+    if real.excluded(node).is_some() {
+        return Room::Zero;
+    }
+    if real.is_static() {
+        let (mut maximum, mut total) = (0, 0_u64);
+        for volume in real.free_on(Some(node)) {
+            maximum = volume.capacity.max(maximum);
+            total = total.saturating_add(volume.capacity);
+        }
+        return limited(maximum, Some(total));
+    }
+    if !real.counts_capacity() {
+        return Room::Unlimited;
+    }
+    real.capacities_on(node)
+        .filter_map(|published| Some(limited(published.largest()?, published.capacity)))
+        .max()
+        .unwrap_or(Room::Zero)
+}
+
+fn limited(maximum: u64, capacity: Option<u64>) -> Room {
+    if maximum == 0 {
+        return Room::Zero;
+    }
+    Room::Limited { maximum, capacity }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::{collection::vec, prelude::*, sample::select};
+
+    use super::*;
+    use crate::{
+        placement::{
+            AllowedTopology, Class, NO_PROVISIONER, RealDriver,
+            class::tests::class,
+            fit::tests::{GIB, capacity, local, node},
+        },
+        topology::Requirement,
+        volume::ClaimName,
+    };
+
+    fn registered(name: &str) -> Node {
+        let mut node = node(name);
+        node.labels.insert(NODE_KEY.to_owned(), name.to_owned());
+        node
+    }
+
+    fn nodes(names: &[&str]) -> Vec<Node> {
+        names.iter().map(|name| registered(name)).collect()
+    }
+
+    fn surroundings<'a>(class: &'a Class, driver: &'a RealDriver) -> Surroundings<'a> {
+        Surroundings {
+            class,
+            driver,
+            capacities: &[],
+            volumes: &[],
+        }
+    }
+
+    fn rooms(published: &[Published]) -> Vec<(Room, Vec<&str>)> {
+        published
+            .iter()
+            .map(|one| (one.room, one.values.iter().map(String::as_str).collect()))
+            .collect()
+    }
+
+    #[test]
+    fn nodes_with_the_same_room_share_an_object() {
+        let mut real = class("real", "real.example");
+        real.allowed_topologies = vec![AllowedTopology(vec![(
+            "host".into(),
+            vec!["n1".into(), "n3".into(), "n4".into()],
+        )])];
+        let driver = RealDriver::default();
+        let mut all = nodes(&["n3", "n1", "n2"]);
+        all.push(node("without-our-plugin"));
+        let published = publish("liqo", &[surroundings(&real, &driver)], &all);
+        assert_eq!(
+            rooms(&published),
+            [(Room::Zero, vec!["n2"]), (Room::Unlimited, vec!["n1", "n3"])]
+        );
+        assert!(
+            published
+                .iter()
+                .all(|one| one.class == "liqo" && one.key == NODE_KEY)
+        );
+    }
+
+    #[test]
+    fn what_the_real_driver_publishes_is_mirrored() {
+        let real = class("real", "real.example");
+        let driver = RealDriver {
+            registered_on: None,
+            publishes_capacity: true,
+        };
+        let capacities = [
+            capacity(&["n1", "n2"], 5 * GIB, Some(2 * GIB)),
+            capacity(&["n2"], 3 * GIB, None),
+        ];
+        let real = Surroundings {
+            capacities: &capacities,
+            ..surroundings(&real, &driver)
+        };
+        let published = publish("liqo", &[real], &nodes(&["n1", "n2", "n3"]));
+        let limited = |maximum, capacity| Room::Limited {
+            maximum: maximum * GIB,
+            capacity: Some(capacity * GIB),
+        };
+        assert_eq!(
+            rooms(&published),
+            [
+                (Room::Zero, vec!["n3"]),
+                (limited(2, 5), vec!["n1"]),
+                (limited(3, 3), vec!["n2"]),
+            ]
+        );
+    }
+
+    #[test]
+    fn volumes_made_beforehand_are_the_room() {
+        let real = class("real", NO_PROVISIONER);
+        let driver = RealDriver::default();
+        let mut taken = local("c", "n2", 9 * GIB);
+        taken.claim = Some(ClaimName {
+            namespace: "x".into(),
+            name: "y".into(),
+        });
+        let volumes = [local("a", "n1", GIB), local("b", "n1", 2 * GIB), taken];
+        let real = Surroundings {
+            volumes: &volumes,
+            ..surroundings(&real, &driver)
+        };
+        let room = Room::Limited {
+            maximum: 2 * GIB,
+            capacity: Some(3 * GIB),
+        };
+        let published = publish("liqo", &[real], &nodes(&["n1", "n2"]));
+        assert_eq!(rooms(&published), [(Room::Zero, vec!["n2"]), (room, vec!["n1"])]);
+    }
+
+    #[test]
+    fn the_best_possible_class_counts() {
+        let driver = RealDriver::default();
+        let (here, anywhere) = (class("here", NO_PROVISIONER), class("anywhere", "x"));
+        let both = [surroundings(&here, &driver), surroundings(&anywhere, &driver)];
+        assert_eq!(
+            rooms(&publish("liqo", &both, &nodes(&["n1"]))),
+            [(Room::Unlimited, vec!["n1"])]
+        );
+        assert_eq!(
+            rooms(&publish("liqo", &[], &nodes(&["n1"]))),
+            [(Room::Unlimited, vec!["n1"])]
+        );
+    }
+
+    #[test]
+    fn names_follow_class_and_nodes_only() {
+        let name = |class: &str, names: &[&str]| publish(class, &[], &nodes(names))[0].name.clone();
+        assert_eq!(name("liqo", &["n1", "n2"]), name("liqo", &["n2", "n1"]));
+        assert_ne!(name("liqo", &["n1", "n2"]), name("liqo", &["n1"]));
+        assert_ne!(name("liqo", &["n1"]), name("other", &["n1"]));
+    }
+
+    proptest! {
+        /// Every node with our plugin is in exactly one object, with its own room.
+        #[test]
+        fn no_node_is_hidden_or_told_twice(sizes in vec(select(vec![0, 1, 2, 3]), 0..12)) {
+            let real = class("real", "real.example");
+            let driver = RealDriver { registered_on: None, publishes_capacity: true };
+            let names: Vec<String> = (0..sizes.len()).map(|n| format!("n{n}")).collect();
+            let capacities: Vec<_> = names
+                .iter()
+                .zip(&sizes)
+                .map(|(name, size)| capacity(&[name], *size, None))
+                .collect();
+            let real = Surroundings { capacities: &capacities, ..surroundings(&real, &driver) };
+            let all: Vec<Node> = names.iter().map(|name| registered(name)).collect();
+            let published = publish("liqo", &[real], &all);
+
+            prop_assert!(published.len() <= 4);
+            let unique: BTreeSet<&str> = published.iter().map(|one| one.name.as_str()).collect();
+            prop_assert_eq!(unique.len(), published.len());
+            for (node, size) in all.iter().zip(&sizes) {
+                let covers = |one: &&Published| {
+                    Requirement::is_in(&one.key, one.values.clone()).admits(&node.labels)
+                };
+                let found: Vec<_> = published.iter().filter(covers).collect();
+                prop_assert_eq!(found.len(), 1);
+                prop_assert_eq!(found[0].room.maximum(), *size);
+            }
+        }
+    }
+}

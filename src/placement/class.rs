@@ -1,0 +1,452 @@
+//! Which real class a twin gets: the claim's annotation within the allow-list,
+//! the parameter of the virtual class, the mapping of the cluster, or the
+//! default class of the cluster, in this order; and never a class that would
+//! send the twin back to us.
+
+use std::{cmp::Reverse, collections::BTreeSet, fmt};
+
+use crate::{
+    topology::Labels,
+    volume::{ClusterId, DRIVER_NAME, Parameters, mark},
+};
+
+/// Provisioner of Liqo's own virtual class.
+const LIQO_PROVISIONER: &str = "liqo.io/storage";
+
+/// When a class makes its volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindingMode {
+    /// When the claim appears.
+    Immediate,
+    /// When the claim knows its node.
+    WaitForFirstConsumer,
+}
+
+/// What becomes of the data of a deleted claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReclaimPolicy {
+    /// It is deleted.
+    Delete,
+    /// It stays.
+    Retain,
+}
+
+/// One of a class's `allowedTopologies`: each key must have one of its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowedTopology(pub Vec<(String, Vec<String>)>);
+
+impl AllowedTopology {
+    fn admits(&self, labels: &Labels) -> bool {
+        self.0
+            .iter()
+            .all(|(key, values)| labels.get(key).is_some_and(|value| values.contains(value)))
+    }
+}
+
+/// A storage class of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Its name.
+    pub name: String,
+    /// Who makes its volumes.
+    pub provisioner: String,
+    /// When.
+    pub binding: BindingMode,
+    /// What becomes of them.
+    pub reclaim: ReclaimPolicy,
+    /// Whether it is marked as the cluster's default.
+    pub is_default: bool,
+    /// When it was created, in seconds since 1970.
+    pub created: i64,
+    /// Where it makes volumes; empty means anywhere.
+    pub allowed_topologies: Vec<AllowedTopology>,
+    /// Whether its volumes may grow.
+    pub allows_expansion: bool,
+}
+
+impl Class {
+    /// Whether the class makes volumes for a node with these labels.
+    #[must_use]
+    pub fn allows(&self, labels: &Labels) -> bool {
+        self.allowed_topologies.is_empty() || self.allowed_topologies.iter().any(|one| one.admits(labels))
+    }
+
+    /// Whether a twin of this class would come back to a virtual class.
+    #[must_use]
+    pub fn is_loop(&self) -> bool {
+        is_loop(&self.provisioner)
+    }
+}
+
+/// Whether this provisioner serves virtual classes: ours or Liqo's.
+#[must_use]
+pub fn is_loop(provisioner: &str) -> bool {
+    provisioner == DRIVER_NAME || provisioner == LIQO_PROVISIONER
+}
+
+/// What is known of a cluster's classes.
+#[derive(Clone, Copy, Debug)]
+pub enum KnownClasses<'a> {
+    /// All of them.
+    Listed(&'a [Class]),
+    /// They may not be read: a minimal role in a remote cluster.
+    Unreadable,
+}
+
+/// Who asks for which class.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes<'a> {
+    /// The annotation of the claim.
+    pub annotation: Option<&'a str>,
+    /// The classes an annotation may name; none means that annotations are refused.
+    pub allowed: &'a BTreeSet<String>,
+    /// The parameter of the virtual class.
+    pub parameter: Option<&'a str>,
+    /// The mapping of the cluster.
+    pub mapping: Option<&'a str>,
+}
+
+/// Where the name of a class came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedBy {
+    /// The claim.
+    Annotation,
+    /// The virtual class.
+    Parameter,
+    /// The configuration of the cluster.
+    Mapping,
+}
+
+impl fmt::Display for NamedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Annotation => write!(f, "the claim's annotation {}", mark::REAL_CLASS),
+            Self::Parameter => write!(f, "the virtual class's parameter {}", Parameters::REAL_CLASS),
+            Self::Mapping => f.write_str("the class mapping of the cluster"),
+        }
+    }
+}
+
+/// The real class of a twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChosenClass<'a> {
+    /// One that was seen.
+    Known(&'a Class),
+    /// One that may not be read: its provisioner has to be watched on the twin.
+    Named(String),
+}
+
+impl ChosenClass<'_> {
+    /// Name of the class.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Known(class) => &class.name,
+            Self::Named(name) => name,
+        }
+    }
+}
+
+/// Why there is no real class.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClassError {
+    /// The claim may not choose.
+    #[error(
+        "{} asks for the class {class:?}, which is not in the allow-list of the driver ({}): remove the annotation or have the class allowed",
+        NamedBy::Annotation,
+        if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
+    )]
+    NotAllowed {
+        /// The class asked for.
+        class: String,
+        /// The classes that may be asked for.
+        allowed: Vec<String>,
+    },
+    /// There is no such class.
+    #[error("{by} names the storage class {class:?}, which does not exist in the cluster {cluster}")]
+    NotFound {
+        /// The class named.
+        class: String,
+        /// By whom.
+        by: NamedBy,
+        /// Where it was looked for.
+        cluster: ClusterId,
+    },
+    /// The class is virtual itself.
+    #[error(
+        "{by} names the storage class {class:?} of the cluster {cluster}, which is virtual itself (provisioner {provisioner}): name a real one"
+    )]
+    Loop {
+        /// The class named.
+        class: String,
+        /// By whom.
+        by: NamedBy,
+        /// Where.
+        cluster: ClusterId,
+        /// Who would make the twin.
+        provisioner: String,
+    },
+    /// Nobody named a class and the cluster has no default.
+    #[error(
+        "no real storage class: the virtual class has no parameter {}, and the cluster {cluster} has no default class{}",
+        Parameters::REAL_CLASS,
+        if .virtual_defaults.is_empty() { String::new() }
+        else { format!(" but {}, which is virtual itself", .virtual_defaults.join(", ")) }
+    )]
+    NoDefault {
+        /// Where it was looked for.
+        cluster: ClusterId,
+        /// Defaults that would send the twin back to us.
+        virtual_defaults: Vec<String>,
+    },
+    /// Nobody named a class and the default cannot be known.
+    #[error(
+        "no real storage class: this driver may not read the classes of the cluster {cluster}, so one has to be named by the parameter {} or a class mapping",
+        Parameters::REAL_CLASS
+    )]
+    MustBeNamed {
+        /// Where it was looked for.
+        cluster: ClusterId,
+    },
+}
+
+/// Chooses the real class of a twin in this cluster.
+pub fn choose_class<'a>(
+    wishes: &Wishes<'_>,
+    classes: KnownClasses<'a>,
+    cluster: &ClusterId,
+) -> Result<ChosenClass<'a>, ClassError> {
+    if let Some(class) = wishes.annotation
+        && !wishes.allowed.contains(class)
+    {
+        return Err(ClassError::NotAllowed {
+            class: class.to_owned(),
+            allowed: wishes.allowed.iter().cloned().collect(),
+        });
+    }
+    let named = [
+        (wishes.annotation, NamedBy::Annotation),
+        (wishes.parameter, NamedBy::Parameter),
+        (wishes.mapping, NamedBy::Mapping),
+    ]
+    .into_iter()
+    .find_map(|(name, by)| name.map(|name| (name, by)));
+
+    match (named, classes) {
+        (Some((name, by)), KnownClasses::Listed(classes)) => find(name, by, classes, cluster),
+        (Some((name, _)), KnownClasses::Unreadable) => Ok(ChosenClass::Named(name.to_owned())),
+        (None, KnownClasses::Listed(classes)) => default(classes, cluster),
+        (None, KnownClasses::Unreadable) => Err(ClassError::MustBeNamed {
+            cluster: cluster.clone(),
+        }),
+    }
+}
+
+fn find<'a>(
+    name: &str,
+    by: NamedBy,
+    classes: &'a [Class],
+    cluster: &ClusterId,
+) -> Result<ChosenClass<'a>, ClassError> {
+    match classes.iter().find(|class| class.name == name) {
+        None => Err(ClassError::NotFound {
+            class: name.to_owned(),
+            by,
+            cluster: cluster.clone(),
+        }),
+        Some(class) if class.is_loop() => Err(ClassError::Loop {
+            class: name.to_owned(),
+            by,
+            cluster: cluster.clone(),
+            provisioner: class.provisioner.clone(),
+        }),
+        Some(class) => Ok(ChosenClass::Known(class)),
+    }
+}
+
+/// Of several defaults Kubernetes takes the newest, and of those made in the
+/// same second the first by name. A virtual class may well be the default of
+/// its users; behind it we look for the next one.
+fn default<'a>(classes: &'a [Class], cluster: &ClusterId) -> Result<ChosenClass<'a>, ClassError> {
+    let (virtual_ones, real): (Vec<&Class>, Vec<&Class>) = classes
+        .iter()
+        .filter(|class| class.is_default)
+        .partition(|class| class.is_loop());
+    real.into_iter()
+        .min_by_key(|class| (Reverse(class.created), &class.name))
+        .map(ChosenClass::Known)
+        .ok_or_else(|| ClassError::NoDefault {
+            cluster: cluster.clone(),
+            virtual_defaults: virtual_ones.iter().map(|class| class.name.clone()).collect(),
+        })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A plain class, for the tests of this module's siblings as well.
+    pub(in crate::placement) fn class(name: &str, provisioner: &str) -> Class {
+        Class {
+            name: name.to_owned(),
+            provisioner: provisioner.to_owned(),
+            binding: BindingMode::WaitForFirstConsumer,
+            reclaim: ReclaimPolicy::Delete,
+            is_default: false,
+            created: 0,
+            allowed_topologies: Vec::new(),
+            allows_expansion: true,
+        }
+    }
+
+    fn default_class(name: &str, provisioner: &str, created: i64) -> Class {
+        Class {
+            is_default: true,
+            created,
+            ..class(name, provisioner)
+        }
+    }
+
+    fn home() -> ClusterId {
+        "home".parse().unwrap()
+    }
+
+    fn choose(
+        named: [Option<&str>; 3],
+        allowed: &[&str],
+        classes: KnownClasses<'_>,
+    ) -> Result<String, ClassError> {
+        let allowed = allowed.iter().map(|&name| name.to_owned()).collect();
+        let [annotation, parameter, mapping] = named;
+        let wishes = Wishes {
+            annotation,
+            allowed: &allowed,
+            parameter,
+            mapping,
+        };
+        choose_class(&wishes, classes, &home()).map(|chosen| chosen.name().to_owned())
+    }
+
+    #[test]
+    fn the_first_who_names_one_wins() {
+        let classes = [
+            class("a", "x"),
+            class("b", "x"),
+            class("c", "x"),
+            default_class("d", "x", 0),
+        ];
+        let known = KnownClasses::Listed(&classes);
+        assert_eq!(
+            choose([Some("a"), Some("b"), Some("c")], &["a"], known).unwrap(),
+            "a"
+        );
+        assert_eq!(choose([None, Some("b"), Some("c")], &[], known).unwrap(), "b");
+        assert_eq!(choose([None, None, Some("c")], &[], known).unwrap(), "c");
+        assert_eq!(choose([None, None, None], &[], known).unwrap(), "d");
+    }
+
+    #[test]
+    fn an_annotation_needs_the_allow_list() {
+        let classes = [class("a", "x"), class("b", "x")];
+        for allowed in [&[] as &[&str], &["b"]] {
+            let refused = choose(
+                [Some("a"), Some("b"), None],
+                allowed,
+                KnownClasses::Listed(&classes),
+            );
+            assert!(
+                matches!(refused, Err(ClassError::NotAllowed { .. })),
+                "{refused:?}"
+            );
+        }
+        let message = choose([Some("a"), None, None], &[], KnownClasses::Listed(&classes))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("\"a\"") && message.contains("it is empty"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn virtual_classes_are_never_real() {
+        for provisioner in [DRIVER_NAME, LIQO_PROVISIONER] {
+            let classes = [default_class("v", provisioner, 9)];
+            let known = KnownClasses::Listed(&classes);
+            for named in [
+                [Some("v"), None, None],
+                [None, Some("v"), None],
+                [None, None, Some("v")],
+            ] {
+                assert!(matches!(
+                    choose(named, &["v"], known),
+                    Err(ClassError::Loop { .. })
+                ));
+            }
+            let no_default = choose([None; 3], &[], known).unwrap_err();
+            assert!(matches!(&no_default, ClassError::NoDefault { .. }));
+            assert!(no_default.to_string().contains("but v, which is virtual itself"));
+        }
+    }
+
+    #[test]
+    fn several_defaults_are_resolved_as_kubernetes_does() {
+        let classes = [
+            default_class("old", "x", 1),
+            default_class("new-b", "x", 2),
+            default_class("new-a", "x", 2),
+            default_class("virtual", DRIVER_NAME, 3),
+        ];
+        assert_eq!(
+            choose([None; 3], &[], KnownClasses::Listed(&classes)).unwrap(),
+            "new-a"
+        );
+    }
+
+    #[test]
+    fn errors_name_what_was_looked_for() {
+        let missing = choose([None, Some("fast"), None], &[], KnownClasses::Listed(&[]))
+            .unwrap_err()
+            .to_string();
+        for part in ["fast", "realStorageClass", "home"] {
+            assert!(missing.contains(part), "{missing}");
+        }
+    }
+
+    #[test]
+    fn unreadable_classes_have_to_be_named() {
+        let unreadable = KnownClasses::Unreadable;
+        assert_eq!(
+            choose([None, Some("fast"), None], &[], unreadable).unwrap(),
+            "fast"
+        );
+        assert!(matches!(
+            choose([None; 3], &[], unreadable),
+            Err(ClassError::MustBeNamed { .. })
+        ));
+    }
+
+    #[test]
+    fn allowed_topologies_admit_by_label() {
+        let labels = Labels::from([("zone".to_owned(), "a".to_owned())]);
+        let allowed = |terms: &[&[(&str, &[&str])]]| {
+            let term = |term: &&[(&str, &[&str])]| {
+                let one = |(key, values): &(&str, &[&str])| {
+                    (
+                        (*key).to_owned(),
+                        values.iter().map(|&value| value.to_owned()).collect(),
+                    )
+                };
+                AllowedTopology(term.iter().map(one).collect())
+            };
+            let mut class = class("c", "x");
+            class.allowed_topologies = terms.iter().map(term).collect();
+            class.allows(&labels)
+        };
+        assert!(allowed(&[]));
+        assert!(allowed(&[&[("zone", &["b", "a"])]]));
+        assert!(!allowed(&[&[("zone", &["b"])]]));
+        assert!(allowed(&[&[("zone", &["b"])], &[("zone", &["a"])]]));
+        assert!(!allowed(&[&[("zone", &["a"]), ("disk", &["ssd"])]]));
+    }
+}

@@ -1,0 +1,419 @@
+//! Whose turn is it in `CreateVolume`? One decision from what was observed; the
+//! caller does the step, looks again, and decides again, until something is to
+//! be answered or time is up. Any call may be the first one after a crash.
+//!
+//! ```text
+//!                    claim gone, nodes disagree ──▶ Refuse
+//!        ┌────────┐  node cannot work ────────────▶ Elsewhere
+//!  ┌────▶│ absent │
+//!  │     └───┬────┘
+//!  │ gone    │ Create                       (from here on no final answer ...)
+//!  │     ┌───▼─────┐ real driver: elsewhere
+//!  ├─────┤ pending ├─┐ claim gone, other node, class loops
+//!  │     └───┬──▲──┘ │
+//!  │         │  └────┼─ PreBind (static volumes), Wait
+//!  │         │ bound │ Withdraw              (... until the twin is bound, or gone)
+//!  │     ┌───▼─────┐ │
+//!  ├─────┤ bound   ├─┘ not reachable from the node
+//!  │     └───┬─────┘
+//!  │         │ Retain, HandOver             (never withdrawn any more)
+//!  │     ┌───▼─────────┐ deleted, lost, unreachable ──▶ Refuse, and report
+//!  │     │ handed over ├──▶ Answer
+//!  │     └─────────────┘
+//!  └── AwaitGone: a twin that nobody was given is on its way out
+//! ```
+
+use super::is_loop;
+use crate::{
+    topology::AffinityError,
+    volume::{Foreign, Part},
+};
+
+/// Everything the decision rests on. All of it is read live, except that a
+/// watched twin may serve while there is nothing to do but wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateFacts {
+    /// The claim the volume is for.
+    pub claim: ClaimFact,
+    /// The node that has to reach the volume.
+    pub target: Target,
+    /// Why that node, or any, cannot work; only counts before there is a twin,
+    /// because a twin in the making uses up room itself.
+    pub unfit: Option<String>,
+    /// What is in the twin's place.
+    pub twin: TwinFact,
+    /// Whether a PV of the volume exists: then it was given to its user.
+    pub virtual_pv: bool,
+    /// Whether the virtual class retains data.
+    pub retain: bool,
+}
+
+/// The claim, known by its uid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimFact {
+    /// The request names no claim.
+    NotGiven,
+    /// It is there.
+    Live,
+    /// It is absent, being deleted, or another one has its name.
+    Gone,
+}
+
+/// The node that has to reach the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// None in particular.
+    Any,
+    /// This one; claim and request agree.
+    Node(String),
+    /// The claim was given another node than the request, which thus is old.
+    Disagrees {
+        /// Node selected for the claim; `None` if it lost its node.
+        selected: Option<String>,
+        /// Place the request asks for.
+        requested: String,
+    },
+}
+
+/// What is in the twin's place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TwinFact {
+    /// Nothing.
+    Absent,
+    /// Something that is not ours.
+    Foreign(Foreign),
+    /// The twin.
+    Ours(Twin),
+}
+
+/// The twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Twin {
+    /// Whether success was answered before.
+    pub handed_over: bool,
+    /// Whether it has a deletion timestamp.
+    pub deleting: bool,
+    /// In what the request differs from the one it was made for.
+    pub differences: Vec<Part>,
+    /// Who provisions it, as Kubernetes noted on it.
+    pub provisioner: Option<String>,
+    /// Whether it was given a node, because its class waits for one.
+    pub told_node: bool,
+    /// The node it has now.
+    pub node: Option<String>,
+    /// How far it is.
+    pub state: TwinState,
+}
+
+/// How far a twin is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TwinState {
+    /// Not bound.
+    Pending(Prebinding),
+    /// Bound to its PV.
+    Bound(Reach),
+    /// Its PV is gone.
+    Lost,
+}
+
+/// Who binds a pending twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prebinding {
+    /// The real class's provisioner.
+    Provisioner,
+    /// A static volume is reserved for it; Kubernetes will bind it.
+    Reserved(String),
+    /// We, and this static volume fits.
+    Found(String),
+    /// We, and no static volume fits.
+    NoneFits,
+}
+
+/// Who reaches the PV of a bound twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The PV was not seen yet.
+    Unread,
+    /// The target.
+    FromTarget {
+        /// Whether the PV's reclaim policy is Retain.
+        retained: bool,
+    },
+    /// Others, but not the target.
+    NotFromTarget,
+    /// Nobody.
+    Nowhere(AffinityError),
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CreateStep {
+    /// Make the twin.
+    Create,
+    /// Reserve this static volume for the twin: `claimRef` with namespace and name.
+    PreBind {
+        /// Name of the PV.
+        volume: String,
+    },
+    /// Wait until something changes; when time is up answer a code that is not final.
+    Wait,
+    /// Wait until the twin is gone; when time is up answer a code that is not final.
+    AwaitGone,
+    /// Free a reserved static volume, delete exactly this twin in exactly this
+    /// version, await that it is gone, then do as [`Withdrawal::afterwards`] says.
+    Withdraw(Withdrawal),
+    /// Set the reclaim policy of the twin's PV to Retain.
+    Retain,
+    /// Mark the twin as handed over.
+    HandOver,
+    /// Answer success.
+    Answer,
+    /// Answer that the node cannot work, for this reason.
+    Elsewhere(String),
+    /// Answer a final error.
+    Refuse(Refusal),
+}
+
+/// Why a twin that nobody was given is taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Withdrawal {
+    /// The claim is gone.
+    ClaimGone,
+    /// The request is old.
+    NodeDisagrees,
+    /// It was made for another node.
+    OtherNode,
+    /// It was made for another request.
+    Differs,
+    /// The real driver took the node away: it cannot make the volume there.
+    DriverRefused,
+    /// No static volume fits.
+    NoVolume,
+    /// The target does not reach its PV.
+    OutOfReach,
+    /// Its provisioner serves virtual classes.
+    Loops(String),
+    /// Its PV is gone.
+    Lost,
+}
+
+/// What follows when a withdrawn twin is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Afterwards {
+    /// The next decision.
+    DecideAgain,
+    /// The answer that the node cannot work.
+    Elsewhere(String),
+    /// A final error.
+    Refuse(Refusal),
+}
+
+impl Withdrawal {
+    /// What follows when the twin is gone.
+    #[must_use]
+    pub fn afterwards(&self) -> Afterwards {
+        let elsewhere = |reason: &str| Afterwards::Elsewhere(reason.to_owned());
+        match self {
+            Self::ClaimGone | Self::NodeDisagrees | Self::OtherNode | Self::Differs | Self::Lost => {
+                Afterwards::DecideAgain
+            }
+            Self::DriverRefused => {
+                elsewhere("the driver of the real class cannot make the volume for this node")
+            }
+            Self::NoVolume => elsewhere("no available volume of the real class fits on this node"),
+            Self::OutOfReach => elsewhere("the real class made the volume where this node does not reach it"),
+            Self::Loops(provisioner) => Afterwards::Refuse(Refusal::Loops(provisioner.clone())),
+        }
+    }
+}
+
+/// Why there will be no volume, or why it is not handed over (again).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Something else is in the twin's place.
+    #[error("the twin's place is taken by an object that is not ours: {0}. Rename or remove it")]
+    Foreign(Foreign),
+    /// The volume exists and is different.
+    #[error("a volume of this name exists, made with another {}", list(.0))]
+    Differs(Vec<Part>),
+    /// Nobody waits for it.
+    #[error("the claim is gone, or another one has its name now")]
+    ClaimGone,
+    /// The request is old.
+    #[error(
+        "the request asks for {requested}, but the claim's selected node is {}: it has to be asked for again",
+        .selected.as_deref().unwrap_or("no longer set")
+    )]
+    NodeDisagrees {
+        /// Node selected for the claim.
+        selected: Option<String>,
+        /// Place the request asks for.
+        requested: String,
+    },
+    /// The real class is virtual.
+    #[error("the real class turned out to be virtual itself (provisioner {0}): name a real one")]
+    Loops(String),
+    /// It was given away and is gone.
+    #[error(
+        "the volume was handed over before, but its twin is gone: the data may be lost, and an empty volume in its place would hide that"
+    )]
+    Vanished,
+    /// It was given away and is being deleted.
+    #[error(
+        "the volume was handed over before, but its twin is being deleted: its PV is to be retained, and the twin made again onto it"
+    )]
+    Losing,
+    /// It was given away and its PV is gone.
+    #[error("the volume was handed over before, but the PV of its twin is gone: the data may be lost")]
+    Lost,
+    /// It was given away and is somewhere else.
+    #[error("the volume was handed over before and cannot be reached from the node that was selected now")]
+    HandedOverElsewhere,
+    /// Nobody reaches it.
+    #[error(transparent)]
+    Nowhere(AffinityError),
+}
+
+fn list(parts: &[Part]) -> String {
+    let names: Vec<String> = parts.iter().map(ToString::to_string).collect();
+    names.join(" and ")
+}
+
+/// Decides the next step of `CreateVolume`.
+#[must_use]
+pub fn create_step(facts: &CreateFacts) -> CreateStep {
+    match &facts.twin {
+        TwinFact::Absent => without_twin(facts),
+        TwinFact::Foreign(foreign) => CreateStep::Refuse(Refusal::Foreign(foreign.clone())),
+        TwinFact::Ours(twin) => {
+            if twin.handed_over || facts.virtual_pv {
+                with_users_twin(facts, twin)
+            } else {
+                with_own_twin(facts, twin)
+            }
+        }
+    }
+}
+
+fn without_twin(facts: &CreateFacts) -> CreateStep {
+    if facts.virtual_pv {
+        return CreateStep::Refuse(Refusal::Vanished);
+    }
+    if facts.claim == ClaimFact::Gone {
+        return CreateStep::Refuse(Refusal::ClaimGone);
+    }
+    if let Some(refusal) = disagreement(&facts.target) {
+        return CreateStep::Refuse(refusal);
+    }
+    match &facts.unfit {
+        Some(reason) => CreateStep::Elsewhere(reason.clone()),
+        None => CreateStep::Create,
+    }
+}
+
+/// Nobody was given the volume: whatever is wrong with the twin, it may go.
+fn with_own_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
+    if twin.deleting {
+        return CreateStep::AwaitGone;
+    }
+    if let Some(provisioner) = twin.provisioner.as_deref().filter(|name| is_loop(name)) {
+        return CreateStep::Withdraw(Withdrawal::Loops(provisioner.to_owned()));
+    }
+    if facts.claim == ClaimFact::Gone {
+        return CreateStep::Withdraw(Withdrawal::ClaimGone);
+    }
+    match &twin.state {
+        TwinState::Lost => CreateStep::Withdraw(Withdrawal::Lost),
+        TwinState::Pending(_) if !twin.differences.is_empty() => CreateStep::Withdraw(Withdrawal::Differs),
+        TwinState::Pending(prebinding) => pending(&facts.target, twin, prebinding),
+        TwinState::Bound(reach) => {
+            if let Some(refusal) = mismatch(facts, twin) {
+                return CreateStep::Refuse(refusal);
+            }
+            match reach {
+                Reach::NotFromTarget => CreateStep::Withdraw(Withdrawal::OutOfReach),
+                reach => bound(facts, twin, reach),
+            }
+        }
+    }
+}
+
+fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep {
+    if disagreement(target).is_some() {
+        return CreateStep::Withdraw(Withdrawal::NodeDisagrees);
+    }
+    if twin.told_node && twin.node.is_none() {
+        return CreateStep::Withdraw(Withdrawal::DriverRefused);
+    }
+    if let (Target::Node(target), Some(node)) = (target, &twin.node)
+        && target != node
+    {
+        return CreateStep::Withdraw(Withdrawal::OtherNode);
+    }
+    match prebinding {
+        Prebinding::Provisioner | Prebinding::Reserved(_) => CreateStep::Wait,
+        Prebinding::Found(volume) => CreateStep::PreBind {
+            volume: volume.clone(),
+        },
+        Prebinding::NoneFits => CreateStep::Withdraw(Withdrawal::NoVolume),
+    }
+}
+
+/// The user was given the volume: nothing here may cost them their data.
+///
+/// If their claim is gone meanwhile, success is still the answer. The PV that
+/// csi-provisioner then makes is what the reclaim policy is applied to.
+fn with_users_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
+    if twin.deleting {
+        return CreateStep::Refuse(Refusal::Losing);
+    }
+    match &twin.state {
+        TwinState::Lost => CreateStep::Refuse(Refusal::Lost),
+        TwinState::Pending(_) => CreateStep::Wait,
+        TwinState::Bound(reach) => {
+            if let Some(refusal) = mismatch(facts, twin) {
+                return CreateStep::Refuse(refusal);
+            }
+            match reach {
+                Reach::NotFromTarget if facts.claim != ClaimFact::Gone => {
+                    CreateStep::Refuse(Refusal::HandedOverElsewhere)
+                }
+                reach => bound(facts, twin, reach),
+            }
+        }
+    }
+}
+
+fn bound(facts: &CreateFacts, twin: &Twin, reach: &Reach) -> CreateStep {
+    match reach {
+        Reach::Unread => CreateStep::Wait,
+        Reach::Nowhere(error) => CreateStep::Refuse(Refusal::Nowhere(error.clone())),
+        Reach::FromTarget { retained: false } if facts.retain => CreateStep::Retain,
+        Reach::FromTarget { .. } | Reach::NotFromTarget if twin.handed_over => CreateStep::Answer,
+        Reach::FromTarget { .. } | Reach::NotFromTarget => CreateStep::HandOver,
+    }
+}
+
+fn mismatch(facts: &CreateFacts, twin: &Twin) -> Option<Refusal> {
+    if !twin.differences.is_empty() {
+        return Some(Refusal::Differs(twin.differences.clone()));
+    }
+    if facts.claim == ClaimFact::Gone {
+        return None;
+    }
+    disagreement(&facts.target)
+}
+
+fn disagreement(target: &Target) -> Option<Refusal> {
+    match target {
+        Target::Any | Target::Node(_) => None,
+        Target::Disagrees { selected, requested } => Some(Refusal::NodeDisagrees {
+            selected: selected.clone(),
+            requested: requested.clone(),
+        }),
+    }
+}
+
+#[cfg(test)]
+#[path = "create_tests.rs"]
+mod tests;

@@ -1,0 +1,369 @@
+//! The table of `create_step`, its invariants, and that it always gets somewhere.
+
+use proptest::{prelude::*, sample::select};
+
+use super::*;
+use crate::volume::DRIVER_NAME;
+
+fn facts(twin: TwinFact) -> CreateFacts {
+    CreateFacts {
+        claim: ClaimFact::Live,
+        target: Target::Node("n1".into()),
+        unfit: None,
+        twin,
+        virtual_pv: false,
+        retain: false,
+    }
+}
+
+fn twin(state: TwinState) -> Twin {
+    Twin {
+        handed_over: false,
+        deleting: false,
+        differences: Vec::new(),
+        provisioner: Some("real.example".into()),
+        told_node: true,
+        node: Some("n1".into()),
+        state,
+    }
+}
+
+fn pending() -> Twin {
+    twin(TwinState::Pending(Prebinding::Provisioner))
+}
+
+fn bound() -> Twin {
+    twin(TwinState::Bound(Reach::FromTarget { retained: false }))
+}
+
+fn decide(twin: Twin, change: impl Fn(&mut CreateFacts)) -> CreateStep {
+    let mut facts = facts(TwinFact::Ours(twin));
+    change(&mut facts);
+    create_step(&facts)
+}
+
+fn gone(facts: &mut CreateFacts) {
+    facts.claim = ClaimFact::Gone;
+}
+
+fn old_request(facts: &mut CreateFacts) {
+    facts.target = Target::Disagrees {
+        selected: Some("n2".into()),
+        requested: "n1".into(),
+    };
+}
+
+fn unchanged(_: &mut CreateFacts) {}
+
+#[test]
+fn without_a_twin() {
+    let decide = |change: &dyn Fn(&mut CreateFacts)| {
+        let mut facts = facts(TwinFact::Absent);
+        change(&mut facts);
+        create_step(&facts)
+    };
+    assert_eq!(decide(&unchanged), CreateStep::Create);
+    assert_eq!(decide(&|f| f.claim = ClaimFact::NotGiven), CreateStep::Create);
+    assert_eq!(decide(&gone), CreateStep::Refuse(Refusal::ClaimGone));
+    assert!(matches!(
+        decide(&old_request),
+        CreateStep::Refuse(Refusal::NodeDisagrees { .. })
+    ));
+    assert_eq!(
+        decide(&|f| f.unfit = Some("full".into())),
+        CreateStep::Elsewhere("full".into())
+    );
+    assert_eq!(
+        decide(&|f| f.virtual_pv = true),
+        CreateStep::Refuse(Refusal::Vanished)
+    );
+}
+
+#[test]
+fn while_the_twin_is_pending() {
+    use CreateStep::Withdraw;
+    assert_eq!(decide(pending(), unchanged), CreateStep::Wait);
+    assert_eq!(
+        decide(pending(), |f| f.unfit = Some("full".into())),
+        CreateStep::Wait
+    );
+    assert_eq!(decide(pending(), gone), Withdraw(Withdrawal::ClaimGone));
+    assert_eq!(
+        decide(pending(), old_request),
+        Withdraw(Withdrawal::NodeDisagrees)
+    );
+    assert_eq!(
+        decide(pending(), |f| f.target = Target::Node("n2".into())),
+        Withdraw(Withdrawal::OtherNode)
+    );
+    let refused = Twin {
+        node: None,
+        ..pending()
+    };
+    assert_eq!(
+        decide(refused.clone(), unchanged),
+        Withdraw(Withdrawal::DriverRefused)
+    );
+    let immediate = Twin {
+        told_node: false,
+        ..refused
+    };
+    assert_eq!(decide(immediate, unchanged), CreateStep::Wait);
+    let differs = Twin {
+        differences: vec![Part::Size],
+        ..pending()
+    };
+    assert_eq!(decide(differs, unchanged), Withdraw(Withdrawal::Differs));
+    for provisioner in [DRIVER_NAME, "liqo.io/storage"] {
+        let looping = Twin {
+            provisioner: Some(provisioner.into()),
+            ..pending()
+        };
+        assert_eq!(
+            decide(looping, unchanged),
+            Withdraw(Withdrawal::Loops(provisioner.into()))
+        );
+    }
+    assert_eq!(
+        decide(
+            Twin {
+                deleting: true,
+                ..pending()
+            },
+            unchanged
+        ),
+        CreateStep::AwaitGone
+    );
+}
+
+#[test]
+fn static_volumes_are_reserved() {
+    let decide = |prebinding| decide(twin(TwinState::Pending(prebinding)), unchanged);
+    assert_eq!(
+        decide(Prebinding::Found("pv".into())),
+        CreateStep::PreBind { volume: "pv".into() }
+    );
+    assert_eq!(decide(Prebinding::Reserved("pv".into())), CreateStep::Wait);
+    assert_eq!(
+        decide(Prebinding::NoneFits),
+        CreateStep::Withdraw(Withdrawal::NoVolume)
+    );
+}
+
+#[test]
+fn a_bound_twin_is_handed_over_and_then_answered() {
+    assert_eq!(decide(bound(), unchanged), CreateStep::HandOver);
+    let handed_over = Twin {
+        handed_over: true,
+        ..bound()
+    };
+    assert_eq!(decide(handed_over.clone(), unchanged), CreateStep::Answer);
+    assert_eq!(decide(handed_over, |f| f.virtual_pv = true), CreateStep::Answer);
+    assert_eq!(decide(bound(), |f| f.retain = true), CreateStep::Retain);
+    let retained = twin(TwinState::Bound(Reach::FromTarget { retained: true }));
+    assert_eq!(decide(retained, |f| f.retain = true), CreateStep::HandOver);
+    assert_eq!(
+        decide(twin(TwinState::Bound(Reach::Unread)), unchanged),
+        CreateStep::Wait
+    );
+}
+
+#[test]
+fn a_bound_twin_nobody_was_given_may_still_go() {
+    use CreateStep::Withdraw;
+    assert_eq!(decide(bound(), gone), Withdraw(Withdrawal::ClaimGone));
+    let out_of_reach = twin(TwinState::Bound(Reach::NotFromTarget));
+    assert_eq!(decide(out_of_reach, unchanged), Withdraw(Withdrawal::OutOfReach));
+    assert_eq!(
+        decide(twin(TwinState::Lost), unchanged),
+        Withdraw(Withdrawal::Lost)
+    );
+    let differs = Twin {
+        differences: vec![Part::Size],
+        ..bound()
+    };
+    assert_eq!(
+        decide(differs, unchanged),
+        CreateStep::Refuse(Refusal::Differs(vec![Part::Size]))
+    );
+    assert!(matches!(
+        decide(bound(), old_request),
+        CreateStep::Refuse(Refusal::NodeDisagrees { .. })
+    ));
+}
+
+#[test]
+fn a_volume_that_was_given_away_is_never_taken_back() {
+    let theirs = |twin| Twin {
+        handed_over: true,
+        ..twin
+    };
+    let out_of_reach = theirs(twin(TwinState::Bound(Reach::NotFromTarget)));
+    assert_eq!(
+        decide(out_of_reach.clone(), unchanged),
+        CreateStep::Refuse(Refusal::HandedOverElsewhere)
+    );
+    assert_eq!(decide(out_of_reach, gone), CreateStep::Answer);
+    assert_eq!(decide(theirs(bound()), gone), CreateStep::Answer);
+    assert_eq!(
+        decide(theirs(twin(TwinState::Lost)), unchanged),
+        CreateStep::Refuse(Refusal::Lost)
+    );
+    let deleting = Twin {
+        deleting: true,
+        ..theirs(bound())
+    };
+    assert_eq!(decide(deleting, unchanged), CreateStep::Refuse(Refusal::Losing));
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let foreign = Foreign::OtherClaim("x".into());
+    let step = create_step(&facts(TwinFact::Foreign(foreign.clone())));
+    assert_eq!(step, CreateStep::Refuse(Refusal::Foreign(foreign)));
+}
+
+#[test]
+fn refusals_read_well() {
+    let differs = Refusal::Differs(vec![Part::Size, Part::Parameters]).to_string();
+    assert_eq!(
+        differs,
+        "a volume of this name exists, made with another size and class parameters"
+    );
+}
+
+fn any_state() -> impl Strategy<Value = TwinState> {
+    let nowhere = Reach::Nowhere(AffinityError::NoNode(1));
+    select(vec![
+        TwinState::Lost,
+        TwinState::Pending(Prebinding::Provisioner),
+        TwinState::Pending(Prebinding::Reserved("pv".into())),
+        TwinState::Pending(Prebinding::Found("pv".into())),
+        TwinState::Pending(Prebinding::NoneFits),
+        TwinState::Bound(Reach::Unread),
+        TwinState::Bound(Reach::FromTarget { retained: false }),
+        TwinState::Bound(Reach::FromTarget { retained: true }),
+        TwinState::Bound(Reach::NotFromTarget),
+        TwinState::Bound(nowhere),
+    ])
+}
+
+prop_compose! {
+    fn any_twin()(
+        (handed_over, deleting, told_node) in any::<(bool, bool, bool)>(),
+        differences in select(vec![vec![], vec![Part::Size]]),
+        provisioner in select(vec![None, Some("real.example"), Some(DRIVER_NAME)]),
+        node in select(vec![None, Some("n1"), Some("n2")]),
+        state in any_state(),
+    ) -> Twin {
+        let (provisioner, node) = (provisioner.map(str::to_owned), node.map(str::to_owned));
+        Twin { handed_over, deleting, differences, provisioner, told_node, node, state }
+    }
+}
+
+fn any_place() -> impl Strategy<Value = TwinFact> {
+    prop_oneof![
+        1 => Just(TwinFact::Absent),
+        1 => Just(TwinFact::Foreign(Foreign::OtherClaim("x".into()))),
+        8 => any_twin().prop_map(TwinFact::Ours),
+    ]
+}
+
+prop_compose! {
+    fn any_facts()(
+        claim in select(vec![ClaimFact::NotGiven, ClaimFact::Live, ClaimFact::Gone]),
+        target in select(vec![
+            Target::Any,
+            Target::Node("n1".into()),
+            Target::Disagrees { selected: None, requested: "n1".into() },
+        ]),
+        unfit in select(vec![None, Some("full".to_owned())]),
+        twin in any_place(),
+        (virtual_pv, retain) in any::<(bool, bool)>(),
+    ) -> CreateFacts {
+        CreateFacts { claim, target, unfit, twin, virtual_pv, retain }
+    }
+}
+
+/// What the world looks like after a step, when everybody else plays along.
+fn after(step: &CreateStep, facts: &mut CreateFacts) {
+    let reachable = || TwinState::Bound(Reach::FromTarget { retained: false });
+    match (step, &mut facts.twin) {
+        (CreateStep::Create, place) => {
+            let node = match &facts.target {
+                Target::Node(node) => Some(node.clone()),
+                _ => None,
+            };
+            *place = TwinFact::Ours(Twin {
+                told_node: node.is_some(),
+                node,
+                ..pending()
+            });
+        }
+        (CreateStep::Withdraw(_) | CreateStep::AwaitGone, place) => *place = TwinFact::Absent,
+        (CreateStep::PreBind { volume }, TwinFact::Ours(twin)) => {
+            twin.state = TwinState::Pending(Prebinding::Reserved(volume.clone()));
+        }
+        (CreateStep::Wait, TwinFact::Ours(twin)) => twin.state = reachable(),
+        (CreateStep::Retain, TwinFact::Ours(twin)) => {
+            twin.state = TwinState::Bound(Reach::FromTarget { retained: true });
+        }
+        (CreateStep::HandOver, TwinFact::Ours(twin)) => twin.handed_over = true,
+        (step, twin) => panic!("{step:?} makes no sense with {twin:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn invariants(facts in any_facts()) {
+        let step = create_step(&facts);
+        let twin = match &facts.twin {
+            TwinFact::Ours(twin) => Some(twin),
+            _ => None,
+        };
+        let given_away = facts.virtual_pv || twin.is_some_and(|twin| twin.handed_over);
+        let is_bound = twin.is_some_and(|twin| matches!(twin.state, TwinState::Bound(_)));
+        let lives = twin.is_some_and(|twin| !twin.deleting);
+        match &step {
+            CreateStep::Withdraw(_) => prop_assert!(lives && !given_away),
+            CreateStep::AwaitGone => prop_assert!(!lives && !given_away),
+            CreateStep::Create => {
+                prop_assert_eq!(&facts.twin, &TwinFact::Absent);
+                prop_assert!(!given_away && facts.claim != ClaimFact::Gone);
+            }
+            CreateStep::HandOver | CreateStep::Answer => {
+                prop_assert!(is_bound && lives);
+                let retained = TwinState::Bound(Reach::FromTarget { retained: true });
+                let out_of_reach = TwinState::Bound(Reach::NotFromTarget);
+                let state = &twin.unwrap().state;
+                prop_assert!(!facts.retain || *state == retained || *state == out_of_reach);
+                prop_assert_eq!(twin.unwrap().handed_over, step == CreateStep::Answer);
+            }
+            CreateStep::Refuse(_) | CreateStep::Elsewhere(_) => {
+                // After the twin's POST nothing final is answered until it is bound or gone.
+                let in_the_making = lives && !is_bound && !given_away;
+                prop_assert!(!in_the_making);
+            }
+            CreateStep::PreBind { .. } | CreateStep::Wait | CreateStep::Retain => prop_assert!(lives),
+        }
+    }
+
+    #[test]
+    fn always_gets_somewhere(mut facts in any_facts()) {
+        for _ in 0..8 {
+            let step = create_step(&facts);
+            if matches!(step, CreateStep::Answer | CreateStep::Elsewhere(_) | CreateStep::Refuse(_)) {
+                return Ok(());
+            }
+            if let CreateStep::Withdraw(why) = &step
+                && why.afterwards() != Afterwards::DecideAgain
+            {
+                return Ok(());
+            }
+            after(&step, &mut facts);
+        }
+        prop_assert!(false, "still undecided: {:?}", facts);
+    }
+}

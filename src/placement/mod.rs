@@ -1,0 +1,21 @@
+//! Where a claim goes, or why not: which real class, which node, which static
+//! volume, whose turn it is, and what the scheduler has to know beforehand.
+//! Pure: facts in, a decision out; no Kubernetes client, no gRPC, no clock.
+
+mod capacity;
+mod class;
+mod create;
+mod delete;
+mod fit;
+
+pub use capacity::{Published, Room, publish};
+pub use class::{
+    AllowedTopology, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, ReclaimPolicy,
+    Wishes, choose_class, is_loop,
+};
+pub use create::{
+    Afterwards, ClaimFact, CreateFacts, CreateStep, Prebinding, Reach, Refusal, Target, Twin, TwinFact,
+    TwinState, Withdrawal, create_step,
+};
+pub use delete::{DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, TwinVolume, delete_step};
+pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
