@@ -26,6 +26,20 @@ func (i *Image) AddHostBinaries(programs ...string) *Image {
 	return i
 }
 
+// AddProgram adds a program of the host under another path, with the shared
+// libraries it needs at theirs.
+func (i *Image) AddProgram(source, target string) *Image {
+	libraries, err := sharedLibraries(source)
+	if err != nil {
+		i.failures = append(i.failures, err)
+		return i
+	}
+	for _, name := range libraries {
+		i.addHostFile(name)
+	}
+	return i.AddBinary(source, target)
+}
+
 // addHostFile adds a file of the host under the path it is asked for by, even
 // where that path leads through links on the host.
 func (i *Image) addHostFile(name string) {

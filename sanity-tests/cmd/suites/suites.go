@@ -40,7 +40,7 @@ var suites = []suite{
 	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute},
 	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./images", "./faults"),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
-	goTest("chart", "sanity-tests", nothing, 15*time.Minute, "./chart"),
+	goTest("chart", "sanity-tests", nothing, 15*time.Minute, "./chart", "./driver"),
 }
 
 func check(name string, command ...string) suite {

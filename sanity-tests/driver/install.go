@@ -1,0 +1,174 @@
+// Package driver puts the driver under test into a cluster of the lab: it builds
+// the release, makes the image that the Dockerfile describes, and installs the
+// chart with real Helm.
+//
+// How Helm is run and what the chart renders is the business of package chart;
+// the real storage behind the driver comes from package storage.
+package driver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/components"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// CSIName is the driver's name.
+const CSIName = "storage.liqo.io"
+
+// Options are what one can choose about an installation.
+type Options struct {
+	// Features are cargo features of the build, such as crash-points.
+	Features []string
+	// Values replace top-level values of Values().
+	Values chart.Values
+	// Progress is told what happens; nil for nobody.
+	Progress io.Writer
+}
+
+// Install builds the driver and installs it, or changes the installation to what
+// is asked for. It returns when claims would be served on every node.
+func Install(ctx context.Context, cluster *clusters.Cluster, options Options) error {
+	if options.Progress == nil {
+		options.Progress = io.Discard
+	}
+	started := time.Now()
+	step := func(what string) {
+		fmt.Fprintf(options.Progress, "%6.1fs  %s: %s\n", time.Since(started).Seconds(), cluster.Name(), what)
+	}
+	content, err := importImage(ctx, cluster, options.Features)
+	if err != nil {
+		return err
+	}
+	step("driver built, image in every node")
+
+	client, err := cluster.Client()
+	if err != nil {
+		return err
+	}
+	if err := ensureStorageNamespace(ctx, client); err != nil {
+		return err
+	}
+	helm, err := helmFor(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	values := withImage(content, options.Values)
+	if err := helm.Install(ctx, chart.Release, chart.Namespace, values); err != nil {
+		return fmt.Errorf("install the driver in cluster %s: %w\n%s", cluster.Name(), err, podTrouble(ctx, client))
+	}
+	step("chart installed, pods ready")
+
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	for _, node := range cluster.Nodes() {
+		err := machine.Until(ctx, "the driver on node "+node.Name, func() error { return registered(ctx, client, node.Name) })
+		if err != nil {
+			return err
+		}
+	}
+	step("driver registered on every node")
+	return nil
+}
+
+// Uninstall removes the release. The namespace of the twins stays, with all in it.
+func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
+	helm, err := helmFor(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if err := helm.Uninstall(ctx, chart.Release, chart.Namespace); err != nil {
+		return fmt.Errorf("uninstall the driver from cluster %s: %w", cluster.Name(), err)
+	}
+	return nil
+}
+
+func importImage(ctx context.Context, cluster *clusters.Cluster, features []string) (content string, err error) {
+	root, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	binary, err := Compile(ctx, filepath.Dir(root), features)
+	if err != nil {
+		return "", err
+	}
+	built, err := image(binary)
+	if err != nil {
+		return "", err
+	}
+	if err := cluster.Import(ctx, built); err != nil {
+		return "", err
+	}
+	return digest(binary)
+}
+
+// withImage makes pods roll over when the content of the image has changed under
+// its name.
+func withImage(content string, changes chart.Values) chart.Values {
+	values := Values()
+	maps.Copy(values, changes)
+	for _, component := range []string{"controller", "node"} {
+		settings := chart.Values{}
+		if given, is := values[component].(chart.Values); is {
+			settings = maps.Clone(given)
+		}
+		settings["podAnnotations"] = chart.Values{"lab.liqo.io/build": content}
+		values[component] = settings
+	}
+	return values
+}
+
+func helmFor(ctx context.Context, cluster *clusters.Cluster) (*chart.Helm, error) {
+	helm, err := chart.New(ctx)
+	if err != nil {
+		return nil, err
+	}
+	helm.Kubeconfig = cluster.Kubeconfig()
+	return helm, nil
+}
+
+// ensureStorageNamespace is the one step the chart leaves to its user.
+func ensureStorageNamespace(ctx context.Context, client kubernetes.Interface) error {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: chart.StorageNamespace}}
+	_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the namespace of the twins: %w", err)
+	}
+	return nil
+}
+
+// registered is met when the scheduler and csi-provisioner can use the node.
+func registered(ctx context.Context, client kubernetes.Interface, node string) error {
+	csiNode, err := client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	object, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, driver := range csiNode.Spec.Drivers {
+		if driver.Name != CSIName {
+			continue
+		}
+		for _, key := range driver.TopologyKeys {
+			if object.Labels[key] == "" {
+				return fmt.Errorf("node %s has no label %s", node, key)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("CSINode %s does not list %s", node, CSIName)
+}
