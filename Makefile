@@ -59,11 +59,12 @@ lab-down: ## Take the lab down and leave the machine as it was
 lab-status: ## What of the lab is running
 	$(LAB) status
 
+.PHONY: lab-driver
+lab-driver: ## Build the driver and install it in the running lab's cluster home
+	cd sanity-tests && go run ./cmd/driver install
+
 ##### Bench
 
 .PHONY: bench
 bench: ## Race class liqo against the real classes in the running lab; BENCH='-n 1,100' narrows it
 	cd sanity-tests && go run ./cmd/bench $(BENCH)
-.PHONY: lab-driver
-lab-driver: ## Build the driver and install it in the running lab's cluster home
-	cd sanity-tests && go run ./cmd/driver install

@@ -1,0 +1,143 @@
+// Package sanity runs csi-sanity against the driver as it is installed in the
+// lab: through the sockets of its controller and of a node plugin, on a real API
+// server, with real storage behind it.
+package sanity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/nodes"
+)
+
+// installation is where the running driver can be reached.
+type installation struct {
+	client     kubernetes.Interface
+	node       *nodes.Node
+	controller string
+}
+
+// find looks the driver up in the lab's first cluster. A folder in dir leads to the
+// controller's socket: its own path is longer than the address of a socket may be.
+func find(ctx context.Context, dir string) (*installation, error) {
+	lab, err := clusters.Load()
+	if err != nil {
+		return nil, err
+	}
+	home := lab.Clusters()[0]
+	client, err := home.Client()
+	if err != nil {
+		return nil, err
+	}
+	controller, err := controllerPod(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	runsOn, err := home.Node(controller.Spec.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	folder := runsOn.HostPath(filepath.Join(nodes.KubeletDir, "pods", string(controller.UID), "volumes/kubernetes.io~empty-dir/socket"))
+	link := filepath.Join(dir, "controller")
+	if err := os.Symlink(folder, link); err != nil {
+		return nil, err
+	}
+	return &installation{client: client, node: home.Nodes()[0], controller: filepath.Join(link, "csi.sock")}, nil
+}
+
+func controllerPod(ctx context.Context, client kubernetes.Interface) (*corev1.Pod, error) {
+	pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/component=controller", FieldSelector: "status.phase=Running",
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, pod := range pods.Items {
+		if pod.DeletionTimestamp == nil {
+			return &pod, nil
+		}
+	}
+	return nil, errors.New("the driver is not installed: run make lab-driver")
+}
+
+// nodeSocket is the node plugin's socket on the host.
+func (i *installation) nodeSocket() string {
+	return i.node.HostPath(filepath.Join(nodes.KubeletDir, "plugins", driver.CSIName, "csi.sock"))
+}
+
+// paths has csi-sanity name paths as the node does, below kubelet's folder, where
+// the node plugin's mounts are made, and work on them from the host.
+func (i *installation) paths(config *sanity.TestConfig, name string) (cleanUp func()) {
+	base := filepath.Join(nodes.KubeletDir, "plugins", "csi-sanity-"+name)
+	config.TargetPath = filepath.Join(base, "targets")
+	config.StagingPath = filepath.Join(base, "staging")
+	create := func(path string) (string, error) { return path, os.MkdirAll(i.node.HostPath(path), 0o755) }
+	remove := func(path string) error {
+		err := os.Remove(i.node.HostPath(path))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	config.CreateTargetDir, config.CreateStagingDir = create, create
+	config.RemoveTargetPath, config.RemoveStagingPath = remove, remove
+	config.CheckPath = func(path string) (sanity.PathKind, error) { return kind(i.node.HostPath(path)) }
+	// Only folders that are empty: whatever else lies there is worth a look.
+	return func() { _ = os.Remove(i.node.HostPath(base)) }
+}
+
+func kind(path string) (sanity.PathKind, error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return sanity.PathIsNotFound, nil
+	case err != nil:
+		return "", err
+	case info.Mode().IsRegular():
+		return sanity.PathIsFile, nil
+	case info.IsDir():
+		return sanity.PathIsDir, nil
+	}
+	return sanity.PathIsOther, nil
+}
+
+// leftovers are twins and attachments that csi-sanity's volumes left behind; no
+// claim of a user stands behind those.
+func (i *installation) leftovers(ctx context.Context) ([]string, error) {
+	twins, err := i.client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/managed-by=" + driver.CSIName,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	volumes := map[string]bool{}
+	for _, twin := range twins.Items {
+		if twin.Annotations["storage.liqo.io/claim-name"] == "" {
+			found = append(found, "twin "+twin.Name)
+			volumes[twin.Spec.VolumeName] = true
+		}
+	}
+	attachments, err := i.client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, attachment := range attachments.Items {
+		if volume := attachment.Spec.Source.PersistentVolumeName; volume != nil && volumes[*volume] {
+			found = append(found, fmt.Sprintf("attachment %s of %s", attachment.Name, *volume))
+		}
+	}
+	return found, nil
+}

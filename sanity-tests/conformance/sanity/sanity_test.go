@@ -1,0 +1,82 @@
+package sanity
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+	"github.com/onsi/gomega"
+
+	"storage.liqo.io/sanity-tests/clusters"
+)
+
+// setups are the kinds of real volumes behind the driver; the real class of each
+// can be reached from all nodes, because csi-sanity's volumes have no node.
+var setups = []struct{ name, accessType, realClass string }{
+	{"directories", "mount", "reference"},
+	{"ext4", "mount", "reference-ext4"},
+	{"attached", "mount", "reference-attach"},
+	{"block", "block", "reference"},
+	{"attached-block", "block", "reference-attach"},
+}
+
+func TestDriver(t *testing.T) {
+	found, err := find(t.Context(), t.TempDir())
+	if errors.Is(err, clusters.ErrNoLab) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	for _, setup := range setups {
+		config := sanity.NewTestConfig()
+		config.Address = "unix://" + found.nodeSocket()
+		config.ControllerAddress = "unix://" + found.controller
+		config.TestVolumeSize = 1 << 30
+		config.TestVolumeAccessType = setup.accessType
+		config.TestVolumeParameters = map[string]string{"realStorageClass": setup.realClass}
+		t.Cleanup(found.paths(&config, setup.name))
+		ginkgo.Describe(setup.name, ginkgo.Ordered, ginkgo.ContinueOnFailure, func() {
+			ginkgo.AfterAll(func(ctx context.Context) {
+				gomega.Eventually(found.leftovers).WithContext(ctx).WithTimeout(time.Minute).Should(gomega.BeEmpty(),
+					"things left behind")
+			})
+			sanity.GinkgoTest(&config)
+		})
+	}
+	var report types.Report
+	ginkgo.ReportAfterSuite("keep the report", func(final types.Report) { report = final })
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	ginkgo.RunSpecs(t, "csi-sanity against the driver in the lab", suite, reporter)
+	tell(t, report)
+}
+
+// tell makes each spec a test of its own, so that whoever counts tests counts
+// them, and sums them up.
+func tell(t *testing.T, report types.Report) {
+	var passed, failed, skipped int
+	for _, spec := range report.SpecReports {
+		if spec.LeafNodeType != types.NodeTypeIt {
+			continue
+		}
+		t.Run(strings.ReplaceAll(spec.FullText(), "/", "|"), func(t *testing.T) {
+			switch {
+			case spec.State.Is(types.SpecStateFailureStates):
+				failed++
+				t.Errorf("%s\n%s", spec.Failure.Location, spec.Failure.Message)
+			case spec.State.Is(types.SpecStateSkipped | types.SpecStatePending):
+				skipped++
+				t.Skip(spec.Failure.Message)
+			default:
+				passed++
+			}
+		})
+	}
+	t.Logf("csi-sanity: %d specs passed, %d failed, %d skipped", passed, failed, skipped)
+}
