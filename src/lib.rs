@@ -5,6 +5,7 @@
 //! line wires them. `docs/architecture.md` has the picture.
 
 pub mod cli;
+pub mod cluster;
 pub mod csi;
 pub mod node;
 pub mod observe;

@@ -9,6 +9,7 @@ mod fingerprint;
 mod id;
 pub mod mark;
 mod marks;
+mod quantity;
 mod spec;
 
 pub use carried::{Carried, MetadataChanges};
@@ -19,6 +20,7 @@ pub use digest::digest;
 pub use fingerprint::{Fingerprint, FingerprintError, Part};
 pub use id::{ClusterId, ClusterIdError, ForeignId, VolumeId, VolumeName};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
+pub use quantity::{parse_quantity, quantity};
 pub use spec::{
     Access, AccessMode, Capabilities, Capability, ClaimName, ContentSource, Parameters, SizeRange, SpecError,
     VolumeSpec,

@@ -1,0 +1,290 @@
+//! From objects of Kubernetes to the facts that the pure layer decides on.
+//! Nothing is decided here. What cannot be understood becomes what admits less.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    api::{
+        core::v1::{
+            NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+            PersistentVolume, TopologySelectorTerm,
+        },
+        storage::v1::{CSIStorageCapacity, StorageClass},
+    },
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector as KubeLabelSelector},
+};
+use kube::ResourceExt;
+
+use crate::{
+    placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
+    topology::{LabelSelector, NodeSelector, Operator, Requirement, Term},
+    volume::{AccessMode, ClaimName, VolumeMode, parse_quantity},
+};
+
+const IS_DEFAULT: [&str; 2] = [
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+];
+
+/// A storage class.
+#[must_use]
+pub fn class(class: &StorageClass) -> Class {
+    let marked = |key: &&str| class.annotations().get(*key).is_some_and(|value| value == "true");
+    let created = class.metadata.creation_timestamp.as_ref();
+    Class {
+        name: class.name_any(),
+        provisioner: class.provisioner.clone(),
+        binding: match class.volume_binding_mode.as_deref() {
+            Some("WaitForFirstConsumer") => BindingMode::WaitForFirstConsumer,
+            _ => BindingMode::Immediate,
+        },
+        reclaim: reclaim_policy(class.reclaim_policy.as_deref()),
+        is_default: IS_DEFAULT.iter().any(marked),
+        created: created.map_or(0, |time| time.0.as_second()),
+        allowed_topologies: class
+            .allowed_topologies
+            .iter()
+            .flatten()
+            .map(allowed_topology)
+            .collect(),
+        allows_expansion: class.allow_volume_expansion.unwrap_or(false),
+    }
+}
+
+/// A reclaim policy; the API's default is Delete, and Recycle has the same end.
+#[must_use]
+pub fn reclaim_policy(policy: Option<&str>) -> ReclaimPolicy {
+    match policy {
+        Some("Retain") => ReclaimPolicy::Retain,
+        _ => ReclaimPolicy::Delete,
+    }
+}
+
+fn allowed_topology(term: &TopologySelectorTerm) -> AllowedTopology {
+    let expressions = term.match_label_expressions.iter().flatten();
+    AllowedTopology(
+        expressions
+            .map(|one| (one.key.clone(), one.values.clone()))
+            .collect(),
+    )
+}
+
+/// What a real driver published about its capacity.
+#[must_use]
+pub fn capacity(capacity: &CSIStorageCapacity) -> Capacity {
+    Capacity {
+        class: capacity.storage_class_name.clone(),
+        nodes: capacity.node_topology.as_ref().map(label_selector),
+        capacity: capacity.capacity.as_ref().and_then(bytes),
+        maximum: capacity.maximum_volume_size.as_ref().and_then(bytes),
+    }
+}
+
+/// A PV as one that nobody provisions.
+#[must_use]
+pub fn static_volume(volume: &PersistentVolume) -> StaticVolume {
+    let spec = volume.spec.clone().unwrap_or_default();
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    StaticVolume {
+        name: volume.name_any(),
+        class: spec.storage_class_name.unwrap_or_default(),
+        capacity: spec
+            .capacity
+            .as_ref()
+            .and_then(|capacity| capacity.get("storage"))
+            .and_then(bytes)
+            .unwrap_or_default(),
+        access_modes: access_modes(spec.access_modes.iter().flatten()),
+        volume_mode: volume_mode(spec.volume_mode.as_deref()),
+        affinity: affinity(volume),
+        available: phase == Some("Available") && volume.metadata.deletion_timestamp.is_none(),
+        claim: spec.claim_ref.as_ref().map(claim_name),
+    }
+}
+
+/// The claim an object refers to.
+#[must_use]
+pub fn claim_name(reference: &ObjectReference) -> ClaimName {
+    ClaimName {
+        namespace: reference.namespace.clone().unwrap_or_default(),
+        name: reference.name.clone().unwrap_or_default(),
+    }
+}
+
+/// The access modes this driver knows.
+pub fn access_modes<'a>(modes: impl IntoIterator<Item = &'a String>) -> BTreeSet<AccessMode> {
+    modes.into_iter().filter_map(|mode| mode.parse().ok()).collect()
+}
+
+/// A volume mode; the API's default is a file system.
+#[must_use]
+pub fn volume_mode(mode: Option<&str>) -> VolumeMode {
+    match mode {
+        Some("Block") => VolumeMode::Block,
+        _ => VolumeMode::Filesystem,
+    }
+}
+
+/// A quantity in bytes.
+#[must_use]
+pub fn bytes(quantity: &Quantity) -> Option<u64> {
+    parse_quantity(&quantity.0)
+}
+
+/// From where a PV can be reached; `None` means anywhere.
+#[must_use]
+pub fn affinity(volume: &PersistentVolume) -> Option<NodeSelector> {
+    let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
+    affinity.required.as_ref().map(node_selector)
+}
+
+/// A node selector.
+#[must_use]
+pub fn node_selector(selector: &KubeSelector) -> NodeSelector {
+    NodeSelector {
+        terms: selector.node_selector_terms.iter().map(term).collect(),
+    }
+}
+
+fn term(term: &NodeSelectorTerm) -> Term {
+    let requirements = |all: &Option<Vec<NodeSelectorRequirement>>| {
+        all.iter()
+            .flatten()
+            .map(|one| requirement(&one.key, &one.operator, one.values.as_ref()))
+            .collect()
+    };
+    Term {
+        expressions: requirements(&term.match_expressions),
+        fields: requirements(&term.match_fields),
+    }
+}
+
+/// A label selector.
+#[must_use]
+pub fn label_selector(selector: &KubeLabelSelector) -> LabelSelector {
+    let labels = selector.match_labels.iter().flatten();
+    let equal = labels.map(|(key, value)| Requirement::is_in(key, [value]));
+    let expressions = selector.match_expressions.iter().flatten();
+    let others = expressions.map(|one| requirement(&one.key, &one.operator, one.values.as_ref()));
+    LabelSelector(equal.chain(others).collect())
+}
+
+fn requirement(key: &str, operator: &str, values: Option<&Vec<String>>) -> Requirement {
+    match operator.parse::<Operator>() {
+        Ok(operator) => Requirement {
+            key: key.to_owned(),
+            operator,
+            values: values.cloned().unwrap_or_default(),
+        },
+        // An operator of a later Kubernetes: what is not understood admits nobody.
+        Err(_) => Requirement::is_in(key, [] as [String; 0]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::topology::Node;
+
+    fn volume(spec: &Value) -> PersistentVolume {
+        let volume = json!({
+            "metadata": {"name": "pv"}, "spec": spec, "status": {"phase": "Available"},
+        });
+        from_value(volume).unwrap()
+    }
+
+    #[test]
+    fn reads_a_class() {
+        let object: StorageClass = from_value(json!({
+            "metadata": {
+                "name": "fast",
+                "creationTimestamp": "1970-01-01T00:01:00Z",
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "provisioner": "real.example",
+            "reclaimPolicy": "Retain",
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "allowVolumeExpansion": true,
+            "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a", "b"]}]}],
+        }))
+        .unwrap();
+        let expected = Class {
+            name: "fast".into(),
+            provisioner: "real.example".into(),
+            binding: BindingMode::WaitForFirstConsumer,
+            reclaim: ReclaimPolicy::Retain,
+            is_default: true,
+            created: 60,
+            allowed_topologies: vec![AllowedTopology(vec![(
+                "zone".into(),
+                vec!["a".into(), "b".into()],
+            )])],
+            allows_expansion: true,
+        };
+        assert_eq!(class(&object), expected);
+        let bare: StorageClass =
+            from_value(json!({"metadata": {"name": "bare"}, "provisioner": "x"})).unwrap();
+        assert_eq!(class(&bare).binding, BindingMode::Immediate);
+        assert_eq!(class(&bare).reclaim, ReclaimPolicy::Delete);
+        assert!(!class(&bare).is_default);
+    }
+
+    #[test]
+    fn reads_a_static_volume() {
+        let read = static_volume(&volume(&json!({
+            "storageClassName": "local",
+            "capacity": {"storage": "5Gi"},
+            "accessModes": ["ReadWriteOnce", "SomethingNew"],
+            "volumeMode": "Block",
+            "claimRef": {"namespace": "n", "name": "c"},
+        })));
+        assert_eq!(read.capacity, 5 << 30);
+        assert_eq!(read.access_modes, [AccessMode::ReadWriteOnce].into());
+        assert_eq!(read.volume_mode, VolumeMode::Block);
+        assert_eq!(read.claim.unwrap().to_string(), "n/c");
+        assert!(read.available);
+        assert_eq!(read.affinity, None);
+    }
+
+    #[test]
+    fn an_operator_of_the_future_admits_nobody() {
+        let read = affinity(&volume(&json!({
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "Like", "values": ["a*"]}]},
+            ]}},
+        })));
+        let node = Node {
+            name: "n".into(),
+            labels: [("zone".to_owned(), "a1".to_owned())].into(),
+        };
+        assert!(!read.unwrap().admits(&node));
+    }
+
+    #[test]
+    fn reads_a_capacity() {
+        let object: CSIStorageCapacity = from_value(json!({
+            "metadata": {"name": "c"},
+            "storageClassName": "real",
+            "capacity": "10Gi",
+            "nodeTopology": {
+                "matchLabels": {"zone": "a"},
+                "matchExpressions": [{"key": "disk", "operator": "Exists"}],
+            },
+        }))
+        .unwrap();
+        let read = capacity(&object);
+        assert_eq!((read.capacity, read.maximum), (Some(10 << 30), None));
+        let labels = |pairs: &[(&str, &str)]| {
+            pairs
+                .iter()
+                .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+                .collect()
+        };
+        let nodes = read.nodes.unwrap();
+        assert!(nodes.admits(&labels(&[("zone", "a"), ("disk", "x")])));
+        assert!(!nodes.admits(&labels(&[("zone", "a")])));
+        assert!(!nodes.admits(&labels(&[("zone", "b"), ("disk", "x")])));
+    }
+}

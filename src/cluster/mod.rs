@@ -1,0 +1,3 @@
+//! Clusters: what the driver sees of them.
+
+pub mod facts;
