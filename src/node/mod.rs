@@ -6,10 +6,22 @@
 //! talks to the API server, except to read a Secret when that is allowed.
 
 pub mod access;
+pub mod consumer;
 pub mod direct;
+pub mod driver;
+#[cfg(test)]
+mod fake;
 pub mod format;
 pub mod host;
 pub mod inflight;
+#[cfg(test)]
+mod life;
 pub mod mountinfo;
 pub mod mounts;
+pub mod publication;
+pub mod registry;
+pub mod secrets;
 pub mod state;
+pub mod trouble;
+pub mod upkeep;
+pub mod volume;

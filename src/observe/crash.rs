@@ -64,6 +64,30 @@ crash_points! {
     BeforeAttachmentDelete = "before-attachment-delete",
     /// The twin's attachment was deleted.
     AfterAttachmentDelete = "after-attachment-delete",
+    /// The node's record of a volume is about to be written.
+    BeforeRecordWrite = "before-record-write",
+    /// The node's record of a volume was written.
+    AfterRecordWrite = "after-record-write",
+    /// The node's record of a volume is about to be removed.
+    BeforeRecordRemove = "before-record-remove",
+    /// The node's record of a volume was removed.
+    AfterRecordRemove = "after-record-remove",
+    /// A volume is about to be staged, by its driver or by us.
+    BeforeNodeStage = "before-node-stage",
+    /// A volume was staged.
+    AfterNodeStage = "after-node-stage",
+    /// A volume is about to be published.
+    BeforeNodePublish = "before-node-publish",
+    /// A volume was published.
+    AfterNodePublish = "after-node-publish",
+    /// A volume is about to be unpublished.
+    BeforeNodeUnpublish = "before-node-unpublish",
+    /// A volume was unpublished.
+    AfterNodeUnpublish = "after-node-unpublish",
+    /// A volume is about to be unstaged.
+    BeforeNodeUnstage = "before-node-unstage",
+    /// A volume was unstaged.
+    AfterNodeUnstage = "after-node-unstage",
 }
 
 /// Dies here when `LIQO_CSI_CRASH_AT` says `name` or `name:n` (at the n-th

@@ -1,0 +1,464 @@
+//! The client of the real drivers on this node: says to their node service what
+//! kubelet would have said, had the pod used the twin directly.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tonic::{Code, Request, Response, Status, transport::Channel};
+
+use super::{
+    access::AccessMode,
+    consumer::{Consumer, TokenError},
+    registry::{Registry, RegistryError},
+    secrets::{SecretError, Secrets},
+};
+use crate::{
+    volume::{CsiSource, DataPath, SecretRef, VolumeMode},
+    wire::csi::{
+        self as wire, node_client::NodeClient, node_service_capability as capability,
+        node_service_capability::rpc::Type as Can, volume_capability,
+    },
+};
+
+/// Kubelet waits two minutes for a volume operation.
+const PATIENCE: Duration = Duration::from_secs(110);
+
+/// The real drivers of this node. Remembers only where their sockets were.
+#[derive(Clone)]
+pub struct Drivers {
+    registry: Registry,
+    secrets: Secrets,
+    sockets: Arc<Mutex<HashMap<String, PathBuf>>>,
+}
+
+/// One real driver, connected.
+pub struct RealDriver {
+    name: String,
+    client: NodeClient<Channel>,
+    secrets: Secrets,
+    can: Vec<Can>,
+}
+
+/// Where a volume is, as its driver is to be told.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Where it was staged.
+    pub staging: &'a Path,
+    /// Where it is, or will be, published.
+    pub target: &'a Path,
+}
+
+/// One figure of how full a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// What is counted.
+    pub unit: Unit,
+    /// How many there are.
+    pub total: i64,
+    /// How many are taken.
+    pub used: i64,
+    /// How many are left.
+    pub available: i64,
+}
+
+/// What a [`Usage`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Files and directories.
+    Inodes,
+}
+
+/// Why the real driver did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// It cannot be reached.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// It said no; its code means to our caller what it would mean to kubelet.
+    #[error("the driver {driver} refused {call}: {message}")]
+    Refused {
+        /// The driver.
+        driver: String,
+        /// What it was asked.
+        call: &'static str,
+        /// Its code.
+        code: Code,
+        /// Its words.
+        message: String,
+    },
+    /// It has not answered yet, and may still be working.
+    #[error("the driver {driver} has not answered {call} for {PATIENCE:?}")]
+    Slow {
+        /// The driver.
+        driver: String,
+        /// What it was asked.
+        call: &'static str,
+    },
+    /// A secret of the real volume is out of reach.
+    #[error("the driver {driver} needs a secret: {error}")]
+    Secret {
+        /// The driver.
+        driver: String,
+        /// Why there is none.
+        error: SecretError,
+    },
+    /// A token is missing.
+    #[error("the driver {driver} cannot be asked: {error}")]
+    Token {
+        /// The driver.
+        driver: String,
+        /// What is missing.
+        error: TokenError,
+    },
+    /// The twin's PV has access modes nobody knows.
+    #[error("the real volume has the access modes {0:?}, none of which can be asked for")]
+    AccessMode(Vec<String>),
+}
+
+impl Drivers {
+    /// The drivers in `registry`, handed secrets as far as `secrets` allows.
+    #[must_use]
+    pub fn new(registry: Registry, secrets: Secrets) -> Self {
+        Self {
+            registry,
+            secrets,
+            sockets: Arc::default(),
+        }
+    }
+
+    /// Connects to a driver and asks what it can do: it may have been replaced
+    /// since the last time.
+    pub async fn reach(&self, name: &str) -> Result<RealDriver, DriverError> {
+        let mut driver = RealDriver {
+            name: name.to_owned(),
+            client: NodeClient::new(self.connect(name).await?),
+            secrets: self.secrets.clone(),
+            can: Vec::new(),
+        };
+        driver.can = driver.capabilities().await?;
+        Ok(driver)
+    }
+
+    /// A search costs a conversation with every plugin of the node, hung ones
+    /// included, so the last known socket is tried first.
+    async fn connect(&self, name: &str) -> Result<Channel, DriverError> {
+        let known = self.lock().get(name).cloned();
+        if let Some(socket) = known
+            && let Ok(channel) = self.registry.connect(name, &socket).await
+        {
+            return Ok(channel);
+        }
+        let socket = self.registry.find(name).await?;
+        let channel = self.registry.connect(name, &socket).await?;
+        self.lock().insert(name.to_owned(), socket);
+        Ok(channel)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, PathBuf>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RealDriver {
+    /// Whether volumes are staged before they are published.
+    #[must_use]
+    pub fn stages(&self) -> bool {
+        self.can(Can::StageUnstageVolume)
+    }
+
+    /// Stages a volume, if the driver does that at all.
+    pub async fn stage(
+        &self,
+        volume: &DataPath,
+        source: &CsiSource,
+        staging: &Path,
+        mount_flags: &[String],
+    ) -> Result<(), DriverError> {
+        if !self.stages() {
+            return Ok(());
+        }
+        let request = wire::NodeStageVolumeRequest {
+            volume_id: source.handle.clone(),
+            publish_context: volume.attachment.clone().into_iter().collect(),
+            staging_target_path: text(staging),
+            volume_capability: Some(self.capability(volume, source, mount_flags)?),
+            secrets: self
+                .secret(source.stage_secret.as_ref())
+                .await?
+                .into_iter()
+                .collect(),
+            volume_context: source.attributes.clone().into_iter().collect(),
+        };
+        let mut client = self.client.clone();
+        self.call("NodeStageVolume", client.node_stage_volume(patient(request)))
+            .await?;
+        Ok(())
+    }
+
+    /// Publishes a volume.
+    pub async fn publish(
+        &self,
+        volume: &DataPath,
+        source: &CsiSource,
+        place: Place<'_>,
+        read_only: bool,
+        mount_flags: &[String],
+        consumer: &Consumer,
+    ) -> Result<(), DriverError> {
+        let told = consumer.told(&source.wants).map_err(|error| DriverError::Token {
+            driver: self.name.clone(),
+            error,
+        })?;
+        let secrets = self.secret(source.publish_secret.as_ref()).await?;
+        let request = wire::NodePublishVolumeRequest {
+            volume_id: source.handle.clone(),
+            publish_context: volume.attachment.clone().into_iter().collect(),
+            staging_target_path: self.staging(place),
+            target_path: text(place.target),
+            volume_capability: Some(self.capability(volume, source, mount_flags)?),
+            readonly: read_only,
+            secrets: secrets.into_iter().chain(told.secrets).collect(),
+            volume_context: source
+                .attributes
+                .clone()
+                .into_iter()
+                .chain(told.context)
+                .collect(),
+        };
+        let mut client = self.client.clone();
+        self.call("NodePublishVolume", client.node_publish_volume(patient(request)))
+            .await?;
+        Ok(())
+    }
+
+    /// Takes a volume away from a target.
+    pub async fn unpublish(&self, handle: &str, target: &Path) -> Result<(), DriverError> {
+        let request = wire::NodeUnpublishVolumeRequest {
+            volume_id: handle.to_owned(),
+            target_path: text(target),
+        };
+        let mut client = self.client.clone();
+        self.call(
+            "NodeUnpublishVolume",
+            client.node_unpublish_volume(patient(request)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Takes a volume off the node.
+    pub async fn unstage(&self, handle: &str, staging: &Path) -> Result<(), DriverError> {
+        let request = wire::NodeUnstageVolumeRequest {
+            volume_id: handle.to_owned(),
+            staging_target_path: text(staging),
+        };
+        let mut client = self.client.clone();
+        self.call("NodeUnstageVolume", client.node_unstage_volume(patient(request)))
+            .await?;
+        Ok(())
+    }
+
+    /// How full a volume is; `None` when the driver does not count.
+    pub async fn stats(&self, handle: &str, place: Place<'_>) -> Result<Option<Vec<Usage>>, DriverError> {
+        if !self.can(Can::GetVolumeStats) {
+            return Ok(None);
+        }
+        let request = wire::NodeGetVolumeStatsRequest {
+            volume_id: handle.to_owned(),
+            volume_path: text(place.target),
+            staging_target_path: self.staging(place),
+        };
+        let mut client = self.client.clone();
+        let answer = self
+            .call(
+                "NodeGetVolumeStats",
+                client.node_get_volume_stats(patient(request)),
+            )
+            .await?;
+        Ok(Some(answer.usage.iter().filter_map(usage).collect()))
+    }
+
+    /// Grows what is on a volume that has grown. `None` when the driver has nothing to do there.
+    pub async fn expand(
+        &self,
+        volume: &DataPath,
+        source: &CsiSource,
+        place: Place<'_>,
+        size: (i64, i64),
+        mount_flags: &[String],
+    ) -> Result<Option<i64>, DriverError> {
+        if !self.can(Can::ExpandVolume) {
+            return Ok(None);
+        }
+        let (required_bytes, limit_bytes) = size;
+        let request = wire::NodeExpandVolumeRequest {
+            volume_id: source.handle.clone(),
+            volume_path: text(place.target),
+            capacity_range: Some(wire::CapacityRange {
+                required_bytes,
+                limit_bytes,
+            }),
+            staging_target_path: self.staging(place),
+            volume_capability: Some(self.capability(volume, source, mount_flags)?),
+            secrets: self
+                .secret(source.expand_secret.as_ref())
+                .await?
+                .into_iter()
+                .collect(),
+        };
+        let mut client = self.client.clone();
+        let answer = self
+            .call("NodeExpandVolume", client.node_expand_volume(patient(request)))
+            .await?;
+        Ok(Some(answer.capacity_bytes))
+    }
+
+    /// What kubelet would derive from the twin's PV and this driver's capabilities.
+    fn capability(
+        &self,
+        volume: &DataPath,
+        source: &CsiSource,
+        mount_flags: &[String],
+    ) -> Result<wire::VolumeCapability, DriverError> {
+        let apart = self.can(Can::SingleNodeMultiWriter);
+        let mode = volume
+            .access_modes
+            .first()
+            .and_then(|mode| AccessMode::for_driver(mode, apart));
+        let mode = mode.ok_or_else(|| DriverError::AccessMode(volume.access_modes.clone()))?;
+        let access_type = match volume.volume_mode {
+            VolumeMode::Block => volume_capability::AccessType::Block(volume_capability::BlockVolume {}),
+            VolumeMode::Filesystem => volume_capability::AccessType::Mount(volume_capability::MountVolume {
+                fs_type: source.fs_type.clone().unwrap_or_default(),
+                mount_flags: merged(&volume.mount_options, mount_flags),
+                volume_mount_group: String::new(),
+            }),
+        };
+        Ok(wire::VolumeCapability {
+            access_mode: Some(volume_capability::AccessMode {
+                mode: wire_mode(mode).into(),
+            }),
+            access_type: Some(access_type),
+        })
+    }
+
+    /// Kubelet names a staging path only to drivers that stage.
+    fn staging(&self, place: Place<'_>) -> String {
+        if self.stages() {
+            text(place.staging)
+        } else {
+            String::new()
+        }
+    }
+
+    async fn secret(&self, reference: Option<&SecretRef>) -> Result<BTreeMap<String, String>, DriverError> {
+        let Some(reference) = reference else {
+            return Ok(BTreeMap::new());
+        };
+        self.secrets
+            .read(reference)
+            .await
+            .map_err(|error| DriverError::Secret {
+                driver: self.name.clone(),
+                error,
+            })
+    }
+
+    async fn capabilities(&self) -> Result<Vec<Can>, DriverError> {
+        let mut client = self.client.clone();
+        let request = patient(wire::NodeGetCapabilitiesRequest {});
+        let answer = self
+            .call("NodeGetCapabilities", client.node_get_capabilities(request))
+            .await?;
+        let rpcs = answer.capabilities.into_iter().filter_map(|it| match it.r#type {
+            Some(capability::Type::Rpc(rpc)) => Can::try_from(rpc.r#type).ok(),
+            None => None,
+        });
+        Ok(rpcs.collect())
+    }
+
+    fn can(&self, what: Can) -> bool {
+        self.can.contains(&what)
+    }
+
+    async fn call<T>(
+        &self,
+        call: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, DriverError> {
+        let driver = self.name.clone();
+        match tokio::time::timeout(PATIENCE, answer).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(DriverError::Refused {
+                driver,
+                call,
+                code: status.code(),
+                message: status.message().to_owned(),
+            }),
+            Err(_) => Err(DriverError::Slow { driver, call }),
+        }
+    }
+}
+
+/// Tells the driver how long we wait.
+fn patient<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(PATIENCE);
+    request
+}
+
+/// The twin's options first; ours add to them.
+fn merged(twins: &[String], ours: &[String]) -> Vec<String> {
+    let new = ours.iter().filter(|option| !twins.contains(option));
+    twins.iter().chain(new).cloned().collect()
+}
+
+fn wire_mode(mode: AccessMode) -> volume_capability::access_mode::Mode {
+    use volume_capability::access_mode::Mode;
+    match mode {
+        AccessMode::SingleNodeWriter => Mode::SingleNodeWriter,
+        AccessMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
+        AccessMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
+        AccessMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
+        AccessMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
+        AccessMode::SingleNodeSingleWriter => Mode::SingleNodeSingleWriter,
+        AccessMode::SingleNodeMultiWriter => Mode::SingleNodeMultiWriter,
+    }
+}
+
+fn usage(figure: &wire::VolumeUsage) -> Option<Usage> {
+    use wire::volume_usage::Unit as Wire;
+    let unit = match figure.unit() {
+        Wire::Bytes => Unit::Bytes,
+        Wire::Inodes => Unit::Inodes,
+        Wire::Unknown => return None,
+    };
+    Some(Usage {
+        unit,
+        total: figure.total,
+        used: figure.used,
+        available: figure.available,
+    })
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_options_add_to_the_twins() {
+        let options = |list: &[&str]| list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        let all = merged(&options(&["noatime", "ro"]), &options(&["ro", "nodev"]));
+        assert_eq!(all, options(&["noatime", "ro", "nodev"]));
+    }
+}

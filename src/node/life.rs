@@ -1,0 +1,409 @@
+//! Tests of a volume's life on a node: against a fake real driver, through lost
+//! memory, absent drivers and refusals. Those in `rooted` really mount, each in a
+//! mount namespace of its own; without root they say so and pass.
+
+use std::path::PathBuf;
+
+use tonic::{Code, Status};
+
+use super::{
+    access::{Access, AccessMode},
+    consumer::Consumer,
+    driver::Unit,
+    fake::{FakeDriver, Node},
+    publication::{Publish, PublishError, Unpublish, UnpublishError},
+    trouble::Trouble,
+    upkeep::{InUse, UpkeepError},
+    volume::{Stage, StageError, Unstage, UnstageError},
+};
+use crate::{
+    volume::{CsiSource, DataPath, DriverWants, RealSource, VolumeMode},
+    wire::csi::{
+        node_service_capability::rpc::Type as Can,
+        volume_capability::{AccessType, access_mode::Mode},
+    },
+};
+
+const ID: &str = "v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const DRIVER: &str = "real.example";
+
+fn csi_path(mode: VolumeMode) -> DataPath {
+    let source = CsiSource {
+        driver: DRIVER.into(),
+        handle: "handle-1".into(),
+        attributes: [("pool".to_owned(), "ssd".to_owned())].into(),
+        fs_type: Some("xfs".into()),
+        read_only: false,
+        stage_secret: None,
+        publish_secret: None,
+        expand_secret: None,
+        wants: DriverWants::default(),
+    };
+    let mut path = DataPath::new(
+        RealSource::Csi(Box::new(source)),
+        mode,
+        vec!["ReadWriteOncePod".into()],
+    );
+    path.mount_options = vec!["noatime".into()];
+    path.attachment = [("device".to_owned(), "/dev/x".to_owned())].into();
+    path
+}
+
+fn stage(node: &Node, data_path: DataPath) -> Stage {
+    Stage {
+        volume_id: ID.into(),
+        staging: node.make("plugins/kubernetes.io/csi/storage.liqo.io/abc/globalmount"),
+        access: Access {
+            mode: AccessMode::SingleNodeMultiWriter,
+            volume_mode: data_path.volume_mode,
+            mount_flags: vec!["nodev".into()],
+        },
+        data_path,
+    }
+}
+
+fn target(node: &Node, pod: &str) -> PathBuf {
+    node.make(&format!("pods/{pod}/volumes/kubernetes.io~csi/pvc-1"))
+        .join("mount")
+}
+
+fn publish(node: &Node, pod: &str, data_path: DataPath) -> Publish {
+    Publish {
+        stage: stage(node, data_path),
+        target: target(node, pod),
+        read_only: false,
+        consumer: Consumer {
+            context: [("csi.storage.k8s.io/pod.name".to_owned(), pod.to_owned())].into(),
+            ..Default::default()
+        },
+    }
+}
+
+fn unpublish(wish: &Publish) -> Unpublish {
+    Unpublish {
+        volume_id: ID.into(),
+        target: wish.target.clone(),
+    }
+}
+
+fn unstage(wish: &Stage) -> Unstage {
+    Unstage {
+        volume_id: ID.into(),
+        staging: wish.staging.clone(),
+    }
+}
+
+fn wants(mut path: DataPath, wants: DriverWants) -> DataPath {
+    if let RealSource::Csi(source) = &mut path.source {
+        source.wants = wants;
+    }
+    path
+}
+
+#[tokio::test]
+async fn the_real_driver_is_told_what_kubelet_would_have_told_it() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let volumes = node.volumes();
+    let pod = publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    volumes.stage(pod.stage.clone()).await.unwrap();
+    volumes
+        .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
+        .await
+        .unwrap();
+
+    let calls = driver.calls();
+    let [staged, published] = calls.as_slice() else {
+        panic!("{calls:?}")
+    };
+    for call in [staged, published] {
+        assert_eq!(call.handle, "handle-1");
+        assert_eq!(call.staging, pod.stage.staging.to_str().unwrap());
+        assert_eq!(call.publish_context["device"], "/dev/x");
+        assert_eq!(
+            call.volume_context.len(),
+            1,
+            "no pod info unless it asks: {call:?}"
+        );
+        assert_eq!(call.volume_context["pool"], "ssd");
+        assert!(call.secrets.is_empty());
+        let capability = call.capability.clone().unwrap();
+        // The twin's access mode, and this driver does not tell writers apart.
+        assert_eq!(capability.access_mode.unwrap().mode(), Mode::SingleNodeWriter);
+        let Some(AccessType::Mount(mount)) = capability.access_type else {
+            panic!("no mount")
+        };
+        assert_eq!(
+            (mount.fs_type.as_str(), mount.mount_flags),
+            ("xfs", vec!["noatime".into(), "nodev".into()])
+        );
+    }
+    assert_eq!((published.rpc, published.read_only), ("publish", false));
+    assert_eq!(published.target, pod.target.to_str().unwrap());
+}
+
+#[tokio::test]
+async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    driver.can(&[Can::SingleNodeMultiWriter]);
+    let path = wants(
+        csi_path(VolumeMode::Block),
+        DriverWants {
+            pod_info: true,
+            ..Default::default()
+        },
+    );
+    let volumes = node.volumes();
+    volumes.stage(stage(&node, path.clone())).await.unwrap();
+    let mut wish = publish(&node, "pod-1", path);
+    wish.read_only = true;
+    volumes.publish(wish).await.unwrap();
+
+    let calls = driver.calls();
+    let [call] = calls.as_slice() else {
+        panic!("it does not stage: {calls:?}")
+    };
+    assert_eq!(call.staging, "", "nor hears of staging");
+    let capability = call.capability.clone().unwrap();
+    assert_eq!(
+        capability.access_mode.unwrap().mode(),
+        Mode::SingleNodeSingleWriter
+    );
+    assert!(matches!(capability.access_type, Some(AccessType::Block(_))));
+    assert_eq!(call.volume_context["csi.storage.k8s.io/pod.name"], "pod-1");
+    assert!(call.read_only);
+
+    // What was never staged is not unstaged either.
+    volumes
+        .unpublish(unpublish(&publish(&node, "pod-1", csi_path(VolumeMode::Block))))
+        .await
+        .unwrap();
+    volumes
+        .unstage(unstage(&stage(&node, csi_path(VolumeMode::Block))))
+        .await
+        .unwrap();
+    assert_eq!(driver.asked(), ["publish", "unpublish"]);
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_whole_life_needs_no_memory_but_the_disk() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    for _ in 0..2 {
+        node.volumes().stage(wish().stage).await.unwrap();
+    }
+    node.volumes().publish(wish()).await.unwrap();
+    assert_eq!(node.records(), 1);
+    for _ in 0..2 {
+        node.volumes().unpublish(unpublish(&wish())).await.unwrap();
+        assert!(!wish().target.exists());
+    }
+    for _ in 0..2 {
+        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+    }
+    assert_eq!(node.records(), 0);
+    assert_eq!(
+        driver.asked(),
+        ["stage", "stage", "publish", "unpublish", "unpublish", "unstage"]
+    );
+}
+
+#[tokio::test]
+async fn a_lost_record_is_mended_by_the_next_publish() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    node.volumes()
+        .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
+        .await
+        .unwrap();
+    assert_eq!(driver.asked(), ["stage", "publish"]);
+    node.volumes()
+        .publish(publish(&node, "pod-2", csi_path(VolumeMode::Filesystem)))
+        .await
+        .unwrap();
+    assert_eq!(driver.asked(), ["publish"]);
+}
+
+#[tokio::test]
+async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let block = || publish(&node, "pod-1", csi_path(VolumeMode::Block));
+    node.volumes().publish(block()).await.unwrap();
+    driver.go_away();
+
+    // The target is only an empty directory by now: nothing to wait for.
+    node.volumes().unpublish(unpublish(&block())).await.unwrap();
+    assert!(!block().target.exists());
+    // A device, though, may still be mapped.
+    let error = node.volumes().unstage(unstage(&block().stage)).await.unwrap_err();
+    assert!(
+        matches!(&error, UnstageError::Trouble(trouble) if trouble.is_absent_driver()),
+        "{error}"
+    );
+    let error = node.volumes().stage(block().stage).await.unwrap_err();
+    assert!(
+        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
+        "{error}"
+    );
+
+    driver.come_back(&node);
+    node.volumes().unstage(unstage(&block().stage)).await.unwrap();
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn of_a_file_system_that_is_not_mounted_nothing_is_left() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
+    node.volumes().stage(wish.clone()).await.unwrap();
+    driver.go_away();
+    node.volumes().unstage(unstage(&wish)).await.unwrap();
+    assert_eq!(node.records(), 0);
+
+    driver.come_back(&node);
+    node.volumes().stage(wish.clone()).await.unwrap();
+    driver.fail("unstage", Status::not_found("what volume?"));
+    node.volumes().unstage(unstage(&wish)).await.unwrap();
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let volumes = node.volumes();
+    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+
+    driver.fail("stage", Status::invalid_argument("never"));
+    let error = volumes.stage(wish().stage).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("real.example refused NodeStageVolume: never"),
+        "{error}"
+    );
+    assert_eq!(node.records(), 0);
+
+    driver.fail("stage", Status::deadline_exceeded("later"));
+    volumes.stage(wish().stage).await.unwrap_err();
+    assert_eq!(node.records(), 1, "it may have staged");
+
+    driver.fail("publish", Status::new(Code::Internal, "no"));
+    volumes.publish(wish()).await.unwrap_err();
+    driver.fail("publish", Status::aborted("busy"));
+    volumes.publish(wish()).await.unwrap_err();
+    assert_eq!(node.records(), 1);
+
+    // A device driver that says no for good may not be forgotten once it was staged.
+    driver.fail("stage", Status::invalid_argument("never"));
+    volumes.stage(wish().stage).await.unwrap_err();
+    assert_eq!(node.records(), 1);
+}
+
+#[tokio::test]
+async fn what_the_driver_says_about_unpublish_counts() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let volumes = node.volumes();
+    volumes
+        .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
+        .await
+        .unwrap();
+    driver.fail("unpublish", Status::internal("cannot"));
+    let again = || unpublish(&publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)));
+    volumes.unpublish(again()).await.unwrap_err();
+    driver.fail("unpublish", Status::not_found("what volume?"));
+    volumes.unpublish(again()).await.unwrap();
+}
+
+#[tokio::test]
+async fn busy_volumes_turn_callers_away() {
+    let node = Node::new();
+    let volumes = node.volumes();
+    let _held = volumes.in_flight.enter(ID).unwrap();
+    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let is_busy = |trouble: &Trouble| matches!(trouble, Trouble::Busy(_));
+    assert!(matches!(volumes.stage(wish().stage).await, Err(StageError::Trouble(it)) if is_busy(&it)));
+    assert!(matches!(volumes.publish(wish()).await, Err(PublishError::Trouble(it)) if is_busy(&it)));
+    assert!(
+        matches!(volumes.unpublish(unpublish(&wish())).await, Err(UnpublishError::Trouble(it)) if is_busy(&it))
+    );
+    assert!(
+        matches!(volumes.unstage(unstage(&wish().stage)).await, Err(UnstageError::Trouble(it)) if is_busy(&it))
+    );
+}
+
+#[tokio::test]
+async fn a_device_is_not_a_file_system() {
+    let node = Node::new();
+    let mut wish = stage(&node, csi_path(VolumeMode::Filesystem));
+    wish.access.volume_mode = VolumeMode::Block;
+    let error = node.volumes().stage(wish).await.unwrap_err();
+    assert!(matches!(error, StageError::VolumeMode { .. }), "{error}");
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_corrupt_record_stops_everything_and_says_so() {
+    let node = Node::new();
+    let _driver = FakeDriver::start(&node, DRIVER);
+    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    node.volumes().publish(wish()).await.unwrap();
+    let record = std::fs::read_dir(node.path("plugins/storage.liqo.io/state"))
+        .unwrap()
+        .next()
+        .unwrap();
+    std::fs::write(record.unwrap().path(), "{").unwrap();
+    let error = node.volumes().unpublish(unpublish(&wish())).await.unwrap_err();
+    assert!(error.to_string().contains("corrupt"), "{error}");
+    assert!(node.volumes().unstage(unstage(&wish().stage)).await.is_err());
+    assert!(node.volumes().publish(wish()).await.is_err());
+}
+
+#[tokio::test]
+async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let volumes = node.volumes();
+    let wish = publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let asked = |path: PathBuf| InUse {
+        volume_id: ID.into(),
+        path,
+    };
+    let unknown = volumes.stats(asked(wish.target.clone())).await;
+    assert!(matches!(unknown, Err(UpkeepError::NoVolume(_))), "{unknown:?}");
+    volumes
+        .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
+        .await
+        .unwrap();
+
+    let usage = volumes.stats(asked(wish.target.clone())).await.unwrap();
+    assert_eq!(
+        (usage[0].unit, usage[0].total, usage[0].used, usage[0].available),
+        (Unit::Bytes, 3, 2, 1)
+    );
+    let size = (1 << 30, 2 << 30);
+    assert_eq!(
+        volumes.expand(asked(wish.target.clone()), size).await.unwrap(),
+        Some(1 << 30)
+    );
+    assert_eq!(driver.asked(), ["stage", "publish", "stats", "expand"]);
+    for elsewhere in [PathBuf::from("some/path"), node.path("pods")] {
+        let nothing = volumes.stats(asked(elsewhere.clone())).await;
+        assert!(matches!(nothing, Err(UpkeepError::NoPath { .. })), "{nothing:?}");
+        assert!(volumes.expand(asked(elsewhere), size).await.is_err());
+    }
+
+    driver.can(&[Can::StageUnstageVolume]);
+    let usage = volumes.stats(asked(wish.target.clone())).await.unwrap();
+    assert_eq!(usage.len(), 2, "the file system's own: {usage:?}");
+    assert_eq!(volumes.expand(asked(wish.target), size).await.unwrap(), None);
+    assert!(driver.asked().is_empty());
+}
+
+mod rooted;

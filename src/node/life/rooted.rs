@@ -1,0 +1,338 @@
+//! The tests that mount. Each runs once more, alone, in a mount namespace that dies
+//! with it, so that nothing stays behind; loop devices are detached on the way out.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::*;
+use crate::node::mounts;
+
+const INSIDE: &str = "LIQO_CSI_TEST_OWN_NAMESPACE";
+
+/// True inside. Outside: runs the named test inside and reports its outcome.
+fn in_own_namespace(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped {test}: it mounts, which needs root");
+        return false;
+    }
+    let mut again = Command::new("unshare");
+    again
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("node::life::rooted::{test}"), "--nocapture"])
+        .env(INSIDE, "1")
+        .stdin(Stdio::null());
+    assert!(
+        again.status().unwrap().success(),
+        "{test} failed in its namespace"
+    );
+    false
+}
+
+/// A loop device over a sparse file; gone with this value.
+struct Loop {
+    device: PathBuf,
+    image: PathBuf,
+}
+
+impl Loop {
+    fn new(node: &Node, size: u64) -> Self {
+        let image = node.path("disk.img");
+        File::create(&image).unwrap().set_len(size).unwrap();
+        let output = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(&image)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let device = String::from_utf8(output.stdout).unwrap().trim().into();
+        Self { device, image }
+    }
+
+    /// Makes the device visible below the host's root, as `/dev` is in the pod.
+    fn shown_to(&self, node: &Node, name: &str) {
+        let shown = node.path("host").join(name);
+        File::create(&shown).unwrap();
+        mounts::bind(&self.device, &shown, &[], false).unwrap();
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _best_effort = Command::new("losetup").arg("--detach").arg(&self.device).status();
+    }
+}
+
+fn local(path: &str, mode: VolumeMode) -> DataPath {
+    let source = RealSource::Local {
+        path: path.into(),
+        fs_type: None,
+    };
+    DataPath::new(source, mode, vec!["ReadWriteOnce".into()])
+}
+
+fn is_mounted(path: &Path) -> bool {
+    mounts::is_published(path).unwrap()
+}
+
+fn is_read_only(path: &Path) -> bool {
+    let path = mounts::settled(path).unwrap().unwrap();
+    mounts::table().unwrap().at(&path).unwrap().is_read_only()
+}
+
+#[tokio::test]
+async fn a_local_directory_is_bound_and_given_back_untouched() {
+    if !in_own_namespace("a_local_directory_is_bound_and_given_back_untouched") {
+        return;
+    }
+    let node = Node::new();
+    fs::write(node.make("host/mnt/disk").join("data"), "precious").unwrap();
+    let wish = |pod: &str, read_only| Publish {
+        read_only,
+        ..publish(&node, pod, local("/mnt/disk", VolumeMode::Filesystem))
+    };
+    let (writer, reader) = (wish("pod-1", false), wish("pod-2", true));
+    for _ in 0..2 {
+        node.volumes().publish(wish("pod-1", false)).await.unwrap();
+        node.volumes().publish(wish("pod-2", true)).await.unwrap();
+    }
+    fs::write(writer.target.join("more"), "data").unwrap();
+    assert_eq!(fs::read_to_string(reader.target.join("more")).unwrap(), "data");
+    let refused = fs::write(reader.target.join("more"), "x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+
+    let other = node.volumes().publish(wish("pod-1", true)).await;
+    assert!(matches!(other, Err(PublishError::Different { .. })), "{other:?}");
+    let early = node.volumes().unstage(unstage(&writer.stage)).await;
+    assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
+
+    for wish in [&writer, &reader, &writer] {
+        node.volumes().unpublish(unpublish(wish)).await.unwrap();
+        assert!(!wish.target.exists());
+    }
+    node.volumes().unstage(unstage(&writer.stage)).await.unwrap();
+    assert_eq!(
+        fs::read_to_string(node.path("host/mnt/disk/data")).unwrap(),
+        "precious"
+    );
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_bind_that_lost_its_read_only_to_a_crash_gets_it_back() {
+    if !in_own_namespace("a_bind_that_lost_its_read_only_to_a_crash_gets_it_back") {
+        return;
+    }
+    let node = Node::new();
+    let (source, target) = (node.make("source"), node.make("target"));
+    mounts::bind(&source, &target, &[], false).unwrap();
+    mounts::bind(&source, &target, &["noexec".to_owned()], true).unwrap();
+    assert!(is_read_only(&target));
+    mounts::bind(&source, &target, &[], false).unwrap();
+    let stranger = mounts::bind(&node.make("other"), &target, &[], false);
+    assert!(
+        matches!(stranger, Err(mounts::MountError::Occupied { .. })),
+        "{stranger:?}"
+    );
+
+    // A read-only bind of a source that is nosuid keeps that too.
+    mounts::unmount(&target).unwrap();
+    Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "nosuid,nodev", "x"])
+        .arg(&source)
+        .status()
+        .unwrap();
+    mounts::bind(&source, &target, &[], true).unwrap();
+    let table = mounts::table().unwrap();
+    let options = &table.at(&target.canonicalize().unwrap()).unwrap().options;
+    assert!(
+        ["ro", "nosuid", "nodev"]
+            .iter()
+            .all(|it| options.iter().any(|option| option == it)),
+        "{options:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_blank_device_is_formatted_once_and_keeps_its_data() {
+    if !in_own_namespace("a_blank_device_is_formatted_once_and_keeps_its_data") {
+        return;
+    }
+    let node = Node::new();
+    let disk = Loop::new(&node, 64 << 20);
+    disk.shown_to(&node, "disk");
+    for round in 0..2 {
+        let wish = || publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
+        for _ in 0..2 {
+            node.volumes().stage(wish().stage).await.unwrap();
+            node.volumes().publish(wish()).await.unwrap();
+        }
+        let data = wish().target.join("data");
+        if round == 0 {
+            fs::write(&data, "precious").unwrap();
+        }
+        assert_eq!(fs::read_to_string(&data).unwrap(), "precious");
+        node.volumes().unpublish(unpublish(&wish())).await.unwrap();
+        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+        assert!(!is_mounted(&wish().stage.staging));
+    }
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_device_with_anything_on_it_is_never_formatted() {
+    if !in_own_namespace("a_device_with_anything_on_it_is_never_formatted") {
+        return;
+    }
+    let node = Node::new();
+    let disk = Loop::new(&node, 64 << 20);
+    disk.shown_to(&node, "disk");
+    fs::write(&disk.device, "no file system, yet somebody's").unwrap();
+    let before = fs::read(&disk.image).unwrap();
+    let wish = stage(&node, local("/disk", VolumeMode::Filesystem));
+    node.volumes().stage(wish).await.unwrap_err();
+    assert!(
+        before == fs::read(&disk.image).unwrap(),
+        "the device was written to"
+    );
+    assert_eq!(node.records(), 0, "a final failure leaves nothing to undo");
+}
+
+#[tokio::test]
+async fn a_device_is_handed_over_raw() {
+    if !in_own_namespace("a_device_is_handed_over_raw") {
+        return;
+    }
+    let node = Node::new();
+    let disk = Loop::new(&node, 8 << 20);
+    disk.shown_to(&node, "disk");
+    let wish = || publish(&node, "pod-1", local("/disk", VolumeMode::Block));
+    for _ in 0..2 {
+        node.volumes().publish(wish()).await.unwrap();
+    }
+    assert!(fs::metadata(wish().target).unwrap().file_type().is_block_device());
+    let asked = InUse {
+        volume_id: ID.into(),
+        path: wish().target,
+    };
+    assert_eq!(node.volumes().stats(asked).await.unwrap()[0].total, 8 << 20);
+    node.volumes().unpublish(unpublish(&wish())).await.unwrap();
+    assert!(!wish().target.exists());
+    node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_nobody_remembers_is_left_mounted() {
+    if !in_own_namespace("what_nobody_remembers_is_left_mounted") {
+        return;
+    }
+    let node = Node::new();
+    let wish = publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
+    for path in [&wish.target, &wish.stage.staging] {
+        fs::create_dir_all(path).unwrap();
+        mounts::bind(&node.make("host"), path, &[], false).unwrap();
+    }
+    let error = node.volumes().unpublish(unpublish(&wish)).await;
+    assert!(
+        matches!(error, Err(UnpublishError::Unrecorded { .. })),
+        "{error:?}"
+    );
+    let error = node.volumes().unstage(unstage(&wish.stage)).await;
+    assert!(matches!(error, Err(UnstageError::Unrecorded { .. })), "{error:?}");
+    assert!(is_mounted(&wish.target) && is_mounted(&wish.stage.staging));
+}
+
+#[tokio::test]
+async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
+    if !in_own_namespace("a_driver_that_mounts_is_asked_again_only_if_it_wants_that") {
+        return;
+    }
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    driver.mount_really();
+    let wish = |republish| {
+        let asks = DriverWants {
+            republish,
+            ..Default::default()
+        };
+        publish(&node, "pod-1", wants(csi_path(VolumeMode::Filesystem), asks))
+    };
+    node.volumes().publish(wish(false)).await.unwrap();
+    driver.asked();
+    node.volumes().publish(wish(false)).await.unwrap();
+    assert!(driver.asked().is_empty());
+    // After a restart of kubelet both calls come again; the staging is renewed.
+    node.volumes().stage(wish(true).stage).await.unwrap();
+    node.volumes().publish(wish(true)).await.unwrap();
+    assert_eq!(driver.asked(), ["stage", "publish"]);
+
+    // While it is mounted an absent driver is waited for.
+    driver.go_away();
+    let error = node
+        .volumes()
+        .unpublish(unpublish(&wish(true)))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, UnpublishError::Trouble(trouble) if trouble.is_absent_driver()),
+        "{error}"
+    );
+    driver.come_back(&node);
+    node.volumes().unpublish(unpublish(&wish(true))).await.unwrap();
+    node.volumes().unstage(unstage(&wish(true).stage)).await.unwrap();
+    assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn one_writer_is_alone() {
+    if !in_own_namespace("one_writer_is_alone") {
+        return;
+    }
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    driver.mount_really();
+    let wish = |pod: &str| {
+        let mut wish = publish(&node, pod, csi_path(VolumeMode::Filesystem));
+        wish.stage.access.mode = AccessMode::SingleNodeSingleWriter;
+        wish
+    };
+    node.volumes().publish(wish("pod-1")).await.unwrap();
+    let second = node.volumes().publish(wish("pod-2")).await;
+    assert!(
+        matches!(second, Err(PublishError::SingleWriter { .. })),
+        "{second:?}"
+    );
+
+    // The first pod's mount vanished behind our back: its place is free.
+    mounts::unmount(&wish("pod-1").target).unwrap();
+    node.volumes().publish(wish("pod-2")).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_id_that_changes_its_data_is_refused_while_in_use() {
+    if !in_own_namespace("an_id_that_changes_its_data_is_refused_while_in_use") {
+        return;
+    }
+    let node = Node::new();
+    for disk in ["a", "b"] {
+        node.make(&format!("host/{disk}"));
+    }
+    let wish = |disk: &str| publish(&node, "pod-1", local(disk, VolumeMode::Filesystem));
+    node.volumes().publish(wish("/a")).await.unwrap();
+    let other = node.volumes().stage(wish("/b").stage).await;
+    assert!(matches!(other, Err(StageError::OtherSource { .. })), "{other:?}");
+    let mut moved = wish("/a").stage;
+    moved.staging = node.make("elsewhere");
+    let moved = node.volumes().stage(moved).await;
+    assert!(matches!(moved, Err(StageError::Elsewhere { .. })), "{moved:?}");
+
+    node.volumes().unpublish(unpublish(&wish("/a"))).await.unwrap();
+    node.volumes().stage(wish("/b").stage).await.unwrap();
+}

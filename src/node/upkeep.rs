@@ -1,0 +1,187 @@
+//! A volume in use: how full it is, and growing it.
+
+use std::{
+    fs::{self, File},
+    io::{self, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statvfs::statvfs;
+
+use super::{
+    driver::{Place, Unit, Usage},
+    inflight::Guard,
+    state::Record,
+    trouble::Trouble,
+    volume::{QUICK_WORK, Volumes},
+};
+use crate::volume::{RealSource, VolumeMode};
+
+/// A question or wish about a published volume.
+#[derive(Clone, Debug)]
+pub struct InUse {
+    /// The volume.
+    pub volume_id: String,
+    /// Where kubelet sees it: the target of a file system; of a device, a path of kubelet's own.
+    pub path: PathBuf,
+}
+
+/// Why nothing can be said about a volume, or nothing be done for it.
+#[derive(Debug, thiserror::Error)]
+pub enum UpkeepError {
+    /// What may go wrong anywhere.
+    #[error(transparent)]
+    Trouble(Trouble),
+    /// It is not on this node.
+    #[error("volume {0} is not staged on this node")]
+    NoVolume(String),
+    /// It is, but not there.
+    #[error("volume {volume_id} is not published at {}", path.display())]
+    NoPath {
+        /// The volume.
+        volume_id: String,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The file system does not say.
+    #[error("measuring {}: {error}", path.display())]
+    Measure {
+        /// Where.
+        path: PathBuf,
+        /// What came of it.
+        error: io::Error,
+    },
+}
+
+impl<E: Into<Trouble>> From<E> for UpkeepError {
+    fn from(error: E) -> Self {
+        Self::Trouble(error.into())
+    }
+}
+
+impl Volumes {
+    /// How full a volume is, as its driver says or, if it does not count, the file system.
+    pub async fn stats(&self, asked: InUse) -> Result<Vec<Usage>, UpkeepError> {
+        // Apart from the volume's own operations, which do not disturb it; but not
+        // twice at once: on a dead mount the first one is still waiting.
+        let key = format!("{} (its usage)", asked.volume_id);
+        let guard = self.in_flight.enter(&key).map_err(Trouble::from)?;
+        let record = self.in_use(&guard, &asked).await?;
+        if let RealSource::Csi(real) = &record.data_path.source {
+            let driver = self.drivers.reach(&real.driver).await?;
+            let place = Place {
+                staging: &record.staging_path,
+                target: &asked.path,
+            };
+            if let Some(usage) = driver.stats(&real.handle, place).await? {
+                return Ok(usage);
+            }
+        }
+        let measure = match record.data_path.volume_mode {
+            VolumeMode::Filesystem => file_system_usage,
+            VolumeMode::Block => device_usage,
+        };
+        let path = asked.path.clone();
+        let what = format!("measuring {}", path.display());
+        let measured = guard.block(what, QUICK_WORK, move || measure(&path)).await?;
+        measured.map_err(|error| UpkeepError::Measure {
+            path: asked.path,
+            error,
+        })
+    }
+
+    /// Lets the driver of a volume that has grown grow what is on it. The new size
+    /// is `None` when there was nothing to do on the node.
+    pub async fn expand(&self, asked: InUse, size: (i64, i64)) -> Result<Option<i64>, UpkeepError> {
+        let guard = self.in_flight.enter(&asked.volume_id).map_err(Trouble::from)?;
+        let record = self.in_use(&guard, &asked).await?;
+        let RealSource::Csi(real) = &record.data_path.source else {
+            return Ok(None);
+        };
+        let driver = self.drivers.reach(&real.driver).await?;
+        let place = Place {
+            staging: &record.staging_path,
+            target: &asked.path,
+        };
+        let flags = record
+            .targets
+            .get(&asked.path)
+            .map_or(&[][..], |target| &target.access.mount_flags);
+        Ok(driver.expand(&record.data_path, real, place, size, flags).await?)
+    }
+
+    /// The record of a volume that is at the path asked about. Kubelet makes device
+    /// paths of its own, so those only have to exist.
+    async fn in_use(&self, guard: &Guard, asked: &InUse) -> Result<Record, UpkeepError> {
+        let Some(record) = self.load(guard, &asked.volume_id).await? else {
+            return Err(UpkeepError::NoVolume(asked.volume_id.clone()));
+        };
+        let known = record.data_path.volume_mode == VolumeMode::Block
+            || record.targets.contains_key(&asked.path)
+            || record.staging_path == asked.path;
+        let path = asked.path.clone();
+        let what = format!("looking at {}", path.display());
+        let exists = guard.block(what, QUICK_WORK, move || fs::symlink_metadata(&path).is_ok());
+        if known && exists.await? {
+            return Ok(record);
+        }
+        Err(UpkeepError::NoPath {
+            volume_id: asked.volume_id.clone(),
+            path: asked.path.clone(),
+        })
+    }
+}
+
+fn file_system_usage(path: &Path) -> io::Result<Vec<Usage>> {
+    let found = statvfs(path)?;
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let bytes = |blocks: u64| signed(blocks.saturating_mul(found.fragment_size()));
+    Ok(vec![
+        Usage {
+            unit: Unit::Bytes,
+            total: bytes(found.blocks()),
+            used: bytes(found.blocks().saturating_sub(found.blocks_free())),
+            available: bytes(found.blocks_available()),
+        },
+        Usage {
+            unit: Unit::Inodes,
+            total: signed(found.files()),
+            used: signed(found.files().saturating_sub(found.files_free())),
+            available: signed(found.files_available()),
+        },
+    ])
+}
+
+/// Of a device only its size is known.
+fn device_usage(path: &Path) -> io::Result<Vec<Usage>> {
+    let size = File::open(path)?.seek(SeekFrom::End(0))?;
+    Ok(vec![Usage {
+        unit: Unit::Bytes,
+        total: i64::try_from(size).unwrap_or(i64::MAX),
+        used: 0,
+        available: 0,
+    }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_count_bytes_and_inodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let usage = file_system_usage(dir.path()).unwrap();
+        assert_eq!(
+            usage.iter().map(|it| it.unit).collect::<Vec<_>>(),
+            [Unit::Bytes, Unit::Inodes]
+        );
+        assert!(usage[0].total > 0 && usage[0].used + usage[0].available <= usage[0].total);
+    }
+
+    #[test]
+    fn of_a_device_only_the_size_is_known() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(device_usage(file.path()).unwrap()[0].total, 1 << 20);
+    }
+}

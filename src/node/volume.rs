@@ -1,0 +1,385 @@
+//! The life of a volume on a node: staged once, then published to pods
+//! ([`super::publication`]), and back. Every step may be repeated, by kubelet after
+//! its restart or by us after ours; what has to be undone is on disk before it is done.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    access::Access,
+    direct::Direct,
+    driver::Drivers,
+    inflight::{Guard, InFlight},
+    mounts::{self, MountError},
+    state::{Record, State, StateError, boot_id},
+    trouble::Trouble,
+};
+use crate::{
+    observe::{CrashPoint, crash_point},
+    volume::{CsiSource, DataPath, RealSource, VolumeMode},
+};
+
+/// Mounting and formatting; kubelet's own patience is two minutes.
+pub(super) const SLOW_WORK: Duration = Duration::from_secs(100);
+/// Reading the mount table and our own files.
+pub(super) const QUICK_WORK: Duration = Duration::from_secs(20);
+
+/// The volumes of this node.
+#[derive(Clone)]
+pub struct Volumes {
+    pub(super) state: State,
+    pub(super) drivers: Drivers,
+    pub(super) direct: Arc<Direct>,
+    pub(super) in_flight: InFlight,
+    pub(super) boot_id: String,
+}
+
+/// A wish to have a volume ready on this node.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The volume.
+    pub volume_id: String,
+    /// Where kubelet wants it.
+    pub staging: PathBuf,
+    /// What is behind it.
+    pub data_path: DataPath,
+    /// How it will be used.
+    pub access: Access,
+}
+
+/// A wish to have a volume off this node.
+#[derive(Clone, Debug)]
+pub struct Unstage {
+    /// The volume.
+    pub volume_id: String,
+    /// Where it was staged.
+    pub staging: PathBuf,
+}
+
+/// Why a volume could not be staged.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// What may go wrong anywhere.
+    #[error(transparent)]
+    Trouble(Trouble),
+    /// A device was asked for and there is a file system, or the other way round.
+    #[error("volume {volume_id} is a {found:?} volume and cannot be used as {wanted:?}")]
+    VolumeMode {
+        /// The volume.
+        volume_id: String,
+        /// What it is.
+        found: VolumeMode,
+        /// What was asked for.
+        wanted: VolumeMode,
+    },
+    /// It is staged at another path.
+    #[error("volume {volume_id} is staged at {} on this node: it must be unstaged there first", at.display())]
+    Elsewhere {
+        /// The volume.
+        volume_id: String,
+        /// Where.
+        at: PathBuf,
+    },
+    /// Its id used to stand for other data.
+    #[error(
+        "volume {volume_id} is in use on this node with another real volume behind it: \
+         its pods must go before the new one can be used"
+    )]
+    OtherSource {
+        /// The volume.
+        volume_id: String,
+    },
+}
+
+/// Why a volume could not be unstaged.
+#[derive(Debug, thiserror::Error)]
+pub enum UnstageError {
+    /// What may go wrong anywhere.
+    #[error(transparent)]
+    Trouble(Trouble),
+    /// A pod still has it.
+    #[error("volume {volume_id} is still published at {}", target.display())]
+    Published {
+        /// The volume.
+        volume_id: String,
+        /// Where.
+        target: PathBuf,
+    },
+    /// Nobody remembers what is mounted there.
+    #[error(
+        "something is mounted at {} but this node has no record of volume {volume_id}: \
+         find out what it is and unmount it by hand",
+        staging.display()
+    )]
+    Unrecorded {
+        /// The volume.
+        volume_id: String,
+        /// Where.
+        staging: PathBuf,
+    },
+}
+
+impl<E: Into<Trouble>> From<E> for StageError {
+    fn from(error: E) -> Self {
+        Self::Trouble(error.into())
+    }
+}
+
+impl<E: Into<Trouble>> From<E> for UnstageError {
+    fn from(error: E) -> Self {
+        Self::Trouble(error.into())
+    }
+}
+
+impl Volumes {
+    /// The volumes recorded in `state`.
+    pub fn new(state: State, drivers: Drivers, direct: Direct) -> Result<Self, StateError> {
+        Ok(Self {
+            state,
+            drivers,
+            direct: Arc::new(direct),
+            in_flight: InFlight::default(),
+            boot_id: boot_id()?,
+        })
+    }
+
+    /// Makes a volume ready for the pods of this node.
+    pub async fn stage(&self, wish: Stage) -> Result<(), StageError> {
+        let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
+        let record = self.load(&guard, &wish.volume_id).await?;
+        self.stage_held(&guard, record, &wish).await.map(drop)
+    }
+
+    /// Takes a volume off this node.
+    pub async fn unstage(&self, wish: Unstage) -> Result<(), UnstageError> {
+        let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
+        let Some(record) = self.load(&guard, &wish.volume_id).await? else {
+            return self.expect_nothing_staged(&guard, wish).await;
+        };
+        for target in record.targets.keys() {
+            if self.is_published(&guard, target).await? {
+                return Err(UnstageError::Published {
+                    volume_id: wish.volume_id,
+                    target: target.clone(),
+                });
+            }
+        }
+        crash_point(CrashPoint::BeforeNodeUnstage);
+        match &record.data_path.source {
+            RealSource::Csi(real) => self.unstage_real(&guard, &record, real).await?,
+            _ => self.unmount(&guard, &record.staging_path).await?,
+        }
+        crash_point(CrashPoint::AfterNodeUnstage);
+        Ok(self.forget(&guard, wish.volume_id).await?)
+    }
+
+    /// Stages with the volume held, and returns what is now on record.
+    pub(super) async fn stage_held(
+        &self,
+        guard: &Guard,
+        known: Option<Record>,
+        wish: &Stage,
+    ) -> Result<Record, StageError> {
+        if wish.access.volume_mode != wish.data_path.volume_mode {
+            return Err(StageError::VolumeMode {
+                volume_id: wish.volume_id.clone(),
+                found: wish.data_path.volume_mode,
+                wanted: wish.access.volume_mode,
+            });
+        }
+        let mut record = match known {
+            Some(record) => self.renewed(guard, record, wish).await?,
+            None => self.new_record(wish),
+        };
+        let was_staged = record.staged;
+        match self.stage_recorded(guard, &mut record, wish).await {
+            Ok(()) => {
+                record.staged = true;
+                self.save(guard, &record).await?;
+                Ok(record)
+            }
+            Err(trouble) => {
+                // Kubelet will not unstage what it believes was never staged.
+                if trouble.is_final() && !was_staged && !self.is_used(guard, &wish.staging).await? {
+                    self.forget(guard, wish.volume_id.clone()).await?;
+                }
+                Err(trouble.into())
+            }
+        }
+    }
+
+    async fn stage_recorded(&self, guard: &Guard, record: &mut Record, wish: &Stage) -> Result<(), Trouble> {
+        let (volume, staging) = (&wish.data_path, &wish.staging);
+        if let RealSource::Csi(real) = &volume.source {
+            let driver = self.drivers.reach(&real.driver).await?;
+            record.stage_delegated |= driver.stages();
+            self.save(guard, record).await?;
+            crash_point(CrashPoint::BeforeNodeStage);
+            driver
+                .stage(volume, real, staging, &wish.access.mount_flags)
+                .await?;
+        } else {
+            self.save(guard, record).await?;
+            crash_point(CrashPoint::BeforeNodeStage);
+            let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging.clone());
+            let what = format!("staging volume {}", wish.volume_id);
+            guard
+                .block(what, SLOW_WORK, move || direct.stage(&volume, &staging))
+                .await??;
+        }
+        crash_point(CrashPoint::AfterNodeStage);
+        Ok(())
+    }
+
+    /// What is on record of a volume that is staged again: after a restart of
+    /// kubelet, a reboot, or with a new attachment.
+    async fn renewed(&self, guard: &Guard, mut record: Record, wish: &Stage) -> Result<Record, StageError> {
+        if record.boot_id != self.boot_id {
+            // Nothing of it survived.
+            return Ok(self.new_record(wish));
+        }
+        let moved = record.staging_path != wish.staging;
+        let other = !is_same_source(&record.data_path.source, &wish.data_path.source);
+        if moved || other {
+            if !self.is_in_use(guard, &record).await? {
+                return Ok(self.new_record(wish));
+            }
+            let volume_id = wish.volume_id.clone();
+            return Err(if other {
+                StageError::OtherSource { volume_id }
+            } else {
+                StageError::Elsewhere {
+                    volume_id,
+                    at: record.staging_path,
+                }
+            });
+        }
+        record.data_path = wish.data_path.clone();
+        Ok(record)
+    }
+
+    fn new_record(&self, wish: &Stage) -> Record {
+        let (id, staging) = (wish.volume_id.clone(), wish.staging.clone());
+        Record::new(id, staging, wish.data_path.clone(), self.boot_id.clone())
+    }
+
+    async fn unstage_real(&self, guard: &Guard, record: &Record, real: &CsiSource) -> Result<(), Trouble> {
+        if !record.stage_delegated {
+            return Ok(());
+        }
+        let asked = async {
+            let driver = self.drivers.reach(&real.driver).await?;
+            driver.unstage(&real.handle, &record.staging_path).await
+        };
+        let Err(trouble) = asked.await.map_err(Trouble::from) else {
+            return Ok(());
+        };
+        let nothing_left = match record.data_path.volume_mode {
+            VolumeMode::Filesystem => !self.is_used(guard, &record.staging_path).await?,
+            // A device may be mapped without anything being mounted; only a reboot unmaps it.
+            VolumeMode::Block => record.boot_id != self.boot_id,
+        };
+        if nothing_left && (trouble.is_absent_driver() || trouble.is_unknown_volume()) {
+            tracing::warn!(volume = record.volume_id, %trouble, "forgetting a volume of which nothing is left");
+            return Ok(());
+        }
+        Err(trouble)
+    }
+
+    async fn expect_nothing_staged(&self, guard: &Guard, wish: Unstage) -> Result<(), UnstageError> {
+        if self.is_used(guard, &wish.staging).await? {
+            return Err(UnstageError::Unrecorded {
+                volume_id: wish.volume_id,
+                staging: wish.staging,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether taking the record away would leave something behind.
+    async fn is_in_use(&self, guard: &Guard, record: &Record) -> Result<bool, Trouble> {
+        let device_may_be_mapped =
+            record.stage_delegated && record.data_path.volume_mode == VolumeMode::Block;
+        if device_may_be_mapped || self.is_used(guard, &record.staging_path).await? {
+            return Ok(true);
+        }
+        for target in record.targets.keys() {
+            if self.is_published(guard, target).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The steps all operations share: our own files and the mount table, off the
+/// async threads and with the volume held.
+impl Volumes {
+    pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
+        let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
+        let what = format!("reading the record of volume {volume_id}");
+        Ok(guard
+            .block(what, QUICK_WORK, move || state.load(&volume_id))
+            .await??)
+    }
+
+    pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {
+        crash_point(CrashPoint::BeforeRecordWrite);
+        let (state, record) = (self.state.clone(), record.clone());
+        let what = format!("writing the record of volume {}", record.volume_id);
+        guard
+            .block(what, QUICK_WORK, move || state.save(&record))
+            .await??;
+        crash_point(CrashPoint::AfterRecordWrite);
+        Ok(())
+    }
+
+    pub(super) async fn forget(&self, guard: &Guard, volume_id: String) -> Result<(), Trouble> {
+        crash_point(CrashPoint::BeforeRecordRemove);
+        let state = self.state.clone();
+        let what = format!("removing the record of volume {volume_id}");
+        guard
+            .block(what, QUICK_WORK, move || state.remove(&volume_id))
+            .await??;
+        crash_point(CrashPoint::AfterRecordRemove);
+        Ok(())
+    }
+
+    pub(super) async fn is_published(&self, guard: &Guard, target: &Path) -> Result<bool, Trouble> {
+        self.look(guard, target, mounts::is_published).await
+    }
+
+    pub(super) async fn is_used(&self, guard: &Guard, path: &Path) -> Result<bool, Trouble> {
+        self.look(guard, path, mounts::is_used).await
+    }
+
+    pub(super) async fn unmount(&self, guard: &Guard, path: &Path) -> Result<(), Trouble> {
+        let path = path.to_owned();
+        let what = format!("unmounting {}", path.display());
+        Ok(guard
+            .block(what, SLOW_WORK, move || mounts::unmount(&path))
+            .await??)
+    }
+
+    async fn look(
+        &self,
+        guard: &Guard,
+        path: &Path,
+        question: fn(&Path) -> Result<bool, MountError>,
+    ) -> Result<bool, Trouble> {
+        let path = path.to_owned();
+        let what = format!("looking at {}", path.display());
+        Ok(guard.block(what, QUICK_WORK, move || question(&path)).await??)
+    }
+}
+
+/// Attributes may change with a re-created PV; what they describe may not.
+fn is_same_source(a: &RealSource, b: &RealSource) -> bool {
+    match (a, b) {
+        (RealSource::Csi(a), RealSource::Csi(b)) => (&a.driver, &a.handle) == (&b.driver, &b.handle),
+        (a, b) => a == b,
+    }
+}
