@@ -48,6 +48,7 @@ pub fn class(class: &StorageClass) -> Class {
             .map(allowed_topology)
             .collect(),
         allows_expansion: class.allow_volume_expansion.unwrap_or(false),
+        parameters: class.parameters.clone().unwrap_or_default(),
     }
 }
 
@@ -207,6 +208,7 @@ mod tests {
             "reclaimPolicy": "Retain",
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowVolumeExpansion": true,
+            "parameters": {"type": "ssd"},
             "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a", "b"]}]}],
         }))
         .unwrap();
@@ -222,6 +224,7 @@ mod tests {
                 vec!["a".into(), "b".into()],
             )])],
             allows_expansion: true,
+            parameters: [("type".to_owned(), "ssd".to_owned())].into(),
         };
         assert_eq!(class(&object), expected);
         let bare: StorageClass =

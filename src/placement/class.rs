@@ -3,7 +3,11 @@
 //! default class of the cluster, in this order; and never a class that would
 //! send the twin back to us.
 
-use std::{cmp::Reverse, collections::BTreeSet, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use crate::{
     topology::Labels,
@@ -62,6 +66,8 @@ pub struct Class {
     pub allowed_topologies: Vec<AllowedTopology>,
     /// Whether its volumes may grow.
     pub allows_expansion: bool,
+    /// Its parameters.
+    pub parameters: BTreeMap<String, String>,
 }
 
 impl Class {
@@ -69,6 +75,13 @@ impl Class {
     #[must_use]
     pub fn allows(&self, labels: &Labels) -> bool {
         self.allowed_topologies.is_empty() || self.allowed_topologies.iter().any(|one| one.admits(labels))
+    }
+
+    /// The real class that this virtual class names.
+    #[must_use]
+    pub fn real_class(&self) -> Option<&str> {
+        let named = self.parameters.get(Parameters::REAL_CLASS)?;
+        (!named.is_empty()).then_some(named)
     }
 
     /// Whether a twin of this class would come back to a virtual class.
@@ -296,6 +309,7 @@ pub(super) mod tests {
             created: 0,
             allowed_topologies: Vec::new(),
             allows_expansion: true,
+            parameters: BTreeMap::new(),
         }
     }
 
