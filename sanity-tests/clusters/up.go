@@ -34,6 +34,9 @@ func Up(ctx context.Context, options Options) (*Lab, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
+	if err := machine.Preflight(machine.ThisMachine(ctx)); err != nil {
+		return nil, err
+	}
 	unlock, err := machine.Lock(ctx)
 	if err != nil {
 		return nil, err

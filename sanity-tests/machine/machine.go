@@ -76,7 +76,7 @@ func Prepare() error {
 			return err
 		}
 	}
-	return nil
+	return rememberSettings()
 }
 
 func bind(source, target string, propagation uintptr) error {

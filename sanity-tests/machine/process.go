@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Spec says how a process of the lab is started; it is recorded, so that the
@@ -55,6 +57,12 @@ func Start(spec Spec) (*Process, error) {
 	}
 	defer log.Close()
 	if _, err := EnsureCgroup(ComponentCgroup); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+
+	// Files that were open before us (a lock that our caller holds, say) are not
+	// the business of what outlives us. Go's own close themselves.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 
@@ -156,17 +164,6 @@ func (p *Process) Kill() error {
 		}
 		return nil
 	})
-}
-
-// Memory is the resident memory of the process in bytes.
-func (p *Process) Memory() int64 {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.PID))
-	fields := strings.Fields(string(content))
-	if err != nil || len(fields) < 2 || !p.Alive() {
-		return 0
-	}
-	pages, _ := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize())
 }
 
 // startTime is the moment the process was forked, in clock ticks since boot; an

@@ -20,6 +20,9 @@ func Teardown(ctx context.Context) error {
 	if err := killEverything(ctx); err != nil {
 		return err
 	}
+	if err := restoreSettings(); err != nil {
+		return err
+	}
 	devices, err := loopDevicesBelow(StateDir)
 	if err != nil {
 		return err

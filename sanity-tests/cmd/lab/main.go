@@ -1,4 +1,5 @@
-// Command lab starts, inspects, disturbs and ends the lab.
+// Command lab starts, inspects, disturbs and ends the lab. It is a thin layer
+// over package clusters, which tests use directly.
 package main
 
 import (
@@ -6,27 +7,56 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
-
-	"storage.liqo.io/sanity-tests/clusters"
 )
+
+// command is one word of the command line.
+type command struct {
+	name, arguments, purpose string
+	run                      func(context.Context, []string) error
+}
+
+func commands() []command {
+	return []command{
+		{"up", "[--clusters home,remote] [--home-nodes 2] [--remote-nodes 1] …", "start the lab, or what of it does not run", up},
+		{"down", "", "end the lab and return the machine to what it was", down},
+		{"status", "", "what runs, where, and how much memory it takes", status},
+		{"kubectl", "CLUSTER ARGUMENT…", "kubectl with the administrator's rights", kubectl},
+		{"logs", "COMPONENT", "the log of a component (names: lab status)", logs},
+		{"kill", "COMPONENT", "end a component as a crash would (kill -9)", kill},
+		{"restart", "COMPONENT", "start a component again", restart},
+		{"enter", "NODE [COMMAND…]", "a shell, or a command, inside a node", enter},
+		{"partition", "on|off", "cut or mend the link between the clusters", partition},
+		{"faults", "[pass|hang|half-open|reset|delay --up 1s --down 1s]", "show or set what the proxy between the clusters does", setFaults},
+	}
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "lab:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	switch args[0] {
-	case "up":
-		_, err := clusters.Up(ctx, clusters.Options{Progress: os.Stdout})
-		return err
-	case "down":
-		return clusters.Down(ctx)
+func run(ctx context.Context, arguments []string) error {
+	if len(arguments) > 0 {
+		for _, known := range commands() {
+			if known.name == arguments[0] {
+				return known.run(ctx, arguments[1:])
+			}
+		}
 	}
-	return fmt.Errorf("unknown")
+	return fmt.Errorf("say what to do:\n%s", usage())
+}
+
+func usage() string {
+	var text strings.Builder
+	for _, known := range commands() {
+		fmt.Fprintf(&text, "  lab %s %s\n        %s\n", known.name, known.arguments, known.purpose)
+	}
+	return text.String()
 }

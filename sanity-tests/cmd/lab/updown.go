@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"storage.liqo.io/sanity-tests/clusters"
+)
+
+func up(ctx context.Context, arguments []string) error {
+	options, err := parseUp(arguments)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	lab, err := clusters.Up(ctx, options)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("the lab is up after %s\n\n", time.Since(start).Round(100*time.Millisecond))
+	return printStatus(ctx, lab)
+}
+
+func parseUp(arguments []string) (clusters.Options, error) {
+	flags := flag.NewFlagSet("lab up", flag.ContinueOnError)
+	names := flags.String("clusters", "home,remote", "the clusters; the first is where users work")
+	nodes, ports := map[string]*int{}, map[string]*int{}
+	for _, spec := range clusters.DefaultClusters() {
+		nodes[spec.Name] = flags.Int(spec.Name+"-nodes", spec.Nodes, "number of nodes of cluster "+spec.Name)
+		ports[spec.Name] = flags.Int(spec.Name+"-port", 0, "port on 127.0.0.1 of the API server of cluster "+spec.Name+" (0: a free one)")
+	}
+	if err := flags.Parse(arguments); err != nil {
+		return clusters.Options{}, err
+	}
+	if flags.NArg() > 0 {
+		return clusters.Options{}, fmt.Errorf("lab up takes no argument %q", flags.Arg(0))
+	}
+	options := clusters.Options{Progress: os.Stdout}
+	for name := range strings.SplitSeq(*names, ",") {
+		spec := clusters.ClusterSpec{Name: name, Nodes: 1}
+		if nodes[name] != nil {
+			spec.Nodes, spec.Port = *nodes[name], *ports[name]
+		}
+		options.Clusters = append(options.Clusters, spec)
+	}
+	return options, nil
+}
+
+func down(ctx context.Context, arguments []string) error {
+	if err := noArguments("down", arguments); err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := clusters.Down(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("the lab is down after %s\n", time.Since(start).Round(100*time.Millisecond))
+	return nil
+}
+
+func noArguments(name string, arguments []string) error {
+	if len(arguments) > 0 {
+		return fmt.Errorf("lab %s takes no argument %q", name, arguments[0])
+	}
+	return nil
+}

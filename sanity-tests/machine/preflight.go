@@ -1,0 +1,171 @@
+package machine
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Abilities is what a start asks of the machine; tests put in machines that
+// lack something.
+type Abilities struct {
+	System string
+	UID    int
+	// Has reports whether a program is installed.
+	Has func(program string) bool
+	// StaticBusybox reports whether busybox runs without shared libraries.
+	StaticBusybox func() bool
+	// FileSystems is the list of /proc/filesystems.
+	FileSystems string
+	// CgroupControllers are those of either version.
+	CgroupControllers []string
+	// TryLink makes a network interface of a kind in a namespace that is gone
+	// right after.
+	TryLink func(kind string) error
+	// TryLoop asks for a loop device.
+	TryLoop func() error
+	// FreeDisk is how many bytes are free where the lab keeps its state.
+	FreeDisk uint64
+}
+
+// Packages names Debian's package of every program that is not built from Go
+// modules. The programs for file systems end up in images of drivers.
+var Packages = map[string]string{
+	"ip":         "iproute2",
+	"nsenter":    "util-linux",
+	"blkid":      "util-linux",
+	"mount":      "mount",
+	"losetup":    "mount",
+	"runc":       "runc",
+	"busybox":    "busybox-static",
+	"mkfs.ext4":  "e2fsprogs",
+	"resize2fs":  "e2fsprogs",
+	"mkfs.xfs":   "xfsprogs",
+	"xfs_growfs": "xfsprogs",
+}
+
+const minimumDisk = 8 << 30
+
+// Preflight says in one sentence why the lab cannot start here; nil when it
+// can. It changes nothing.
+func Preflight(able Abilities) error {
+	switch {
+	case able.System != "linux":
+		return fmt.Errorf("the lab needs Linux, not %s", able.System)
+	case able.UID != 0:
+		return errors.New("the lab needs root (it makes namespaces and mounts): run it as root or with sudo")
+	}
+	if err := checkPackages(able); err != nil {
+		return err
+	}
+	for _, name := range []string{"overlay", "ext4"} {
+		if !slices.Contains(strings.Fields(able.FileSystems), name) {
+			return fmt.Errorf("the kernel has no %s file system, which the lab's containers and volumes need: try `modprobe %s`", name, name)
+		}
+	}
+	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
+		if !slices.Contains(able.CgroupControllers, controller) {
+			return fmt.Errorf("the machine offers no cgroup controller %q, which kubelet needs (it offers: %s)",
+				controller, strings.Join(able.CgroupControllers, " "))
+		}
+	}
+	for _, kind := range []string{"veth", "bridge"} {
+		if err := able.TryLink(kind); err != nil {
+			return fmt.Errorf("the kernel cannot make a %s interface in a new network namespace: %w", kind, err)
+		}
+	}
+	if err := able.TryLoop(); err != nil {
+		return fmt.Errorf("the machine has no loop devices, which volumes in the lab need: %w", err)
+	}
+	if able.FreeDisk < minimumDisk {
+		return fmt.Errorf("only %.1f GiB are free below %s, the lab needs %d GiB",
+			float64(able.FreeDisk)/(1<<30), filepath.Dir(StateDir), minimumDisk>>30)
+	}
+	return nil
+}
+
+func checkPackages(able Abilities) error {
+	missing := map[string]bool{}
+	for program, name := range Packages {
+		if !able.Has(program) {
+			missing[name] = true
+		}
+	}
+	if !missing[Packages["busybox"]] && !able.StaticBusybox() {
+		missing[Packages["busybox"]] = true
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	names := strings.Join(slices.Sorted(maps.Keys(missing)), " ")
+	return fmt.Errorf("packages are missing: run `apt-get install --no-install-recommends %s` (or `make deps`)", names)
+}
+
+// ThisMachine is what the machine we run on is able to do.
+func ThisMachine(ctx context.Context) Abilities {
+	fileSystems, _ := os.ReadFile("/proc/filesystems")
+	var disk unix.Statfs_t
+	_ = unix.Statfs(filepath.Dir(StateDir), &disk)
+	return Abilities{
+		System:            runtime.GOOS,
+		UID:               os.Getuid(),
+		Has:               installed,
+		StaticBusybox:     func() bool { return isStatic("/bin/busybox") },
+		FileSystems:       string(fileSystems),
+		CgroupControllers: cgroupControllers(),
+		TryLink:           func(kind string) error { return tryLink(ctx, kind) },
+		TryLoop:           tryLoop,
+		FreeDisk:          disk.Bavail * uint64(disk.Bsize),
+	}
+}
+
+func installed(program string) bool {
+	_, err := exec.LookPath(program)
+	return err == nil
+}
+
+func isStatic(program string) bool {
+	parsed, err := elf.Open(program)
+	if err != nil {
+		return false
+	}
+	defer parsed.Close()
+	return parsed.Section(".interp") == nil
+}
+
+func cgroupControllers() []string {
+	if CgroupV2() {
+		content, _ := os.ReadFile(filepath.Join(cgroupRoot, "cgroup.controllers"))
+		return strings.Fields(string(content))
+	}
+	var controllers []string
+	for _, root := range hierarchies() {
+		controllers = append(controllers, strings.Split(filepath.Base(root), ",")...)
+	}
+	return controllers
+}
+
+func tryLink(ctx context.Context, kind string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return runQuietly(exec.CommandContext(ctx, "unshare", "--net", "ip", "link", "add", "try", "type", kind))
+}
+
+func tryLoop() error {
+	control, err := os.Open("/dev/loop-control")
+	if err != nil {
+		return err
+	}
+	return control.Close()
+}
