@@ -1,10 +1,32 @@
 //! `liqo-csi node`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::task::JoinSet;
 
 use super::{Outcome, process::until_signalled};
 use crate::{
-    csi::{Endpoint, Identity, Readiness, Role, server},
+    csi::{
+        Endpoint, Identity, Readiness, Role,
+        node::{About, Node},
+        registration::{Registration, Verdict},
+        server,
+        work::Work,
+    },
+    node::{
+        direct::Direct,
+        driver::Drivers,
+        home,
+        host::HostRoot,
+        registry::{PLUGINS_REGISTRY, Registry},
+        secrets::Secrets,
+        state::State,
+        volume::Volumes,
+    },
     observe::{
         Metrics,
         health::Health,
@@ -14,8 +36,10 @@ use crate::{
 
 /// Kubelet is root, and nobody else has business here.
 const SOCKET_MODE: u32 = 0o600;
-/// Below the 30 s Kubernetes gives a pod to terminate.
+/// For calls in flight, and then for work whose caller hung up: together below the
+/// 30 s Kubernetes gives a pod to terminate.
 const GRACE: Duration = Duration::from_secs(20);
+const WORK_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -51,33 +75,108 @@ pub(super) struct Args {
     log_format: LogFormat,
 }
 
+/// Where our own things are below kubelet's root.
+const HOME: &str = "plugins/storage.liqo.io";
+/// Mounts run on threads of their own; more than this many are waiting for dead servers.
+const BLOCKING_THREADS: usize = 48;
+/// A thread that has not been needed for this long is given back.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(5);
+
 pub(super) fn run(args: Args) -> Outcome {
     log::start(args.log_format);
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
         .enable_all()
-        .build()?
-        .block_on(serve(args))
+        .build()?;
+    let outcome = runtime.block_on(serve(args));
+    // A mount that hangs in the kernel must not keep us from going.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
-    let metrics = Metrics::new("node", |_| {});
-    let ready = Readiness::always();
-
-    let endpoint = args.endpoint.clone();
-    let live = move || {
-        let endpoint = endpoint.clone();
-        Box::pin(async move { server::probe(&endpoint).await.map(|_| ()) }) as _
+    let home = args.kubelet_root.join(HOME);
+    std::fs::create_dir_all(&home).map_err(|error| format!("creating {}: {error}", home.display()))?;
+    let about = About {
+        name: args.node_name.clone(),
+        cluster: match &args.cluster_id {
+            Some(id) => id.parse()?,
+            None => home::cluster_id(home::client(), &home.join("cluster-id")).await?,
+        },
+        max_volumes: args.max_volumes,
     };
-    let health = Health::new(metrics.clone(), live, || Box::pin(async { Ok(()) }));
-    let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
+    let metrics = Metrics::new("node", |_| {});
+    let work = Work::default();
+    let node = Node::new(volumes(&args, &home)?, work.clone(), about);
+    let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
+    let health = health(metrics.clone(), args.endpoint.clone(), &registration);
+    let routes = Identity::new(Role::Node, Readiness::always()).routes();
     let settings = server::Settings {
         endpoint: args.endpoint,
         mode: SOCKET_MODE,
         grace: GRACE,
     };
-    let routes = Identity::new(Role::Node, ready).routes();
-    server::serve(settings, routes, metrics, stop).await?;
-    health.await??;
-    Ok(())
+
+    let mut parts = JoinSet::<Outcome>::new();
+    let served = server::serve(
+        settings,
+        routes.add_service(node.service()),
+        metrics,
+        stop.clone(),
+    );
+    parts.spawn(async { Ok(served.await?) });
+    let registered = registration.serve(stop.clone());
+    parts.spawn(async { Ok(registered.await?) });
+    let watched = health.serve(args.metrics_address, stop.clone());
+    parts.spawn(async { Ok(watched.await?) });
+    let mut outcome = Ok(());
+    while let Some(ended) = parts.join_next().await {
+        // If one of the three cannot go on, none should.
+        stop.cancel();
+        outcome = outcome.and(ended?);
+    }
+
+    // Callers may have hung up; what they started is finished all the same.
+    if tokio::time::timeout(WORK_GRACE, work.finished()).await.is_err() {
+        tracing::warn!(grace = ?WORK_GRACE, "operations still under way are left to the next start");
+    }
+    outcome
+}
+
+fn volumes(args: &Args, home: &Path) -> Result<Volumes, Box<dyn std::error::Error + Send + Sync>> {
+    let secrets = if args.secrets {
+        Secrets::Readable(home::client().map_err(|reason| format!("secrets cannot be read: {reason}"))?)
+    } else {
+        Secrets::Forbidden
+    };
+    let registry = Registry::new(args.kubelet_root.clone(), args.endpoint.path().to_owned());
+    let direct = Direct::new(HostRoot::new(args.host_root.clone()));
+    let state = State::open(home.join("state"))?;
+    Ok(Volumes::new(state, Drivers::new(registry, secrets), direct)?)
+}
+
+/// Live as long as our socket answers and kubelet can find us; ready once kubelet
+/// has registered us.
+fn health(metrics: Metrics, endpoint: Endpoint, registration: &Registration) -> Health {
+    let (socket, verdict) = (registration.socket(), registration.verdict());
+    let live = move || {
+        let (endpoint, socket) = (endpoint.clone(), socket.clone());
+        Box::pin(async move {
+            if !socket.exists() {
+                return Err(format!("the registration socket {} is gone", socket.display()));
+            }
+            server::probe(&endpoint).await.map(|_| ())
+        }) as _
+    };
+    let ready = move || {
+        let verdict = match &*verdict.borrow() {
+            Verdict::Registered => Ok(()),
+            Verdict::Pending => Err("kubelet has not registered this node plugin yet".to_owned()),
+            Verdict::Refused(why) => Err(format!("kubelet refused this node plugin: {why}")),
+        };
+        Box::pin(async move { verdict }) as _
+    };
+    Health::new(metrics, live, ready)
 }

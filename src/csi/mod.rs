@@ -3,7 +3,9 @@
 
 mod call;
 mod identity;
+pub mod node;
 mod observed;
+pub mod registration;
 pub mod server;
 mod socket;
 pub mod work;

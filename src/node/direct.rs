@@ -118,7 +118,8 @@ impl Direct {
                         .as_deref()
                         .filter(|name| !name.is_empty())
                         .unwrap_or(DEFAULT_FS);
-                    return stage_device(path, &found, staging, fs_type, &volume.mount_options);
+                    let device = self.host.device_path(&found).map_err(host_error(path))?;
+                    return stage_device(&device, staging, fs_type, &volume.mount_options);
                 }
                 expect_dir(path, &found)
             }
@@ -222,18 +223,11 @@ impl Direct {
     }
 }
 
-fn stage_device(
-    path: &str,
-    device: &HostFile,
-    staging: &Path,
-    fs_type: &str,
-    options: &[String],
-) -> Result<(), DirectError> {
-    let device = device.path().map_err(host_error(path))?;
+fn stage_device(device: &Path, staging: &Path, fs_type: &str, options: &[String]) -> Result<(), DirectError> {
     if !mounts::is_published(staging)? {
-        format::format_if_blank(&device, fs_type)?;
+        format::format_if_blank(device, fs_type)?;
     }
-    Ok(mounts::mount_device(&device, staging, fs_type, options)?)
+    Ok(mounts::mount_device(device, staging, fs_type, options)?)
 }
 
 /// The kernel cannot mount NFS by itself: the program looks up names and protocol versions.

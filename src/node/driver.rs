@@ -92,6 +92,16 @@ pub enum DriverError {
         /// Its words.
         message: String,
     },
+    /// It went away in the middle.
+    #[error("the driver {driver} broke off {call}: {reason}")]
+    Gone {
+        /// The driver.
+        driver: String,
+        /// What it was asked.
+        call: &'static str,
+        /// What the connection says.
+        reason: String,
+    },
     /// It has not answered yet, and may still be working.
     #[error("the driver {driver} has not answered {call} for {PATIENCE:?}")]
     Slow {
@@ -395,6 +405,12 @@ impl RealDriver {
         let driver = self.name.clone();
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
+            // Only a status of our own making has a cause: the driver said nothing.
+            Ok(Err(status)) if std::error::Error::source(&status).is_some() => Err(DriverError::Gone {
+                driver,
+                call,
+                reason: status.message().to_owned(),
+            }),
             Ok(Err(status)) => Err(DriverError::Refused {
                 driver,
                 call,

@@ -5,7 +5,7 @@ use std::{
     fs, io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::FileTypeExt,
+        unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
 };
@@ -63,6 +63,20 @@ impl HostRoot {
     pub fn create_file(&self, path: &str) -> io::Result<()> {
         self.resolve(path, OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_NONBLOCK)
             .map(drop)
+    }
+
+    /// The path of a device for people and tools: the host's own, where it leads to
+    /// the same device in our mount namespace.
+    pub fn device_path(&self, device: &HostFile) -> io::Result<PathBuf> {
+        let seen = device.path()?;
+        let plain = seen.strip_prefix(&self.0).map(|below| Path::new("/").join(below));
+        let number = |path: &Path| fs::metadata(path).map(|found| found.rdev());
+        match plain {
+            Ok(plain) if number(&plain).is_ok_and(|plain| number(&seen).is_ok_and(|seen| seen == plain)) => {
+                Ok(plain)
+            }
+            _ => Ok(seen),
+        }
     }
 
     fn resolve(&self, path: &str, flags: OFlag) -> io::Result<OwnedFd> {

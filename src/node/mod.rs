@@ -3,7 +3,8 @@
 //! disk what was done.
 //!
 //! What CSI callers send and get is translated by [`crate::csi`]; nothing here
-//! talks to the API server, except to read a Secret when that is allowed.
+//! talks to the API server, except to learn the cluster's id and to read a Secret
+//! when that is allowed.
 
 pub mod access;
 pub mod consumer;
@@ -12,6 +13,7 @@ pub mod driver;
 #[cfg(test)]
 mod fake;
 pub mod format;
+pub mod home;
 pub mod host;
 pub mod inflight;
 #[cfg(test)]

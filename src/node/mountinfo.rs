@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsString,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
 
@@ -112,18 +112,6 @@ fn octal(digits: &[u8]) -> Option<u8> {
     })
 }
 
-/// Whether `path` is absolute and plain: no `.`, `..` or doubled slash that would
-/// make it differ from what the mount table shows.
-#[must_use]
-pub fn is_plain(path: &Path) -> bool {
-    let rebuilt: PathBuf = path.components().collect();
-    path.is_absolute()
-        && rebuilt.as_os_str().as_bytes() == path.as_os_str().as_bytes()
-        && !path
-            .components()
-            .any(|part| matches!(part, std::path::Component::ParentDir))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -180,16 +168,6 @@ mod tests {
     fn this_machines_table_can_be_read() {
         let text = std::fs::read("/proc/self/mountinfo").unwrap();
         assert!(MountTable::parse(&text).unwrap().at(Path::new("/proc")).is_some());
-    }
-
-    #[test]
-    fn plain_paths_are_absolute_and_normal() {
-        for plain in ["/", "/a", "/a/b.c/..d"] {
-            assert!(is_plain(Path::new(plain)), "{plain}");
-        }
-        for odd in ["", "a", "/a/../b", "/a/./b", "/a//b", "/a/"] {
-            assert!(!is_plain(Path::new(odd)), "{odd}");
-        }
     }
 
     /// As `seq_path` and `mangle` of the kernel do.

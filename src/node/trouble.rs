@@ -5,7 +5,6 @@ use tonic::Code;
 use super::{
     direct::DirectError,
     driver::DriverError,
-    format::FormatError,
     inflight::{Busy, Stuck},
     mounts::MountError,
     registry::RegistryError,
@@ -43,10 +42,11 @@ impl Trouble {
     pub fn is_final(&self) -> bool {
         match self {
             Self::Busy(_) | Self::Stuck(_) => false,
-            Self::State(_) | Self::Mount(_) => true,
-            Self::Direct(error) => !matches!(error, DirectError::Format(FormatError::InUse { .. })),
+            Self::State(_) | Self::Mount(_) | Self::Direct(_) => true,
             Self::Driver(error) => match error {
-                DriverError::Slow { .. } | DriverError::Registry(RegistryError::Absent { .. }) => false,
+                DriverError::Slow { .. }
+                | DriverError::Gone { .. }
+                | DriverError::Registry(RegistryError::Absent { .. }) => false,
                 DriverError::Secret { error, .. } => {
                     !matches!(error, SecretError::Unreadable { passing: true, .. })
                 }

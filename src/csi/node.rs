@@ -1,0 +1,181 @@
+//! The Node service: what kubelet asks of us, handed to [`crate::node`].
+
+mod parse;
+mod status;
+
+use tonic::{Request, Response, Status};
+
+use super::work::Work;
+use crate::{
+    node::{driver::Usage, volume::Volumes},
+    topology::Segments,
+    volume::ClusterId,
+    wire::csi::{
+        self as wire, node_server,
+        node_service_capability::{self as capability, rpc::Type as Can},
+    },
+};
+
+/// A call of kubelet that changes something outlives its caller; see [`Work`].
+pub struct Node {
+    volumes: Volumes,
+    work: Work,
+    about: About,
+}
+
+/// What kubelet is told about this node.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// Name of the Node object, which is also the node's id.
+    pub name: String,
+    /// Cluster it belongs to.
+    pub cluster: ClusterId,
+    /// Most volumes it takes; 0 means no limit.
+    pub max_volumes: i64,
+}
+
+impl Node {
+    /// The service over `volumes`; `work` is what a shutdown waits for.
+    #[must_use]
+    pub fn new(volumes: Volumes, work: Work, about: About) -> Self {
+        Self { volumes, work, about }
+    }
+
+    /// The service for a server's routes.
+    #[must_use]
+    pub fn service(self) -> node_server::NodeServer<Self> {
+        node_server::NodeServer::new(self)
+    }
+}
+
+#[tonic::async_trait]
+impl node_server::Node for Node {
+    async fn node_stage_volume(
+        &self,
+        request: Request<wire::NodeStageVolumeRequest>,
+    ) -> Result<Response<wire::NodeStageVolumeResponse>, Status> {
+        let wish = parse::stage(request.into_inner())?;
+        let volumes = self.volumes.clone();
+        let id = wish.volume_id.clone();
+        self.work
+            .run(&id, async move { Ok(volumes.stage(wish).await?) })
+            .await?;
+        Ok(Response::new(wire::NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<wire::NodeUnstageVolumeRequest>,
+    ) -> Result<Response<wire::NodeUnstageVolumeResponse>, Status> {
+        let wish = parse::unstage(request.into_inner())?;
+        let volumes = self.volumes.clone();
+        let id = wish.volume_id.clone();
+        self.work
+            .run(&id, async move { Ok(volumes.unstage(wish).await?) })
+            .await?;
+        Ok(Response::new(wire::NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<wire::NodePublishVolumeRequest>,
+    ) -> Result<Response<wire::NodePublishVolumeResponse>, Status> {
+        let wish = parse::publish(request.into_inner())?;
+        let volumes = self.volumes.clone();
+        let id = wish.stage.volume_id.clone();
+        self.work
+            .run(&id, async move { Ok(volumes.publish(wish).await?) })
+            .await?;
+        Ok(Response::new(wire::NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<wire::NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<wire::NodeUnpublishVolumeResponse>, Status> {
+        let wish = parse::unpublish(request.into_inner())?;
+        let volumes = self.volumes.clone();
+        let id = wish.volume_id.clone();
+        self.work
+            .run(&id, async move { Ok(volumes.unpublish(wish).await?) })
+            .await?;
+        Ok(Response::new(wire::NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<wire::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
+        let asked = parse::stats(request.into_inner())?;
+        let usage = self.volumes.stats(asked).await?;
+        Ok(Response::new(wire::NodeGetVolumeStatsResponse {
+            usage: usage.into_iter().map(wire::VolumeUsage::from).collect(),
+        }))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<wire::NodeExpandVolumeRequest>,
+    ) -> Result<Response<wire::NodeExpandVolumeResponse>, Status> {
+        let (asked, size) = parse::expand(request.into_inner())?;
+        let volumes = self.volumes.clone();
+        let id = asked.volume_id.clone();
+        let grown = self
+            .work
+            .run(&id, async move { Ok(volumes.expand(asked, size).await?) })
+            .await?;
+        Ok(Response::new(wire::NodeExpandVolumeResponse {
+            capacity_bytes: grown.unwrap_or(0),
+        }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<wire::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
+        // Not VOLUME_MOUNT_GROUP: kubelet would leave fsGroup to us, without telling
+        // us the pod's fsGroupChangePolicy.
+        let can = [
+            Can::StageUnstageVolume,
+            Can::GetVolumeStats,
+            Can::ExpandVolume,
+            Can::SingleNodeMultiWriter,
+        ];
+        let capabilities = can.map(|it| wire::NodeServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: it.into() })),
+        });
+        Ok(Response::new(wire::NodeGetCapabilitiesResponse {
+            capabilities: capabilities.into(),
+        }))
+    }
+
+    async fn node_get_info(
+        &self,
+        _: Request<wire::NodeGetInfoRequest>,
+    ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
+        let place = Segments::of_node(&self.about.cluster, &self.about.name);
+        Ok(Response::new(wire::NodeGetInfoResponse {
+            node_id: self.about.name.clone(),
+            max_volumes_per_node: self.about.max_volumes,
+            accessible_topology: Some(wire::Topology {
+                segments: place.into_map().into_iter().collect(),
+            }),
+        }))
+    }
+}
+
+impl From<Usage> for wire::VolumeUsage {
+    fn from(usage: Usage) -> Self {
+        use crate::node::driver::Unit;
+        let unit = match usage.unit {
+            Unit::Bytes => wire::volume_usage::Unit::Bytes,
+            Unit::Inodes => wire::volume_usage::Unit::Inodes,
+        };
+        Self {
+            available: usage.available,
+            total: usage.total,
+            used: usage.used,
+            unit: unit.into(),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Makes ourselves known to kubelet: it finds our socket in `plugins_registry`,
+//! asks who is there, registers us, and says whether that worked.
+
+use std::{fs, io, path::PathBuf};
+
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, transport};
+
+use super::Endpoint;
+use crate::{
+    node::registry::CSI_PLUGIN,
+    volume::DRIVER_NAME,
+    wire::registration::{
+        InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+        registration_server::{self, RegistrationServer},
+    },
+};
+
+/// Versions of CSI kubelet knows; it wants to see at least one of its own.
+const CSI_VERSIONS: &str = "1.0.0";
+const SOCKET_MODE: u32 = 0o600;
+
+/// What kubelet thinks of us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has not said.
+    #[default]
+    Pending,
+    /// Our volumes can be used on this node.
+    Registered,
+    /// They cannot; kubelet tries again by itself.
+    Refused(String),
+}
+
+/// The registration socket and what came of it.
+#[derive(Debug)]
+pub struct Registration {
+    socket: PathBuf,
+    csi: Endpoint,
+    verdict: watch::Sender<Verdict>,
+}
+
+impl Registration {
+    /// Offers the CSI endpoint `csi` on a socket in `registry`, kubelet's directory.
+    #[must_use]
+    pub fn new(registry: &std::path::Path, csi: Endpoint) -> Self {
+        Self {
+            socket: registry.join(format!("{DRIVER_NAME}-reg.sock")),
+            csi,
+            verdict: watch::Sender::default(),
+        }
+    }
+
+    /// Kubelet's verdict, now and later.
+    #[must_use]
+    pub fn verdict(&self) -> watch::Receiver<Verdict> {
+        self.verdict.subscribe()
+    }
+
+    /// The socket's path: while it is gone, kubelet does not know us.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.socket.clone()
+    }
+
+    /// Serves until `stop`, then takes the socket away, by which kubelet knows that
+    /// we are leaving.
+    pub async fn serve(self, stop: CancellationToken) -> io::Result<()> {
+        let socket = self.socket.clone();
+        let endpoint: Endpoint = socket.display().to_string().parse().map_err(io::Error::other)?;
+        let incoming = UnixListenerStream::new(endpoint.listen(SOCKET_MODE)?);
+        let leave = async {
+            stop.cancelled_owned().await;
+            if let Err(error) = fs::remove_file(&socket) {
+                tracing::warn!(socket = %socket.display(), %error, "the registration socket stays behind");
+            }
+        };
+        transport::Server::builder()
+            .add_service(RegistrationServer::new(self))
+            .serve_with_incoming_shutdown(incoming, leave)
+            .await
+            .map_err(io::Error::other)
+    }
+}
+
+#[tonic::async_trait]
+impl registration_server::Registration for Registration {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: CSI_PLUGIN.to_owned(),
+            name: DRIVER_NAME.to_owned(),
+            endpoint: self.csi.path().display().to_string(),
+            supported_versions: vec![CSI_VERSIONS.to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let said = request.into_inner();
+        let verdict = if said.plugin_registered {
+            tracing::info!("kubelet registered this node plugin");
+            Verdict::Registered
+        } else {
+            tracing::error!(error = said.error, "kubelet refused this node plugin");
+            Verdict::Refused(said.error)
+        };
+        self.verdict.send_replace(verdict);
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{node::registry::Registry, wire::registration::registration_client::RegistrationClient};
+
+    #[tokio::test]
+    async fn kubelet_finds_us_says_its_verdict_and_sees_us_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let csi: Endpoint = dir.path().join("csi.sock").display().to_string().parse().unwrap();
+        let registration = Registration::new(dir.path(), csi.clone());
+        let (verdict, socket) = (registration.verdict(), registration.socket());
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(registration.serve(stop.clone()));
+
+        let address = format!("unix://{}", socket.display());
+        let mut kubelet = loop {
+            match RegistrationClient::connect(address.clone()).await {
+                Ok(client) => break client,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(
+            (info.r#type.as_str(), info.name.as_str()),
+            (CSI_PLUGIN, DRIVER_NAME)
+        );
+        assert_eq!(info.endpoint, csi.path().to_str().unwrap());
+        assert_eq!(*verdict.borrow(), Verdict::Pending);
+
+        for (plugin_registered, error, expected) in [
+            (
+                false,
+                "topology value collision",
+                Verdict::Refused("topology value collision".into()),
+            ),
+            (true, "", Verdict::Registered),
+        ] {
+            let said = RegistrationStatus {
+                plugin_registered,
+                error: error.into(),
+            };
+            kubelet.notify_registration_status(said).await.unwrap();
+            assert_eq!(*verdict.borrow(), expected);
+        }
+        assert!(
+            Registry::new(dir.path().to_owned(), csi.path().to_owned())
+                .find(DRIVER_NAME)
+                .await
+                .is_err()
+        );
+
+        stop.cancel();
+        server.await.unwrap().unwrap();
+        assert!(!socket.exists());
+    }
+}
