@@ -180,27 +180,32 @@ func loopStatus(device string) (*unix.LoopInfo64, error) {
 	return unix.IoctlLoopGetStatus64(int(opened.Fd()))
 }
 
-// detach frees loop devices and waits until they are free: a device that is
-// still mounted somewhere is only marked to go with its last user.
+// detach frees loop devices and waits until they are free: one that is still
+// mounted somewhere, or lies on another, goes with its last user.
 func detach(ctx context.Context, devices []string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for _, device := range devices {
-		err := Until(ctx, device+" to be free", func() error {
-			opened, err := os.Open(device)
-			if err != nil {
-				return err
-			}
-			defer opened.Close()
-			err = unix.IoctlSetInt(int(opened.Fd()), unix.LOOP_CLR_FD, 0)
-			if err == unix.ENXIO {
-				return nil
-			}
-			return fmt.Errorf("still in use (%v)", err)
-		})
-		if err != nil {
-			return err
+	return Until(ctx, "loop devices to be free", func() error {
+		var busy error
+		for _, device := range devices {
+			busy = errors.Join(busy, detachOne(device))
 		}
+		return busy
+	})
+}
+
+func detachOne(device string) error {
+	opened, err := os.Open(device)
+	if err != nil {
+		return fmt.Errorf("detach %s: %w", device, err)
 	}
-	return nil
+	defer opened.Close()
+	switch err := unix.IoctlSetInt(int(opened.Fd()), unix.LOOP_CLR_FD, 0); err {
+	case unix.ENXIO:
+		return nil
+	case nil:
+		return fmt.Errorf("%s was in use until now", device) // ask again
+	default:
+		return fmt.Errorf("detach %s: %w", device, err)
+	}
 }

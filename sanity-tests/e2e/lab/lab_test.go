@@ -1,0 +1,250 @@
+// Package lab_test starts and ends labs of its own and shows that they do what
+// tests rely on, and that the machine is afterwards what it was. It needs root,
+// and a machine on which no lab runs.
+package lab_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/images"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// requireNoLab skips where a lab cannot be started.
+func requireNoLab(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a lab makes namespaces and mounts")
+	}
+	if _, err := clusters.Load(); !errors.Is(err, clusters.ErrNoLab) {
+		t.Skip("a lab runs on this machine, and this test starts and ends its own: run `make lab-down` first")
+	}
+}
+
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func up(t *testing.T, ctx context.Context, options clusters.Options) *clusters.Lab {
+	t.Helper()
+	if options.Progress == nil {
+		options.Progress = t.Output()
+	}
+	lab, err := clusters.Up(ctx, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lab
+}
+
+// down does not use the test's context: cleaning up is most needed when that is
+// over.
+func down(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	if err := clusters.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A lab with dead components, pods, and a mounted loop device in a node is
+// taken down without a trace; the second of two starts changes nothing.
+func TestDownLeavesNothingBehind(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 20*time.Minute)
+	before := takeSnapshot(t)
+	t.Cleanup(func() { down(t) })
+
+	lab := up(t, ctx, clusters.Options{})
+	pids := pidsOf(t, lab)
+	again := up(t, ctx, clusters.Options{})
+	if got := pidsOf(t, again); strings.Join(got, " ") != strings.Join(pids, " ") {
+		t.Errorf("a second start restarted components: %v, before %v", got, pids)
+	}
+
+	home, err := lab.Cluster("home")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runPod(t, ctx, home, "home-1", "sleep 100000")
+	leaveMountedLoopDevice(t, ctx, home)
+	for _, component := range []string{"etcd", "kubelet@home-1"} {
+		if err := home.Kill(ctx, component); err != nil {
+			t.Fatal(err)
+		}
+	}
+	killShim(t)
+
+	down(t)
+	requireUnchanged(t, before)
+	down(t) // of nothing is no error
+	requireUnchanged(t, before)
+}
+
+// A start that is broken off half-way is taken down as well.
+func TestDownAfterHalfAStart(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 10*time.Minute)
+	before := takeSnapshot(t)
+	t.Cleanup(func() { down(t) })
+
+	broken, breakOff := context.WithCancel(ctx)
+	defer breakOff()
+	_, err := clusters.Up(broken, clusters.Options{Progress: whenSaid("API server answers", breakOff)})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("a start that is broken off says %v", err)
+	}
+	down(t)
+	requireUnchanged(t, before)
+}
+
+// A lab of one small cluster, and what bad wishes are answered with.
+func TestOneCluster(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 10*time.Minute)
+	before := takeSnapshot(t)
+	t.Cleanup(func() { down(t) })
+
+	lab := up(t, ctx, clusters.Options{Clusters: []clusters.ClusterSpec{{Name: "solo", Nodes: 1}}})
+	if _, err := lab.Cluster("home"); err == nil {
+		t.Error("a cluster that was not asked for is there")
+	}
+	_, err := clusters.Up(ctx, clusters.Options{})
+	if err == nil || !strings.Contains(err.Error(), "another shape") {
+		t.Errorf("a start of another lab says %v", err)
+	}
+	down(t)
+	requireUnchanged(t, before)
+}
+
+func pidsOf(t *testing.T, lab *clusters.Lab) []string {
+	t.Helper()
+	var pids []string
+	for _, cluster := range lab.Clusters() {
+		for _, component := range cluster.Components() {
+			process, err := cluster.Process(component)
+			if err != nil || !process.Alive() {
+				t.Fatalf("%s/%s does not run: %v", cluster.Name(), component, err)
+			}
+			pids = append(pids, strconv.Itoa(process.PID))
+		}
+	}
+	return pids
+}
+
+// runPod starts a pod of busybox on a node and waits until it runs.
+func runPod(t *testing.T, ctx context.Context, cluster *clusters.Cluster, node, script string) *corev1.Pod {
+	t.Helper()
+	client, err := cluster.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon := int64(1)
+	pod, err := client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "lab-"},
+		Spec: corev1.PodSpec{
+			NodeName:                      node,
+			DNSPolicy:                     corev1.DNSDefault,
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: &soon,
+			Containers: []corev1.Container{{
+				Name: "main", Image: images.BusyboxName, ImagePullPolicy: corev1.PullIfNotPresent,
+				Command: []string{"sh", "-c", script},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	err = machine.Until(ctx, "pod "+pod.Name+" to run", func() error {
+		seen, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if pod = seen; pod.Status.Phase == corev1.PodPending {
+			return errors.New("it is pending")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// leaveMountedLoopDevice does in a node what a driver that dies leaves there.
+func leaveMountedLoopDevice(t *testing.T, ctx context.Context, cluster *clusters.Cluster) {
+	t.Helper()
+	node := cluster.Nodes()[0]
+	script := `set -e
+mkdir -p /mnt/disk /var/lib/kubelet/left
+truncate -s 64M /mnt/disk/image
+mkfs.ext4 -q /mnt/disk/image
+mount -o loop /mnt/disk/image /var/lib/kubelet/left
+sleep 100000 >/dev/null 2>&1 &`
+	if out, err := node.Command(ctx, "sh", "-c", script).CombinedOutput(); err != nil {
+		t.Fatalf("mount a loop device in %s: %v: %s", node.Name, err, out)
+	}
+	table, err := machine.Mounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !table.Has(filepath.Join(node.KubeletRoot(), "left")) {
+		t.Error("a mount below kubelet's folder is not visible on the host")
+	}
+}
+
+// killShim ends the shim of some container, which leaves the container without
+// anyone who looks after it.
+func killShim(t *testing.T) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		command, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cgroup"))
+		if bytes.Contains(command, []byte("containerd-shim-runc-v2")) && bytes.Contains(cgroup, []byte(machine.CgroupName)) {
+			pid, _ := strconv.Atoi(entry.Name())
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("no container shim runs")
+}
+
+// whenSaid is a writer that calls do when a text is written to it.
+func whenSaid(text string, do func()) writerFunc {
+	return func(written []byte) (int, error) {
+		if bytes.Contains(written, []byte(text)) {
+			do()
+		}
+		return len(written), nil
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(text []byte) (int, error) { return f(text) }

@@ -1,0 +1,117 @@
+package lab_test
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// snapshot is everything about a machine that a lab could leave something in,
+// as a set of lines that say what is there.
+type snapshot map[string]bool
+
+func takeSnapshot(t *testing.T) snapshot {
+	t.Helper()
+	taken := snapshot{}
+	taken.addMounts(t)
+	taken.addProcesses()
+	taken.addCgroups()
+	for _, pattern := range []string{
+		"/sys/block/loop*/loop/backing_file", "/sys/class/net/*", "/run/netns/*",
+		"/run/*", "/opt/*", "/mnt/*", "/var/lib/*", "/var/log/*", "/etc/cni*", "/tmp/layer-*",
+		"/usr/libexec/kubernetes*", "/run/containerd/s/*",
+	} {
+		found, _ := filepath.Glob(pattern)
+		for _, path := range found {
+			taken["file "+path] = true
+		}
+	}
+	for _, setting := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
+		value, _ := os.ReadFile("/proc/sys/" + setting)
+		taken[fmt.Sprintf("setting %s=%s", setting, bytes.TrimSpace(value))] = true
+	}
+	return taken
+}
+
+func (s snapshot) addMounts(t *testing.T) {
+	t.Helper()
+	table, err := machine.Mounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, point := range table {
+		count[point]++ // mounts can be stacked
+		s[fmt.Sprintf("mount %s #%d", point, count[point])] = true
+	}
+}
+
+// addProcesses notes what looks like the lab's: other programs come and go on
+// any machine.
+func (s snapshot) addProcesses() {
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		dir := filepath.Join("/proc", entry.Name())
+		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err != nil || len(command) == 0 { // a kernel thread, or a zombie
+			continue
+		}
+		cgroup, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		words := strings.Split(string(command), "\x00")
+		program := filepath.Base(words[0])
+		if bytes.Contains(cgroup, []byte(machine.CgroupName)) ||
+			strings.Contains(string(command), machine.StateDir+"/") ||
+			slices.Contains([]string{"etcd", "kubelet", "containerd", "containerd-shim-runc-v2", "runc", "relay"}, program) ||
+			strings.HasPrefix(program, "kube-") {
+			s["process "+entry.Name()+" "+strings.Join(words, " ")] = true
+		}
+	}
+}
+
+func (s snapshot) addCgroups() {
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			s["cgroup "+path] = true
+		}
+		return nil
+	})
+}
+
+// requireUnchanged waits until the machine is as it was: the kernel finishes
+// some of a teardown in the background.
+func requireUnchanged(t *testing.T, before snapshot) {
+	t.Helper()
+	var difference []string
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		difference = before.difference(takeSnapshot(t))
+		if len(difference) == 0 {
+			return
+		}
+	}
+	t.Fatalf("the machine is not what it was before the lab:\n%s", strings.Join(difference, "\n"))
+}
+
+func (s snapshot) difference(after snapshot) []string {
+	var lines []string
+	for line := range after {
+		if !s[line] {
+			lines = append(lines, "new:  "+line)
+		}
+	}
+	for line := range maps.Keys(s) {
+		if !after[line] {
+			lines = append(lines, "gone: "+line)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
