@@ -38,9 +38,10 @@ var suites = []suite{
 	check("rust format", "cargo", "fmt", "--check"),
 	check("rust lints", "cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"),
 	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute},
-	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./images", "./faults"),
+	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./components", "./images", "./faults", "./nodes", "./clusters"),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("chart", "sanity-tests", nothing, 15*time.Minute, "./chart", "./driver"),
+	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
 }
 
 func check(name string, command ...string) suite {
