@@ -11,5 +11,6 @@ pub mod node;
 pub mod observe;
 pub mod placement;
 pub mod topology;
+pub mod twin;
 pub mod volume;
 pub mod wire;

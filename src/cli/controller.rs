@@ -4,12 +4,16 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{Outcome, process::until_signalled};
 use crate::{
-    csi::{Endpoint, Identity, Readiness, Role, server},
+    cluster::{Cluster, Settings},
+    csi::{Controller, Endpoint, Identity, Readiness, Role, server, work::Work},
     observe::{
         Metrics,
         health::Health,
         log::{self, LogFormat},
     },
+    twin::Policy,
+    volume::ClusterId,
+    wire::csi::controller_server::ControllerServer,
 };
 
 /// Sidecars in other containers of the pod connect through the pod's group.
@@ -30,7 +34,7 @@ pub(super) struct Args {
     namespace: String,
     /// Id of this cluster [default: the uid of the namespace kube-system].
     #[arg(long)]
-    cluster_id: Option<String>,
+    cluster_id: Option<ClusterId>,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, default_value = "0.0.0.0:9808")]
     metrics_address: SocketAddr,
@@ -83,20 +87,45 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
-    let metrics = Metrics::new("controller", |_| {});
-    let ready = Readiness::always();
+    let settings = Settings {
+        id: args.cluster_id,
+        storage_namespace: args.storage_namespace,
+        call_timeout: args.call_timeout,
+    };
+    let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
+    tracing::info!(cluster = %home.id(), twins = home.storage_namespace(), "connected");
 
+    let metrics = Metrics::new("controller", |_| {});
+    let ready = Readiness::default();
     let health = health(metrics.clone(), args.endpoint.clone(), ready.clone());
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
-    let settings = server::Settings {
+    tokio::spawn(when_complete(home.clone(), ready.clone()));
+
+    let policy = Policy {
+        allowed_classes: args.allowed_classes.into_iter().collect(),
+    };
+    let work = Work::default();
+    let controller = Controller::new(home, policy, work.clone());
+    let routes = Identity::new(Role::Controller, ready)
+        .routes()
+        .add_service(ControllerServer::new(controller));
+    let socket = server::Settings {
         endpoint: args.endpoint,
         mode: SOCKET_MODE,
         grace: GRACE,
     };
-    let routes = Identity::new(Role::Controller, ready).routes();
-    server::serve(settings, routes, metrics, stop).await?;
+    server::serve(socket, routes, metrics, stop).await?;
+    // A client that hung up does not stop its work.
+    let _out_of_patience = tokio::time::timeout(GRACE, work.finished()).await;
     health.await??;
     Ok(())
+}
+
+/// Decisions rest on what the views show: nothing is served before they are filled.
+async fn when_complete(home: Cluster, ready: Readiness) {
+    home.views().complete().await;
+    ready.set();
+    tracing::info!("ready");
 }
 
 fn health(metrics: Metrics, endpoint: Endpoint, ready: Readiness) -> Health {

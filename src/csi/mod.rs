@@ -2,14 +2,18 @@
 //! called, and the server on a unix socket. gRPC types stop here.
 
 mod call;
+mod controller;
 mod identity;
 pub mod node;
 mod observed;
+mod parse;
 pub mod registration;
 pub mod server;
 mod socket;
+mod status;
 pub mod work;
 
 pub use call::Deadline;
+pub use controller::Controller;
 pub use identity::{Identity, Readiness, Role};
 pub use socket::{Endpoint, EndpointError};

@@ -52,6 +52,10 @@ crash_points! {
     BeforeWithdraw = "before-withdraw",
     /// A twin that never served was taken back.
     AfterWithdraw = "after-withdraw",
+    /// Our finalizer is about to be taken off a twin that is being deleted.
+    BeforeLetGo = "before-let-go",
+    /// Our finalizer was taken off a twin that is being deleted.
+    AfterLetGo = "after-let-go",
     /// The twin of a deleted volume is about to be deleted.
     BeforeTwinDelete = "before-twin-delete",
     /// The twin of a deleted volume was deleted.

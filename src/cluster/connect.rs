@@ -1,0 +1,118 @@
+//! Connecting to the cluster this process runs in, or to the one of a kubeconfig.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Client, Config,
+    client::ClientBuilder,
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{ApiError, Cluster, Inner, Views, cap::Cap};
+use crate::volume::{ClusterId, ClusterIdError};
+
+/// Lives as long as its cluster, in every cluster.
+const ETERNAL_NAMESPACE: &str = "kube-system";
+
+/// How to treat a cluster.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Its id; the uid of its namespace kube-system when not given.
+    pub id: Option<ClusterId>,
+    /// Namespace of the twins.
+    pub storage_namespace: String,
+    /// Longest time for one call.
+    pub call_timeout: Duration,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Not in a pod, and no kubeconfig given.
+    #[error("this is no pod with a service account ({0}); outside a cluster pass --kubeconfig")]
+    InCluster(#[from] InClusterError),
+    /// The kubeconfig is unusable.
+    #[error("the kubeconfig cannot be used: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    /// The client cannot be built from it.
+    #[error("no client can be made: {0}")]
+    Client(#[from] kube::Error),
+    /// The cluster's identity cannot be read.
+    #[error("the cluster's id cannot be told: {0}; pass --cluster-id")]
+    Unidentified(#[from] ApiError),
+    /// The cluster's identity makes no id.
+    #[error(transparent)]
+    Id(#[from] ClusterIdError),
+}
+
+impl Cluster {
+    /// Connects, and starts the views. They run until `stop`.
+    pub async fn connect(
+        kubeconfig: Option<&Path>,
+        settings: Settings,
+        stop: &CancellationToken,
+    ) -> Result<Self, ConnectError> {
+        let config = match kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path)?;
+                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+            }
+            None => Config::incluster()?,
+        };
+        Self::from_config(config, settings, stop).await
+    }
+
+    pub(super) async fn from_config(
+        mut config: Config,
+        settings: Settings,
+        stop: &CancellationToken,
+    ) -> Result<Self, ConnectError> {
+        // kube would retry for minutes; sidecars give up after seconds.
+        config.default_retry = false;
+        config.connect_timeout = Some(settings.call_timeout);
+        let client = ClientBuilder::try_from(config)?.with_layer(&Cap).build();
+        let id = match settings.id {
+            Some(id) => id,
+            None => identify(&client, settings.call_timeout).await?,
+        };
+        Ok(Self::assemble(
+            id,
+            client,
+            settings.storage_namespace,
+            settings.call_timeout,
+            stop,
+        ))
+    }
+
+    fn assemble(
+        id: ClusterId,
+        client: Client,
+        storage_namespace: String,
+        call_timeout: Duration,
+        stop: &CancellationToken,
+    ) -> Self {
+        let views = Views::start(&client, &id, &storage_namespace, stop);
+        Self(Arc::new(Inner {
+            id,
+            client,
+            storage_namespace,
+            call_timeout,
+            views,
+        }))
+    }
+}
+
+async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
+    let nameless = Cluster(Arc::new(Inner {
+        id: "unknown".parse()?,
+        client: client.clone(),
+        storage_namespace: String::new(),
+        call_timeout,
+        views: Views::none(),
+    }));
+    let namespace = nameless.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
+    Ok(uid.parse()?)
+}

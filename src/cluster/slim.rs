@@ -1,0 +1,303 @@
+//! What this driver keeps of the objects of a cluster, and the views that keep
+//! it up to date.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{
+    core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim},
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject},
+    core::PartialObjectMeta,
+    runtime::watcher,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    facts,
+    view::{Slim, View},
+};
+use crate::{
+    placement::{Capacity, Class},
+    topology::Node,
+    volume::{ClusterId, DriverWants, Marks, TokenWish, VolumeName, mark},
+};
+
+/// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// A twin of the home cluster's storage namespace. Its topic is its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Twin {
+    /// Its name.
+    pub name: String,
+    /// The volume it holds.
+    pub volume: VolumeName,
+    /// Its phase.
+    pub phase: Phase,
+    /// The node it was told.
+    pub node: Option<String>,
+    /// The PV it is bound to.
+    pub real_volume: Option<String>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it was handed over.
+    pub handed_over: bool,
+}
+
+/// How far a claim is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It waits for its PV.
+    Pending,
+    /// It has its PV.
+    Bound,
+    /// Its PV is gone.
+    Lost,
+}
+
+/// A PV that belongs to, or is reserved for, a claim of the storage namespace.
+/// Its topic is the name of that claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// The twin it is for.
+    pub twin: String,
+    /// Its phase.
+    pub phase: String,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+/// Which drivers run on a node. Its topic is the node's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsiNode {
+    /// The node.
+    pub node: String,
+    /// Names of the drivers.
+    pub drivers: Vec<String>,
+}
+
+/// What a driver's `CSIDriver` says. Its topic is its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// The driver.
+    pub name: String,
+    /// Whether volumes have to be attached.
+    pub attach: bool,
+    /// Whether its capacity is published and counts.
+    pub publishes_capacity: bool,
+    /// What it wants of kubelet.
+    pub wants: DriverWants,
+}
+
+/// An attachment of a twin's volume, made by us. Its topic is its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Its name.
+    pub name: String,
+    /// The volume it serves.
+    pub volume: VolumeName,
+    /// The node.
+    pub node: String,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+macro_rules! topics {
+    ($($kind:ty: $topic:ident,)+) => {
+        $(impl Slim for $kind {
+            fn topic(&self) -> &str {
+                &self.$topic
+            }
+        })+
+    };
+}
+
+topics! {
+    Twin: name,
+    Volume: twin,
+    Node: name,
+    CsiNode: node,
+    Class: name,
+    Driver: name,
+    Attachment: name,
+    Capacity: class,
+}
+
+/// The views of one cluster.
+pub struct Views {
+    /// The twins.
+    pub twins: View<Twin>,
+    /// Their PVs.
+    pub volumes: View<Volume>,
+    /// All nodes.
+    pub nodes: View<Node>,
+    /// All `CSINodes`.
+    pub csi_nodes: View<CsiNode>,
+    /// All storage classes.
+    pub classes: View<Class>,
+    /// All `CSIDrivers`.
+    pub drivers: View<Driver>,
+    /// Our attachments.
+    pub attachments: View<Attachment>,
+    /// The capacities of real classes.
+    pub capacities: View<Capacity>,
+}
+
+impl Views {
+    pub(super) fn start(
+        client: &Client,
+        home: &ClusterId,
+        namespace: &str,
+        stop: &CancellationToken,
+    ) -> Self {
+        let client = || client.clone();
+        let everything = watcher::Config::default;
+        let ours = || watcher::Config::default().labels(&mark::selector(home));
+        let storage_namespace = namespace.to_owned();
+        let csi_driver = ApiResource::erase::<CSIDriver>(&());
+        Self {
+            twins: View::start(Api::namespaced(client(), namespace), ours(), |it| twin(&it), stop),
+            volumes: View::start(
+                Api::all(client()),
+                everything(),
+                move |it| volume(it, &storage_namespace),
+                stop,
+            ),
+            nodes: View::start(Api::all(client()), everything(), |it| Some(node(it)), stop),
+            csi_nodes: View::start(Api::all(client()), everything(), |it| Some(csi_node(it)), stop),
+            classes: View::start(
+                Api::all(client()),
+                everything(),
+                |it: StorageClass| Some(facts::class(&it)),
+                stop,
+            ),
+            drivers: View::start(
+                Api::all_with(client(), &csi_driver),
+                everything(),
+                |it| Some(driver(&it)),
+                stop,
+            ),
+            attachments: View::start(Api::all(client()), ours(), |it| attachment(&it), stop),
+            capacities: View::start(
+                Api::all(client()),
+                everything().labels(&format!("{}!={}", mark::MANAGED_BY, mark::MANAGED_BY_US)),
+                |it: CSIStorageCapacity| Some(facts::capacity(&it)),
+                stop,
+            ),
+        }
+    }
+
+    pub(super) fn none() -> Self {
+        Self {
+            twins: View::none(),
+            volumes: View::none(),
+            nodes: View::none(),
+            csi_nodes: View::none(),
+            classes: View::none(),
+            drivers: View::none(),
+            attachments: View::none(),
+            capacities: View::none(),
+        }
+    }
+
+    /// Waits until every view has been filled once.
+    pub async fn complete(&self) {
+        self.twins.complete().await;
+        self.volumes.complete().await;
+        self.nodes.complete().await;
+        self.csi_nodes.complete().await;
+        self.classes.complete().await;
+        self.drivers.complete().await;
+        self.attachments.complete().await;
+        self.capacities.complete().await;
+    }
+}
+
+fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
+    let marks = Marks::read(claim.labels(), claim.annotations()).ok()?;
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    Some(Twin {
+        name: claim.name_any(),
+        volume: marks.volume,
+        phase: match phase {
+            Some("Bound") => Phase::Bound,
+            Some("Lost") => Phase::Lost,
+            _ => Phase::Pending,
+        },
+        node: claim.annotations().get(SELECTED_NODE).cloned(),
+        real_volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
+        deleting: claim.metadata.deletion_timestamp.is_some(),
+        handed_over: marks.handed_over,
+    })
+}
+
+fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
+    let claim = volume.spec?.claim_ref?;
+    (claim.namespace.as_deref() == Some(storage_namespace)).then(|| Volume {
+        name: volume.metadata.name.unwrap_or_default(),
+        twin: claim.name.unwrap_or_default(),
+        phase: volume.status.and_then(|status| status.phase).unwrap_or_default(),
+        deleting: volume.metadata.deletion_timestamp.is_some(),
+    })
+}
+
+/// Only the metadata travels: the status of a node is large and changes all the time.
+fn node(node: PartialObjectMeta<KubeNode>) -> Node {
+    Node {
+        name: node.metadata.name.unwrap_or_default(),
+        labels: node.metadata.labels.unwrap_or_default(),
+    }
+}
+
+fn csi_node(node: CSINode) -> CsiNode {
+    CsiNode {
+        node: node.metadata.name.unwrap_or_default(),
+        drivers: node.spec.drivers.into_iter().map(|driver| driver.name).collect(),
+    }
+}
+
+/// Read as plain JSON: `serviceAccountTokenInSecrets` is newer than the oldest
+/// Kubernetes whose types we are built with.
+fn driver(driver: &DynamicObject) -> Driver {
+    let spec = &driver.data["spec"];
+    let flag = |name: &str, default| spec[name].as_bool().unwrap_or(default);
+    let audiences = spec["tokenRequests"].as_array().map(|requests| {
+        requests
+            .iter()
+            .map(|request| request["audience"].as_str().unwrap_or_default().to_owned())
+            .collect()
+    });
+    Driver {
+        name: driver.name_any(),
+        attach: flag("attachRequired", true),
+        publishes_capacity: flag("storageCapacity", false),
+        wants: DriverWants {
+            pod_info: flag("podInfoOnMount", false),
+            republish: flag("requiresRepublish", false),
+            tokens: audiences.map(|audiences| TokenWish {
+                audiences,
+                in_secrets: flag("serviceAccountTokenInSecrets", false),
+            }),
+        },
+    }
+}
+
+fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
+    Some(Attachment {
+        name: attachment.name_any(),
+        volume: marked_volume(attachment.labels())?,
+        node: attachment.spec.node_name.clone(),
+        deleting: attachment.metadata.deletion_timestamp.is_some(),
+    })
+}
+
+/// The volume that an object of ours serves, by its label.
+#[must_use]
+pub fn marked_volume(labels: &BTreeMap<String, String>) -> Option<VolumeName> {
+    VolumeName::parse(labels.get(mark::VOLUME)?)
+}

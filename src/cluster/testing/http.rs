@@ -1,0 +1,219 @@
+//! The HTTP face of the fake API server.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{Method, Request, StatusCode},
+    response::{IntoResponse, Response},
+};
+use futures::stream;
+use serde_json::{Value, json};
+
+use super::{
+    faults::{Act, Faults},
+    store::{Happened, Refused, Store},
+};
+
+#[derive(Default)]
+pub(super) struct Server {
+    pub(super) store: Store,
+    pub(super) faults: Faults,
+    pub(super) requests: Mutex<Vec<String>>,
+}
+
+type Parameters = HashMap<String, String>;
+
+pub(super) fn router(server: Arc<Server>) -> Router {
+    Router::new().fallback(serve).with_state(server)
+}
+
+async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let query = request.uri().query().unwrap_or_default();
+    let query: Parameters = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
+    let watch = query
+        .get("watch")
+        .is_some_and(|value| value == "true" || value == "1");
+    if !watch {
+        server.requests.lock().unwrap().push(format!("{method} {path}"));
+    }
+    let body = axum::body::to_bytes(request.into_body(), usize::MAX)
+        .await
+        .unwrap();
+    match server.faults.hit(method.as_str(), &path, watch) {
+        None if watch => follow(server, path, query),
+        None => act(&server.store, &method, &path, &query, &body),
+        Some(Act::Refuse(code)) => refusal(code, "scripted"),
+        Some(Act::DoAndRefuse(code)) => {
+            act(&server.store, &method, &path, &query, &body);
+            refusal(code, "scripted")
+        }
+        Some(Act::Hang) => std::future::pending().await,
+        Some(Act::Oversize) => vec![b' '; 40 << 20].into_response(),
+        Some(Act::Garbage) => "[]".into_response(),
+        Some(Act::Gone) => {
+            let status = status(410, "Expired", "too old resource version");
+            format!("{}\n", json!({"type": "ERROR", "object": status})).into_response()
+        }
+    }
+}
+
+fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &Bytes) -> Response {
+    let sent = || serde_json::from_slice::<Value>(body).unwrap_or_default();
+    let object = path.strip_suffix("/status").unwrap_or(path);
+    let outcome = match *method {
+        Method::GET if is_collection(path) => return Json(list(store, path, query)).into_response(),
+        Method::GET => store.get(path).ok_or(Refused::Absent),
+        Method::POST => {
+            let sent = sent();
+            let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            store.create(&format!("{path}/{name}"), sent)
+        }
+        Method::PATCH => store.merge(object, &sent()),
+        Method::DELETE => store.delete(path, &sent()["preconditions"]),
+        _ => return refusal(405, "not here"),
+    };
+    match outcome {
+        Ok(object) if *method == Method::POST => (StatusCode::CREATED, Json(object)).into_response(),
+        Ok(object) => Json(object).into_response(),
+        Err(Refused::Absent) => refusal(404, "NotFound"),
+        Err(Refused::Exists) => refusal(409, "AlreadyExists"),
+        Err(Refused::Conflict(_)) => refusal(409, "Conflict"),
+    }
+}
+
+/// `/api/v1/x`, `/apis/g/v1/x`, or the same below a namespace.
+fn is_collection(path: &str) -> bool {
+    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let below_group = if parts[0] == "api" {
+        &parts[2..]
+    } else {
+        &parts[3..]
+    };
+    match below_group {
+        ["namespaces", _, rest @ ..] if !rest.is_empty() => rest.len() == 1,
+        rest => rest.len() == 1,
+    }
+}
+
+fn list(store: &Store, path: &str, query: &Parameters) -> Value {
+    let version = store.version();
+    let items: Vec<_> = store
+        .collection(path)
+        .into_iter()
+        .filter(|it| wanted(it, query))
+        .collect();
+    let start: usize = query
+        .get("continue")
+        .and_then(|token| token.parse().ok())
+        .unwrap_or(0);
+    let limit = query
+        .get("limit")
+        .and_then(|limit| limit.parse().ok())
+        .unwrap_or(usize::MAX);
+    let page: Vec<_> = items.iter().skip(start).take(limit).collect();
+    let more = start + page.len() < items.len();
+    let next = if more {
+        (start + page.len()).to_string()
+    } else {
+        String::new()
+    };
+    json!({
+        "kind": "List",
+        "apiVersion": "v1",
+        "metadata": {"resourceVersion": version.to_string(), "continue": next},
+        "items": page,
+    })
+}
+
+fn follow(server: Arc<Server>, path: String, query: Parameters) -> Response {
+    let since = query
+        .get("resourceVersion")
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0);
+    let (changes, cuts) = (server.store.changes(), server.store.cuts());
+    let lines = stream::unfold((since, changes, cuts), move |(since, mut changes, mut cuts)| {
+        let (server, path, query) = (Arc::clone(&server), path.clone(), query.clone());
+        async move {
+            loop {
+                let news = server.store.since(since, &path);
+                if let Some(last) = news.last().map(|it| it.version) {
+                    let lines: String = news.iter().filter_map(|it| line(it, &query)).collect();
+                    return Some((Ok::<_, Infallible>(lines), (last, changes, cuts)));
+                }
+                tokio::select! {
+                    news = changes.changed() => news.ok()?,
+                    _ = cuts.changed() => return None,
+                }
+            }
+        }
+    });
+    Body::from_stream(lines).into_response()
+}
+
+/// An object that no longer matches the selector has left the watch.
+fn line(happened: &Happened, query: &Parameters) -> Option<String> {
+    let kind = match (wanted(&happened.object, query), happened.kind) {
+        (true, kind) => kind,
+        (false, "MODIFIED") => "DELETED",
+        (false, _) => return None,
+    };
+    Some(format!("{}\n", json!({"type": kind, "object": happened.object})))
+}
+
+fn wanted(object: &Value, query: &Parameters) -> bool {
+    let terms = |key: &str| {
+        query
+            .get(key)
+            .map(|text| text.split(',').map(str::to_owned).collect::<Vec<_>>())
+    };
+    let labels = terms("labelSelector").unwrap_or_default();
+    let fields = terms("fieldSelector").unwrap_or_default();
+    labels
+        .iter()
+        .all(|term| holds(term, |key| object["metadata"]["labels"][key].as_str()))
+        && fields.iter().all(|term| {
+            holds(term, |key| {
+                key.split('.').fold(object, |value, key| &value[key]).as_str()
+            })
+        })
+}
+
+fn holds<'a>(term: &str, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+    if let Some((key, unwanted)) = term.split_once("!=") {
+        return value(key) != Some(unwanted);
+    }
+    match term.split_once('=') {
+        Some((key, wanted)) => value(key) == Some(wanted),
+        None => value(term).is_some(),
+    }
+}
+
+fn refusal(code: u16, reason: &str) -> Response {
+    let code = StatusCode::from_u16(code).unwrap();
+    (code, Json(status(code.as_u16(), reason, reason))).into_response()
+}
+
+fn status(code: u16, reason: &str, message: &str) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure",
+        "code": code, "reason": reason, "message": message,
+    })
+}
+
+/// axum's own wants a feature we otherwise do not need.
+struct Json(Value);
+
+impl IntoResponse for Json {
+    fn into_response(self) -> Response {
+        ([("content-type", "application/json")], self.0.to_string()).into_response()
+    }
+}

@@ -1,0 +1,132 @@
+//! A fake API server for tests: an in-memory store of objects of any kind behind
+//! real HTTP, with the faults an API server can have.
+//!
+//! It keeps what clients rely on (uids, resource versions, optimistic locking,
+//! deletion preconditions, finalizers, selectors, watches) and knows nothing of
+//! any kind's own rules: no admission, no controllers, no validation.
+
+mod faults;
+mod http;
+mod store;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::Config;
+use serde_json::Value;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub(crate) use self::faults::{Act, Fault};
+use self::store::Store;
+use super::{Cluster, Settings};
+
+/// A running fake API server. It stops when dropped.
+pub(crate) struct FakeApi {
+    server: Arc<http::Server>,
+    address: std::net::SocketAddr,
+    stop: CancellationToken,
+    _stops: DropGuard,
+}
+
+impl FakeApi {
+    pub(crate) async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Arc::new(http::Server::default());
+        let router = http::router(Arc::clone(&server));
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = axum::serve(listener, router) => ended.unwrap(),
+                () = stopped.cancelled() => {}
+            }
+        });
+        Self {
+            server,
+            address,
+            _stops: stop.clone().drop_guard(),
+            stop,
+        }
+    }
+
+    /// A cluster served by this API server, its views filled. Calls take at most a second.
+    pub(crate) async fn cluster(&self) -> Cluster {
+        let cluster = self.cluster_unwatched().await;
+        cluster.views().complete().await;
+        cluster
+    }
+
+    pub(crate) async fn cluster_unwatched(&self) -> Cluster {
+        let _installed = rustls::crypto::ring::default_provider().install_default();
+        let config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        let settings = Settings {
+            id: Some("home".parse().unwrap()),
+            storage_namespace: "liqo-storage".into(),
+            call_timeout: Duration::from_secs(1),
+        };
+        Cluster::from_config(config, settings, &self.stop).await.unwrap()
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.server.store
+    }
+
+    /// Puts an object there, or replaces it, whatever its version.
+    pub(crate) fn put(&self, path: &str, object: Value) -> Value {
+        self.store().put(path, object)
+    }
+
+    pub(crate) fn object(&self, path: &str) -> Option<Value> {
+        self.store().get(path)
+    }
+
+    /// Changes an object in place, if it is there.
+    pub(crate) fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> bool {
+        let Some(mut object) = self.object(path) else {
+            return false;
+        };
+        change(&mut object);
+        self.put(path, object);
+        true
+    }
+
+    /// Removes an object, whatever its finalizers say.
+    pub(crate) fn remove(&self, path: &str) {
+        self.store().remove(path);
+    }
+
+    pub(crate) fn fault(&self, fault: Fault) {
+        self.server.faults.add(fault);
+    }
+
+    /// Ends all running watches; clients come back and list or resume.
+    pub(crate) fn cut_watches(&self) {
+        self.store().cut_watches();
+    }
+
+    /// Every request so far, as `METHOD path`; watches and queries left out.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.server.requests.lock().unwrap().clone()
+    }
+
+    /// How many requests so far changed something.
+    pub(crate) fn writes(&self) -> usize {
+        self.requests()
+            .iter()
+            .filter(|request| !request.starts_with("GET"))
+            .count()
+    }
+
+    /// Waits until the store satisfies `condition`.
+    pub(crate) async fn until(&self, condition: impl Fn(&Store) -> bool) {
+        let mut changes = self.store().changes();
+        let wait = async {
+            while !condition(self.store()) {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), wait)
+            .await
+            .expect("the condition never came true");
+    }
+}

@@ -1,0 +1,266 @@
+//! The Controller service. A handler is a paragraph: parse, do, answer.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tonic::{Request, Response, Status};
+
+use super::{Deadline, parse, work::Work};
+use crate::{
+    cluster::{Cluster, events::Events},
+    topology::Segments,
+    twin::{self, Policy},
+    volume::{VolumeId, VolumeName},
+    wire::csi::{self as wire, controller_service_capability as capability},
+};
+
+/// The service.
+pub struct Controller {
+    home: Cluster,
+    policy: Arc<Policy>,
+    events: Events,
+    work: Work,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Controller {
+    /// A controller for the claims of one cluster.
+    #[must_use]
+    pub fn new(home: Cluster, policy: Policy, work: Work) -> Self {
+        let events = Events::new(home.client().clone());
+        Self {
+            home,
+            policy: Arc::new(policy),
+            events,
+            work,
+        }
+    }
+
+    /// The cluster of a volume.
+    fn cluster_of(&self, id: &VolumeId) -> Result<Cluster, Status> {
+        if id.cluster == *self.home.id() {
+            return Ok(self.home.clone());
+        }
+        // Neither there nor gone: only its cluster could tell.
+        Err(Status::unavailable(format!(
+            "the volume {id} lives in the cluster {}, which this driver does not know; its own is {}",
+            id.cluster,
+            self.home.id()
+        )))
+    }
+}
+
+#[tonic::async_trait]
+impl wire::controller_server::Controller for Controller {
+    async fn create_volume(
+        &self,
+        request: Request<wire::CreateVolumeRequest>,
+    ) -> Answer<wire::CreateVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let order = parse::order(request.into_inner())?;
+        let id = VolumeId {
+            cluster: self.home.id().clone(),
+            name: order.volume.clone(),
+        };
+        let (home, policy, events) = (self.home.clone(), Arc::clone(&self.policy), self.events.clone());
+        let creation = async move {
+            let made = twin::create(&home, &policy, &events, &order, deadline.at()).await?;
+            Ok(made)
+        };
+        let made = self.work.run(id.name.as_str(), creation).await?;
+        Ok(Response::new(wire::CreateVolumeResponse {
+            volume: Some(wire::Volume {
+                volume_id: id.to_string(),
+                capacity_bytes: bytes(made.bytes),
+                volume_context: made.context.into_iter().collect(),
+                accessible_topology: made.topology.into_iter().map(topology).collect(),
+                content_source: None,
+            }),
+        }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<wire::DeleteVolumeRequest>,
+    ) -> Answer<wire::DeleteVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let id = parse::volume_id(request.into_inner().volume_id)?;
+        let Some(id) = parse::ours(&id) else {
+            return Ok(Response::new(wire::DeleteVolumeResponse {}));
+        };
+        let (home, volume) = (self.cluster_of(&id)?, id.name.clone());
+        let delete = async move { Ok(twin::delete(&home, &volume, deadline.at()).await?) };
+        self.work.run(id.name.as_str(), delete).await?;
+        Ok(Response::new(wire::DeleteVolumeResponse {}))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<wire::ControllerPublishVolumeRequest>,
+    ) -> Answer<wire::ControllerPublishVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let request = request.into_inner();
+        let id = parse::volume_id(request.volume_id)?;
+        let node = parse::required("node_id", request.node_id)?;
+        let asked = parse::only_capability(request.volume_capability)?;
+        let id = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
+        let home = self.cluster_of(&id)?;
+        let key = format!("{} on {node}", id.name);
+        let publish = async move { Ok(twin::publish(&home, &id.name, &node, &asked, deadline.at()).await?) };
+        let path = self.work.run(&key, publish).await?;
+        let context = path
+            .to_publish_context()
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(wire::ControllerPublishVolumeResponse {
+            publish_context: context.into_iter().collect(),
+        }))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<wire::ControllerUnpublishVolumeRequest>,
+    ) -> Answer<wire::ControllerUnpublishVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let request = request.into_inner();
+        let id = parse::volume_id(request.volume_id)?;
+        let Some(id) = parse::ours(&id) else {
+            return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
+        };
+        let home = self.cluster_of(&id)?;
+        let node = request.node_id;
+        let key = format!("{} on {node}", id.name);
+        let unpublish = async move {
+            let node = Some(node.as_str()).filter(|node| !node.is_empty());
+            Ok(twin::unpublish(&home, &id.name, node, deadline.at()).await?)
+        };
+        self.work.run(&key, unpublish).await?;
+        Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<wire::ValidateVolumeCapabilitiesRequest>,
+    ) -> Answer<wire::ValidateVolumeCapabilitiesResponse> {
+        let request = request.into_inner();
+        let id = parse::volume_id(request.volume_id)?;
+        let asked = parse::capabilities(request.volume_capabilities.clone())?;
+        let known = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
+        let home = self.cluster_of(&known)?;
+        let capable = twin::validate(&home, &known.name).await?;
+        let capable = capable.ok_or_else(|| no_such_volume(&id))?;
+        let mut answer = wire::ValidateVolumeCapabilitiesResponse::default();
+        if capable.contains(&asked) {
+            answer.confirmed = Some(wire::validate_volume_capabilities_response::Confirmed {
+                volume_context: request.volume_context,
+                volume_capabilities: request.volume_capabilities,
+                parameters: request.parameters,
+                mutable_parameters: HashMap::new(),
+            });
+        } else {
+            "the volume was made for other access modes or another volume mode"
+                .clone_into(&mut answer.message);
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<wire::ListVolumesRequest>,
+    ) -> Answer<wire::ListVolumesResponse> {
+        let request = request.into_inner();
+        let page = Page::parse(request.max_entries, &request.starting_token)?;
+        let volumes = twin::list(&self.home)
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let rest: Vec<_> = volumes
+            .into_iter()
+            .filter(|it| page.is_after(&it.volume))
+            .collect();
+        let next = rest
+            .get(page.size)
+            .and(page.size.checked_sub(1))
+            .and_then(|last| rest.get(last));
+        let next_token = next.map(|last| last.volume.to_string()).unwrap_or_default();
+        let entries = rest.into_iter().take(page.size).map(|listed| {
+            let id = VolumeId {
+                cluster: self.home.id().clone(),
+                name: listed.volume,
+            };
+            let volume = wire::Volume {
+                volume_id: id.to_string(),
+                capacity_bytes: bytes(listed.bytes),
+                ..Default::default()
+            };
+            wire::list_volumes_response::Entry {
+                volume: Some(volume),
+                status: None,
+            }
+        });
+        Ok(Response::new(wire::ListVolumesResponse {
+            entries: entries.collect(),
+            next_token,
+        }))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<wire::ControllerGetCapabilitiesRequest>,
+    ) -> Answer<wire::ControllerGetCapabilitiesResponse> {
+        use capability::rpc::Type;
+        // Never LIST_VOLUMES_PUBLISHED_NODES: csi-attacher would take every
+        // attachment of ours up again each minute.
+        let supported = [
+            Type::CreateDeleteVolume,
+            Type::PublishUnpublishVolume,
+            Type::ListVolumes,
+            Type::SingleNodeMultiWriter,
+        ];
+        let capabilities = supported.map(|it| wire::ControllerServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: it.into() })),
+        });
+        Ok(Response::new(wire::ControllerGetCapabilitiesResponse {
+            capabilities: capabilities.into(),
+        }))
+    }
+}
+
+/// A page of a list: so many volumes after this one.
+struct Page {
+    size: usize,
+    after: Option<VolumeName>,
+}
+
+impl Page {
+    fn parse(max_entries: i32, token: &str) -> Result<Self, Status> {
+        let size = usize::try_from(max_entries)
+            .map_err(|_| Status::invalid_argument("the request has a negative max_entries"))?;
+        let after = match token {
+            "" => None,
+            token => Some(VolumeName::parse(token).ok_or_else(|| {
+                Status::aborted("the starting_token is none of ours; begin the list again without it")
+            })?),
+        };
+        Ok(Self {
+            size: if size == 0 { usize::MAX } else { size },
+            after,
+        })
+    }
+
+    fn is_after(&self, volume: &VolumeName) -> bool {
+        self.after.as_ref().is_none_or(|after| volume > after)
+    }
+}
+
+fn no_such_volume(id: &str) -> Status {
+    Status::not_found(format!("no volume has the id {id:?}"))
+}
+
+fn bytes(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn topology(place: Segments) -> wire::Topology {
+    wire::Topology {
+        segments: place.into_map().into_iter().collect(),
+    }
+}

@@ -1,0 +1,236 @@
+//! From requests to the words of the domain. Whatever a request says that we
+//! cannot do is `INVALID_ARGUMENT` naming the field; nothing is dropped silently.
+
+use std::collections::HashMap;
+
+use tonic::Status;
+
+use crate::{
+    topology::Segments,
+    twin::Order,
+    volume::{
+        Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeName, VolumeSpec,
+    },
+    wire::csi::{self as wire, volume_capability::access_mode::Mode},
+};
+
+/// The volume a `CreateVolume` request asks for.
+pub(super) fn order(request: wire::CreateVolumeRequest) -> Result<Order, Status> {
+    let name = required("name", request.name)?;
+    let capabilities = capabilities(request.volume_capabilities)?;
+    if request.volume_content_source.is_some() {
+        return Err(unsupported(
+            "volume_content_source",
+            "snapshots and clones are not supported",
+        ));
+    }
+    if !request.mutable_parameters.is_empty() {
+        return Err(unsupported(
+            "mutable_parameters",
+            "attributes classes are not supported",
+        ));
+    }
+    let range = request.capacity_range.unwrap_or_default();
+    let spec = VolumeSpec {
+        size: SizeRange::new(range.required_bytes, range.limit_bytes)?,
+        capabilities,
+        parameters: Parameters::parse(&request.parameters)?,
+        source: None,
+    };
+    let wished = request.accessibility_requirements.unwrap_or_default();
+    let places = if wished.requisite.is_empty() {
+        wished.preferred
+    } else {
+        wished.requisite
+    };
+    Ok(Order {
+        volume: VolumeName::from_request(&name),
+        request_name: name,
+        spec,
+        requisite: places.into_iter().map(|place| segments(place.segments)).collect(),
+    })
+}
+
+/// The capabilities of a request, brought together.
+pub(super) fn capabilities(asked: Vec<wire::VolumeCapability>) -> Result<Capabilities, Status> {
+    if asked.is_empty() {
+        return Err(missing("volume_capabilities"));
+    }
+    let each: Result<Vec<Capability>, Status> = asked.into_iter().map(capability).collect();
+    Ok(Capabilities::new(each?)?)
+}
+
+/// The one capability of a request.
+pub(super) fn only_capability(asked: Option<wire::VolumeCapability>) -> Result<Capabilities, Status> {
+    let asked = asked.ok_or_else(|| missing("volume_capability"))?;
+    Ok(Capabilities::new([capability(asked)?])?)
+}
+
+fn capability(asked: wire::VolumeCapability) -> Result<Capability, Status> {
+    use wire::volume_capability::AccessType;
+    let access = match asked.access_type {
+        Some(AccessType::Block(_)) => Access::Block,
+        Some(AccessType::Mount(mount)) if mount.volume_mount_group.is_empty() => Access::Mount {
+            fs_type: Some(mount.fs_type),
+            flags: mount.mount_flags,
+        },
+        Some(AccessType::Mount(_)) => {
+            return Err(unsupported(
+                "volume_mount_group",
+                "kubelet applies the group of a volume",
+            ));
+        }
+        None => return Err(missing("volume_capability.access_type")),
+    };
+    let mode = asked.access_mode.map(|mode| mode.mode()).unwrap_or_default();
+    Ok(Capability {
+        mode: access_mode(mode)?,
+        access,
+    })
+}
+
+/// CSI knows more modes than Kubernetes; those Kubernetes lacks get the next
+/// mode that allows as much.
+fn access_mode(mode: Mode) -> Result<AccessMode, Status> {
+    match mode {
+        Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(AccessMode::ReadWriteOnce),
+        Mode::SingleNodeSingleWriter => Ok(AccessMode::ReadWriteOncePod),
+        Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly => Ok(AccessMode::ReadOnlyMany),
+        Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => Ok(AccessMode::ReadWriteMany),
+        Mode::Unknown => Err(missing("volume_capability.access_mode")),
+    }
+}
+
+/// The id of a volume, given at all.
+pub(super) fn volume_id(id: String) -> Result<String, Status> {
+    required("volume_id", id)
+}
+
+/// The volume an id names; `None` if it is none of ours, so that there is no such volume.
+pub(super) fn ours(id: &str) -> Option<VolumeId> {
+    id.parse().ok()
+}
+
+/// A field that must be given.
+pub(super) fn required(field: &str, value: String) -> Result<String, Status> {
+    if value.is_empty() {
+        Err(missing(field))
+    } else {
+        Ok(value)
+    }
+}
+
+fn segments(segments: HashMap<String, String>) -> Segments {
+    Segments::from(segments.into_iter().collect::<std::collections::BTreeMap<_, _>>())
+}
+
+fn missing(field: &str) -> Status {
+    Status::invalid_argument(format!("the request has no {field}"))
+}
+
+fn unsupported(field: &str, why: &str) -> Status {
+    Status::invalid_argument(format!("the request has a {field}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+    use wire::volume_capability::{AccessMode as WireMode, AccessType, BlockVolume, MountVolume};
+
+    use super::*;
+
+    fn mount(mode: Mode) -> wire::VolumeCapability {
+        wire::VolumeCapability {
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+            access_mode: Some(WireMode { mode: mode.into() }),
+        }
+    }
+
+    fn request() -> wire::CreateVolumeRequest {
+        wire::CreateVolumeRequest {
+            name: "Some Volume".into(),
+            volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
+            ..Default::default()
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut wire::CreateVolumeRequest)) -> String {
+        let mut request = request();
+        change(&mut request);
+        let status = order(request).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        status.message().to_owned()
+    }
+
+    #[test]
+    fn a_bare_request_is_an_order() {
+        let order = order(request()).unwrap();
+        assert_eq!(order.request_name, "Some Volume");
+        assert!(order.requisite.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert!(refused(|it| it.name.clear()).contains("name"));
+        assert!(refused(|it| it.volume_capabilities.clear()).contains("volume_capabilities"));
+        assert!(refused(|it| it.volume_capabilities[0].access_mode = None).contains("access_mode"));
+        assert!(refused(|it| it.volume_capabilities[0].access_type = None).contains("access_type"));
+        assert!(
+            refused(|it| it.volume_content_source = Some(wire::VolumeContentSource::default()))
+                .contains("content_source")
+        );
+        assert!(refused(|it| drop(it.parameters.insert("x".into(), "y".into()))).contains("\"x\""));
+        assert!(refused(|it| drop(it.mutable_parameters.insert("x".into(), "y".into()))).contains("mutable"));
+        assert!(
+            refused(|it| {
+                let range = wire::CapacityRange {
+                    required_bytes: 2,
+                    limit_bytes: 1,
+                };
+                it.capacity_range = Some(range);
+            })
+            .contains("capacity range")
+        );
+    }
+
+    #[test]
+    fn block_and_mount_do_not_mix() {
+        let block = wire::VolumeCapability {
+            access_type: Some(AccessType::Block(BlockVolume {})),
+            access_mode: mount(Mode::SingleNodeWriter).access_mode,
+        };
+        assert!(only_capability(Some(block.clone())).is_ok());
+        assert!(refused(|it| it.volume_capabilities.push(block)).contains("at once"));
+        assert_eq!(only_capability(None).unwrap_err().code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn every_mode_of_csi_has_one_of_kubernetes() {
+        for (mode, expected) in [
+            (Mode::SingleNodeWriter, AccessMode::ReadWriteOnce),
+            (Mode::SingleNodeMultiWriter, AccessMode::ReadWriteOnce),
+            (Mode::SingleNodeSingleWriter, AccessMode::ReadWriteOncePod),
+            (Mode::SingleNodeReaderOnly, AccessMode::ReadOnlyMany),
+            (Mode::MultiNodeReaderOnly, AccessMode::ReadOnlyMany),
+            (Mode::MultiNodeSingleWriter, AccessMode::ReadWriteMany),
+            (Mode::MultiNodeMultiWriter, AccessMode::ReadWriteMany),
+        ] {
+            assert_eq!(access_mode(mode).unwrap(), expected);
+        }
+        assert!(access_mode(Mode::Unknown).is_err());
+    }
+
+    #[test]
+    fn requisite_counts_before_preferred() {
+        let place = |value: &str| wire::Topology {
+            segments: [("k".to_owned(), value.to_owned())].into(),
+        };
+        let mut request = request();
+        request.accessibility_requirements = Some(wire::TopologyRequirement {
+            requisite: vec![place("a")],
+            preferred: vec![place("b")],
+        });
+        let order = order(request).unwrap();
+        assert_eq!(order.requisite[0].get("k"), Some("a"));
+    }
+}

@@ -1,0 +1,261 @@
+//! The one table from the errors of the domain to gRPC codes. Every `match` names
+//! every case: a new error must be given its code.
+//!
+//! For `CreateVolume` csi-provisioner reads more into codes than their names say:
+//! `CANCELLED`, `DEADLINE_EXCEEDED`, `UNAVAILABLE` and `ABORTED` mean "still working on
+//! it", `RESOURCE_EXHAUSTED` "send the pod elsewhere", and everything else "there is
+//! nothing, and there will be nothing".
+
+use tonic::{Code, Status};
+
+use crate::{
+    placement::{DeleteRefusal, Refusal},
+    twin::{CreateError, DeleteError, PublishError, UnpublishError},
+    volume::SpecError,
+};
+
+/// An error with a code.
+trait Coded: std::fmt::Display {
+    fn code(&self) -> Code;
+
+    fn status(&self) -> Status {
+        Status::new(self.code(), self.to_string())
+    }
+}
+
+macro_rules! into_status {
+    ($($error:ty),+) => {
+        $(impl From<$error> for Status {
+            fn from(error: $error) -> Self {
+                error.status()
+            }
+        })+
+    };
+}
+
+into_status!(SpecError, CreateError, DeleteError, PublishError, UnpublishError);
+
+impl Coded for SpecError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NegativeSize(_)
+            | Self::EmptyRange { .. }
+            | Self::NoCapability
+            | Self::MixedVolumeModes
+            | Self::TwoFsTypes(..)
+            | Self::TwoSetsOfFlags(..)
+            | Self::UnknownAccessMode(_)
+            | Self::UnknownParameter(_)
+            | Self::HalfAClaim { .. }
+            | Self::EmptyParameter(_) => Code::InvalidArgument,
+        }
+    }
+}
+
+impl Coded for CreateError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::Elsewhere(_) => Code::ResourceExhausted,
+            Self::Refused(refusal) => refusal.code(),
+            Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for Refusal {
+    fn code(&self) -> Code {
+        match self {
+            Self::Differs(_) => Code::AlreadyExists,
+            Self::ClaimGone => Code::NotFound,
+            Self::Foreign(_)
+            | Self::NodeDisagrees { .. }
+            | Self::Loops(_)
+            | Self::Vanished
+            | Self::Losing
+            | Self::Lost
+            | Self::HandedOverElsewhere
+            | Self::Nowhere(_) => Code::FailedPrecondition,
+        }
+    }
+}
+
+impl Coded for DeleteError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Refused(DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_)) => Code::FailedPrecondition,
+            Self::Unknown(_) | Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for PublishError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoTwin { .. } | Self::NoNode { .. } => Code::NotFound,
+            Self::Incapable(..) => Code::InvalidArgument,
+            Self::Unusable(_) => Code::FailedPrecondition,
+            // The real driver knows best, except that it cannot have succeeded.
+            Self::Refused { code, .. } => match code.map(Code::from) {
+                None | Some(Code::Ok | Code::Unknown) => Code::Internal,
+                Some(code) => code,
+            },
+            Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting(_) => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for UnpublishError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::{ApiError, Cause},
+        placement::ClassError,
+        topology::AffinityError,
+        volume::Foreign,
+    };
+
+    fn api() -> ApiError {
+        ApiError::for_test(Cause::Unavailable("down".into()))
+    }
+
+    fn still_waiting() -> CreateError {
+        CreateError::StillWaiting {
+            twin: "liqo-storage/x".into(),
+            cluster: "home".into(),
+            awaited: "bound",
+            why: Some("out of disks".into()),
+        }
+    }
+
+    fn attach_refused(code: Option<i32>) -> PublishError {
+        PublishError::Refused {
+            node: "n".into(),
+            driver: "d".into(),
+            message: "full".into(),
+            code,
+        }
+    }
+
+    #[test]
+    fn the_whole_table() {
+        let foreign = || Foreign::OtherClaim("x".into());
+        let volume = || crate::volume::VolumeName::from_request("v");
+        let class = ClassError::NoDefault {
+            cluster: "home".parse().unwrap(),
+            virtual_defaults: vec![],
+        };
+        let disagrees = Refusal::NodeDisagrees {
+            selected: None,
+            requested: "n".into(),
+        };
+        let refused = |refusal| Status::from(CreateError::Refused(refusal)).code();
+        let table = [
+            (
+                Status::from(SpecError::NoCapability).code(),
+                Code::InvalidArgument,
+            ),
+            (
+                Status::from(CreateError::Class(class)).code(),
+                Code::FailedPrecondition,
+            ),
+            (
+                Status::from(CreateError::NotAccepted(api())).code(),
+                Code::FailedPrecondition,
+            ),
+            (
+                Status::from(CreateError::Elsewhere("full".into())).code(),
+                Code::ResourceExhausted,
+            ),
+            (Status::from(CreateError::Api(api())).code(), Code::Unavailable),
+            (Status::from(still_waiting()).code(), Code::DeadlineExceeded),
+            (refused(Refusal::Differs(vec![])), Code::AlreadyExists),
+            (refused(Refusal::ClaimGone), Code::NotFound),
+            (refused(Refusal::Foreign(foreign())), Code::FailedPrecondition),
+            (refused(disagrees), Code::FailedPrecondition),
+            (refused(Refusal::Loops("l".into())), Code::FailedPrecondition),
+            (refused(Refusal::Vanished), Code::FailedPrecondition),
+            (refused(Refusal::Losing), Code::FailedPrecondition),
+            (refused(Refusal::Lost), Code::FailedPrecondition),
+            (refused(Refusal::HandedOverElsewhere), Code::FailedPrecondition),
+            (
+                refused(Refusal::Nowhere(AffinityError::NoNode(1))),
+                Code::FailedPrecondition,
+            ),
+            (
+                Status::from(DeleteError::Refused(DeleteRefusal::Foreign(foreign()))).code(),
+                Code::FailedPrecondition,
+            ),
+            (
+                Status::from(DeleteError::Refused(DeleteRefusal::Attached("n".into()))).code(),
+                Code::FailedPrecondition,
+            ),
+            (
+                Status::from(DeleteError::Unknown("down".into())).code(),
+                Code::Unavailable,
+            ),
+            (Status::from(DeleteError::Api(api())).code(), Code::Unavailable),
+            (
+                Status::from(PublishError::NoTwin {
+                    volume: volume(),
+                    cluster: "home".into(),
+                    why: String::new(),
+                })
+                .code(),
+                Code::NotFound,
+            ),
+            (
+                Status::from(PublishError::NoNode {
+                    cluster: "home".into(),
+                    node: "n".into(),
+                })
+                .code(),
+                Code::NotFound,
+            ),
+            (
+                Status::from(PublishError::Incapable(volume(), String::new())).code(),
+                Code::InvalidArgument,
+            ),
+            (
+                Status::from(PublishError::Unusable(String::new())).code(),
+                Code::FailedPrecondition,
+            ),
+            (Status::from(attach_refused(None)).code(), Code::Internal),
+            (Status::from(attach_refused(Some(0))).code(), Code::Internal),
+            (
+                Status::from(attach_refused(Some(8))).code(),
+                Code::ResourceExhausted,
+            ),
+            (Status::from(PublishError::Api(api())).code(), Code::Unavailable),
+            (
+                Status::from(PublishError::StillWaiting(String::new())).code(),
+                Code::DeadlineExceeded,
+            ),
+            (Status::from(UnpublishError::Api(api())).code(), Code::Unavailable),
+        ];
+        for (at, (code, expected)) in table.into_iter().enumerate() {
+            assert_eq!(code, expected, "row {at}");
+        }
+    }
+
+    #[test]
+    fn whoever_waits_hears_why() {
+        let status = Status::from(still_waiting());
+        assert_eq!(
+            status.message(),
+            "the twin liqo-storage/x in cluster home is not bound yet: out of disks"
+        );
+    }
+}

@@ -1,0 +1,302 @@
+//! Bringing a twin's volume to a node and away from it, through the real
+//! driver's own attacher.
+//!
+//! Our attachment names the twin's PV, so that it counts for the node's limit
+//! and protects the PV; but it has a name of its own, because Kubernetes deletes
+//! attachments that bear the name it would have given and that no pod needs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec},
+};
+use kube::{ResourceExt, api::ObjectMeta};
+use tokio::time::Instant;
+
+use super::{PublishError, UnpublishError, data_path, name_of, record, sight};
+use crate::{
+    cluster::{ApiError, Cluster, Precondition, facts, slim::Driver},
+    observe::{CrashPoint, crash_point},
+    volume::{
+        Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeMode, VolumeName,
+        digest, mark,
+    },
+};
+
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Name of our attachment of a PV to a node.
+#[must_use]
+pub fn attachment_name(volume: &str, node: &str) -> String {
+    format!("liqo-{}", digest(40, [volume, node]))
+}
+
+/// Makes the volume usable on a node and says how to reach it from there.
+pub async fn publish(
+    home: &Cluster,
+    volume: &VolumeName,
+    node: &str,
+    asked: &Capabilities,
+    deadline: Instant,
+) -> Result<DataPath, PublishError> {
+    let twin = find_twin(home, volume).await?;
+    let capable = capabilities_of(&twin)?;
+    if !capable.contains(asked) {
+        let have = capable
+            .access_modes()
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>();
+        let what = format!(
+            "its twin is a {:?} with {}",
+            capable.volume_mode(),
+            have.join(", ")
+        );
+        return Err(PublishError::Incapable(volume.clone(), what));
+    }
+    if sight::node(home, node).await?.is_none() {
+        return Err(PublishError::NoNode {
+            cluster: home.id().to_string(),
+            node: node.to_owned(),
+        });
+    }
+    let real = real_volume(home, volume, &twin).await?;
+    let driver_name = real
+        .spec
+        .as_ref()
+        .and_then(|spec| Some(spec.csi.as_ref()?.driver.clone()));
+    let driver = match &driver_name {
+        Some(name) => find_driver(home, name).await?,
+        None => None,
+    };
+    let mut path = data_path::of(&real, driver.as_ref()).map_err(PublishError::Unusable)?;
+    // Kubernetes takes a driver that says nothing for one whose volumes are attached.
+    let attach = driver.is_none_or(|driver| driver.attach);
+    if let (RealSource::Csi(source), true) = (&path.source, attach) {
+        let wanted = attachment(home, volume, &real.name_any(), node, &source.driver);
+        path.attachment = Box::pin(attach_and_wait(home, &wanted, deadline)).await?;
+    }
+    Ok(path)
+}
+
+/// Undoes what [`publish`] did for a node, or for every node. Needs neither the
+/// twin nor its PV.
+pub async fn unpublish(
+    home: &Cluster,
+    volume: &VolumeName,
+    node: Option<&str>,
+    deadline: Instant,
+) -> Result<(), UnpublishError> {
+    let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
+    let attachments = home.all::<VolumeAttachment>();
+    let held = attachments.list(Some(&ours)).await?;
+    for attachment in held {
+        if node.is_none_or(|node| attachment.spec.node_name == node) {
+            detach_and_wait(home, &attachment, deadline).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn find_twin(home: &Cluster, volume: &VolumeName) -> Result<PersistentVolumeClaim, PublishError> {
+    let no_twin = |why: String| PublishError::NoTwin {
+        volume: volume.clone(),
+        cluster: home.id().to_string(),
+        why,
+    };
+    let found = home
+        .stored::<PersistentVolumeClaim>()
+        .get(name_of(volume))
+        .await?;
+    let twin = found.ok_or_else(|| no_twin("there is none".to_owned()))?;
+    let owner = Owner::of_volume(home.id().clone(), volume.clone());
+    owner
+        .recognise(twin.labels(), twin.annotations())
+        .map_err(|foreign| no_twin(foreign.to_string()))?;
+    Ok(twin)
+}
+
+async fn real_volume(
+    home: &Cluster,
+    volume: &VolumeName,
+    twin: &PersistentVolumeClaim,
+) -> Result<PersistentVolume, PublishError> {
+    let unusable = |what: &str| {
+        let twin = twin.name_any();
+        let namespace = home.storage_namespace();
+        PublishError::Unusable(format!(
+            "the twin {namespace}/{twin} of the volume {volume} {what}"
+        ))
+    };
+    if twin.metadata.deletion_timestamp.is_some() {
+        return Err(unusable(
+            "is being deleted: its PV is to be retained, and the twin made again onto it",
+        ));
+    }
+    let name = record::volume_name(twin).ok_or_else(|| unusable("is not bound"))?;
+    let found = home.all::<PersistentVolume>().get(name).await?;
+    let real = found.ok_or_else(|| unusable("has lost its PV: the data may be lost"))?;
+    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    if claim.and_then(|claim| claim.uid.as_ref()) != twin.metadata.uid.as_ref() {
+        return Err(unusable("names a PV that belongs to another claim"));
+    }
+    Ok(real)
+}
+
+/// A twin's capabilities, from what it was made with.
+pub(super) fn capabilities_of(twin: &PersistentVolumeClaim) -> Result<Capabilities, PublishError> {
+    let spec = twin.spec.as_ref();
+    let modes = spec
+        .and_then(|spec| spec.access_modes.as_ref())
+        .into_iter()
+        .flatten();
+    let access = match facts::volume_mode(spec.and_then(|spec| spec.volume_mode.as_deref())) {
+        VolumeMode::Filesystem => Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+        VolumeMode::Block => Access::Block,
+    };
+    let capabilities = facts::access_modes(modes)
+        .into_iter()
+        .map(|mode: AccessMode| Capability {
+            mode,
+            access: access.clone(),
+        });
+    Capabilities::new(capabilities).map_err(|error| {
+        PublishError::Unusable(format!("the twin {} makes no sense: {error}", twin.name_any()))
+    })
+}
+
+/// The driver as it was a moment ago; one that is very new is waited for a little.
+async fn find_driver(home: &Cluster, name: &str) -> Result<Option<Driver>, ApiError> {
+    home.views().drivers.complete().await;
+    Ok(home
+        .views()
+        .drivers
+        .get(name)
+        .map(|driver| Driver::clone(&driver)))
+}
+
+fn attachment(
+    home: &Cluster,
+    volume: &VolumeName,
+    real_volume: &str,
+    node: &str,
+    driver: &str,
+) -> VolumeAttachment {
+    let labels = BTreeMap::from([
+        (mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned()),
+        (mark::HOME_CLUSTER.to_owned(), home.id().to_string()),
+        (mark::VOLUME.to_owned(), volume.to_string()),
+    ]);
+    VolumeAttachment {
+        metadata: ObjectMeta {
+            name: Some(attachment_name(real_volume, node)),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        },
+        spec: VolumeAttachmentSpec {
+            attacher: driver.to_owned(),
+            node_name: node.to_owned(),
+            source: VolumeAttachmentSource {
+                persistent_volume_name: Some(real_volume.to_owned()),
+                inline_volume_spec: None,
+            },
+        },
+        status: None,
+    }
+}
+
+async fn attach_and_wait(
+    home: &Cluster,
+    wanted: &VolumeAttachment,
+    deadline: Instant,
+) -> Result<BTreeMap<String, String>, PublishError> {
+    let (attachments, name) = (home.all::<VolumeAttachment>(), wanted.name_any());
+    let mut news = home.views().attachments.subscribe(&name);
+    let mut refused = None;
+    loop {
+        match attachments.get(&name).await? {
+            None => {
+                crash_point(CrashPoint::BeforeAttachmentCreate);
+                let created = attachments.create(wanted).await;
+                crash_point(CrashPoint::AfterAttachmentCreate);
+                created?;
+            }
+            Some(found) if found.metadata.deletion_timestamp.is_some() => {
+                // On its way out, from an unpublish before us.
+            }
+            Some(found) => {
+                let status = found.status.unwrap_or_default();
+                if status.attached {
+                    return Ok(status.attachment_metadata.unwrap_or_default());
+                }
+                if let Some(error) = status.attach_error {
+                    // The real attacher keeps trying; its word counts when our time is up.
+                    refused = Some(PublishError::Refused {
+                        node: wanted.spec.node_name.clone(),
+                        driver: wanted.spec.attacher.clone(),
+                        message: error.message.unwrap_or_default(),
+                        code: error.error_code,
+                    });
+                }
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(refused.unwrap_or_else(|| {
+                PublishError::StillWaiting(format!(
+                    "the PV {} (VolumeAttachment {name}, attacher {}) to the node {}",
+                    wanted
+                        .spec
+                        .source
+                        .persistent_volume_name
+                        .as_deref()
+                        .unwrap_or_default(),
+                    wanted.spec.attacher,
+                    wanted.spec.node_name,
+                ))
+            }));
+        }
+        news.next(left.min(LOOK_AGAIN)).await;
+    }
+}
+
+/// Deletes one of our attachments and waits until it is gone.
+pub(super) async fn detach_and_wait(
+    home: &Cluster,
+    attachment: &VolumeAttachment,
+    deadline: Instant,
+) -> Result<(), UnpublishError> {
+    let (attachments, name) = (home.all::<VolumeAttachment>(), attachment.name_any());
+    let mut news = home.views().attachments.subscribe(&name);
+    crash_point(CrashPoint::BeforeAttachmentDelete);
+    let exactly = Precondition {
+        uid: attachment.uid().unwrap_or_default(),
+        resource_version: None,
+    };
+    let deleted = attachments.delete(&name, exactly).await;
+    crash_point(CrashPoint::AfterAttachmentDelete);
+    match deleted {
+        // Another object of this name: ours is gone.
+        Err(error) if error.is_conflict() => return Ok(()),
+        other => other?,
+    }
+    loop {
+        let found = attachments.get(&name).await?;
+        let Some(found) = found.filter(|found| found.uid() == attachment.uid()) else {
+            return Ok(());
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let error = found.status.and_then(|status| status.detach_error);
+            return Err(UnpublishError::StillWaiting {
+                attachment: format!("VolumeAttachment {name} ({})", found.spec.attacher),
+                why: error.and_then(|error| error.message),
+            });
+        }
+        news.next(left.min(LOOK_AGAIN)).await;
+    }
+}

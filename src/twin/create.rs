@@ -1,0 +1,297 @@
+//! Making a volume: look, decide, do one step, look again, until there is an
+//! answer or the caller's time is up. The twin carries all there is to know, so
+//! it does not matter which call, or which replica, takes the next step.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{
+    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of,
+    plan::{Plan, plan},
+    record::{self, Chosen},
+    sight::Sight,
+    withdraw::{self, retain, withdraw},
+};
+use crate::{
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, slim, view::Changes},
+    observe::{CrashPoint, crash_point},
+    placement::{Afterwards, CreateStep},
+    volume::{ClaimName, mark},
+};
+
+/// A watch may lag or be cut: every now and then we look for ourselves.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Makes the volume, or goes on making it.
+pub async fn create(
+    home: &Cluster,
+    policy: &Policy,
+    events: &Events,
+    order: &Order,
+    deadline: Instant,
+) -> Result<Made, CreateError> {
+    let mut news = News::of(home, name_of(&order.volume));
+    loop {
+        let mut sight = Box::pin(Sight::take(home, order)).await?;
+        let awaited = match sight.step(home, order).await? {
+            CreateStep::Create => {
+                make_twin(home, policy, order, &sight).await?;
+                "bound"
+            }
+            CreateStep::Wait => "bound",
+            CreateStep::AwaitGone => {
+                if let Some(twin) = &sight.twin {
+                    withdraw::let_go(home, twin).await?;
+                }
+                "gone"
+            }
+            CreateStep::PreBind { volume } => {
+                prebind(home, &volume, &sight).await?;
+                "bound"
+            }
+            CreateStep::Withdraw(why) => {
+                tracing::info!(volume = %order.volume, ?why, "withdrawing the twin");
+                let reason = match &sight.twin {
+                    Some(twin) => {
+                        let reason = last_warning(home, twin).await;
+                        withdraw(home, twin, deadline).await?;
+                        reason
+                    }
+                    None => None,
+                };
+                match why.afterwards() {
+                    Afterwards::DecideAgain => continue,
+                    Afterwards::Elsewhere(what) => {
+                        return Err(CreateError::Elsewhere(with_reason(what, reason)));
+                    }
+                    Afterwards::Refuse(refusal) => return Err(CreateError::Refused(refusal)),
+                }
+            }
+            CreateStep::Retain => {
+                retain_or_tell(home, events, &sight).await?;
+                continue;
+            }
+            CreateStep::HandOver => {
+                if !hand_over(home, &sight).await? {
+                    continue;
+                }
+                return Ok(made(home, &sight));
+            }
+            CreateStep::Answer => return Ok(made(home, &sight)),
+            CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
+            CreateStep::Refuse(refusal) => return Err(CreateError::Refused(refusal)),
+        };
+        if !news.wait(deadline).await {
+            return Err(still_waiting(home, order, awaited).await);
+        }
+    }
+}
+
+async fn make_twin(home: &Cluster, policy: &Policy, order: &Order, sight: &Sight) -> Result<(), CreateError> {
+    let (class, provisioner, node) = match plan(home, policy, order, sight).await? {
+        Plan::Make {
+            class,
+            provisioner,
+            node,
+        } => (class, provisioner, node),
+        Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
+    };
+    let chosen = Chosen {
+        class: &class,
+        provisioner: provisioner.as_deref(),
+        node: node.as_deref(),
+    };
+    let twin = record::twin(home, order, sight.claim.as_ref(), &chosen);
+    crash_point(CrashPoint::BeforeTwinCreate);
+    let created = home.stored::<PersistentVolumeClaim>().create(&twin).await;
+    crash_point(CrashPoint::AfterTwinCreate);
+    match created {
+        // None: somebody was faster, most likely ourselves; the next look tells.
+        Ok(_) => Ok(()),
+        Err(error) if refused_for_good(&error) => Err(CreateError::NotAccepted(error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Quota, admission, a missing namespace: the object was not stored, and will
+/// not be until somebody changes something.
+fn refused_for_good(error: &ApiError) -> bool {
+    matches!(
+        error.cause,
+        Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_)
+    )
+}
+
+/// Reserves a volume that nobody provisions. Without the uid in `claimRef`: with
+/// it, a reservation whose twin went away would turn the PV Released for ever.
+async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), CreateError> {
+    let volumes = home.all::<PersistentVolume>();
+    let (Some(twin), Some(found)) = (&sight.twin, volumes.get(volume).await?) else {
+        return Ok(());
+    };
+    if found.spec.as_ref().is_none_or(|spec| spec.claim_ref.is_some()) {
+        return Ok(());
+    }
+    let claim_ref = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": twin.namespace(),
+        "name": twin.name_any(),
+    });
+    let patch = json!({
+        "metadata": {"resourceVersion": found.resource_version()},
+        "spec": {"claimRef": claim_ref},
+    });
+    crash_point(CrashPoint::BeforePrebind);
+    let reserved = volumes.merge(volume, &patch).await;
+    crash_point(CrashPoint::AfterPrebind);
+    unless_conflict(reserved)?;
+    Ok(())
+}
+
+/// Marks the twin as its user's. False if it changed since it was looked at.
+async fn hand_over(home: &Cluster, sight: &Sight) -> Result<bool, CreateError> {
+    let Some(twin) = &sight.twin else { return Ok(false) };
+    let patch = json!({"metadata": {
+        "uid": twin.uid(),
+        "resourceVersion": twin.resource_version(),
+        "annotations": {mark::HANDED_OVER: "true"},
+    }});
+    crash_point(CrashPoint::BeforeHandOver);
+    let marked = home
+        .stored::<PersistentVolumeClaim>()
+        .merge(&twin.name_any(), &patch)
+        .await;
+    crash_point(CrashPoint::AfterHandOver);
+    Ok(unless_conflict(marked)?.is_some())
+}
+
+/// The user asked for Retain; where we lack the right to see to it, he must know.
+async fn retain_or_tell(home: &Cluster, events: &Events, sight: &Sight) -> Result<(), CreateError> {
+    let Some(volume) = &sight.volume else {
+        return Ok(());
+    };
+    match retain(home, volume).await {
+        Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
+            if let Some(claim) = &sight.claim {
+                let note = format!("The reclaim policy Retain cannot be applied to the real volume: {error}");
+                events
+                    .warn(&record::claim_mark(claim), "RetainNotApplied", &note)
+                    .await;
+            }
+            Err(error.into())
+        }
+        other => Ok(other?),
+    }
+}
+
+fn made(home: &Cluster, sight: &Sight) -> Made {
+    let volume = sight.volume.as_ref();
+    let capacity = volume.and_then(|volume| volume.spec.as_ref()?.capacity.as_ref()?.get("storage"));
+    let twin = sight.twin.as_ref().map(ResourceExt::name_any).unwrap_or_default();
+    Made {
+        bytes: capacity.and_then(facts::bytes).unwrap_or_default(),
+        topology: sight.topology.clone(),
+        context: BTreeMap::from([
+            (TWIN_NAMESPACE.to_owned(), home.storage_namespace().to_owned()),
+            (TWIN_NAME.to_owned(), twin),
+            (
+                TWIN_VOLUME.to_owned(),
+                volume.map(ResourceExt::name_any).unwrap_or_default(),
+            ),
+        ]),
+    }
+}
+
+async fn still_waiting(home: &Cluster, order: &Order, awaited: &'static str) -> CreateError {
+    let twins = home.stored::<PersistentVolumeClaim>();
+    let why = match twins.get(name_of(&order.volume)).await {
+        Ok(Some(twin)) => last_warning(home, &twin).await,
+        _ => None,
+    };
+    let name = ClaimName {
+        namespace: home.storage_namespace().to_owned(),
+        name: name_of(&order.volume).to_owned(),
+    };
+    CreateError::StillWaiting {
+        twin: name.to_string(),
+        cluster: home.id().to_string(),
+        awaited,
+        why,
+    }
+}
+
+/// The newest warning about a twin: what the real provisioner says, the user must hear.
+async fn last_warning(home: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+    let about = format!("involvedObject.uid={},type=Warning", twin.uid()?);
+    let warnings = home.stored::<Event>().select(None, Some(&about)).await.ok()?;
+    let newest = warnings.into_iter().max_by_key(|warning| {
+        let seen = warning.last_timestamp.as_ref().map(|time| time.0);
+        let noted = warning.event_time.as_ref().map(|time| time.0);
+        seen.max(noted)
+    })?;
+    newest.message.map(|message| message.trim().to_owned())
+}
+
+fn with_reason(what: String, reason: Option<String>) -> String {
+    match reason {
+        Some(reason) => format!("{what}: {reason}"),
+        None => what,
+    }
+}
+
+/// Somebody changed the object meanwhile: nothing was done, the next look tells.
+fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>, ApiError> {
+    match outcome {
+        Err(error) if error.is_conflict() => Ok(None),
+        other => other,
+    }
+}
+
+/// News of one twin and its PV.
+struct News<'a> {
+    home: &'a Cluster,
+    name: &'a str,
+    twins: Changes<slim::Twin>,
+    volumes: Changes<slim::Volume>,
+}
+
+impl<'a> News<'a> {
+    fn of(home: &'a Cluster, name: &'a str) -> Self {
+        Self {
+            home,
+            name,
+            twins: home.views().twins.subscribe(name),
+            volumes: home.views().volumes.subscribe(name),
+        }
+    }
+
+    /// Waits for a reason to look again; false when time is up.
+    async fn wait(&mut self, deadline: Instant) -> bool {
+        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
+        loop {
+            let left = look_again.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Instant::now() < deadline;
+            }
+            tokio::select! {
+                () = self.twins.next(left) => {}
+                () = self.volumes.next(left) => {}
+            }
+            if self.worth_a_look() {
+                return true;
+            }
+        }
+    }
+
+    /// A twin on its way is changed several times before anything has to be done.
+    fn worth_a_look(&self) -> bool {
+        let key = format!("{}/{}", self.home.storage_namespace(), self.name);
+        let twin = self.home.views().twins.get(&key);
+        twin.is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
+    }
+}

@@ -1,0 +1,130 @@
+//! What can go wrong with a twin, one enum per operation.
+
+use crate::{
+    cluster::ApiError,
+    placement::{ClassError, DeleteRefusal, Refusal},
+    volume::VolumeName,
+};
+
+/// Why `CreateVolume` has no volume to answer with.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// No real class.
+    #[error(transparent)]
+    Class(#[from] ClassError),
+    /// The node that was chosen cannot have the volume; another one may.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// There will be no volume.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The API server does not take the twin, as a matter of principle: nothing was made.
+    #[error("{0}")]
+    NotAccepted(ApiError),
+    /// The cluster cannot be asked right now.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    /// It takes longer than the caller has time.
+    #[error("the twin {twin} in cluster {cluster} is not {awaited} yet{}", because(.why.as_deref()))]
+    StillWaiting {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// What is waited for.
+        awaited: &'static str,
+        /// What others say about it.
+        why: Option<String>,
+    },
+}
+
+/// Why a volume is not deleted, or not yet.
+#[derive(Debug, thiserror::Error)]
+pub enum DeleteError {
+    /// It must not be deleted.
+    #[error("{0}")]
+    Refused(DeleteRefusal),
+    /// It cannot be told whether it is gone.
+    #[error("it cannot be told whether the volume is gone: {0}")]
+    Unknown(String),
+    /// The cluster cannot be asked right now.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    /// It takes longer than the caller has time.
+    #[error("{what} still exists in cluster {cluster}{}", because(.why.as_deref()))]
+    StillWaiting {
+        /// The object that is waited for.
+        what: String,
+        /// Its cluster.
+        cluster: String,
+        /// What others say about it.
+        why: Option<String>,
+    },
+}
+
+/// Why a volume cannot be used on a node, or not yet.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// Its twin is not there.
+    #[error("the volume {volume} has no twin in cluster {cluster}: {why}")]
+    NoTwin {
+        /// The volume.
+        volume: VolumeName,
+        /// Where it was looked for.
+        cluster: String,
+        /// What is there instead.
+        why: String,
+    },
+    /// There is no such node.
+    #[error("the cluster {cluster} has no node {node:?}")]
+    NoNode {
+        /// The cluster.
+        cluster: String,
+        /// The node.
+        node: String,
+    },
+    /// The volume is not what it is asked to be.
+    #[error("the volume {0} was not made for this: {1}")]
+    Incapable(VolumeName, String),
+    /// The volume cannot be used in its present state.
+    #[error("{0}")]
+    Unusable(String),
+    /// The real driver refuses to attach it.
+    #[error("the volume cannot be attached to {node} by {driver}: {message}")]
+    Refused {
+        /// The node.
+        node: String,
+        /// The real driver.
+        driver: String,
+        /// What it said.
+        message: String,
+        /// Its gRPC code, when Kubernetes passes it on.
+        code: Option<i32>,
+    },
+    /// The cluster cannot be asked right now.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    /// It takes longer than the caller has time.
+    #[error("{0} is not attached yet")]
+    StillWaiting(String),
+}
+
+/// Why a volume is not yet detached.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpublishError {
+    /// The cluster cannot be asked right now.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    /// It takes longer than the caller has time.
+    #[error("{attachment} still exists{}", because(.why.as_deref()))]
+    StillWaiting {
+        /// The object that is waited for.
+        attachment: String,
+        /// What the real driver says about it.
+        why: Option<String>,
+    },
+}
+
+fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {why}"))
+}

@@ -1,0 +1,79 @@
+//! The life of a twin, in whatever cluster it lives: made, awaited, handed over,
+//! attached, deleted, listed. Decisions are [`crate::placement`]'s; here they are
+//! observed for and carried out. Nothing is remembered between calls: every
+//! operation may be the first one after a crash, and starts by looking.
+
+mod attach;
+mod create;
+mod data_path;
+mod delete;
+mod errors;
+mod list;
+mod plan;
+mod record;
+mod sight;
+mod withdraw;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use self::{
+    attach::{attachment_name, publish, unpublish},
+    create::create,
+    delete::delete,
+    errors::{CreateError, DeleteError, PublishError, UnpublishError},
+    list::{Listed, list, validate},
+    record::FINALIZER,
+    withdraw::{retain, withdraw},
+};
+use crate::{
+    topology::Segments,
+    volume::{VolumeName, VolumeSpec},
+};
+
+/// Attribute of the virtual PV: namespace of the twin.
+pub const TWIN_NAMESPACE: &str = "storage.liqo.io/twin-namespace";
+/// Attribute of the virtual PV: name of the twin.
+pub const TWIN_NAME: &str = "storage.liqo.io/twin-name";
+/// Attribute of the virtual PV: the twin's PV. Without the twin, this is how it is found.
+pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
+
+/// Name of the twin of a volume in its home cluster: the claim's uid, or the
+/// volume's name when no claim is known.
+#[must_use]
+pub fn name_of(volume: &VolumeName) -> &str {
+    volume.claim_uid().unwrap_or(volume.as_str())
+}
+
+/// What the operator allows.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// Real classes a claim may choose by annotation.
+    pub allowed_classes: BTreeSet<String>,
+}
+
+/// A volume to be made.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Its name.
+    pub volume: VolumeName,
+    /// Name of the request.
+    pub request_name: String,
+    /// What was asked for.
+    pub spec: VolumeSpec,
+    /// Where it must be reachable from: one of these, or anywhere if there are none.
+    pub requisite: Vec<Segments>,
+}
+
+/// A volume that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Its size.
+    pub bytes: u64,
+    /// From where it can be reached.
+    pub topology: Vec<Segments>,
+    /// What the virtual PV remembers of it.
+    pub context: BTreeMap<String, String>,
+}

@@ -1,0 +1,206 @@
+//! Before a twin is made: its real class, the node it is told, and whether that
+//! can work at all. And for classes nobody provisions, the volume it gets.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::{
+    CreateError, Order, Policy, record,
+    sight::{Sight, node, nodes},
+};
+use crate::{
+    cluster::{ApiError, Cluster, facts},
+    placement::{
+        Ask, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding, RealDriver,
+        StaticVolume, Surroundings, Target, Wishes, choose_class,
+    },
+    volume::{ClaimName, mark},
+};
+
+/// How a twin is to be made.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// With this class, told this node.
+    Make {
+        class: String,
+        provisioner: Option<String>,
+        node: Option<String>,
+    },
+    /// Not for this node, or for none.
+    Unfit(String),
+}
+
+/// Makes the plan.
+pub(super) async fn plan(
+    home: &Cluster,
+    policy: &Policy,
+    order: &Order,
+    sight: &Sight,
+) -> Result<Plan, CreateError> {
+    let classes: Vec<Class> = home
+        .views()
+        .classes
+        .all()
+        .iter()
+        .map(|it| Class::clone(it))
+        .collect();
+    let annotation = sight
+        .claim
+        .as_ref()
+        .and_then(|claim| claim.annotations().get(mark::REAL_CLASS));
+    let wishes = Wishes {
+        annotation: annotation.map(String::as_str),
+        allowed: &policy.allowed_classes,
+        parameter: order.spec.parameters.real_class.as_deref(),
+        mapping: None,
+    };
+    let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), home.id())?;
+    let ChosenClass::Known(class) = chosen else {
+        return Ok(Plan::Make {
+            class: chosen.name().to_owned(),
+            provisioner: None,
+            node: None,
+        });
+    };
+    Ok(match node_for(home, order, &sight.facts.target, class).await? {
+        Ok(node) => Plan::Make {
+            class: class.name.clone(),
+            provisioner: Some(class.provisioner.clone()),
+            node,
+        },
+        Err(unfit) => Plan::Unfit(unfit),
+    })
+}
+
+/// The node the twin is told, or why there is none.
+async fn node_for(
+    home: &Cluster,
+    order: &Order,
+    target: &Target,
+    class: &Class,
+) -> Result<Result<Option<String>, String>, ApiError> {
+    let ask = ask(order);
+    match target {
+        Target::Node(name) => {
+            let Some(node) = node(home, name).await? else {
+                return Ok(Err(format!("the node {name} does not exist any more")));
+            };
+            let known = Known::about(home, class, Some(name)).await?;
+            let unfit = known.surroundings(class).unfit(&node, &ask);
+            Ok(unfit.map_or_else(|| Ok(Some(name.clone())), |unfit| Err(unfit.to_string())))
+        }
+        _ if class.binding == BindingMode::Immediate => Ok(Ok(None)),
+        _ => {
+            let known = Known::about(home, class, None).await?;
+            let nodes = nodes(home);
+            let surroundings = known.surroundings(class);
+            let choice = surroundings.choose_node(&nodes, &ask);
+            Ok(choice
+                .map(|node| Some(node.name.clone()))
+                .map_err(|none| none.to_string()))
+        }
+    }
+}
+
+/// Who binds a pending twin; for a class nobody provisions, which volume it gets.
+pub(super) async fn prebinding(
+    home: &Cluster,
+    order: &Order,
+    twin: &PersistentVolumeClaim,
+    class: Option<&Class>,
+) -> Result<Prebinding, ApiError> {
+    let Some(class) = class.filter(|class| class.provisioner == NO_PROVISIONER) else {
+        return Ok(Prebinding::Provisioner);
+    };
+    if let Some(name) = record::volume_name(twin) {
+        return Ok(Prebinding::Reserved(name.to_owned()));
+    }
+    let known = Known::about(home, class, None).await?;
+    let told = match record::selected_node(twin) {
+        Some(name) => node(home, name).await?,
+        None => None,
+    };
+    let name = ClaimName {
+        namespace: home.storage_namespace().to_owned(),
+        name: twin.name_any(),
+    };
+    let found = known
+        .surroundings(class)
+        .choose_volume(&name, told.as_ref(), &ask(order));
+    Ok(match found {
+        Some(volume) if volume.claim.is_some() => Prebinding::Reserved(volume.name.clone()),
+        Some(volume) => Prebinding::Found(volume.name.clone()),
+        None => Prebinding::NoneFits,
+    })
+}
+
+fn ask(order: &Order) -> Ask<'_> {
+    Ask {
+        volume: &order.volume,
+        size: order.spec.size.request(),
+        capabilities: &order.spec.capabilities,
+    }
+}
+
+/// What decides where a class works.
+struct Known {
+    driver: RealDriver,
+    capacities: Vec<Capacity>,
+    volumes: Vec<StaticVolume>,
+}
+
+impl Known {
+    /// About a class, on one node only or on all of them.
+    async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
+        let views = home.views();
+        let capacities = views.capacities.of_topic(&class.name);
+        let volumes = if class.provisioner == NO_PROVISIONER {
+            // Which of them are free has to be known now: nobody would tell us later.
+            let found = home.all::<PersistentVolume>().list(None).await?;
+            found.iter().map(facts::static_volume).collect()
+        } else {
+            Vec::new()
+        };
+        Ok(Self {
+            driver: driver(home, &class.provisioner, only),
+            capacities: capacities.iter().map(|it| Capacity::clone(it)).collect(),
+            volumes,
+        })
+    }
+
+    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
+        Surroundings {
+            class,
+            driver: &self.driver,
+            capacities: &self.capacities,
+            volumes: &self.volumes,
+        }
+    }
+}
+
+fn driver(home: &Cluster, provisioner: &str, only: Option<&str>) -> RealDriver {
+    let views = home.views();
+    let Some(driver) = views.drivers.get(provisioner) else {
+        return RealDriver::default();
+    };
+    let runs_on = |node: &str| {
+        let known = views.csi_nodes.get(node);
+        known.is_some_and(|known| known.drivers.iter().any(|name| name == provisioner))
+    };
+    let registered_on: BTreeSet<String> = if let Some(node) = only {
+        Some(node.to_owned())
+            .filter(|node| runs_on(node))
+            .into_iter()
+            .collect()
+    } else {
+        let nodes = views.csi_nodes.all();
+        let running = nodes.iter().filter(|node| runs_on(&node.node));
+        running.map(|node| node.node.clone()).collect()
+    };
+    RealDriver {
+        registered_on: Some(registered_on),
+        publishes_capacity: driver.publishes_capacity,
+    }
+}

@@ -1,0 +1,143 @@
+//! The twin as an object: everything this driver will ever know about the volume
+//! is written on it in its first version.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::{ResourceExt, api::ObjectMeta};
+
+use super::{Order, name_of};
+use crate::{
+    cluster::{Cluster, slim::SELECTED_NODE},
+    placement::NO_PROVISIONER,
+    volume::{Carried, ClaimMark, Fingerprint, Marks, VolumeMode},
+};
+
+/// Keeps a deleted twin in sight until this driver agrees: a twin has no pod, so
+/// nothing else would keep its data from going with it.
+pub const FINALIZER: &str = "storage.liqo.io/twin";
+
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+
+/// The real class a twin is made with.
+pub(super) struct Chosen<'a> {
+    pub(super) class: &'a str,
+    pub(super) provisioner: Option<&'a str>,
+    /// The node it is told, as a scheduler would tell it.
+    pub(super) node: Option<&'a str>,
+}
+
+/// The twin to create.
+pub(super) fn twin(
+    home: &Cluster,
+    order: &Order,
+    claim: Option<&PersistentVolumeClaim>,
+    chosen: &Chosen<'_>,
+) -> PersistentVolumeClaim {
+    let marks = Marks {
+        home: home.id().clone(),
+        volume: order.volume.clone(),
+        claim: claim.map(claim_mark),
+        request_name: order.request_name.clone(),
+        fingerprint: Some(Fingerprint::of(&order.spec)),
+        handed_over: false,
+    };
+    let carried = claim.map_or_else(Carried::default, |claim| {
+        Carried::of(claim.labels(), claim.annotations())
+    });
+    let (labels, mut annotations) = carried.with(&marks);
+    annotations.extend(binding_annotations(chosen));
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(name_of(&order.volume).to_owned()),
+            namespace: Some(home.storage_namespace().to_owned()),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            finalizers: Some(vec![FINALIZER.to_owned()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec(order, chosen.class)),
+        status: None,
+    }
+}
+
+fn spec(order: &Order, class: &str) -> PersistentVolumeClaimSpec {
+    let capabilities = &order.spec.capabilities;
+    let mode = match capabilities.volume_mode() {
+        VolumeMode::Filesystem => "Filesystem",
+        VolumeMode::Block => "Block",
+    };
+    let size = Quantity(order.spec.size.request().to_string());
+    PersistentVolumeClaimSpec {
+        access_modes: Some(
+            capabilities
+                .access_modes()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+        ),
+        resources: Some(VolumeResourceRequirements {
+            requests: Some([("storage".to_owned(), size)].into()),
+            limits: None,
+        }),
+        storage_class_name: Some(class.to_owned()),
+        volume_mode: Some(mode.to_owned()),
+        ..PersistentVolumeClaimSpec::default()
+    }
+}
+
+/// What the scheduler and the controller manager would write one after the
+/// other: written at once, the provisioner starts without waiting for them.
+fn binding_annotations(chosen: &Chosen<'_>) -> BTreeMap<String, String> {
+    let mut annotations = BTreeMap::new();
+    if let Some(node) = chosen.node {
+        annotations.insert(SELECTED_NODE.to_owned(), node.to_owned());
+    }
+    if let Some(provisioner) = chosen.provisioner.filter(|name| *name != NO_PROVISIONER) {
+        for key in [PROVISIONER, PROVISIONER_BETA] {
+            annotations.insert(key.to_owned(), provisioner.to_owned());
+        }
+    }
+    annotations
+}
+
+pub(super) fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
+    ClaimMark {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+        uid: claim.uid().unwrap_or_default(),
+    }
+}
+
+/// Who provisions a twin, as Kubernetes or we noted on it.
+pub(super) fn provisioner(twin: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = twin.annotations();
+    [PROVISIONER, PROVISIONER_BETA]
+        .iter()
+        .find_map(|key| annotations.get(*key).map(String::as_str))
+}
+
+pub(super) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.annotations().get(SELECTED_NODE).map(String::as_str)
+}
+
+pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
+}
+
+pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}

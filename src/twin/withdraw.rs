@@ -1,0 +1,158 @@
+//! Taking back: a twin that nobody was given, a reservation, a reclaim policy.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{CreateError, record::FINALIZER};
+use crate::{
+    cluster::{ApiError, Cluster, Precondition},
+    observe::{CrashPoint, crash_point},
+};
+
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Frees the static volume reserved for this twin, deletes exactly this twin in
+/// exactly this version, and waits until it is gone. In this order: a crash in
+/// between leaves a twin that shows what is to be done.
+///
+/// Only for twins that were never handed over: the caller has made sure, and
+/// the version makes sure that it stays true.
+pub async fn withdraw(
+    cluster: &Cluster,
+    twin: &PersistentVolumeClaim,
+    deadline: Instant,
+) -> Result<(), CreateError> {
+    match free_reserved(cluster, &twin.name_any()).await {
+        Err(error) if error.is_conflict() => return Ok(()),
+        other => other?,
+    }
+    crash_point(CrashPoint::BeforeWithdraw);
+    let exactly = Precondition {
+        uid: twin.uid().unwrap_or_default(),
+        resource_version: twin.resource_version(),
+    };
+    let deleted = within(cluster, twin).delete(&twin.name_any(), exactly).await;
+    crash_point(CrashPoint::AfterWithdraw);
+    match deleted {
+        // It changed: whoever called looks again and decides anew.
+        Err(error) if error.is_conflict() => return Ok(()),
+        other => other?,
+    }
+    if !await_gone(cluster, twin, deadline).await? {
+        return Err(CreateError::StillWaiting {
+            twin: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
+            cluster: cluster.id().to_string(),
+            awaited: "gone",
+            why: None,
+        });
+    }
+    Ok(())
+}
+
+/// Waits until the twin is gone, taking our finalizer off; false when time is up.
+pub(super) async fn await_gone(
+    cluster: &Cluster,
+    twin: &PersistentVolumeClaim,
+    deadline: Instant,
+) -> Result<bool, ApiError> {
+    let name = twin.name_any();
+    let mut news = cluster.views().twins.subscribe(&name);
+    loop {
+        let found = within(cluster, twin).get(&name).await?;
+        match found.filter(|found| found.uid() == twin.uid()) {
+            None => return Ok(true),
+            Some(found) => let_go(cluster, &found).await?,
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        news.next(left.min(LOOK_AGAIN)).await;
+    }
+}
+
+/// Takes our finalizer off a twin that is being deleted.
+pub(super) async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
+    let ours = twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
+    if !ours || twin.metadata.deletion_timestamp.is_none() {
+        return Ok(());
+    }
+    let kept: Vec<_> = twin
+        .finalizers()
+        .iter()
+        .filter(|finalizer| *finalizer != FINALIZER)
+        .collect();
+    let patch = json!({"metadata": {
+        "uid": twin.uid(),
+        "resourceVersion": twin.resource_version(),
+        "finalizers": kept,
+    }});
+    crash_point(CrashPoint::BeforeLetGo);
+    let outcome = within(cluster, twin).merge(&twin.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterLetGo);
+    match outcome {
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// Frees the static volumes that are reserved for a twin but were never bound.
+pub(super) async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
+    for seen in cluster.views().volumes.of_topic(twin) {
+        unclaim(cluster, &seen.name, twin).await?;
+    }
+    Ok(())
+}
+
+/// Takes a reservation for a twin off a PV. A `claimRef` with a uid is no
+/// reservation: it was bound, and what becomes of it is Kubernetes' decision.
+pub(super) async fn unclaim(cluster: &Cluster, volume: &str, twin: &str) -> Result<(), ApiError> {
+    let volumes = cluster.all::<PersistentVolume>();
+    let Some(found) = volumes.get(volume).await? else {
+        return Ok(());
+    };
+    if !is_reservation(&found, cluster.storage_namespace(), twin) {
+        return Ok(());
+    }
+    let patch = json!({
+        "metadata": {"resourceVersion": found.resource_version()},
+        "spec": {"claimRef": null},
+    });
+    crash_point(CrashPoint::BeforeReleasePrebind);
+    let outcome = volumes.merge(volume, &patch).await;
+    crash_point(CrashPoint::AfterReleasePrebind);
+    outcome.map(|_| ())
+}
+
+/// Whether a PV is reserved for this twin and not bound.
+pub(super) fn is_reservation(volume: &PersistentVolume, namespace: &str, twin: &str) -> bool {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    claim.is_some_and(|claim| {
+        claim.namespace.as_deref() == Some(namespace)
+            && claim.name.as_deref() == Some(twin)
+            && claim.uid.as_deref().is_none_or(str::is_empty)
+    })
+}
+
+/// Sees to it that the data of a PV survives the deletion of its twin.
+pub async fn retain(cluster: &Cluster, volume: &PersistentVolume) -> Result<(), ApiError> {
+    let patch = json!({
+        "metadata": {"uid": volume.uid()},
+        "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+    });
+    crash_point(CrashPoint::BeforeRetain);
+    let outcome = cluster
+        .all::<PersistentVolume>()
+        .merge(&volume.name_any(), &patch)
+        .await;
+    crash_point(CrashPoint::AfterRetain);
+    outcome.map(|_| ())
+}
+
+fn within(cluster: &Cluster, twin: &PersistentVolumeClaim) -> crate::cluster::Objects<PersistentVolumeClaim> {
+    cluster.within(&twin.namespace().unwrap_or_default())
+}
