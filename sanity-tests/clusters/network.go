@@ -134,33 +134,23 @@ func (c *Cluster) ensureLink(ctx context.Context, first *Cluster) error {
 	return here.Links(ctx, "route replace "+c.network()+" via "+c.linkIP())
 }
 
-// Partition cuts the links between the clusters, or mends them.
+// Partition cuts the links between the clusters, or mends them. It is the far
+// end that is taken down: to the first cluster's side the others fall silent,
+// as across a real partition, instead of being refused at once.
 func (l *Lab) Partition(ctx context.Context, on bool) error {
 	first := l.clusters[0]
 	for _, cluster := range l.clusters[1:] {
-		if on {
-			if err := first.switchNet().Links(ctx, "link set "+cluster.link()+" down"); err != nil {
-				return err
+		lines := []string{"link set " + first.link() + " down"}
+		if !on {
+			// Routes go with an interface that is taken down.
+			lines = []string{
+				"link set " + first.link() + " up",
+				"route replace " + first.network() + " via " + first.linkIP(),
 			}
-			continue
 		}
-		// Routes go with a link that is taken down.
-		if err := first.switchNet().Links(ctx,
-			"link set "+cluster.link()+" up",
-			"route replace "+cluster.network()+" via "+cluster.linkIP(),
-		); err != nil {
+		if err := cluster.switchNet().Links(ctx, lines...); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// ensureNodes makes the nodes' namespaces and configuration.
-func (c *Cluster) ensureNodes() error {
-	for _, node := range c.nodes {
-		if err := node.Ensure(string(c.lab.bin), c.SharedDir()); err != nil {
-			return err
-		}
-	}
-	return c.issueNodeCertificates()
 }

@@ -136,6 +136,16 @@ func (l *Lab) prepare(ctx context.Context) error {
 	return l.writeKubectls()
 }
 
+// ensureNodes makes the nodes' namespaces, configuration and credentials.
+func (c *Cluster) ensureNodes() error {
+	for _, node := range c.nodes {
+		if err := node.Ensure(string(c.lab.bin), c.SharedDir()); err != nil {
+			return err
+		}
+	}
+	return c.issueNodeCertificates()
+}
+
 // writeKubectls makes a kubectl for each cluster, for people.
 func (l *Lab) writeKubectls() error {
 	for _, cluster := range l.clusters {

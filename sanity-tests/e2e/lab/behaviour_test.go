@@ -1,0 +1,257 @@
+package lab_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/faults"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// What tests rely on, shown on one lab.
+func TestBehaviour(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 20*time.Minute)
+	t.Cleanup(func() { down(t) })
+	lab := up(t, ctx, clusters.Options{})
+	home, remote := cluster(t, lab, "home"), cluster(t, lab, "remote")
+
+	t.Run("pods reach the API from every node", func(t *testing.T) { podsReachTheAPI(t, ctx, home) })
+	t.Run("audit log names the user agent", func(t *testing.T) { auditNamesAgents(t, ctx, home) })
+	t.Run("a node may not change another", func(t *testing.T) { nodesAreRestricted(t, ctx, home) })
+	t.Run("kubelets answer no strangers", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
+	t.Run("faults between the clusters", func(t *testing.T) { faultsAreFelt(t, ctx, lab, home, remote) })
+	t.Run("partition", func(t *testing.T) { partitionIsFelt(t, ctx, lab, home, remote) })
+	t.Run("components restart", func(t *testing.T) { componentsRestart(t, ctx, home) })
+	t.Run("a start repairs", func(t *testing.T) { startRepairs(t, ctx, home) })
+}
+
+func cluster(t *testing.T, lab *clusters.Lab, name string) *clusters.Cluster {
+	t.Helper()
+	found, err := lab.Cluster(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func client(t *testing.T, cluster *clusters.Cluster) kubernetes.Interface {
+	t.Helper()
+	made, err := cluster.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// podsReachTheAPI asks for the API's version from a pod on each node, with the
+// token and the authority that pods are given; the answer comes back as the
+// pod's log, through the kubelet.
+func podsReachTheAPI(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	for _, node := range home.Nodes() {
+		pod := runPod(t, ctx, home, node.Name, `echo | nc -w 20 "$KUBERNETES_SERVICE_HOST" 443 && echo reached`)
+		err := machine.Until(ctx, "the pod's log", func() error {
+			log, err := client(t, home).CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+			if err == nil && !bytes.Contains(log, []byte("reached")) {
+				err = fmt.Errorf("pod on %s: %q", node.Name, log)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func auditNamesAgents(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	config, err := home.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.UserAgent = "lab-audit-test"
+	agent, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agent.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(home.AuditLog())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(log, []byte(`"userAgent":"lab-audit-test"`)) {
+		t.Error("the audit log does not have the request")
+	}
+}
+
+func nodesAreRestricted(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	config, err := clientcmd.BuildConfigFromFlags("", home.Nodes()[0].KubeletRoot()+"/kubeconfig")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := home.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Host = admin.Host // the kubelet's own is inside the lab
+	kubelet, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	label := []byte(`{"metadata":{"labels":{"lab":"test"}}}`)
+	patch := func(node string) error {
+		_, err := kubelet.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, label, metav1.PatchOptions{})
+		return err
+	}
+	if err := patch(home.Nodes()[0].Name); err != nil {
+		t.Errorf("a kubelet cannot label its own node: %v", err)
+	}
+	if err := patch(home.Nodes()[1].Name); !apierrors.IsForbidden(err) {
+		t.Errorf("a kubelet that labels another node is told: %v", err)
+	}
+}
+
+func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	node := home.Nodes()[0]
+	authority, err := os.ReadFile(node.KubeletRoot() + "/pki/ca.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authority)
+	stranger := http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots},
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = node.Namespace().InNetwork(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+node.IP+":10250/pods", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stranger.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusUnauthorized {
+		body, _ := io.ReadAll(answer.Body)
+		t.Errorf("a stranger is told %s: %.200s", answer.Status, body)
+	}
+}
+
+// askThroughProxy asks the remote API server for its version from a node of the
+// home cluster.
+func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
+	kubeconfig, err := os.Open(remote.ProxyKubeconfig())
+	if err != nil {
+		return err
+	}
+	defer kubeconfig.Close()
+	cmd := home.Nodes()[1].Command(ctx, "sh", "-c",
+		"cat > /run/via-proxy && exec /opt/lab/bin/kubectl --kubeconfig=/run/via-proxy get --raw=/version --request-timeout=3s")
+	cmd.Stdin = kubeconfig
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+	set := func(setting faults.Setting) {
+		t.Helper()
+		if err := lab.Proxy().Set(ctx, setting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, mode := range []faults.Mode{faults.Hang, faults.HalfOpen, faults.Reset} {
+		set(faults.Setting{Mode: mode})
+		if err := askThroughProxy(ctx, home, remote); err == nil {
+			t.Errorf("%s: the remote cluster answers", mode)
+		}
+		set(faults.Setting{Mode: faults.Pass})
+		if err := askThroughProxy(ctx, home, remote); err != nil {
+			t.Errorf("after %s the remote cluster does not answer: %v", mode, err)
+		}
+	}
+	set(faults.Setting{Mode: faults.Delay, Up: 200 * time.Millisecond, Down: 200 * time.Millisecond})
+	start := time.Now()
+	if err := askThroughProxy(ctx, home, remote); err != nil {
+		t.Errorf("with a delay the remote cluster does not answer: %v", err)
+	}
+	if took := time.Since(start); took < 800*time.Millisecond { // TLS and the request: two round trips
+		t.Errorf("with a delay of 400 ms per round trip an answer took only %s", took)
+	}
+	set(faults.Setting{Mode: faults.Pass})
+}
+
+func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+	if err := lab.Partition(ctx, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := askThroughProxy(ctx, home, remote); err == nil {
+		t.Error("the remote cluster answers across the partition")
+	}
+	if err := lab.Partition(ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := askThroughProxy(ctx, home, remote); err != nil {
+		t.Errorf("the remote cluster does not answer after the partition: %v", err)
+	}
+}
+
+func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	pod := runPod(t, ctx, home, "home-1", "sleep 100000")
+	for _, component := range []string{"containerd@home-1", "kubelet@home-1", "etcd", "kube-apiserver", "kube-controller-manager"} {
+		if err := home.Restart(ctx, component); err != nil {
+			t.Errorf("restart %s: %v", component, err)
+		}
+	}
+	seen, err := client(t, home).CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen.Status.Phase != corev1.PodRunning || seen.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Errorf("the pod did not live through it: %+v", seen.Status)
+	}
+	if err := home.Kill(ctx, "kubelet@home-7"); err == nil || !strings.Contains(err.Error(), "kubelet@home-1") {
+		t.Errorf("killing what is not there says %v", err)
+	}
+}
+
+func startRepairs(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	for _, component := range []string{"etcd", "kube-scheduler", "containerd@home-2"} {
+		if err := home.Kill(ctx, component); err != nil {
+			t.Fatal(err)
+		}
+	}
+	up(t, ctx, clusters.Options{})
+	for _, component := range home.Components() {
+		if process, err := home.Process(component); err != nil || !process.Alive() {
+			t.Errorf("%s is still dead", component)
+		}
+	}
+}

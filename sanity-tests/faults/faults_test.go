@@ -1,0 +1,208 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds what must happen, silence is how long nothing must.
+const (
+	patience = 20 * time.Second
+	silence  = 200 * time.Millisecond
+)
+
+// behindProxy starts a server that answers each line with the same line, and a
+// proxy in front of it.
+func behindProxy(t *testing.T) (proxy *Proxy, address string) {
+	t.Helper()
+	server := listen(t)
+	go func() {
+		for {
+			conn, err := server.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); _, _ = io.Copy(conn, conn) }()
+		}
+	}()
+	proxy = NewProxy(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Addr().String())
+	})
+	front := listen(t)
+	go func() { _ = proxy.Serve(t.Context(), front) }()
+	return proxy, front.Addr().String()
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+// peer is a client that says lines and hears them back.
+type peer struct {
+	net.Conn
+	lines *bufio.Reader
+}
+
+func connect(t *testing.T, address string) *peer {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", address, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return &peer{conn, bufio.NewReader(conn)}
+}
+
+func (p *peer) say(line string) error {
+	_, err := p.Write([]byte(line + "\n"))
+	return err
+}
+
+func (p *peer) hear(limit time.Duration) (string, error) {
+	_ = p.SetReadDeadline(time.Now().Add(limit))
+	line, err := p.lines.ReadString('\n')
+	return strings.TrimSuffix(line, "\n"), err
+}
+
+func requireEcho(t *testing.T, p *peer, line string) {
+	t.Helper()
+	if err := p.say(line); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.hear(patience); err != nil || got != line {
+		t.Fatalf("heard %q, %v; want %q", got, err, line)
+	}
+}
+
+func requireSilence(t *testing.T, p *peer) {
+	t.Helper()
+	if got, err := p.hear(silence); !isTimeout(err) {
+		t.Fatalf("heard %q, %v; want silence", got, err)
+	}
+}
+
+func isTimeout(err error) bool {
+	var failure net.Error
+	return errors.As(err, &failure) && failure.Timeout()
+}
+
+func set(t *testing.T, proxy *Proxy, setting Setting) {
+	t.Helper()
+	if err := proxy.Set(setting); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPassForwardsAndTellsOfTheEnd(t *testing.T) {
+	_, address := behindProxy(t)
+	client := connect(t, address)
+	requireEcho(t, client, "hello")
+	if err := client.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.hear(patience); !errors.Is(err, io.EOF) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestHangKeepsEverythingForLater(t *testing.T) {
+	proxy, address := behindProxy(t)
+	old := connect(t, address)
+	requireEcho(t, old, "before")
+	set(t, proxy, Setting{Mode: Hang})
+	fresh := connect(t, address)
+	for _, client := range []*peer{old, fresh} {
+		if err := client.say("during"); err != nil {
+			t.Fatal(err)
+		}
+		requireSilence(t, client)
+	}
+	set(t, proxy, Setting{Mode: Pass})
+	for _, client := range []*peer{old, fresh} {
+		if got, err := client.hear(patience); err != nil || got != "during" {
+			t.Errorf("heard %q, %v", got, err)
+		}
+	}
+}
+
+func TestHalfOpenIsForEver(t *testing.T) {
+	proxy, address := behindProxy(t)
+	old := connect(t, address)
+	requireEcho(t, old, "before")
+	set(t, proxy, Setting{Mode: HalfOpen})
+	if err := old.say("lost"); err != nil {
+		t.Fatal(err)
+	}
+	requireSilence(t, old)
+	set(t, proxy, Setting{Mode: Pass})
+	if err := old.say("lost, too"); err != nil {
+		t.Fatal(err)
+	}
+	requireSilence(t, old)
+	requireEcho(t, connect(t, address), "after")
+}
+
+func TestResetIsAReset(t *testing.T) {
+	proxy, address := behindProxy(t)
+	client := connect(t, address)
+	requireEcho(t, client, "before")
+	set(t, proxy, Setting{Mode: Reset})
+	if _, err := client.hear(patience); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("heard %v", err)
+	}
+	set(t, proxy, Setting{Mode: Pass})
+	requireEcho(t, connect(t, address), "after")
+}
+
+func TestDelayIsFeltInBothDirections(t *testing.T) {
+	proxy, address := behindProxy(t)
+	set(t, proxy, Setting{Mode: Delay, Up: 100 * time.Millisecond, Down: 150 * time.Millisecond})
+	client := connect(t, address)
+	start := time.Now()
+	requireEcho(t, client, "hello")
+	if took := time.Since(start); took < 250*time.Millisecond {
+		t.Errorf("a round trip took %s", took)
+	}
+}
+
+func TestControlSwitchesByName(t *testing.T) {
+	proxy, _ := behindProxy(t)
+	socket := filepath.Join(t.TempDir(), "control")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = ServeControl(t.Context(), listener, map[string]*Proxy{"remote": proxy}) }()
+
+	want := Setting{Mode: Delay, Up: time.Second}
+	client := NewClient(socket, "remote")
+	if err := client.Set(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := client.Get(t.Context()); err != nil || got != want || proxy.Setting() != want {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for text, err := range map[string]error{
+		`no fault proxy for "other"`: NewClient(socket, "other").Set(t.Context(), want),
+		"unknown fault mode":         client.Set(t.Context(), Setting{Mode: "slow"}),
+		"is the lab up?":             NewClient(socket+"x", "remote").Set(t.Context(), want),
+	} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want %q", err, text)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func example(t *testing.T) *Image {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("#!"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return New("example.test/some/program:v1", "/program").
+		AddBinary(program, "/program").
+		AddLink("/bin/sh", "/program").
+		AddFile("/etc/deep/er/file", 0o640, []byte("content"))
+}
+
+func archive(t *testing.T, images ...*Image) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := WriteArchive(&out, images...); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// members reads a tar as a map of contents.
+func members(t *testing.T, raw []byte) (map[string][]byte, map[string]*tar.Header) {
+	t.Helper()
+	contents, headers := map[string][]byte{}, map[string]*tar.Header{}
+	for reader := tar.NewReader(bytes.NewReader(raw)); ; {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return contents, headers
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents[header.Name], headers[header.Name] = content, header
+	}
+}
+
+func TestArchivesAreReproducible(t *testing.T) {
+	if !bytes.Equal(archive(t, example(t)), archive(t, example(t))) {
+		t.Error("the same image gives two archives")
+	}
+}
+
+func TestArchiveHoldsTheImage(t *testing.T) {
+	parts, _ := members(t, archive(t, example(t), Pause()))
+	var manifest []manifestEntry
+	if err := json.Unmarshal(parts["manifest.json"], &manifest); err != nil {
+		t.Fatal(err)
+	}
+	if len(manifest) != 2 || manifest[0].RepoTags[0] != "example.test/some/program:v1" || manifest[1].RepoTags[0] != PauseName {
+		t.Fatalf("manifest: %+v", manifest)
+	}
+	if !bytes.Contains(parts[manifest[0].Config], []byte(`"Entrypoint":["/program"]`)) {
+		t.Errorf("configuration: %s", parts[manifest[0].Config])
+	}
+
+	contents, headers := members(t, parts[manifest[0].Layers[0]])
+	if string(contents["etc/deep/er/file"]) != "content" || headers["etc/deep/er/file"].Mode != 0o640 {
+		t.Errorf("file: %q, %+v", contents["etc/deep/er/file"], headers["etc/deep/er/file"])
+	}
+	if headers["etc/deep/er/"] == nil || headers["etc/deep/er/"].Typeflag != tar.TypeDir {
+		t.Error("the folders of a file are missing")
+	}
+	if link := headers["bin/sh"]; link == nil || link.Linkname != "/program" {
+		t.Errorf("link: %+v", link)
+	}
+	if headers["program"].Mode != 0o755 {
+		t.Errorf("program: %+v", headers["program"])
+	}
+	if headers["tmp/"].Mode != 0o1777 {
+		t.Errorf("tmp: %+v", headers["tmp/"])
+	}
+}
+
+func TestWhatIsMissingIsNamed(t *testing.T) {
+	image := New("example.test/broken:v1").AddBinary("/does/not/exist", "/x").AddHostBinaries("/neither/does/this")
+	err := WriteArchive(io.Discard, image)
+	for _, want := range []string{"example.test/broken:v1", "/does/not/exist", "/neither/does/this"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v is not about a missing file", err)
+	}
+}
+
+func TestLddIsUnderstood(t *testing.T) {
+	got, err := parseLdd("x", `	linux-vdso.so.1 (0x00007ffd)
+	libblkid.so.1 => /lib/x86_64-linux-gnu/libblkid.so.1 (0x00007f)
+	/lib64/ld-linux-x86-64.so.2 (0x00007f)
+`)
+	want := []string{"/lib/x86_64-linux-gnu/libblkid.so.1", "/lib64/ld-linux-x86-64.so.2"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := parseLdd("x", "\tlibgone.so => not found\n"); err == nil || !strings.Contains(err.Error(), "libgone.so") {
+		t.Errorf("a missing library: %v", err)
+	}
+}
+
+func TestHostBinariesBringTheirLibraries(t *testing.T) {
+	const program = "/usr/bin/env"
+	if _, err := os.Stat(program); err != nil {
+		t.Skip("no " + program + " on this machine")
+	}
+	image := New("example.test/host:v1").AddHostBinaries(program)
+	if err := image.Err(); err != nil {
+		t.Fatal(err)
+	}
+	libraries, err := sharedLibraries(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(libraries, program) {
+		if _, there := image.files[name]; !there {
+			t.Errorf("%s is not in the image", name)
+		}
+	}
+}
