@@ -166,6 +166,7 @@ struct Script {
     can: Vec<Can>,
     calls: Vec<Call>,
     failures: HashMap<&'static str, VecDeque<Status>>,
+    crashes: Vec<&'static str>,
     mounts: bool,
 }
 
@@ -232,6 +233,11 @@ impl FakeDriver {
             .push_back(status);
     }
 
+    /// From now on it dies over calls of this kind, without an answer.
+    pub(super) fn crash(&self, rpc: &'static str) {
+        self.script.lock().unwrap().crashes.push(rpc);
+    }
+
     pub(super) fn calls(&self) -> Vec<Call> {
         self.script.lock().unwrap().calls.clone()
     }
@@ -248,6 +254,10 @@ impl FakeDriver {
         let mut script = self.script.lock().unwrap();
         let rpc = call.rpc;
         script.calls.push(call);
+        if script.crashes.contains(&rpc) {
+            drop(script);
+            panic!("dying on request");
+        }
         match script.failures.get_mut(rpc).and_then(VecDeque::pop_front) {
             Some(status) => Err(status),
             None => Ok(script.mounts),

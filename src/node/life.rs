@@ -306,6 +306,21 @@ async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
 }
 
 #[tokio::test]
+async fn a_driver_that_dies_over_a_call_may_have_done_it() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    driver.crash("stage");
+    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
+    let error = node.volumes().stage(wish).await.unwrap_err();
+    assert!(
+        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
+        "{error}"
+    );
+    assert!(error.to_string().contains("broke off"), "{error}");
+    assert_eq!(node.records(), 1);
+}
+
+#[tokio::test]
 async fn what_the_driver_says_about_unpublish_counts() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);

@@ -9,16 +9,20 @@ use std::{
     collections::BTreeMap,
     fs, io,
     io::Write as _,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::access::Access;
-use crate::volume::DataPath;
+use crate::volume::{DataPath, digest};
 
 const VERSION: u8 = 1;
+/// Extension of a record that is being written.
+const DRAFT: &str = "new";
+/// A SHA-256, whole: two volumes must never share a record.
+const NAME_DIGITS: usize = 64;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What was done with a volume on this node.
@@ -129,10 +133,15 @@ pub struct State {
 }
 
 impl State {
-    /// Opens the directory, creating it when it is missing.
+    /// Opens the directory, creating it when it is missing. Only root may look into
+    /// it: what a real driver is told about an attachment may be confidential.
     pub fn open(dir: PathBuf) -> Result<Self, StateError> {
-        fs::create_dir_all(&dir).map_err(failed("creating", &dir))?;
-        Ok(Self { dir })
+        let mut builder = fs::DirBuilder::new();
+        let create = builder.recursive(true).mode(0o700).create(&dir);
+        create.map_err(failed("creating", &dir))?;
+        let state = Self { dir };
+        state.sweep()?;
+        Ok(state)
     }
 
     /// The record of a volume, if there is one.
@@ -149,12 +158,18 @@ impl State {
     /// Writes a record so that it survives a crash of this process or the machine.
     pub fn save(&self, record: &Record) -> Result<(), StateError> {
         let path = self.path_of(&record.volume_id);
-        let draft = path.with_extension("new");
+        let draft = path.with_extension(DRAFT);
         let text = serde_json::to_vec(record)
             .map_err(io::Error::from)
             .map_err(failed("writing", &path))?;
         let write = || {
-            let mut file = fs::File::create(&draft)?;
+            let mut options = fs::OpenOptions::new();
+            let mut file = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&draft)?;
             file.write_all(&text)?;
             file.sync_all()?;
             fs::rename(&draft, &path)
@@ -180,13 +195,23 @@ impl State {
             .map_err(failed("syncing", &self.dir))
     }
 
+    /// Removes what a crash in the middle of writing left: nobody has acted on it.
+    fn sweep(&self) -> Result<(), StateError> {
+        let sweep = || {
+            for entry in fs::read_dir(&self.dir)? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|extension| extension == DRAFT) {
+                    fs::remove_file(path)?;
+                }
+            }
+            Ok(())
+        };
+        sweep().map_err(failed("sweeping", &self.dir))
+    }
+
     /// Ids may hold any character and be 128 bytes long; file names may not.
     fn path_of(&self, volume_id: &str) -> PathBuf {
-        let digest = Sha256::digest(volume_id.as_bytes());
-        let name = digest
-            .iter()
-            .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-        self.dir.join(name)
+        self.dir.join(digest(NAME_DIGITS, [volume_id]))
     }
 }
 
@@ -285,8 +310,9 @@ mod tests {
         let draft = state.path_of("a").with_extension("new");
         fs::write(&draft, b"{\"vers").unwrap();
         assert_eq!(state.load("a").unwrap(), Some(record("a")));
-        state.save(&record("a")).unwrap();
-        assert!(!draft.exists());
+        State::open(dir.path().to_owned()).unwrap();
+        assert!(!draft.exists(), "swept at the next start");
+        assert_eq!(state.load("a").unwrap(), Some(record("a")));
     }
 
     #[test]
