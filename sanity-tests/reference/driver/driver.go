@@ -94,6 +94,9 @@ func New(config Config) (*Driver, error) {
 // Listen opens the socket, so that callers may connect from here on.
 func (d *Driver) Listen() (net.Listener, error) {
 	path := strings.TrimPrefix(d.config.Endpoint, "unix://")
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, fmt.Errorf("make the socket's directory: %w", err)
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
 	}

@@ -47,7 +47,7 @@ func GrowMounted(ctx context.Context, device, mountPoint, filesystem string) err
 	case "ext4":
 		err := run(ctx, "resize2fs", device) // fine anywhere when there is nothing to grow
 		if err != nil && !CanGrowMounted(filesystem) {
-			return fmt.Errorf("%w: %w", ErrOffline, err)
+			return ErrOffline
 		}
 		return err
 	case "xfs":

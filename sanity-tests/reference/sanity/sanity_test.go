@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
 	"github.com/onsi/gomega"
 
 	"storage.liqo.io/sanity-tests/reference/driver"
@@ -59,8 +60,32 @@ func TestSanity(t *testing.T) {
 			sanity.GinkgoTest(&config)
 		})
 	}
+	counts := map[string]map[types.SpecState]int{}
+	ginkgo.ReportAfterEach(func(spec ginkgo.SpecReport) {
+		name := spec.ContainerHierarchyTexts[0]
+		if counts[name] == nil {
+			counts[name] = map[types.SpecState]int{}
+		}
+		counts[name][spec.State]++
+	})
 	suite, reporter := ginkgo.GinkgoConfiguration()
 	ginkgo.RunSpecs(t, "csi-sanity against the reference driver", suite, reporter)
+
+	// One line for each setup; details of failures are in the suite's own output.
+	for _, setup := range setups {
+		t.Run(setup.name, func(t *testing.T) {
+			passed, skipped := counts[setup.name][types.SpecStatePassed], counts[setup.name][types.SpecStateSkipped]
+			t.Logf("%d specs passed, %d are about what is not advertised", passed, skipped)
+			for state, count := range counts[setup.name] {
+				if state.Is(types.SpecStateFailureStates) {
+					t.Errorf("%d specs %s", count, state)
+				}
+			}
+			if passed == 0 {
+				t.Error("no spec passed")
+			}
+		})
+	}
 }
 
 func sanityConfig(t *testing.T, dir string, setup setup) sanity.TestConfig {
