@@ -10,12 +10,15 @@ import (
 )
 
 func TestUpFlags(t *testing.T) {
-	options, err := parseUp([]string{"--clusters", "home,third", "--home-nodes", "3", "--home-port", "16443"})
+	options, withStorage, err := parseUp([]string{"--clusters", "home,third", "--home-nodes", "3", "--home-port", "16443"})
 	want := []clusters.ClusterSpec{{Name: "home", Nodes: 3, Port: 16443}, {Name: "third", Nodes: 1}}
 	if err != nil || len(options.Clusters) != 2 || options.Clusters[0] != want[0] || options.Clusters[1] != want[1] {
 		t.Errorf("%+v, %v", options.Clusters, err)
 	}
-	if _, err := parseUp([]string{"now"}); err == nil {
+	if !withStorage {
+		t.Error("a lab without storage, though nobody asked for that")
+	}
+	if _, _, err := parseUp([]string{"now"}); err == nil {
 		t.Error("an argument that means nothing is taken")
 	}
 }

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/storage"
 )
 
 func up(ctx context.Context, arguments []string) error {
-	options, err := parseUp(arguments)
+	options, withStorage, err := parseUp(arguments)
 	if err != nil {
 		return err
 	}
@@ -21,25 +22,31 @@ func up(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
+	if withStorage {
+		if err := storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stdout}); err != nil {
+			return err
+		}
+	}
 	fmt.Printf("the lab is up after %s\n\n", time.Since(start).Round(100*time.Millisecond))
 	return printStatus(ctx, lab)
 }
 
-func parseUp(arguments []string) (clusters.Options, error) {
+func parseUp(arguments []string) (options clusters.Options, withStorage bool, err error) {
 	flags := flag.NewFlagSet("lab up", flag.ContinueOnError)
 	names := flags.String("clusters", "home,remote", "the clusters; the first is where users work")
+	flags.BoolVar(&withStorage, "storage", true, "install the reference driver, local-path and static volumes")
 	nodes, ports := map[string]*int{}, map[string]*int{}
 	for _, spec := range clusters.DefaultClusters() {
 		nodes[spec.Name] = flags.Int(spec.Name+"-nodes", spec.Nodes, "number of nodes of cluster "+spec.Name)
 		ports[spec.Name] = flags.Int(spec.Name+"-port", 0, "port on 127.0.0.1 of the API server of cluster "+spec.Name+" (0: a free one)")
 	}
 	if err := flags.Parse(arguments); err != nil {
-		return clusters.Options{}, err
+		return options, false, err
 	}
 	if flags.NArg() > 0 {
-		return clusters.Options{}, fmt.Errorf("lab up takes no argument %q", flags.Arg(0))
+		return options, false, fmt.Errorf("lab up takes no argument %q", flags.Arg(0))
 	}
-	options := clusters.Options{Progress: os.Stdout}
+	options.Progress = os.Stdout
 	for name := range strings.SplitSeq(*names, ",") {
 		spec := clusters.ClusterSpec{Name: name, Nodes: 1}
 		if nodes[name] != nil {
@@ -47,7 +54,7 @@ func parseUp(arguments []string) (clusters.Options, error) {
 		}
 		options.Clusters = append(options.Clusters, spec)
 	}
-	return options, nil
+	return options, withStorage, nil
 }
 
 func down(ctx context.Context, arguments []string) error {
