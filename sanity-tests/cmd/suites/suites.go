@@ -41,7 +41,9 @@ var suites = []suite{
 	goTest("go", "sanity-tests", nothing, 10*time.Minute, "./cmd/...", "./machine", "./pki", "./components", "./images", "./faults", "./nodes", "./clusters"),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("chart", "sanity-tests", nothing, 15*time.Minute, "./chart", "./driver"),
+	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
+	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
 }
 
 func check(name string, command ...string) suite {

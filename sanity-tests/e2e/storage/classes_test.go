@@ -1,0 +1,130 @@
+package storage
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+func inGroup(group int64) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		id := int64(1000)
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group, RunAsUser: &id, RunAsGroup: &id}
+	}
+}
+
+// wantGroup checks who owns the volume, and that its users can write.
+func wantGroup(t *testing.T, n *user.Namespace, pod, group string) {
+	t.Helper()
+	if got := n.Exec(pod, "stat -c %g /data"); got != group {
+		t.Errorf("the volume of pod %s belongs to group %s, want %s", pod, got, group)
+	}
+	if group != "0" {
+		n.Exec(pod, "echo mine > /data/file")
+	}
+}
+
+func TestEachDriverHasItsGroupPolicy(t *testing.T) {
+	for class, group := range map[string]string{
+		"reference":        "0",    // by fsType, and this class names none
+		"reference-ext4":   "4321", // by fsType
+		"reference-attach": "4321", // File
+		"reference-local":  "0",    // None
+	} {
+		t.Run(class, func(t *testing.T) {
+			n := home(t)
+			n.Claim("owned", class, "64Mi")
+			n.Pod("user", "owned", inGroup(4321))
+			n.WaitReady("user")
+			wantGroup(t, n, "user", group)
+		})
+	}
+}
+
+func TestSecretsReachTheDriver(t *testing.T) {
+	n := home(t)
+	n.Claim("guarded", "reference-secret", "64Mi")
+	n.Pod("user", "guarded")
+	n.WaitReady("user")
+	volume := n.WaitBound("guarded")
+	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
+		return call.Volume == volume.Spec.CSI.VolumeHandle && strings.Join(call.Secrets, "") == "password"
+	})
+	if err != nil || len(calls) < 2 {
+		t.Errorf("stage and publish with the secret: %v, %v", calls, err)
+	}
+}
+
+func TestMountOptionsOfTheClass(t *testing.T) {
+	n := home(t)
+	n.Claim("quiet", "reference-xfs", "320Mi")
+	n.Pod("user", "quiet")
+	n.WaitReady("user")
+	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") || !strings.Contains(mount, "xfs") {
+		t.Errorf("mounted as %s", mount)
+	}
+}
+
+func TestImmediateAndSlowClasses(t *testing.T) {
+	n := home(t)
+	n.Claim("immediate", "reference-immediate", "64Mi")
+	n.WaitBound("immediate")
+
+	n.Claim("slow", "reference-slow", "64Mi")
+	began := time.Now()
+	n.Pod("user", "slow")
+	n.WaitReady("user")
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("the slow class took %s", took)
+	}
+}
+
+func TestVolumeAttributesClass(t *testing.T) {
+	n := home(t)
+	silver := "reference-silver"
+	n.Claim("tuned", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.VolumeAttributesClassName = &silver
+	})
+	n.Pod("user", "tuned")
+	n.WaitReady("user")
+	id := n.WaitBound("tuned").Spec.CSI.VolumeHandle
+	backend := storage.BackendOf(n.Cluster, storage.Reference)
+	wantAttributes := func(iops string) {
+		n.Eventually("the backend gives "+iops+" operations per second", func(context.Context) (string, error) {
+			record, err := backend.Volume(id)
+			if err != nil || record.Mutable["iops"] == iops {
+				return "", err
+			}
+			return "it gives " + record.Mutable["iops"], nil
+		})
+	}
+	wantAttributes("1000")
+	n.SetAttributesClass("tuned", "reference-gold")
+	wantAttributes("5000")
+}
+
+func TestManyNodesShareADirectory(t *testing.T) {
+	n := home(t)
+	n.Claim("shared", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	})
+	nodes := n.Cluster.Nodes()
+	for _, node := range nodes {
+		n.Pod(node.Name, "shared", user.OnNode(node.Name))
+	}
+	for _, node := range nodes {
+		n.WaitReady(node.Name)
+	}
+	n.Exec(nodes[0].Name, "echo shared > /data/file")
+	for _, node := range nodes {
+		if got := n.Exec(node.Name, "cat /data/file"); got != "shared" {
+			t.Errorf("node %s reads %q", node.Name, got)
+		}
+	}
+}

@@ -1,0 +1,38 @@
+package storage
+
+import (
+	"testing"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+func TestSnapshotsAndClones(t *testing.T) {
+	for class, snapshotClass := range map[string]string{
+		"reference": "reference", "reference-xfs": "reference", "reference-attach": "reference-attach", "reference-local": "reference-local",
+	} {
+		t.Run(class, func(t *testing.T) {
+			n := home(t)
+			n.Claim("source", class, "320Mi")
+			n.Pod("writer", "source")
+			n.WaitReady("writer")
+			n.Exec("writer", "echo old > /data/file; sync")
+			n.Snapshot("backup", "source", snapshotClass)
+			n.Exec("writer", "echo new > /data/file; sync")
+
+			n.Claim("restored", class, "400Mi", user.From("VolumeSnapshot", "backup"))
+			n.Claim("cloned", class, "320Mi", user.From("PersistentVolumeClaim", "source"))
+			n.Pod("restored", "restored")
+			n.Pod("cloned", "cloned")
+			for pod, want := range map[string]string{"restored": "old", "cloned": "new"} {
+				n.WaitReady(pod)
+				if got := n.Exec(pod, "cat /data/file"); got != want {
+					t.Errorf("%s reads %q, want %q", pod, got, want)
+				}
+			}
+			n.Exec("cloned", "echo its own > /data/file")
+			if got := n.Exec("writer", "cat /data/file"); got != "new" {
+				t.Errorf("the source reads %q after its clone was written", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,108 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// kilobytes is the size of the filesystem a pod has at its data path.
+func kilobytes(t *testing.T, n *user.Namespace, pod string) int {
+	t.Helper()
+	lines := strings.Split(n.Exec(pod, "df -Pk "+user.DataPath), "\n")
+	fields := strings.Fields(lines[len(lines)-1])
+	size, err := strconv.Atoi(fields[1])
+	if err != nil {
+		t.Fatalf("no size in %q", lines)
+	}
+	return size
+}
+
+func TestOnlineExpansion(t *testing.T) {
+	n := home(t)
+	n.Claim("growing", "reference-xfs", "320Mi")
+	n.Pod("user", "growing")
+	before := n.WaitReady("user")
+	n.Exec("user", "echo kept > /data/file")
+	small := kilobytes(t, n, "user")
+
+	n.Resize("growing", "640Mi")
+	n.WaitCapacity("growing", "640Mi")
+	if large := kilobytes(t, n, "user"); large < small+300*1024 {
+		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
+	}
+	if got := n.Exec("user", "cat /data/file"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	if after := n.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
+		t.Error("the pod did not live through it")
+	}
+}
+
+func TestOfflineExpansion(t *testing.T) {
+	for class, driver := range map[string]storage.Driver{
+		"reference-ext4": storage.Reference, "reference-attach": storage.Attach, "reference-local": storage.Local,
+	} {
+		t.Run(class, func(t *testing.T) {
+			n := home(t)
+			n.Claim("growing", class, "64Mi")
+			n.Pod("first", "growing")
+			n.WaitReady("first")
+			n.DeletePod("first")
+			waitUnstaged(n, driver, "growing")
+			n.Resize("growing", "128Mi")
+			n.Pod("second", "growing")
+			n.WaitReady("second")
+			n.WaitCapacity("growing", "128Mi")
+			if class == "reference-ext4" {
+				if size := kilobytes(t, n, "second"); size < 100*1024 {
+					t.Errorf("the filesystem has %d KiB", size)
+				}
+			}
+		})
+	}
+}
+
+// waitUnstaged waits until no node holds a claim's volume, which takes a little
+// longer than its last pod lives.
+func waitUnstaged(n *user.Namespace, driver storage.Driver, claim string) {
+	id := n.WaitBound(claim).Spec.CSI.VolumeHandle
+	n.Eventually("claim "+claim+" is unstaged", func(context.Context) (string, error) {
+		volume, err := storage.BackendOf(n.Cluster, driver).Volume(id)
+		if err != nil || len(volume.Stages) == 0 {
+			return "", err
+		}
+		return fmt.Sprintf("it is staged on %v", slices.Sorted(maps.Keys(volume.Stages))), nil
+	})
+}
+
+func TestBlockVolumesGrowOnline(t *testing.T) {
+	for _, class := range []string{"reference", "reference-attach"} {
+		t.Run(class, func(t *testing.T) {
+			n := home(t)
+			n.Claim("device", class, "16Mi", user.Block)
+			n.Pod("writer", "device", user.WithDevice)
+			n.WaitReady("writer")
+			n.Exec("writer", "echo kept | dd of=/data bs=512 count=1 conv=sync,fsync")
+			n.Resize("device", "32Mi")
+			n.WaitCapacity("device", "32Mi")
+			size := n.Exec("writer", "wc -c < /data")
+			if size != fmt.Sprint(32<<20) {
+				t.Errorf("the device has %s bytes", size)
+			}
+			n.DeletePod("writer")
+			n.Pod("reader", "device", user.WithDevice)
+			n.WaitReady("reader")
+			if got := n.Exec("reader", "head -c 4 /data"); got != "kept" {
+				t.Errorf("read %q", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,75 @@
+// Package user does in tests what users of a cluster do: make claims and pods
+// in a namespace of their own, look into pods, and read what events tell them.
+// Everything it makes is gone when the test ends, and a test that fails gets
+// the state of its namespace into its log.
+//
+// What happens behind the scenes is package storage's and clusters' business.
+package user
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+var lab *clusters.Lab
+
+// Main is for TestMain of packages that need the lab: it attaches to the lab
+// that runs, or starts one with storage and takes it down in the end.
+func Main(m *testing.M) {
+	if os.Getuid() != 0 {
+		os.Exit(m.Run()) // tests skip themselves
+	}
+	code, err := runWithLab(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func runWithLab(m *testing.M) (code int, err error) {
+	lab, err = clusters.Load()
+	if err == nil {
+		return m.Run(), nil
+	}
+	if !errors.Is(err, clusters.ErrNoLab) {
+		return 1, err
+	}
+	ctx := context.Background()
+	defer func() { err = errors.Join(err, clusters.Down(ctx)) }()
+	if lab, err = clusters.Up(ctx, clusters.Options{Progress: os.Stderr}); err != nil {
+		return 1, err
+	}
+	if err := storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stderr}); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// Lab is the lab of this test run.
+func Lab(t *testing.T) *clusters.Lab {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("the lab needs root: network namespaces, mounts and containers")
+	}
+	if lab == nil {
+		t.Fatal("TestMain of this package does not call user.Main")
+	}
+	return lab
+}
+
+// Cluster is one of the lab's clusters.
+func Cluster(t *testing.T, name string) *clusters.Cluster {
+	t.Helper()
+	cluster, err := Lab(t).Cluster(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cluster
+}

@@ -1,0 +1,268 @@
+package user
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/images"
+)
+
+// DataPath is where pods have their volume: a folder, or a device.
+const DataPath = "/data"
+
+// Claim makes a claim; edits change what is not like most claims.
+func (n *Namespace) Claim(name, class, size string, edits ...func(*corev1.PersistentVolumeClaim)) {
+	n.t.Helper()
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class,
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)},
+			},
+		},
+	}
+	for _, edit := range edits {
+		edit(claim)
+	}
+	if _, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Create(n.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		n.t.Fatalf("create claim: %v", err)
+	}
+}
+
+// Block asks for a device instead of a filesystem.
+func Block(claim *corev1.PersistentVolumeClaim) {
+	mode := corev1.PersistentVolumeBlock
+	claim.Spec.VolumeMode = &mode
+}
+
+// From fills the new volume with the content of a claim or a snapshot.
+func From(kind, name string) func(*corev1.PersistentVolumeClaim) {
+	return func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: name}
+		if kind == "VolumeSnapshot" {
+			group := "snapshot.storage.k8s.io"
+			claim.Spec.DataSource.APIGroup = &group
+		}
+	}
+}
+
+// Pod starts a pod that has the claim at DataPath and does nothing.
+func (n *Namespace) Pod(name, claim string, edits ...func(*corev1.Pod)) {
+	n.t.Helper()
+	if _, err := n.Client.CoreV1().Pods(n.Name).Create(n.t.Context(), NewPod(name, claim, edits...), metav1.CreateOptions{}); err != nil {
+		n.t.Fatalf("create pod: %v", err)
+	}
+}
+
+// NewPod is what Pod starts.
+func NewPod(name, claim string, edits ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{
+			DNSPolicy:                     corev1.DNSDefault,
+			TerminationGracePeriodSeconds: new(int64),
+			AutomountServiceAccountToken:  new(bool),
+			Containers: []corev1.Container{{
+				Name:            "main",
+				Image:           images.BusyboxName,
+				ImagePullPolicy: corev1.PullIfNotPresent,
+				Command:         []string{"sleep", "2147483647"},
+				VolumeMounts:    []corev1.VolumeMount{{Name: "data", MountPath: DataPath}},
+			}},
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+			}}},
+		},
+	}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	return pod
+}
+
+// WithDevice lets the pod have its volume as a device.
+func WithDevice(pod *corev1.Pod) {
+	container := &pod.Spec.Containers[0]
+	container.VolumeMounts = nil
+	container.VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: DataPath}}
+}
+
+// OnNode makes the scheduler choose this node.
+func OnNode(node string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	}
+}
+
+// WaitReady waits for a pod and returns it.
+func (n *Namespace) WaitReady(name string) *corev1.Pod {
+	n.t.Helper()
+	var pod *corev1.Pod
+	n.Eventually("pod "+name+" becomes ready", func(ctx context.Context) (string, error) {
+		var err error
+		if pod, err = n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return "", err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("it is %s", pod.Status.Phase), nil
+	})
+	return pod
+}
+
+// DeletePod deletes a pod and waits until it is gone.
+func (n *Namespace) DeletePod(name string) {
+	n.t.Helper()
+	pod, err := n.Client.CoreV1().Pods(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
+	if err == nil {
+		err = n.Client.CoreV1().Pods(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{})
+	}
+	if err != nil {
+		n.t.Fatalf("delete pod: %v", err)
+	}
+	n.Eventually("pod "+name+" goes away", func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && found.UID != pod.UID {
+			return "", nil
+		}
+		return "it is still there", err
+	})
+}
+
+// WaitBound waits for a claim and returns its volume.
+func (n *Namespace) WaitBound(claim string) *corev1.PersistentVolume {
+	n.t.Helper()
+	var volume *corev1.PersistentVolume
+	n.Eventually("claim "+claim+" becomes bound", func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if found.Status.Phase != corev1.ClaimBound {
+			return fmt.Sprintf("it is %s", found.Status.Phase), nil
+		}
+		volume, err = n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Spec.VolumeName, metav1.GetOptions{})
+		return "", err
+	})
+	return volume
+}
+
+// Resize asks for a larger volume.
+func (n *Namespace) Resize(claim, size string) {
+	n.t.Helper()
+	n.patchClaim(claim, fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size))
+}
+
+// SetAttributesClass asks for other attributes of a volume.
+func (n *Namespace) SetAttributesClass(claim, class string) {
+	n.t.Helper()
+	n.patchClaim(claim, fmt.Sprintf(`{"spec":{"volumeAttributesClassName":%q}}`, class))
+}
+
+func (n *Namespace) patchClaim(claim, patch string) {
+	n.t.Helper()
+	_, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Patch(n.t.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
+		n.t.Fatalf("change claim: %v", err)
+	}
+}
+
+// WaitCapacity waits until a claim tells that its volume has grown.
+func (n *Namespace) WaitCapacity(claim, size string) {
+	n.t.Helper()
+	wanted := resource.MustParse(size)
+	n.Eventually("claim "+claim+" has "+size, func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if has := found.Status.Capacity[corev1.ResourceStorage]; has.Cmp(wanted) != 0 {
+			return fmt.Sprintf("it has %s, %v", has.String(), found.Status.Conditions), nil
+		}
+		return "", nil
+	})
+}
+
+// Snapshot takes a snapshot of a claim and waits until it can be used.
+func (n *Namespace) Snapshot(name, claim, class string) {
+	n.t.Helper()
+	n.Apply(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %s}
+spec:
+  volumeSnapshotClassName: %s
+  source: {persistentVolumeClaimName: %s}
+`, name, class, claim))
+	n.Eventually("snapshot "+name+" becomes ready", func(context.Context) (string, error) {
+		ready, err := n.Kubectl("get", "volumesnapshot", name, "-o", "jsonpath={.status.readyToUse}")
+		if err == nil && ready == "true" {
+			return "", nil
+		}
+		return "readyToUse is " + ready, err
+	})
+}
+
+// Apply applies YAML with kubectl.
+func (n *Namespace) Apply(text string) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	defer cancel()
+	if err := n.apply(ctx, text); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// Exec runs a script in a pod and returns what it prints.
+func (n *Namespace) Exec(pod, script string) string {
+	n.t.Helper()
+	out, err := n.Kubectl("exec", pod, "--", "sh", "-c", script)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return strings.TrimSpace(out)
+}
+
+// WaitEvent waits for an event about an object of the namespace that mentions
+// all of the given words.
+func (n *Namespace) WaitEvent(object string, words ...string) {
+	n.t.Helper()
+	n.Eventually(fmt.Sprintf("an event about %s tells %q", object, words), func(ctx context.Context) (string, error) {
+		events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		var told []string
+		for _, event := range events.Items {
+			if event.InvolvedObject.Name != object {
+				continue
+			}
+			told = append(told, event.Reason+": "+event.Message)
+			if mentionsAll(event.Reason+": "+event.Message, words) {
+				return "", nil
+			}
+		}
+		return "told was " + strings.Join(told, " | "), nil
+	})
+}
+
+func mentionsAll(text string, words []string) bool {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
