@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/images"
@@ -86,11 +85,7 @@ func install(ctx context.Context, cluster *clusters.Cluster) error {
 			return err
 		}
 	}
-	client, err := cluster.Client()
-	if err != nil {
-		return err
-	}
-	return waitUntilUsable(ctx, client, values.Nodes)
+	return WaitUsable(ctx, cluster)
 }
 
 // values is what the manifests are filled in with.
@@ -140,11 +135,18 @@ func sidecarsOf(ctx context.Context, driver Driver) ([]sidecar, error) {
 	return sidecars, nil
 }
 
-// waitUntilUsable ends when a claim of every class would be served on every
-// node.
-func waitUntilUsable(ctx context.Context, client kubernetes.Interface, nodes []string) error {
+// WaitUsable returns when a claim of every class would be served on every node.
+func WaitUsable(ctx context.Context, cluster *clusters.Cluster) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
+	client, err := cluster.Client()
+	if err != nil {
+		return err
+	}
+	var nodes []string
+	for _, node := range cluster.Nodes() {
+		nodes = append(nodes, node.Name)
+	}
 	deployments := []string{Namespace + "/snapshot-controller", "local-path-storage/local-path-provisioner"}
 	for _, driver := range Drivers() {
 		deployments = append(deployments, Namespace+"/"+driver.Short)

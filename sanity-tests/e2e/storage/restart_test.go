@@ -1,0 +1,46 @@
+package storage
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// restartPlugin ends the driver's service on a node and waits for the next one.
+func restartPlugin(t *testing.T, n *user.Namespace, driver storage.Driver, node string) {
+	t.Helper()
+	plugins := n.Client.CoreV1().Pods(storage.Namespace)
+	selector := metav1.ListOptions{LabelSelector: "app=" + driver.Short + "-node", FieldSelector: "spec.nodeName=" + node}
+	found, err := plugins.List(t.Context(), selector)
+	if err != nil || len(found.Items) != 1 {
+		t.Fatalf("%d plugins on node %s, %v", len(found.Items), node, err)
+	}
+	if err := plugins.Delete(t.Context(), found.Items[0].Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := storage.WaitUsable(t.Context(), n.Cluster); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestVolumesOutliveTheNodePlugin(t *testing.T) {
+	n := home(t)
+	n.Claim("kept", "reference-ext4", "64Mi")
+	n.Pod("user", "kept")
+	node := n.WaitReady("user").Spec.NodeName
+	n.Exec("user", "echo before > /data/file")
+	restartPlugin(t, n, storage.Reference, node)
+	if got := n.Exec("user", "cat /data/file && echo after >> /data/file"); got != "before" {
+		t.Errorf("read %q", got)
+	}
+	n.DeletePod("user")
+	waitUnstaged(n, storage.Reference, "kept")
+	n.Pod("next", "kept")
+	n.WaitReady("next")
+	if got := n.Exec("next", "cat /data/file"); got != "before\nafter" {
+		t.Errorf("read %q", got)
+	}
+}
