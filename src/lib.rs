@@ -10,6 +10,7 @@ pub mod csi;
 pub mod node;
 pub mod observe;
 pub mod placement;
+pub mod reconcile;
 pub mod topology;
 pub mod twin;
 pub mod volume;

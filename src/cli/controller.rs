@@ -2,15 +2,18 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use uuid::Uuid;
+
 use super::{Outcome, process::until_signalled};
 use crate::{
-    cluster::{Cluster, Settings},
+    cluster::{Cluster, Settings, events::Events},
     csi::{Controller, Endpoint, Identity, Readiness, Role, server, work::Work},
     observe::{
         Metrics,
         health::Health,
         log::{self, LogFormat},
     },
+    reconcile,
     twin::Policy,
     volume::ClusterId,
     wire::csi::controller_server::ControllerServer,
@@ -95,7 +98,10 @@ async fn serve(args: Args) -> Outcome {
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
     tracing::info!(cluster = %home.id(), twins = home.storage_namespace(), "connected");
 
-    let metrics = Metrics::new("controller", |_| {});
+    let mut loops_metrics = reconcile::Metrics::default();
+    let metrics = Metrics::new("controller", |registry| {
+        loops_metrics = reconcile::Metrics::register(registry);
+    });
     let ready = Readiness::default();
     let health = health(metrics.clone(), args.endpoint.clone(), ready.clone());
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
@@ -104,6 +110,18 @@ async fn serve(args: Args) -> Outcome {
     let policy = Policy {
         allowed_classes: args.allowed_classes.into_iter().collect(),
     };
+    let loops = reconcile::run(
+        home.clone(),
+        Events::new(home.client().clone()),
+        reconcile::Settings {
+            namespace: args.lease_namespace.unwrap_or(args.namespace),
+            identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
+            grace: args.orphan_grace,
+            allowed_classes: policy.allowed_classes.clone(),
+        },
+        loops_metrics,
+        stop.clone(),
+    );
     let work = Work::default();
     let controller = Controller::new(home, policy, work.clone());
     let routes = Identity::new(Role::Controller, ready)
@@ -114,7 +132,8 @@ async fn serve(args: Args) -> Outcome {
         mode: SOCKET_MODE,
         grace: GRACE,
     };
-    server::serve(socket, routes, metrics, stop).await?;
+    let (served, ()) = tokio::join!(server::serve(socket, routes, metrics, stop.clone()), loops);
+    served?;
     // A client that hung up does not stop its work.
     let _out_of_patience = tokio::time::timeout(GRACE, work.finished()).await;
     health.await??;

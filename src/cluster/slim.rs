@@ -20,9 +20,9 @@ use super::{
     view::{Slim, View},
 };
 use crate::{
-    placement::{Capacity, Class},
+    placement::{Capacity, Class, ReclaimPolicy},
     topology::Node,
-    volume::{ClusterId, DriverWants, Marks, TokenWish, VolumeName, mark},
+    volume::{Carried, ClaimMark, ClusterId, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
@@ -45,6 +45,12 @@ pub struct Twin {
     pub deleting: bool,
     /// Whether it was handed over.
     pub handed_over: bool,
+    /// Its uid.
+    pub uid: String,
+    /// The claim it was made for.
+    pub claim: Option<ClaimMark>,
+    /// Digest of what it carries of its claim.
+    pub carried: String,
 }
 
 /// How far a claim is.
@@ -70,6 +76,10 @@ pub struct Volume {
     pub phase: String,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether its data stays when its twin goes.
+    pub retain: bool,
+    /// Whether it was retained only to rescue its data.
+    pub rescued: bool,
 }
 
 /// Which drivers run on a node. Its topic is the node's name.
@@ -233,16 +243,24 @@ fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         real_volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
         deleting: claim.metadata.deletion_timestamp.is_some(),
         handed_over: marks.handed_over,
+        uid: claim.uid().unwrap_or_default(),
+        claim: marks.claim,
+        carried: Carried::on_twin(claim.labels(), claim.annotations()).digest(),
     })
 }
 
 fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
-    let claim = volume.spec?.claim_ref?;
+    let rescued = volume.annotations().contains_key(mark::POLICY_BEFORE);
+    let spec = volume.spec?;
+    let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
+    let claim = spec.claim_ref?;
     (claim.namespace.as_deref() == Some(storage_namespace)).then(|| Volume {
         name: volume.metadata.name.unwrap_or_default(),
         twin: claim.name.unwrap_or_default(),
         phase: volume.status.and_then(|status| status.phase).unwrap_or_default(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
+        retain: policy == ReclaimPolicy::Retain,
+        rescued,
     })
 }
 

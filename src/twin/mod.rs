@@ -26,7 +26,7 @@ pub use self::{
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     list::{Listed, list, validate},
     record::FINALIZER,
-    withdraw::{retain, withdraw},
+    withdraw::{let_go, retain, withdraw},
 };
 use crate::{
     topology::Segments,

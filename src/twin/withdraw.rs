@@ -76,7 +76,7 @@ pub(super) async fn await_gone(
 }
 
 /// Takes our finalizer off a twin that is being deleted.
-pub(super) async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
+pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
     let ours = twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
     if !ours || twin.metadata.deletion_timestamp.is_none() {
         return Ok(());

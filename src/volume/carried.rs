@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Marks, mark};
+use super::{Marks, digest::digest, mark};
 
 type Map = BTreeMap<String, String>;
 
@@ -64,6 +64,14 @@ struct Record {
     annotations: Vec<String>,
 }
 
+impl Record {
+    fn read(annotations: &Map) -> Self {
+        let text = annotations.get(mark::CARRIED);
+        text.and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default()
+    }
+}
+
 impl Carried {
     /// What the twin of a claim with this metadata carries.
     #[must_use]
@@ -91,14 +99,39 @@ impl Carried {
         (labels, annotations)
     }
 
+    /// What a twin carries, according to the record on it.
+    #[must_use]
+    pub fn on_twin(labels: &Map, annotations: &Map) -> Self {
+        let record = Record::read(annotations);
+        let present = |map: &Map, keys: Vec<String>| {
+            let known = keys.into_iter().filter(|key| is_carried(key));
+            known
+                .filter_map(|key| map.get_key_value(&key))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        };
+        Self {
+            labels: present(labels, record.labels),
+            annotations: present(annotations, record.annotations),
+        }
+    }
+
+    /// Stands for this metadata: claim and twin are in sync when theirs are equal.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let parts = |map: &Map| -> Vec<String> {
+            let pairs = map.iter().flat_map(|(key, value)| [key.clone(), value.clone()]);
+            [map.len().to_string()].into_iter().chain(pairs).collect()
+        };
+        let all = [parts(&self.labels), parts(&self.annotations)].concat();
+        digest(16, all.iter().map(String::as_str))
+    }
+
     /// What has to change on a twin for it to carry this, and nothing that was
     /// carried before and is gone from the claim. Keys of others stay.
     #[must_use]
     pub fn changes(&self, labels: &Map, annotations: &Map) -> MetadataChanges {
-        let before: Record = annotations
-            .get(mark::CARRIED)
-            .and_then(|text| serde_json::from_str(text).ok())
-            .unwrap_or_default();
+        let before = Record::read(annotations);
         let mut changes = MetadataChanges {
             labels: differences(labels, &self.labels, &before.labels),
             annotations: differences(annotations, &self.annotations, &before.annotations),
@@ -281,6 +314,8 @@ mod tests {
                 Carried::of(&old_labels, &old_annotations).with(&marks());
             let now = Carried::of(&labels, &annotations);
             let changes = now.changes(&twin_labels, &twin_annotations);
+            let in_sync = Carried::on_twin(&twin_labels, &twin_annotations).digest() == now.digest();
+            prop_assert_eq!(in_sync, changes.is_empty());
             apply(&mut twin_labels, changes.labels);
             apply(&mut twin_annotations, changes.annotations);
             prop_assert!(now.changes(&twin_labels, &twin_annotations).is_empty());

@@ -31,6 +31,10 @@ pub const HANDED_OVER: &str = "storage.liqo.io/handed-over";
 /// removes is removed from the twin too, and nobody else's key ever is.
 pub const CARRIED: &str = "storage.liqo.io/carried";
 
+/// Annotation of a twin's PV: the reclaim policy it had before it was set to
+/// Retain to rescue its data, and gets back when it has a twin again.
+pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
+
 /// Label selector of all twins that serve a home cluster.
 #[must_use]
 pub fn selector(home: &ClusterId) -> String {

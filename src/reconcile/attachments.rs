@@ -1,0 +1,224 @@
+//! Attachments of twins that outlived the ones they serve. Kubernetes' own
+//! attachment of a volume is why ours exists; without it, after a crash or a
+//! forced detach, ours would keep the real volume on a node nobody uses it on.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use sha2::{Digest, Sha256};
+use tokio::{sync::watch, time::Instant};
+
+use super::{Settings, rounds::Rounds, watched::Watched};
+use crate::{
+    cluster::{ApiError, Cluster, slim::Attachment},
+    twin::{UnpublishError, unpublish},
+    volume::{DRIVER_NAME, VolumeId, VolumeName},
+};
+
+/// For one attachment to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The loop for attachments nobody needs.
+pub(super) struct Attachments<'a> {
+    home: &'a Cluster,
+    watched: &'a Watched,
+    grace: Duration,
+    since: HashMap<String, Instant>,
+}
+
+impl<'a> Attachments<'a> {
+    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, settings: &Settings) -> Self {
+        Self {
+            home,
+            watched,
+            grace: settings.grace,
+            since: HashMap::new(),
+        }
+    }
+
+    /// Volumes and the nodes Kubernetes has them attached to.
+    fn needed(&self) -> HashSet<(VolumeName, String)> {
+        let volumes: HashMap<String, VolumeName> = self
+            .watched
+            .virtual_volumes()
+            .into_iter()
+            .map(|volume| (volume.name, volume.volume))
+            .collect();
+        let attachments = self.watched.outer.all();
+        let needed = attachments.iter().filter_map(|outer| {
+            // The PV may be gone already; its name usually is the volume's.
+            let known = volumes.get(&outer.volume).cloned();
+            let volume = known.or_else(|| VolumeName::parse(&outer.volume))?;
+            Some((volume, outer.node.clone()))
+        });
+        needed.collect()
+    }
+
+    async fn remove(&self, attachment: &Attachment) -> Result<(), ApiError> {
+        if self.is_needed_now(attachment).await? {
+            return Ok(());
+        }
+        let (volume, node) = (&attachment.volume, &attachment.node);
+        tracing::info!(%volume, node, "removing an attachment that nobody needs any more");
+        match unpublish(self.home, volume, Some(node), Instant::now() + PATIENCE).await {
+            Err(UnpublishError::Api(error)) => Err(error),
+            Err(error) => {
+                tracing::warn!(%volume, node, %error, "an attachment that nobody needs is not gone yet");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    async fn is_needed_now(&self, attachment: &Attachment) -> Result<bool, ApiError> {
+        let id = VolumeId {
+            cluster: self.home.id().clone(),
+            name: attachment.volume.clone(),
+        };
+        let name = outer_name(&id, &attachment.node);
+        Ok(self.home.all::<VolumeAttachment>().get(&name).await?.is_some())
+    }
+}
+
+/// The name Kubernetes gives its attachment of a volume; kubelet relies on it too.
+fn outer_name(id: &VolumeId, node: &str) -> String {
+    let digest = Sha256::digest(format!("{id}{DRIVER_NAME}{node}"));
+    digest
+        .iter()
+        .fold("csi-".to_owned(), |name, byte| name + &format!("{byte:02x}"))
+}
+
+impl Rounds for Attachments<'_> {
+    const NAME: &'static str = "attachments";
+    const REST: Duration = Duration::from_mins(1);
+
+    /// None: an attachment is made after, and removed before, the one it serves,
+    /// so for a moment it may well be alone.
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        Vec::new()
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let needed = self.needed();
+        let attachments = self.home.views().attachments.all();
+        let alone: Vec<_> = attachments
+            .iter()
+            .filter(|it| !needed.contains(&(it.volume.clone(), it.node.clone())))
+            .collect();
+        self.since
+            .retain(|name, _| alone.iter().any(|it| it.name == *name));
+        let mut outcome = Ok(());
+        for attachment in alone {
+            let since = self
+                .since
+                .entry(attachment.name.clone())
+                .or_insert_with(Instant::now);
+            if since.elapsed() >= self.grace {
+                outcome = outcome.and(self.remove(attachment).await);
+            }
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        cluster::testing::{Act, FakeApi, Fault},
+        volume::mark,
+    };
+
+    const VOLUME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    const NESTED: &str = "/apis/storage.k8s.io/v1/volumeattachments/liqo-1";
+
+    fn outer_path() -> String {
+        let id = format!("v1:home:{VOLUME}").parse().unwrap();
+        format!(
+            "/apis/storage.k8s.io/v1/volumeattachments/{}",
+            outer_name(&id, "n1")
+        )
+    }
+
+    fn put_nested(api: &FakeApi) {
+        let labels = json!({
+            mark::MANAGED_BY: mark::MANAGED_BY_US,
+            mark::HOME_CLUSTER: "home",
+            mark::VOLUME: VOLUME,
+        });
+        api.put(NESTED, json!({
+            "metadata": {"labels": labels},
+            "spec": {"attacher": "real.example", "nodeName": "n1", "source": {"persistentVolumeName": "real"}},
+        }));
+    }
+
+    fn put_outer(api: &FakeApi, node: &str) {
+        api.put(&outer_path(), json!({
+            "spec": {"attacher": DRIVER_NAME, "nodeName": node, "source": {"persistentVolumeName": VOLUME}},
+        }));
+    }
+
+    async fn round(api: &FakeApi, alone_for: Duration, meanwhile: impl Fn()) -> Result<(), ApiError> {
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let settings = Settings {
+            namespace: "ours".into(),
+            identity: "a".into(),
+            grace: Duration::from_mins(10),
+            allowed_classes: BTreeSet::new(),
+        };
+        let mut attachments = Attachments::new(&home, &watched, &settings);
+        attachments.round().await?;
+        for since in attachments.since.values_mut() {
+            *since -= alone_for;
+        }
+        meanwhile();
+        attachments.round().await
+    }
+
+    const LONG: Duration = Duration::from_mins(11);
+
+    #[tokio::test]
+    async fn one_that_serves_nobody_is_removed_after_the_grace_period() {
+        let api = FakeApi::start().await;
+        put_nested(&api);
+        round(&api, Duration::from_mins(9), || ()).await.unwrap();
+        assert!(api.object(NESTED).is_some());
+        round(&api, LONG, || ()).await.unwrap();
+        assert!(api.object(NESTED).is_none());
+    }
+
+    #[tokio::test]
+    async fn one_that_serves_a_pod_stays() {
+        let api = FakeApi::start().await;
+        put_nested(&api);
+        put_outer(&api, "n1");
+        round(&api, LONG, || ()).await.unwrap();
+        assert!(api.object(NESTED).is_some());
+        put_outer(&api, "n2");
+        api.remove(&outer_path());
+        round(&api, LONG, || ()).await.unwrap();
+        assert!(api.object(NESTED).is_none(), "another node's does not count");
+    }
+
+    #[tokio::test]
+    async fn what_is_read_live_decides() {
+        let api = FakeApi::start().await;
+        put_nested(&api);
+        round(&api, LONG, || put_outer(&api, "n1")).await.unwrap();
+        assert!(api.object(NESTED).is_some());
+
+        api.remove(&outer_path());
+        api.fault(Fault::new("GET", "volumeattachments/csi-", Act::Refuse(403)));
+        assert!(round(&api, LONG, || ()).await.is_err());
+        assert!(api.object(NESTED).is_some());
+    }
+}

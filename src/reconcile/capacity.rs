@@ -1,0 +1,380 @@
+//! Publishes `CSIStorageCapacity` for our classes, as `placement::publish` says.
+//! New objects come before old ones go: a node that has none is hidden from all
+//! claims of the class.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::storage::v1::CSIStorageCapacity,
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
+    },
+};
+use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::{
+    Settings,
+    rounds::{Rounds, each},
+    watched::Watched,
+};
+use crate::{
+    cluster::{ApiError, Cluster, Objects, Precondition, facts},
+    placement::{
+        BindingMode, Capacity, Class, KnownClasses, Published, RealDriver, StaticVolume, Surroundings,
+        Wishes, choose_class, publish,
+    },
+    topology::Node,
+    volume::{DRIVER_NAME, mark, quantity},
+};
+
+/// The loop that publishes capacities.
+pub(super) struct Capacities<'a> {
+    home: &'a Cluster,
+    watched: &'a Watched,
+    settings: &'a Settings,
+    published: Objects<CSIStorageCapacity>,
+}
+
+impl<'a> Capacities<'a> {
+    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, settings: &'a Settings) -> Self {
+        Self {
+            home,
+            watched,
+            settings,
+            published: home.within(&settings.namespace),
+        }
+    }
+
+    fn wanted(&self) -> Vec<Published> {
+        let world = World::of(self.home, self.watched);
+        let ours = world.classes.iter().filter(|class| {
+            class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
+        });
+        ours.flat_map(|class| {
+            let possible = world.possible(class, &self.settings.allowed_classes, self.home);
+            let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
+            publish(&class.name, &surroundings, &world.nodes)
+        })
+        .collect()
+    }
+
+    async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
+        let Some(is) = is else {
+            return self.published.create(&self.object(wanted)).await.map(|_| ());
+        };
+        let read = facts::capacity(is);
+        if read.capacity == Some(wanted.room.capacity()) && read.maximum == Some(wanted.room.maximum()) {
+            return Ok(());
+        }
+        let patch = json!({
+            "capacity": quantity(wanted.room.capacity()),
+            "maximumVolumeSize": quantity(wanted.room.maximum()),
+        });
+        self.published.merge(&wanted.name, &patch).await.map(|_| ())
+    }
+
+    fn object(&self, wanted: &Published) -> CSIStorageCapacity {
+        let labels = [
+            (mark::MANAGED_BY, mark::MANAGED_BY_US),
+            (mark::HOME_CLUSTER, self.home.id().as_str()),
+        ];
+        CSIStorageCapacity {
+            metadata: ObjectMeta {
+                name: Some(wanted.name.clone()),
+                labels: Some(
+                    labels
+                        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                        .into(),
+                ),
+                ..ObjectMeta::default()
+            },
+            storage_class_name: wanted.class.clone(),
+            node_topology: Some(LabelSelector {
+                match_labels: None,
+                match_expressions: Some(vec![LabelSelectorRequirement {
+                    key: wanted.key.clone(),
+                    operator: "In".to_owned(),
+                    values: Some(wanted.values.clone()),
+                }]),
+            }),
+            capacity: Some(Quantity(quantity(wanted.room.capacity()))),
+            maximum_volume_size: Some(Quantity(quantity(wanted.room.maximum()))),
+        }
+    }
+}
+
+impl Rounds for Capacities<'_> {
+    const NAME: &'static str = "capacity";
+    const REST: Duration = Duration::from_mins(1);
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        let views = self.home.views();
+        vec![
+            views.classes.version(),
+            views.nodes.version(),
+            views.csi_nodes.version(),
+            views.drivers.version(),
+            views.capacities.version(),
+            self.watched.volumes.version(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let wanted = self.wanted();
+        let found = self.published.list(Some(&mark::selector(self.home.id()))).await?;
+        let is: HashMap<String, &CSIStorageCapacity> =
+            found.iter().map(|object| (object.name_any(), object)).collect();
+        each(&wanted, |wanted| self.set(wanted, is.get(&wanted.name).copied())).await?;
+
+        let names: BTreeSet<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+        let obsolete = found
+            .iter()
+            .filter(|object| !names.contains(object.name_any().as_str()));
+        each(obsolete, async |object: &CSIStorageCapacity| {
+            let exactly = Precondition {
+                uid: object.uid().unwrap_or_default(),
+                resource_version: None,
+            };
+            self.published.delete(&object.name_any(), exactly).await
+        })
+        .await
+    }
+}
+
+/// The views of this moment, as the pure layer takes them.
+struct World {
+    nodes: Vec<Node>,
+    classes: Vec<Class>,
+    drivers: HashMap<String, RealDriver>,
+    unknown: RealDriver,
+    capacities: Vec<Capacity>,
+    volumes: Vec<StaticVolume>,
+}
+
+impl World {
+    fn of(home: &Cluster, watched: &Watched) -> Self {
+        let views = home.views();
+        let mut drivers: HashMap<String, RealDriver> = HashMap::new();
+        for driver in views.drivers.all() {
+            let known = RealDriver {
+                registered_on: Some(BTreeSet::new()),
+                publishes_capacity: driver.publishes_capacity,
+            };
+            drivers.insert(driver.name.clone(), known);
+        }
+        for node in views.csi_nodes.all() {
+            for name in &node.drivers {
+                let driver = drivers.get_mut(name);
+                if let Some(nodes) = driver.and_then(|driver| driver.registered_on.as_mut()) {
+                    nodes.insert(node.node.clone());
+                }
+            }
+        }
+        Self {
+            nodes: views.nodes.all().iter().map(|it| Node::clone(it)).collect(),
+            classes: views.classes.all().iter().map(|it| Class::clone(it)).collect(),
+            drivers,
+            unknown: RealDriver::default(),
+            capacities: views
+                .capacities
+                .all()
+                .iter()
+                .map(|it| Capacity::clone(it))
+                .collect(),
+            volumes: watched.static_volumes(),
+        }
+    }
+
+    /// The real classes that claims of a virtual class may get.
+    fn possible(&self, class: &Class, allowed: &BTreeSet<String>, home: &Cluster) -> Vec<&Class> {
+        let known = KnownClasses::Listed(&self.classes);
+        let unannotated = (None, class.real_class());
+        let annotated = allowed.iter().map(|name| (Some(name.as_str()), None));
+        let choose = |(annotation, parameter)| {
+            let wishes = Wishes {
+                annotation,
+                allowed,
+                parameter,
+                mapping: None,
+            };
+            let chosen = choose_class(&wishes, known, home.id()).ok()?;
+            self.classes.iter().find(|class| class.name == chosen.name())
+        };
+        [unannotated]
+            .into_iter()
+            .chain(annotated)
+            .filter_map(choose)
+            .collect()
+    }
+
+    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
+        Surroundings {
+            class,
+            driver: self.drivers.get(&class.provisioner).unwrap_or(&self.unknown),
+            capacities: &self.capacities,
+            volumes: &self.volumes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::cluster::testing::{Act, FakeApi, Fault};
+
+    const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
+
+    fn settings() -> Settings {
+        Settings {
+            namespace: "ours".into(),
+            identity: "a".into(),
+            grace: Duration::ZERO,
+            allowed_classes: BTreeSet::new(),
+        }
+    }
+
+    fn node(api: &FakeApi, name: &str) {
+        let labels = json!({
+            "topology.storage.liqo.io/cluster": "home",
+            "topology.storage.liqo.io/node": name,
+        });
+        api.put(
+            &format!("/api/v1/nodes/{name}"),
+            json!({"metadata": {"labels": labels}}),
+        );
+    }
+
+    fn class(api: &FakeApi, name: &str, provisioner: &str, more: &Value) {
+        let mut class = json!({
+            "provisioner": provisioner,
+            "volumeBindingMode": "WaitForFirstConsumer",
+        });
+        class
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+    }
+
+    fn world(api: &FakeApi) {
+        for name in ["n1", "n2"] {
+            node(api, name);
+        }
+        class(
+            api,
+            "liqo",
+            DRIVER_NAME,
+            &json!({"parameters": {"realStorageClass": "real"}}),
+        );
+        let only_n1 = json!([{"matchLabelExpressions": [
+            {"key": "topology.storage.liqo.io/node", "values": ["n1"]},
+        ]}]);
+        class(
+            api,
+            "real",
+            "real.example",
+            &json!({ "allowedTopologies": only_n1 }),
+        );
+    }
+
+    /// Nodes and capacity of every object, as `n1,n2=4Ei`.
+    fn published(api: &FakeApi) -> Vec<String> {
+        let mut rooms: Vec<String> = api
+            .store()
+            .below(OURS)
+            .iter()
+            .map(|object| {
+                let values = object["nodeTopology"]["matchExpressions"][0]["values"]
+                    .as_array()
+                    .unwrap();
+                let nodes: Vec<_> = values.iter().filter_map(Value::as_str).collect();
+                format!("{}={}", nodes.join(","), object["capacity"].as_str().unwrap())
+            })
+            .collect();
+        rooms.sort();
+        rooms
+    }
+
+    async fn round(api: &FakeApi) -> Result<(), ApiError> {
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        Capacities::new(&home, &watched, &settings()).round().await
+    }
+
+    #[tokio::test]
+    async fn excluded_nodes_are_full_and_the_others_free() {
+        let api = FakeApi::start().await;
+        world(&api);
+        round(&api).await.unwrap();
+        assert_eq!(published(&api), ["n1=4Ei", "n2=0"]);
+        let object = &api.store().below(OURS)[0];
+        assert_eq!(object["storageClassName"], "liqo");
+        assert_eq!(
+            object["metadata"]["labels"][mark::MANAGED_BY],
+            mark::MANAGED_BY_US
+        );
+
+        let writes = api.writes();
+        round(&api).await.unwrap();
+        assert_eq!(api.writes(), writes, "nothing changed, nothing is written");
+    }
+
+    #[tokio::test]
+    async fn changes_are_followed() {
+        let api = FakeApi::start().await;
+        world(&api);
+        round(&api).await.unwrap();
+        class(&api, "real", "real.example", &json!({}));
+        node(&api, "n3");
+        round(&api).await.unwrap();
+        assert_eq!(published(&api), ["n1,n2,n3=4Ei"]);
+
+        api.put(
+            "/apis/storage.k8s.io/v1/csidrivers/real.example",
+            json!({"spec": {"storageCapacity": true}}),
+        );
+        let everywhere: Vec<Value> = ["n1", "n2", "n3"]
+            .map(|name| {
+                let drivers = json!([{"name": "real.example", "nodeID": name, "topologyKeys": []}]);
+                api.put(
+                    &format!("/apis/storage.k8s.io/v1/csinodes/{name}"),
+                    json!({"spec": {"drivers": drivers}}),
+                )
+            })
+            .into();
+        assert_eq!(everywhere.len(), 3);
+        api.put(
+            "/apis/storage.k8s.io/v1/namespaces/theirs/csistoragecapacities/c",
+            json!({"storageClassName": "real", "capacity": "7Gi", "nodeTopology": {}}),
+        );
+        round(&api).await.unwrap();
+        assert_eq!(published(&api), ["n1,n2,n3=7Gi"]);
+
+        api.remove("/apis/storage.k8s.io/v1/storageclasses/liqo");
+        round(&api).await.unwrap();
+        assert_eq!(published(&api), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_hidden_while_the_new_cannot_be_written() {
+        let api = FakeApi::start().await;
+        world(&api);
+        round(&api).await.unwrap();
+        node(&api, "n3");
+        class(&api, "real", "real.example", &json!({}));
+        api.fault(Fault::new("POST", "csistoragecapacities", Act::Refuse(403)).times(1));
+        assert!(round(&api).await.is_err());
+        assert_eq!(published(&api), ["n1=4Ei", "n2=0"], "the old ones stay");
+        round(&api).await.unwrap();
+        assert_eq!(published(&api), ["n1,n2,n3=4Ei"]);
+    }
+}

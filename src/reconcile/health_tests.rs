@@ -1,0 +1,276 @@
+//! Volumes whose twins are well, and what happens to the others.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::{
+        events::Events,
+        testing::{Act, FakeApi, Fault},
+    },
+    volume::{Carried, DRIVER_NAME, Marks, VolumeName, mark},
+};
+
+const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const TWIN: &str =
+    "/api/v1/namespaces/liqo-storage/persistentvolumeclaims/0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const REAL: &str = "/api/v1/persistentvolumes/real";
+
+/// A claim with its volume, twin and real PV, all well.
+fn world(api: &FakeApi) {
+    let volume = format!("pvc-{UID}");
+    let marks = Marks {
+        home: "home".parse().unwrap(),
+        volume: VolumeName::from_request(&volume),
+        claim: Some(ClaimMark {
+            namespace: "shop".into(),
+            name: "data".into(),
+            uid: UID.into(),
+        }),
+        request_name: volume.clone(),
+        fingerprint: None,
+        handed_over: true,
+    };
+    let labels = [("app".to_owned(), "shop".to_owned())].into();
+    let (twin_labels, annotations) = Carried::of(&labels, &std::collections::BTreeMap::new()).with(&marks);
+    let twin = api.put(
+        TWIN,
+        json!({
+            "metadata": {
+                "labels": twin_labels, "annotations": annotations, "finalizers": [crate::twin::FINALIZER],
+            },
+            "spec": {"storageClassName": "fast", "volumeName": "real"},
+            "status": {"phase": "Bound"},
+        }),
+    );
+    api.put(
+        CLAIM,
+        json!({
+            "metadata": {
+                "uid": UID, "labels": labels,
+                "annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER_NAME},
+            },
+            "spec": {"storageClassName": "liqo", "accessModes": ["ReadWriteOnce"], "volumeName": volume},
+            "status": {"phase": "Bound"},
+        }),
+    );
+    api.put(
+        VOLUME,
+        json!({
+            "spec": {
+                "csi": {"driver": DRIVER_NAME, "volumeHandle": format!("v1:home:{volume}")},
+                "claimRef": {"namespace": "shop", "name": "data", "uid": UID},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    api.put(
+        REAL,
+        json!({
+            "spec": {
+                "csi": {"driver": "real.example", "volumeHandle": "h"},
+                "capacity": {"storage": "5Gi"},
+                "storageClassName": "fast",
+                "volumeMode": "Filesystem",
+                "claimRef": {"namespace": "liqo-storage", "name": UID, "uid": twin["metadata"]["uid"]},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+}
+
+async fn round(api: &FakeApi) -> Result<(), ApiError> {
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let metrics = Metrics::default();
+    let reports = Reports::new(Events::new(home.client().clone()));
+    Health::new(&home, &watched, reports, &metrics).round().await
+}
+
+fn delete(api: &FakeApi, path: &str) {
+    let deleting = api.change(path, |object| {
+        object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    assert!(deleting);
+}
+
+fn policy(api: &FakeApi, path: &str) -> Value {
+    api.object(path).unwrap()["spec"]["persistentVolumeReclaimPolicy"].clone()
+}
+
+fn told(api: &FakeApi) -> Vec<String> {
+    let events = api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    events
+        .iter()
+        .map(|event| event["reason"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_healthy_volume_is_left_alone() {
+    let api = FakeApi::start().await;
+    world(&api);
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), 0);
+}
+
+#[tokio::test]
+async fn retain_is_enforced_on_the_twins_volume() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(VOLUME, |volume| {
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn labels_follow_the_claim() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(CLAIM, |claim| {
+        claim["metadata"]["labels"] = json!({"tier": "gold", "storage.liqo.io/volume": "stolen"});
+        claim["metadata"]["annotations"]["note"] = "hi".into();
+    });
+    round(&api).await.unwrap();
+    let twin = api.object(TWIN).unwrap();
+    assert_eq!(twin["metadata"]["labels"]["tier"], "gold");
+    assert!(twin["metadata"]["labels"]["app"].is_null());
+    assert_eq!(
+        twin["metadata"]["labels"]["storage.liqo.io/volume"],
+        format!("pvc-{UID}")
+    );
+    assert_eq!(twin["metadata"]["annotations"]["note"], "hi");
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+/// What Kubernetes does with the PV of a claim that is gone, or has come.
+fn kubernetes_binds(api: &FakeApi) {
+    let uid = api.object(TWIN).map(|twin| twin["metadata"]["uid"].clone());
+    api.change(REAL, |real| match uid {
+        Some(uid) => {
+            real["spec"]["claimRef"]["uid"] = uid;
+            real["status"]["phase"] = "Bound".into();
+        }
+        None => real["status"]["phase"] = "Released".into(),
+    });
+    api.change(TWIN, |twin| twin["status"] = json!({"phase": "Bound"}));
+}
+
+#[tokio::test]
+async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let old = api.object(TWIN).unwrap()["metadata"]["uid"].clone();
+    delete(&api, TWIN);
+    round(&api).await.unwrap();
+    assert_eq!(
+        policy(&api, REAL),
+        "Retain",
+        "the data is safe before the twin goes"
+    );
+    assert!(api.object(TWIN).is_none());
+    assert_eq!(told(&api), ["TwinTerminating"]);
+    kubernetes_binds(&api);
+
+    round(&api).await.unwrap();
+    let twin = api.object(TWIN).unwrap();
+    assert_ne!(twin["metadata"]["uid"], old);
+    assert_eq!(twin["spec"]["volumeName"], "real");
+    assert_eq!(twin["spec"]["storageClassName"], "fast");
+    assert_eq!(twin["spec"]["resources"]["requests"]["storage"], "5Gi");
+    assert_eq!(twin["metadata"]["labels"]["app"], "shop");
+    assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
+    assert!(api.object(REAL).unwrap()["spec"]["claimRef"]["uid"].is_null());
+    kubernetes_binds(&api);
+
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Delete", "as before");
+    assert!(api.object(REAL).unwrap()["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn the_twin_is_kept_while_its_data_is_not_safe() {
+    let api = FakeApi::start().await;
+    world(&api);
+    delete(&api, TWIN);
+    api.fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)));
+    assert!(round(&api).await.is_err());
+    assert!(api.object(TWIN).is_some());
+    assert_eq!(
+        told(&api),
+        ["TwinTerminating"],
+        "the user hears of it all the same"
+    );
+}
+
+#[tokio::test]
+async fn a_vanished_twin_without_data_is_never_replaced() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.remove(TWIN);
+    api.change(REAL, |real| real["status"]["phase"] = "Released".into());
+    round(&api).await.unwrap();
+    assert!(
+        api.object(TWIN).is_none(),
+        "its PV is not retained, so it is being deleted"
+    );
+    api.remove(REAL);
+    round(&api).await.unwrap();
+    assert!(api.object(TWIN).is_none());
+    assert_eq!(told(&api)[0], "TwinVanished");
+}
+
+#[tokio::test]
+async fn what_the_user_deletes_is_not_rescued() {
+    let ways: [fn(&FakeApi); 3] = [
+        |api| delete(api, CLAIM),
+        |api| {
+            api.remove(CLAIM);
+            api.change(VOLUME, |volume| volume["status"]["phase"] = "Released".into());
+        },
+        |api| {
+            let others = json!({"metadata": {"uid": "another"}, "spec": {}});
+            api.put(CLAIM, others);
+        },
+    ];
+    for way in ways {
+        let api = FakeApi::start().await;
+        world(&api);
+        way(&api);
+        delete(&api, TWIN);
+        round(&api).await.unwrap();
+        assert_eq!(policy(&api, REAL), "Delete");
+        assert_eq!(told(&api), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_object_in_the_twins_place_is_left_alone() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let foreign = json!({"metadata": {"uid": "x", "finalizers": ["x/y"]}, "spec": {}});
+    api.put(TWIN, foreign.clone());
+    round(&api).await.unwrap();
+    assert_eq!(
+        api.object(TWIN).unwrap()["metadata"]["finalizers"],
+        foreign["metadata"]["finalizers"]
+    );
+    assert_eq!(policy(&api, REAL), "Delete");
+}

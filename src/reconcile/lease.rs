@@ -1,0 +1,253 @@
+//! The lease that lets one replica run the loops. Time is measured by the own
+//! clock only: a lease is stale when it was not renewed while we looked on for
+//! as long as its holder promised to take at most.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease as KubeLease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::api::ObjectMeta;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cluster::{ApiError, Cluster, Objects};
+
+const NAME: &str = "storage-liqo-io-reconcilers";
+/// How many seconds the others wait for a holder that says nothing.
+const DURATION: i32 = 15;
+/// When a holder that cannot renew stops; before anybody else may start.
+const GIVE_UP: Duration = Duration::from_secs(10);
+const RENEW: Duration = Duration::from_secs(4);
+const RETRY: Duration = Duration::from_secs(3);
+
+/// Our side of the lease.
+pub(super) struct Lease {
+    leases: Objects<KubeLease>,
+    me: String,
+    /// The version last seen of somebody else's lease, and since when.
+    seen: Mutex<Option<(String, Instant)>>,
+}
+
+impl Lease {
+    pub(super) fn new(home: &Cluster, namespace: &str, me: &str) -> Self {
+        Self {
+            leases: home.within(namespace),
+            me: me.to_owned(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Waits for the lease, then does `work` for as long as it can be renewed.
+    pub(super) async fn lead(&self, work: impl AsyncFn()) {
+        loop {
+            match self.take().await {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "the lease of the background loops cannot be taken"),
+            }
+            sleep(RETRY).await;
+        }
+        tracing::info!(holder = self.me, "running the background loops");
+        tokio::select! {
+            () = work() => {}
+            () = self.keep() => tracing::warn!("lost the lease of the background loops"),
+        }
+    }
+
+    /// Lets another replica start at once.
+    pub(super) async fn release(&self) {
+        let Ok(Some(lease)) = self.leases.get(NAME).await else {
+            return;
+        };
+        if self.is_mine(&lease) {
+            let free = json!({"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}});
+            if let Err(error) = self.write(&lease, free).await {
+                tracing::warn!(%error, "the lease of the background loops was not released");
+            }
+        }
+    }
+
+    async fn take(&self) -> Result<bool, ApiError> {
+        let Some(lease) = self.leases.get(NAME).await? else {
+            let fresh = KubeLease {
+                metadata: ObjectMeta {
+                    name: Some(NAME.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(self.spec(0)),
+            };
+            return Ok(self.leases.create(&fresh).await?.is_some());
+        };
+        if !self.is_mine(&lease) && !self.is_free(&lease) {
+            return Ok(false);
+        }
+        let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
+        let taken = self.spec(transitions.unwrap_or_default() + 1);
+        self.write(&lease, json!({ "spec": taken })).await
+    }
+
+    /// Renews until that fails for too long, or somebody else has the lease.
+    async fn keep(&self) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(RENEW).await;
+            let left = GIVE_UP.saturating_sub(renewed.elapsed());
+            match timeout(left, self.renew()).await {
+                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(false)) => return,
+                Ok(Err(error)) => tracing::warn!(%error, "the lease of the background loops is not renewed"),
+                Err(_) => {}
+            }
+            if renewed.elapsed() >= GIVE_UP {
+                return;
+            }
+        }
+    }
+
+    async fn renew(&self) -> Result<bool, ApiError> {
+        match self.leases.get(NAME).await? {
+            Some(lease) if self.is_mine(&lease) => {
+                self.write(
+                    &lease,
+                    json!({"spec": {"renewTime": MicroTime(jiff::Timestamp::now())}}),
+                )
+                .await
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Writes onto exactly the lease that was read; false when it changed.
+    async fn write(&self, read: &KubeLease, mut patch: Value) -> Result<bool, ApiError> {
+        patch["metadata"]["resourceVersion"] = json!(read.metadata.resource_version);
+        match self.leases.merge(NAME, &patch).await {
+            Err(error) if error.is_conflict() => Ok(false),
+            other => other.map(|written| written.is_some()),
+        }
+    }
+
+    fn spec(&self, transitions: i32) -> LeaseSpec {
+        let now = MicroTime(jiff::Timestamp::now());
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: Some(DURATION),
+            lease_transitions: Some(transitions),
+            acquire_time: Some(now.clone()),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        }
+    }
+
+    fn is_mine(&self, lease: &KubeLease) -> bool {
+        holder(lease) == Some(&self.me)
+    }
+
+    fn is_free(&self, lease: &KubeLease) -> bool {
+        if holder(lease).is_none_or(str::is_empty) {
+            return true;
+        }
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        let promised = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+        let promised = u64::try_from(promised.unwrap_or(DURATION)).unwrap_or_default();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match seen.as_ref() {
+            Some((known, since)) if *known == version => since.elapsed() >= Duration::from_secs(promised),
+            _ => {
+                *seen = Some((version, Instant::now()));
+                false
+            }
+        }
+    }
+}
+
+fn holder(lease: &KubeLease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::testing::{Act, FakeApi, Fault};
+
+    const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-reconcilers";
+
+    fn holder_of(api: &FakeApi) -> String {
+        let lease = api.object(PATH).unwrap();
+        lease["spec"]["holderIdentity"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    }
+
+    #[tokio::test]
+    async fn only_one_holds_it() {
+        let api = FakeApi::start().await;
+        let home = api.cluster_unwatched().await;
+        let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));
+        assert_eq!(first.take().await, Ok(true));
+        assert_eq!(second.take().await, Ok(false));
+        assert_eq!(
+            first.take().await,
+            Ok(true),
+            "after a restart under the same name"
+        );
+        assert_eq!(first.renew().await, Ok(true));
+        assert_eq!(second.renew().await, Ok(false));
+
+        first.release().await;
+        assert_eq!(holder_of(&api), "");
+        assert_eq!(second.take().await, Ok(true));
+        assert_eq!(first.renew().await, Ok(false));
+        first.release().await;
+        assert_eq!(holder_of(&api), "b", "one does not release what another holds");
+    }
+
+    #[tokio::test]
+    async fn a_silent_holder_loses_it() {
+        let api = FakeApi::start().await;
+        let home = api.cluster_unwatched().await;
+        let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));
+        first.take().await.unwrap();
+        api.change(PATH, |lease| lease["spec"]["leaseDurationSeconds"] = 0.into());
+        assert_eq!(second.take().await, Ok(false), "seen for the first time");
+        first.renew().await.unwrap();
+        assert_eq!(second.take().await, Ok(false), "it was renewed");
+        assert_eq!(second.take().await, Ok(true), "it was not");
+    }
+
+    #[tokio::test]
+    async fn a_race_has_one_winner() {
+        let api = FakeApi::start().await;
+        let home = api.cluster_unwatched().await;
+        let first = Lease::new(&home, "ours", "a");
+        first.take().await.unwrap();
+        let old = first.leases.get(NAME).await.unwrap().unwrap();
+        first.renew().await.unwrap();
+        assert_eq!(
+            first.write(&old, json!({"spec": {"holderIdentity": "b"}})).await,
+            Ok(false)
+        );
+        api.fault(Fault::new("GET", "leases", Act::Refuse(403)));
+        assert!(first.renew().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn work_ends_with_the_lease() {
+        let api = FakeApi::start().await;
+        let home = api.cluster_unwatched().await;
+        let lease = Lease::new(&home, "ours", "a");
+        let work = async || {
+            api.change(PATH, |lease| lease["spec"]["holderIdentity"] = "b".into());
+            std::future::pending::<()>().await;
+        };
+        let patience = Duration::from_secs(30);
+        timeout(patience, lease.lead(work))
+            .await
+            .expect("the work went on");
+    }
+}

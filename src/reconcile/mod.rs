@@ -1,0 +1,127 @@
+//! What nobody calls for: loops that compare what is with what should be, and
+//! mend or report the difference. One replica runs them at a time, under a
+//! lease; correctness never depends on that, only cost does.
+//!
+//! | loop | what it does |
+//! |---|---|
+//! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
+//! | `pinned` | gives claims of pods that bypass the scheduler their node |
+//! | `orphans` | collects twins nobody was given, reports what else looks forgotten |
+//! | `health` | notices twins that vanish, rescues their data, keeps them in sync |
+//! | `attachments` | removes attachments of twins that no pod needs any more |
+
+mod attachments;
+mod capacity;
+mod health;
+mod lease;
+mod metrics;
+mod orphans;
+mod pinned;
+mod recovery;
+mod reports;
+mod rounds;
+mod sync;
+mod watched;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+pub use self::metrics::Metrics;
+use self::{
+    attachments::Attachments, capacity::Capacities, health::Health, lease::Lease, orphans::Orphans,
+    pinned::Pinned, reports::Reports, rounds::drive, watched::Watched,
+};
+use crate::cluster::{Cluster, events::Events};
+
+/// How the loops behave.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Namespace of the lease and of the capacities we publish: our own.
+    pub namespace: String,
+    /// Who holds the lease: the name of this pod.
+    pub identity: String,
+    /// How long something has to look forgotten before it is touched.
+    pub grace: Duration,
+    /// Real classes a claim may choose by annotation.
+    pub allowed_classes: BTreeSet<String>,
+}
+
+/// Runs the loops whenever this replica holds the lease, until `stop`. To be
+/// joined with what else the process does, not spawned: the loops share what
+/// they look at.
+pub async fn run(
+    home: Cluster,
+    events: Events,
+    settings: Settings,
+    metrics: Metrics,
+    stop: CancellationToken,
+) {
+    let lease = Lease::new(&home, &settings.namespace, &settings.identity);
+    let turn = async || {
+        metrics.leads(true);
+        Box::pin(loops(&home, &events, &settings, &metrics)).await;
+    };
+    while !stop.is_cancelled() {
+        stop.run_until_cancelled(lease.lead(turn)).await;
+        metrics.leads(false);
+    }
+    lease.release().await;
+}
+
+/// All loops, as one task: each waits for the API server nearly all of its time.
+async fn loops(home: &Cluster, events: &Events, settings: &Settings, metrics: &Metrics) {
+    let watched = Watched::start(home);
+    home.views().complete().await;
+    watched.complete().await;
+    let reports = || Reports::new(events.clone());
+    tokio::join!(
+        drive(Capacities::new(home, &watched, settings), metrics),
+        drive(Pinned::new(home, &watched, events), metrics),
+        drive(
+            Orphans::new(home, &watched, reports(), settings, metrics),
+            metrics
+        ),
+        drive(Health::new(home, &watched, reports(), metrics), metrics),
+        drive(Attachments::new(home, &watched, settings), metrics),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{cluster::testing::FakeApi, volume::DRIVER_NAME};
+
+    #[tokio::test]
+    async fn the_loops_run_under_the_lease_and_give_it_back() {
+        const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-reconcilers";
+        const CAPACITIES: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities/";
+        let api = FakeApi::start().await;
+        let class = json!({"provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer"});
+        api.put("/apis/storage.k8s.io/v1/storageclasses/liqo", class);
+        let labels = json!({"topology.storage.liqo.io/node": "n1"});
+        api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels}}));
+
+        let home = api.cluster_unwatched().await;
+        let events = Events::new(home.client().clone());
+        let settings = Settings {
+            namespace: "ours".into(),
+            identity: "a".into(),
+            grace: Duration::from_mins(10),
+            allowed_classes: BTreeSet::new(),
+        };
+        let stop = CancellationToken::new();
+        let watching = async {
+            api.until(|store| !store.below(CAPACITIES).is_empty()).await;
+            assert_eq!(api.object(LEASE).unwrap()["spec"]["holderIdentity"], "a");
+            stop.cancel();
+        };
+        tokio::join!(
+            run(home, events, settings, Metrics::default(), stop.clone()),
+            watching
+        );
+        assert_eq!(api.object(LEASE).unwrap()["spec"]["holderIdentity"], "");
+    }
+}

@@ -1,0 +1,298 @@
+//! Pods with `spec.nodeName` bypass the scheduler, so nobody tells their claims
+//! which node they are for, and they would wait for ever. We tell them.
+
+use std::{collections::HashMap, time::Duration};
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    rounds::Rounds,
+    watched::{Claim, Starting, Watched},
+};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        events::{Events, Weight},
+        slim::SELECTED_NODE,
+    },
+    volume::{ClaimMark, DRIVER_NAME},
+};
+
+/// A node that cannot work is taken off the claim again: the pause until it is
+/// told once more, which doubles every time.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_mins(5);
+
+/// The loop for pods that bypass the scheduler.
+pub(super) struct Pinned<'a> {
+    home: &'a Cluster,
+    watched: &'a Watched,
+    events: &'a Events,
+    /// When a claim was told last, and for how long that is to last.
+    told: HashMap<String, (Instant, Duration)>,
+}
+
+impl<'a> Pinned<'a> {
+    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, events: &'a Events) -> Self {
+        Self {
+            home,
+            watched,
+            events,
+            told: HashMap::new(),
+        }
+    }
+
+    /// Claims of ours that wait for a node, each with a pod that has one.
+    fn waiting(&self) -> Vec<(Claim, Starting)> {
+        let mut waiting = Vec::new();
+        for pod in self.watched.starting.all() {
+            for name in &pod.claims {
+                let claim = self.watched.claims.get(&format!("{}/{name}", pod.namespace));
+                if let Some(claim) = claim.filter(|claim| self.is_ours(claim)) {
+                    waiting.push((Claim::clone(&claim), Starting::clone(&pod)));
+                }
+            }
+        }
+        waiting
+    }
+
+    fn is_ours(&self, claim: &Claim) -> bool {
+        let class = claim
+            .class
+            .as_ref()
+            .and_then(|name| self.home.views().classes.get(name));
+        claim.pending
+            && !claim.has_node
+            && !claim.deleting
+            && class.is_some_and(|class| class.provisioner == DRIVER_NAME)
+    }
+
+    fn is_due(&self, uid: &str) -> bool {
+        self.told
+            .get(uid)
+            .is_none_or(|(since, pause)| since.elapsed() >= *pause)
+    }
+
+    async fn tell(&mut self, claim: &Claim, pod: &Starting) -> Result<(), ApiError> {
+        let claims = self.home.within::<PersistentVolumeClaim>(&claim.name.namespace);
+        let Some(found) = claims.get(&claim.name.name).await? else {
+            return Ok(());
+        };
+        let still_waits = found.uid().as_deref() == Some(&claim.uid)
+            && found.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
+            && found.metadata.deletion_timestamp.is_none()
+            && !found.annotations().contains_key(SELECTED_NODE);
+        if !still_waits || !self.needs_it(pod).await? {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {
+            "resourceVersion": found.resource_version(),
+            "annotations": {SELECTED_NODE: pod.node},
+        }});
+        match claims.merge(&claim.name.name, &patch).await {
+            // Somebody else was faster.
+            Err(error) if error.is_conflict() => return Ok(()),
+            other => other?,
+        };
+        let pause = self
+            .told
+            .get(&claim.uid)
+            .map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
+        self.told.insert(claim.uid.clone(), (Instant::now(), pause));
+        let mark = ClaimMark {
+            namespace: claim.name.namespace.clone(),
+            name: claim.name.name.clone(),
+            uid: claim.uid.clone(),
+        };
+        let note = format!(
+            "the pod {} bypasses the scheduler: its node {} was selected",
+            pod.name, pod.node
+        );
+        self.events
+            .tell(&mark, Weight::Normal, "NodeSelected", &note)
+            .await;
+        Ok(())
+    }
+
+    /// Whether the pod is still there and still waits.
+    async fn needs_it(&self, pod: &Starting) -> Result<bool, ApiError> {
+        let found = self.home.within::<Pod>(&pod.namespace).get(&pod.name).await?;
+        Ok(found.is_some_and(|found| {
+            found.metadata.deletion_timestamp.is_none()
+                && found
+                    .spec
+                    .is_some_and(|spec| spec.node_name.as_ref() == Some(&pod.node))
+        }))
+    }
+}
+
+impl Rounds for Pinned<'_> {
+    const NAME: &'static str = "pinned";
+    /// Claims whose pause is over make no sign.
+    const REST: Duration = Duration::from_secs(5);
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        vec![
+            self.watched.starting.version(),
+            self.watched.claims.version(),
+            self.home.views().classes.version(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        self.told.retain(|_, (since, pause)| since.elapsed() < *pause * 3);
+        let mut outcome = Ok(());
+        for (claim, pod) in self.waiting() {
+            if self.is_due(&claim.uid) {
+                outcome = outcome.and(self.tell(&claim, &pod).await);
+            }
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::cluster::testing::FakeApi;
+
+    const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+
+    fn world(api: &FakeApi) {
+        for (name, provisioner) in [("liqo", DRIVER_NAME), ("other", "real.example")] {
+            let path = format!("/apis/storage.k8s.io/v1/storageclasses/{name}");
+            api.put(&path, json!({"provisioner": provisioner}));
+        }
+        put_claim(api, "data", "liqo", &json!({}));
+        put_pod(
+            api,
+            "n1",
+            &json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]),
+        );
+    }
+
+    fn put_claim(api: &FakeApi, name: &str, class: &str, annotations: &Value) {
+        let path = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}");
+        api.put(
+            &path,
+            json!({
+                "metadata": {"annotations": annotations},
+                "spec": {"storageClassName": class},
+                "status": {"phase": "Pending"},
+            }),
+        );
+    }
+
+    fn put_pod(api: &FakeApi, node: &str, volumes: &Value) {
+        api.put(
+            "/api/v1/namespaces/shop/pods/pod",
+            json!({
+                "spec": {"nodeName": node, "containers": [], "volumes": volumes},
+                "status": {"phase": "Pending"},
+            }),
+        );
+    }
+
+    fn selected(api: &FakeApi, claim: &str) -> Value {
+        let path = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{claim}");
+        api.object(&path).unwrap()["metadata"]["annotations"][SELECTED_NODE].clone()
+    }
+
+    async fn round(api: &FakeApi) {
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let events = Events::new(home.client().clone());
+        Pinned::new(&home, &watched, &events).round().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_pinned_pods_claim_gets_its_node() {
+        let api = FakeApi::start().await;
+        world(&api);
+        round(&api).await;
+        assert_eq!(selected(&api, "data"), "n1");
+        let told = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        assert_eq!(told[0]["reason"], "NodeSelected");
+    }
+
+    #[tokio::test]
+    async fn generic_ephemeral_claims_too() {
+        let api = FakeApi::start().await;
+        world(&api);
+        put_claim(&api, "pod-scratch", "liqo", &json!({}));
+        put_pod(&api, "n2", &json!([{"name": "scratch", "ephemeral": {}}]));
+        round(&api).await;
+        assert_eq!(selected(&api, "pod-scratch"), "n2");
+        assert!(selected(&api, "data").is_null());
+    }
+
+    #[tokio::test]
+    async fn others_are_left_alone() {
+        let api = FakeApi::start().await;
+        world(&api);
+        put_claim(&api, "data", "other", &json!({}));
+        round(&api).await;
+        assert!(selected(&api, "data").is_null(), "not our class");
+
+        put_claim(&api, "data", "liqo", &json!({SELECTED_NODE: "n9"}));
+        round(&api).await;
+        assert_eq!(selected(&api, "data"), "n9", "it has a node");
+
+        put_claim(&api, "data", "liqo", &json!({}));
+        put_pod(
+            &api,
+            "",
+            &json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]),
+        );
+        round(&api).await;
+        assert!(selected(&api, "data").is_null(), "the scheduler will choose");
+
+        world(&api);
+        api.change(CLAIM, |claim| claim["spec"]["volumeName"] = "pv".into());
+        round(&api).await;
+        assert!(selected(&api, "data").is_null(), "it is being bound");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_taken_back_is_not_told_again_at_once() {
+        let api = FakeApi::start().await;
+        world(&api);
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let events = Events::new(home.client().clone());
+        let mut pinned = Pinned::new(&home, &watched, &events);
+        pinned.round().await.unwrap();
+        let seen = |has_node| {
+            let mut version = watched.claims.version();
+            let claims = watched.claims.clone();
+            async move {
+                let known = |_: &u64| {
+                    claims
+                        .get("shop/data")
+                        .is_some_and(|claim| claim.has_node == has_node)
+                };
+                version.wait_for(known).await.unwrap();
+            }
+        };
+        seen(true).await;
+        put_claim(&api, "data", "liqo", &json!({}));
+        seen(false).await;
+        pinned.round().await.unwrap();
+        assert!(selected(&api, "data").is_null());
+        for (since, _) in pinned.told.values_mut() {
+            *since -= FIRST_PAUSE;
+        }
+        pinned.round().await.unwrap();
+        assert_eq!(selected(&api, "data"), "n1");
+        assert_eq!(pinned.told.values().next().unwrap().1, FIRST_PAUSE * 2);
+    }
+}

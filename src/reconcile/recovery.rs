@@ -1,0 +1,249 @@
+//! Getting the data of a volume back when its twin was deleted behind our back.
+//!
+//! A deletion cannot be taken back, but our finalizer keeps the twin until its PV
+//! is safe. Each step can be the first one after a crash:
+//!
+//! ```text
+//! twin being deleted ── PV: Retain, and remember what it was before
+//!                    ── twin: finalizer off            (rescue)
+//! twin gone          ── PV: forget the old twin's uid
+//!                    ── make the twin again, onto that PV   (restore)
+//! twin bound         ── PV: policy as before           (finish)
+//! ```
+
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
+};
+use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::json;
+
+use super::watched::VirtualVolume;
+use crate::{
+    cluster::{ApiError, Cluster},
+    twin::{FINALIZER, let_go, name_of},
+    volume::{Carried, ClaimMark, Marks, Owner, mark},
+};
+
+/// How it stands with the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rescue {
+    /// It is safe, and on its way back.
+    Underway,
+    /// There is nothing to get it back from.
+    Hopeless,
+    /// Nothing is wrong after all.
+    FalseAlarm,
+}
+
+/// Everything about a volume whose twin is in trouble, read live.
+struct Scene {
+    twin: Option<PersistentVolumeClaim>,
+    claim: PersistentVolumeClaim,
+    mark: ClaimMark,
+}
+
+impl Scene {
+    /// The scene, if the volume is still somebody's.
+    async fn look(home: &Cluster, volume: &VirtualVolume) -> Result<Option<Self>, ApiError> {
+        let Some(mark) = &volume.claim else {
+            return Ok(None);
+        };
+        let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+        let twins = home.stored::<PersistentVolumeClaim>();
+        let volumes = home.all::<PersistentVolume>();
+        let (claim, twin, outer) = tokio::try_join!(
+            claims.get(&mark.name),
+            twins.get(name_of(&volume.volume)),
+            volumes.get(&volume.name),
+        )?;
+        let wanted = |claim: &PersistentVolumeClaim| {
+            claim.uid().as_deref() == Some(&mark.uid) && claim.metadata.deletion_timestamp.is_none()
+        };
+        let bound = outer.is_some_and(|outer| {
+            let phase = outer.status.and_then(|status| status.phase);
+            outer.metadata.deletion_timestamp.is_none() && phase.as_deref() == Some("Bound")
+        });
+        Ok(claim.filter(wanted).filter(|_| bound).map(|claim| Self {
+            twin,
+            claim,
+            mark: mark.clone(),
+        }))
+    }
+}
+
+/// Makes the data of a twin that is being deleted safe, then lets the twin go.
+pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+    let Some(scene) = Scene::look(home, volume).await? else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    let owner = Owner::of_volume(home.id().clone(), volume.volume.clone());
+    let dying = |twin: &PersistentVolumeClaim| {
+        twin.metadata.deletion_timestamp.is_some()
+            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+    };
+    let Some(twin) = scene.twin.filter(dying) else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    let volumes = home.all::<PersistentVolume>();
+    let real = match name {
+        Some(name) => volumes.get(name).await?,
+        None => None,
+    };
+    let Some(real) = real else {
+        let_go(home, &twin).await?;
+        return Ok(Rescue::Hopeless);
+    };
+    let policy = policy(&real);
+    if policy != "Retain" {
+        let patch = json!({
+            "metadata": {"uid": real.uid(), "annotations": {mark::POLICY_BEFORE: policy}},
+            "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+        });
+        volumes.merge(&real.name_any(), &patch).await?;
+    }
+    let_go(home, &twin).await?;
+    Ok(Rescue::Underway)
+}
+
+/// Makes the twin of a volume again, if the PV of the old one is still there.
+pub(super) async fn restore(home: &Cluster, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+    let Some(scene) = Scene::look(home, volume).await? else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    if scene.twin.is_some() {
+        return Ok(Rescue::FalseAlarm);
+    }
+    let twin = name_of(&volume.volume);
+    let seen = home.views().volumes.of_topic(twin);
+    let volumes = home.all::<PersistentVolume>();
+    for seen in seen {
+        let Some(real) = volumes.get(&seen.name).await? else {
+            continue;
+        };
+        // One that is not retained is being deleted: whoever binds it binds nothing.
+        if is_of(home, &real, twin) && policy(&real) == "Retain" && real.metadata.deletion_timestamp.is_none()
+        {
+            forget_old_twin(home, &real).await?;
+            let again = twin_again(home, volume, scene, real);
+            home.stored::<PersistentVolumeClaim>().create(&again).await?;
+            return Ok(Rescue::Underway);
+        }
+    }
+    Ok(Rescue::Hopeless)
+}
+
+/// Gives the PV of a twin that was made again the reclaim policy it had.
+pub(super) async fn finish(home: &Cluster, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
+    let volumes = home.all::<PersistentVolume>();
+    let twins = home.stored::<PersistentVolumeClaim>();
+    let (Some(real), Some(twin)) = tokio::try_join!(volumes.get(real), twins.get(name_of(&volume.volume)))?
+    else {
+        return Ok(());
+    };
+    let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
+        return Ok(());
+    };
+    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let bound = claim.and_then(|claim| claim.uid.as_ref()) == twin.metadata.uid.as_ref();
+    if !bound || twin.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let policy = if volume.retain { "Retain" } else { before };
+    let patch = json!({
+        "metadata": {
+            "uid": real.uid(),
+            "resourceVersion": real.resource_version(),
+            "annotations": {mark::POLICY_BEFORE: null},
+        },
+        "spec": {"persistentVolumeReclaimPolicy": policy},
+    });
+    match volumes.merge(&real.name_any(), &patch).await {
+        Err(error) if error.is_conflict() => return Ok(()),
+        other => other?,
+    };
+    tracing::info!(volume = %volume.volume, "the twin was made again onto its data");
+    Ok(())
+}
+
+fn policy(volume: &PersistentVolume) -> &str {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    policy.unwrap_or("Delete")
+}
+
+fn is_of(home: &Cluster, volume: &PersistentVolume, twin: &str) -> bool {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    claim.is_some_and(|claim| {
+        claim.namespace.as_deref() == Some(home.storage_namespace()) && claim.name.as_deref() == Some(twin)
+    })
+}
+
+/// A PV that remembers the uid of its claim never binds another: without it, it
+/// waits for one of that name.
+async fn forget_old_twin(home: &Cluster, real: &PersistentVolume) -> Result<(), ApiError> {
+    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    if claim.is_none_or(|claim| claim.uid.is_none()) {
+        return Ok(());
+    }
+    let patch = json!({
+        "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
+        "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
+    });
+    match home
+        .all::<PersistentVolume>()
+        .merge(&real.name_any(), &patch)
+        .await
+    {
+        // It was bound meanwhile, to a twin that somebody else made.
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// The twin as it was, as far as claim and PV tell.
+fn twin_again(
+    home: &Cluster,
+    volume: &VirtualVolume,
+    scene: Scene,
+    real: PersistentVolume,
+) -> PersistentVolumeClaim {
+    let marks = Marks {
+        home: home.id().clone(),
+        volume: volume.volume.clone(),
+        claim: Some(scene.mark),
+        request_name: volume.name.clone(),
+        // What was asked for is forgotten; nobody asks again for a volume that has its PV.
+        fingerprint: None,
+        handed_over: true,
+    };
+    let carried = Carried::of(scene.claim.labels(), scene.claim.annotations());
+    let (labels, annotations) = carried.with(&marks);
+    let (was, asked) = (
+        real.spec.unwrap_or_default(),
+        scene.claim.spec.unwrap_or_default(),
+    );
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(name_of(&volume.volume).to_owned()),
+            namespace: Some(home.storage_namespace().to_owned()),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            finalizers: Some(vec![FINALIZER.to_owned()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: asked.access_modes,
+            volume_mode: was.volume_mode,
+            // An empty name means "no class", none at all would mean the default one.
+            storage_class_name: Some(was.storage_class_name.unwrap_or_default()),
+            resources: Some(VolumeResourceRequirements {
+                requests: was.capacity,
+                limits: None,
+            }),
+            volume_name: real.metadata.name,
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    }
+}

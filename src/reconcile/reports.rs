@@ -1,0 +1,43 @@
+//! Events about what was found, told once and then now and again: a loop finds
+//! the same thing every round, and a user reads it once.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{cluster::events::Events, volume::ClaimMark};
+
+const AGAIN: Duration = Duration::from_hours(1);
+
+/// Remembers what was told.
+pub(super) struct Reports {
+    events: Events,
+    told: HashMap<(String, &'static str), Instant>,
+}
+
+impl Reports {
+    pub(super) fn new(events: Events) -> Self {
+        Self {
+            events,
+            told: HashMap::new(),
+        }
+    }
+
+    /// Warns on an object, unless that was done within the last hour.
+    pub(super) async fn warn(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
+        self.told.retain(|_, since| since.elapsed() < AGAIN);
+        if let Entry::Vacant(untold) = self.told.entry((on.uid.clone(), reason)) {
+            untold.insert(Instant::now());
+            tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
+            self.events.warn(on, reason, note).await;
+        }
+    }
+
+    /// Forgets what was told of an object: it is well again.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.told.retain(|(told, _), _| told != uid);
+    }
+}

@@ -1,0 +1,164 @@
+//! The rhythm of a loop: a round, then a rest until something changes or enough
+//! time has passed; after a failure a longer and longer one.
+
+use std::time::Duration;
+
+use futures::{StreamExt, future::select_all, stream::FuturesUnordered};
+use tokio::{sync::watch, time};
+
+use super::Metrics;
+use crate::cluster::ApiError;
+
+/// Changes come in bursts: one round serves those of this time.
+const SETTLE: Duration = Duration::from_millis(300);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// A round that takes longer is given up; the next one goes on where it was.
+const LONGEST_ROUND: Duration = Duration::from_mins(5);
+
+/// One background loop. A round compares everything with how it should be and
+/// may be given up at any await: whatever it did so far is done.
+pub(super) trait Rounds {
+    /// Its name in logs and metrics.
+    const NAME: &'static str;
+    /// How long it rests at most.
+    const REST: Duration;
+
+    /// Change whenever a round may find something to do.
+    fn signs(&self) -> Vec<watch::Receiver<u64>>;
+
+    /// One round.
+    async fn round(&mut self) -> Result<(), ApiError>;
+}
+
+/// Drives a loop for ever.
+pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
+    let mut signs = rounds.signs();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        for sign in &mut signs {
+            sign.mark_unchanged();
+        }
+        match time::timeout(LONGEST_ROUND, rounds.round()).await {
+            Ok(Ok(())) => {
+                metrics.round(R::NAME, "done");
+                pause = FIRST_PAUSE;
+                rest(&mut signs, R::REST).await;
+            }
+            failed => {
+                metrics.round(R::NAME, "failed");
+                let why = match failed {
+                    Ok(Err(error)) => error.to_string(),
+                    _ => "the round took too long".to_owned(),
+                };
+                tracing::warn!(name = R::NAME, %why, "a background round failed");
+                time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}
+
+async fn rest(signs: &mut [watch::Receiver<u64>], at_most: Duration) {
+    if signs.is_empty() {
+        time::sleep(at_most).await;
+        return;
+    }
+    let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+    let _enough = time::timeout(at_most, select_all(changes)).await;
+    time::sleep(SETTLE).await;
+}
+
+/// How many things one loop does at once.
+const AT_ONCE: usize = 8;
+
+/// Does something for each of many objects, a few at a time. Where it fails the
+/// others are done all the same; the first error is the round's.
+pub(super) async fn each<I, T, F>(items: I, mut act: impl FnMut(T) -> F) -> Result<(), ApiError>
+where
+    I: IntoIterator<Item = T>,
+    F: Future<Output = Result<(), ApiError>>,
+{
+    let mut outcome = Ok(());
+    let mut running = FuturesUnordered::new();
+    for item in items {
+        if running.len() == AT_ONCE {
+            outcome = outcome.and(running.next().await.unwrap_or(Ok(())));
+        }
+        running.push(act(item));
+    }
+    while let Some(done) = running.next().await {
+        outcome = outcome.and(done);
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    struct Counting {
+        rounds: Arc<AtomicUsize>,
+        sign: watch::Receiver<u64>,
+    }
+
+    impl Rounds for Counting {
+        const NAME: &'static str = "counting";
+        const REST: Duration = Duration::from_hours(1);
+
+        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+            vec![self.sign.clone()]
+        }
+
+        async fn round(&mut self) -> Result<(), ApiError> {
+            self.rounds.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_starts_a_round_and_so_does_time() {
+        let (sender, sign) = watch::channel(1);
+        let rounds = Arc::new(AtomicUsize::new(0));
+        let counting = Counting {
+            rounds: Arc::clone(&rounds),
+            sign,
+        };
+        let metrics = Metrics::default();
+        let driven = drive(counting, &metrics);
+        let watched = async {
+            let settled = Duration::from_secs(5);
+            time::sleep(settled).await;
+            assert_eq!(rounds.load(Ordering::SeqCst), 1, "nothing changed");
+            for n in 0..20 {
+                sender.send_replace(n);
+            }
+            time::sleep(settled).await;
+            assert_eq!(rounds.load(Ordering::SeqCst), 2, "a burst is one round");
+            time::sleep(Counting::REST + settled).await;
+            assert_eq!(rounds.load(Ordering::SeqCst), 3, "time passed");
+        };
+        tokio::select! {
+            () = driven => {}
+            () = watched => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn many_things_are_all_done() {
+        let done = AtomicUsize::new(0);
+        let outcome = each(0..100, |_| async {
+            tokio::task::yield_now().await;
+            done.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        })
+        .await;
+        assert_eq!(outcome, Ok(()));
+        assert_eq!(done.load(Ordering::SeqCst), 100);
+    }
+}

@@ -1,0 +1,47 @@
+//! Keeps what a twin carries of its claim as the claim has it now.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::{
+    cluster::{ApiError, Cluster},
+    twin::name_of,
+    volume::{Carried, ClaimMark, Owner, VolumeName},
+};
+
+/// Brings labels and annotations of a twin up to date, from what both are now.
+pub(super) async fn sync(home: &Cluster, volume: &VolumeName, claim: &ClaimMark) -> Result<(), ApiError> {
+    let twins = home.stored::<PersistentVolumeClaim>();
+    let claims = home.within::<PersistentVolumeClaim>(&claim.namespace);
+    let (twin, source) = tokio::try_join!(twins.get(name_of(volume)), claims.get(&claim.name))?;
+    let owner = Owner {
+        home: home.id().clone(),
+        volume: volume.clone(),
+        claim_uid: Some(claim.uid.clone()),
+    };
+    let is_its_twin =
+        |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
+    let Some(twin) = twin.filter(is_its_twin) else {
+        return Ok(());
+    };
+    let Some(source) = source.filter(|source| source.uid().as_deref() == Some(&claim.uid)) else {
+        return Ok(());
+    };
+    let carried = Carried::of(source.labels(), source.annotations());
+    let changes = carried.changes(twin.labels(), twin.annotations());
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let patch = json!({"metadata": {
+        "uid": twin.uid(),
+        "resourceVersion": twin.resource_version(),
+        "labels": changes.labels,
+        "annotations": changes.annotations,
+    }});
+    match twins.merge(&twin.name_any(), &patch).await {
+        // The next round looks at what it has become.
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}

@@ -1,0 +1,244 @@
+//! What only the background loops look at: claims, the PVs of volumes, pods that
+//! start, and the attachments Kubernetes made for us. The replica that runs no
+//! loops does not pay for these watches.
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::VolumeAttachment,
+};
+use kube::{Api, ResourceExt, runtime::watcher};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    cluster::{
+        Cluster, facts,
+        slim::SELECTED_NODE,
+        view::{Slim, View},
+    },
+    placement::{ReclaimPolicy, StaticVolume},
+    volume::{Carried, ClaimMark, ClaimName, DRIVER_NAME, VolumeId, VolumeName},
+};
+
+const PROVISIONERS: [&str; 2] = [
+    "volume.kubernetes.io/storage-provisioner",
+    "volume.beta.kubernetes.io/storage-provisioner",
+];
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+
+/// The views of the loops. Their watches end when it is dropped.
+pub(super) struct Watched {
+    pub(super) claims: View<Claim>,
+    pub(super) volumes: View<Volume>,
+    pub(super) starting: View<Starting>,
+    pub(super) outer: View<Outer>,
+    _stops: DropGuard,
+}
+
+/// A claim that is provisioned by us, or not bound yet and may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) name: ClaimName,
+    pub(super) uid: String,
+    pub(super) class: Option<String>,
+    pub(super) pending: bool,
+    pub(super) has_node: bool,
+    pub(super) deleting: bool,
+    /// Digest of what its twin is to carry.
+    pub(super) carried: String,
+}
+
+/// A PV that matters to the loops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Volume {
+    /// The PV that users of a volume see.
+    Virtual(VirtualVolume),
+    /// One that nobody provisioned.
+    Static(Box<StaticVolume>),
+}
+
+/// The PV that users of a volume see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct VirtualVolume {
+    /// Name of the PV.
+    pub(super) name: String,
+    pub(super) volume: VolumeName,
+    pub(super) claim: Option<ClaimMark>,
+    pub(super) bound: bool,
+    pub(super) deleting: bool,
+    pub(super) retain: bool,
+}
+
+/// A pod that has a node but does not run yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Starting {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) claims: Vec<String>,
+}
+
+/// An attachment of a volume, made by Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Outer {
+    /// Name of the PV.
+    pub(super) volume: String,
+    pub(super) node: String,
+}
+
+impl Slim for Claim {
+    fn topic(&self) -> &str {
+        &self.name.namespace
+    }
+}
+
+impl Slim for Volume {
+    fn topic(&self) -> &str {
+        match self {
+            Self::Virtual(_) => "virtual",
+            Self::Static(_) => "static",
+        }
+    }
+}
+
+impl Slim for Starting {
+    fn topic(&self) -> &str {
+        &self.namespace
+    }
+}
+
+impl Slim for Outer {
+    fn topic(&self) -> &str {
+        &self.node
+    }
+}
+
+impl Watched {
+    pub(super) fn start(home: &Cluster) -> Self {
+        let stop = CancellationToken::new();
+        let client = || home.client().clone();
+        let everything = watcher::Config::default;
+        // The few that are on their way: claims of all others are bound long since.
+        let starting_pods = everything().fields("status.phase=Pending,spec.nodeName!=");
+        Self {
+            claims: View::start(Api::all(client()), everything(), |it| claim(&it), &stop),
+            volumes: View::start(Api::all(client()), everything(), |it| volume(&it), &stop),
+            starting: View::start(Api::all(client()), starting_pods, |it| starting(&it), &stop),
+            outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
+            _stops: stop.drop_guard(),
+        }
+    }
+
+    pub(super) async fn complete(&self) {
+        self.claims.complete().await;
+        self.volumes.complete().await;
+        self.starting.complete().await;
+        self.outer.complete().await;
+    }
+
+    /// The PVs of our volumes.
+    pub(super) fn virtual_volumes(&self) -> Vec<VirtualVolume> {
+        let volumes = self.volumes.of_topic("virtual");
+        let ours = volumes.iter().filter_map(|volume| match volume.as_ref() {
+            Volume::Virtual(volume) => Some(volume.clone()),
+            Volume::Static(_) => None,
+        });
+        ours.collect()
+    }
+
+    /// The PVs that nobody provisioned.
+    pub(super) fn static_volumes(&self) -> Vec<StaticVolume> {
+        let volumes = self.volumes.of_topic("static");
+        let theirs = volumes.iter().filter_map(|volume| match volume.as_ref() {
+            Volume::Virtual(_) => None,
+            Volume::Static(volume) => Some(StaticVolume::clone(volume)),
+        });
+        theirs.collect()
+    }
+
+    /// The claim of this mark, if it is still the same one.
+    pub(super) fn claim(&self, mark: &ClaimMark) -> Option<std::sync::Arc<Claim>> {
+        let claim = self.claims.get(&format!("{}/{}", mark.namespace, mark.name))?;
+        (claim.uid == mark.uid).then_some(claim)
+    }
+}
+
+fn claim(claim: &PersistentVolumeClaim) -> Option<Claim> {
+    let annotations = claim.annotations();
+    let ours = |key: &&str| annotations.get(*key).is_some_and(|value| value == DRIVER_NAME);
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    let pending = phase.unwrap_or("Pending") == "Pending";
+    (pending || PROVISIONERS.iter().any(ours)).then(|| Claim {
+        name: ClaimName {
+            namespace: claim.namespace().unwrap_or_default(),
+            name: claim.name_any(),
+        },
+        uid: claim.uid().unwrap_or_default(),
+        class: claim
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.storage_class_name.clone()),
+        pending,
+        has_node: annotations.contains_key(SELECTED_NODE),
+        deleting: claim.metadata.deletion_timestamp.is_some(),
+        carried: Carried::of(claim.labels(), annotations).digest(),
+    })
+}
+
+fn volume(volume: &PersistentVolume) -> Option<Volume> {
+    let spec = volume.spec.as_ref()?;
+    if let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME) {
+        let id: VolumeId = csi.volume_handle.parse().ok()?;
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
+        return Some(Volume::Virtual(VirtualVolume {
+            name: volume.name_any(),
+            volume: id.name,
+            claim: spec.claim_ref.as_ref().map(|claim| ClaimMark {
+                namespace: claim.namespace.clone().unwrap_or_default(),
+                name: claim.name.clone().unwrap_or_default(),
+                uid: claim.uid.clone().unwrap_or_default(),
+            }),
+            bound: phase == Some("Bound"),
+            deleting: volume.metadata.deletion_timestamp.is_some(),
+            retain: policy == ReclaimPolicy::Retain,
+        }));
+    }
+    let provisioned = volume.annotations().contains_key(PROVISIONED_BY);
+    let read = facts::static_volume(volume);
+    (!provisioned && read.available).then(|| Volume::Static(Box::new(read)))
+}
+
+fn starting(pod: &Pod) -> Option<Starting> {
+    let spec = pod.spec.as_ref()?;
+    let node = spec.node_name.clone().filter(|node| !node.is_empty())?;
+    let name = pod.name_any();
+    let claims: Vec<String> = spec
+        .volumes
+        .iter()
+        .flatten()
+        .filter_map(
+            |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                (Some(claim), _) => Some(claim.claim_name.clone()),
+                // Kubernetes names the claim of a generic ephemeral volume so.
+                (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
+                (None, None) => None,
+            },
+        )
+        .collect();
+    let waits = !claims.is_empty() && pod.metadata.deletion_timestamp.is_none();
+    waits.then(|| Starting {
+        namespace: pod.namespace().unwrap_or_default(),
+        name,
+        node,
+        claims,
+    })
+}
+
+fn outer(attachment: &VolumeAttachment) -> Option<Outer> {
+    let spec = &attachment.spec;
+    let volume = spec.source.persistent_volume_name.clone()?;
+    (spec.attacher == DRIVER_NAME).then(|| Outer {
+        volume,
+        node: spec.node_name.clone(),
+    })
+}
