@@ -58,7 +58,7 @@ func EnsureCgroup(name string) (string, error) {
 		}
 	}
 	if CgroupV2() {
-		if err := delegateControllers(name); err != nil {
+		if err := delegateControllers(cgroupRoot); err != nil {
 			return "", err
 		}
 	}
@@ -79,23 +79,6 @@ func inheritCPUs(dir string) error {
 		}
 		if err != nil {
 			return fmt.Errorf("set up the cpuset %s: %w", dir, err)
-		}
-	}
-	return nil
-}
-
-// delegateControllers lets the cgroups below the lab's use every controller
-// that the machine offers (cgroup v2 hands them down level by level).
-func delegateControllers(name string) error {
-	available, err := os.ReadFile(filepath.Join(cgroupRoot, "cgroup.controllers"))
-	if err != nil {
-		return fmt.Errorf("read the cgroup controllers: %w", err)
-	}
-	for _, dir := range []string{cgroupRoot, filepath.Join(cgroupRoot, CgroupName)} {
-		for controller := range strings.FieldsSeq(string(available)) {
-			// Some cannot be delegated (their parent did not); kubelet says
-			// which of those it needs.
-			_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 		}
 	}
 	return nil

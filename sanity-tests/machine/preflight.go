@@ -74,7 +74,7 @@ func Preflight(able Abilities) error {
 			return fmt.Errorf("the kernel has no %s file system, which the lab's containers and volumes need: try `modprobe %s`", name, name)
 		}
 	}
-	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
+	for _, controller := range neededControllers {
 		if !slices.Contains(able.CgroupControllers, controller) {
 			return fmt.Errorf("the machine offers no cgroup controller %q, which kubelet needs (it offers: %s)",
 				controller, strings.Join(able.CgroupControllers, " "))

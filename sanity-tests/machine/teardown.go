@@ -38,6 +38,9 @@ func Teardown(ctx context.Context) error {
 	if err := Until(ctx, "the lab's cgroups to empty", removeCgroups); err != nil {
 		return err
 	}
+	if err := withdrawControllers(cgroupRoot); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(StateDir); err != nil {
 		return fmt.Errorf("remove the state directory: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
@@ -55,6 +56,19 @@ func parseUp(arguments []string) (options clusters.Options, withStorage bool, er
 		options.Clusters = append(options.Clusters, spec)
 	}
 	return options, withStorage, nil
+}
+
+func build(ctx context.Context, arguments []string) error {
+	if err := noArguments("build", arguments); err != nil {
+		return err
+	}
+	start := time.Now()
+	binaries, err := components.Build(ctx, os.Stdout)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s (%s)\n", binaries, time.Since(start).Round(time.Second))
+	return nil
 }
 
 func down(ctx context.Context, arguments []string) error {
