@@ -102,11 +102,9 @@ func (c *Cluster) internalURL() string { return "https://" + c.controlPlaneIP() 
 
 func (c *Cluster) writeKubeconfigs() error {
 	dir := c.pki()
-	host := fmt.Sprintf("https://127.0.0.1:%d", c.port)
-	proxy := fmt.Sprintf("https://%s:%d", c.lab.clusters[0].proxyIP(), c.faultProxyPort())
 	for _, config := range []struct{ file, server, user string }{
-		{c.Kubeconfig(), host, adminUser},
-		{c.ProxyKubeconfig(), proxy, adminUser},
+		{c.Kubeconfig(), "https://" + c.forwarded(), adminUser},
+		{c.ProxyKubeconfig(), "https://" + c.proxied(), adminUser},
 		{c.dir(controllerManager + ".kubeconfig"), c.internalURL(), controllerManager},
 		{c.dir(scheduler + ".kubeconfig"), c.internalURL(), scheduler},
 	} {

@@ -2,13 +2,11 @@ package clusters
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"reflect"
 	"sync"
 	"time"
@@ -18,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/components"
-	"storage.liqo.io/sanity-tests/faults"
 	"storage.liqo.io/sanity-tests/images"
 	"storage.liqo.io/sanity-tests/machine"
 	"storage.liqo.io/sanity-tests/nodes"
@@ -37,21 +34,26 @@ func Up(ctx context.Context, options Options) (*Lab, error) {
 	if err := machine.Preflight(machine.ThisMachine(ctx)); err != nil {
 		return nil, err
 	}
+	if _, err := wanted(options); err != nil {
+		return nil, err
+	}
+	progress := newProgress(options.Progress)
+	bin, err := components.Build(ctx, progress)
+	if err != nil {
+		return nil, err
+	}
+	progress.step("programs at hand")
+
 	unlock, err := machine.Lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	progress := newProgress(options.Progress)
-
 	lab, err := wanted(options)
 	if err != nil {
 		return nil, err
 	}
-	if lab.bin, err = components.Build(ctx, progress); err != nil {
-		return nil, err
-	}
-	progress.step("programs at hand")
+	lab.bin = bin
 
 	if err := lab.prepare(ctx); err != nil {
 		return nil, err
@@ -314,56 +316,6 @@ func (l *Lab) importStock(ctx context.Context, progress *progress) error {
 // name.
 func (c *Cluster) Import(ctx context.Context, imported ...*images.Image) error {
 	return nodes.Import(ctx, string(c.lab.bin), c.nodes, imported...)
-}
-
-// startRelays starts what forwards from the host to the API servers, and what
-// makes faults between the clusters.
-func (l *Lab) startRelays(ctx context.Context) error {
-	root, err := components.ModuleRoot(ctx)
-	if err != nil {
-		return err
-	}
-	program := machine.Path("bin", "relay")
-	var forward, proxy faults.Relays
-	proxy.Control = faultsSocket()
-	for _, cluster := range l.clusters {
-		server := net.JoinHostPort(cluster.controlPlaneIP(), "443")
-		forward.Relays = append(forward.Relays, faults.Relay{
-			Name:     cluster.Name(),
-			ListenOn: fmt.Sprintf("127.0.0.1:%d", cluster.port),
-			DialIn:   cluster.controlPlaneNet(), DialTo: server,
-		})
-		if cluster.index > 0 {
-			first := l.clusters[0]
-			proxy.Relays = append(proxy.Relays, faults.Relay{
-				Name:     cluster.Name(),
-				ListenIn: first.switchNet(), ListenOn: fmt.Sprintf("%s:%d", first.proxyIP(), cluster.faultProxyPort()),
-				DialIn: first.switchNet(), DialTo: server,
-			})
-		}
-	}
-	for name, relays := range map[string]faults.Relays{"lab/api-forwarder": forward, "lab/faults-proxy": proxy} {
-		if process, err := machine.Find(name); err == nil && process.Alive() {
-			continue
-		}
-		if _, err := os.Stat(program); err != nil {
-			if err := components.GoBuild(ctx, root, "./cmd/relay", program); err != nil {
-				return err
-			}
-		}
-		content, err := json.Marshal(relays)
-		if err != nil {
-			return err
-		}
-		file := machine.Path(filepath.Base(name) + ".json")
-		if err := os.WriteFile(file, content, 0o644); err != nil {
-			return fmt.Errorf("configure %s: %w", name, err)
-		}
-		if _, err := machine.Start(machine.Spec{Name: name, Command: []string{program, file}}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // progress tells what has been reached and how long it took.

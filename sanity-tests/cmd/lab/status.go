@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"text/tabwriter"
 
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/machine"
 )
 
 func status(ctx context.Context, arguments []string) error {
@@ -25,20 +27,18 @@ func printStatus(ctx context.Context, lab *clusters.Lab) error {
 	for _, cluster := range lab.Clusters() {
 		fmt.Fprintf(out, "cluster %s\n", cluster.Name())
 		for _, component := range cluster.Components() {
-			state, memory := "not started", ""
-			if process, err := cluster.Process(component); err == nil {
-				state = "dead"
-				if process.Alive() {
-					state = fmt.Sprintf("pid %d", process.PID)
-					memory = fmt.Sprintf("%d MiB", process.Memory()>>20)
-				}
-			}
-			fmt.Fprintf(out, "  %s/%s\t%s\t%s\n", cluster.Name(), component, state, memory)
+			process, err := cluster.Process(component)
+			printProcess(out, cluster.Name()+"/"+component, process, err)
 		}
 		fmt.Fprintf(out, "  kubeconfig\t%s\n  kubectl\t%s\n", cluster.Kubeconfig(), cluster.Kubectl())
 	}
+	fmt.Fprintln(out, "between them")
+	for _, relay := range lab.Relays() {
+		process, err := machine.Find(relay)
+		printProcess(out, relay, process, err)
+	}
 	if setting, err := lab.Proxy().Get(ctx); err == nil {
-		fmt.Fprintf(out, "faults between the clusters\t%s\n", setting)
+		fmt.Fprintf(out, "  faults\t%s\n", setting)
 	}
 	memory, err := lab.Memory()
 	if err != nil {
@@ -46,4 +46,15 @@ func printStatus(ctx context.Context, lab *clusters.Lab) error {
 	}
 	fmt.Fprintf(out, "memory\t%d MiB in all processes of the lab, %d MiB of it in pods\n", memory.Total>>20, memory.Pods>>20)
 	return out.Flush()
+}
+
+func printProcess(out io.Writer, name string, process *machine.Process, err error) {
+	switch {
+	case err != nil:
+		fmt.Fprintf(out, "  %s\tnot started\n", name)
+	case !process.Alive():
+		fmt.Fprintf(out, "  %s\tdead\n", name)
+	default:
+		fmt.Fprintf(out, "  %s\tpid %d\t%d MiB\n", name, process.PID, process.Memory()>>20)
+	}
 }
