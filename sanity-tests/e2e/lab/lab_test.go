@@ -198,8 +198,9 @@ func leaveMountedLoopDevice(t *testing.T, ctx context.Context, cluster *clusters
 	script := `set -e
 mkdir -p /mnt/disk /var/lib/kubelet/left
 truncate -s 64M /mnt/disk/image
-mkfs.ext4 -q /mnt/disk/image
-mount -o loop /mnt/disk/image /var/lib/kubelet/left
+device=$(losetup --find --show /mnt/disk/image)
+mkfs.ext4 -q $device
+mount $device /var/lib/kubelet/left
 sleep 100000 >/dev/null 2>&1 &`
 	if out, err := node.Command(ctx, "sh", "-c", script).CombinedOutput(); err != nil {
 		t.Fatalf("mount a loop device in %s: %v: %s", node.Name, err, out)
