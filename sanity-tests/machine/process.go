@@ -167,7 +167,8 @@ func (p *Process) Kill() error {
 }
 
 // startTime is the moment the process was forked, in clock ticks since boot; an
-// error for processes that have ended, reaped or not.
+// error for processes that have ended, reaped or not. The first thread can be a
+// zombie while others still run and hold the process's ports.
 func startTime(pid int) (uint64, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -182,7 +183,8 @@ func startTime(pid int) (uint64, error) {
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("pid %d: unreadable status", pid)
 	}
-	if state := fields[0]; state == "Z" || state == "X" {
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if state := fields[0]; (state == "Z" || state == "X") && len(threads) <= 1 {
 		return 0, fmt.Errorf("pid %d has ended", pid)
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
