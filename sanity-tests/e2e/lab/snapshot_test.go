@@ -55,12 +55,17 @@ func (s snapshot) addMounts(t *testing.T) {
 	}
 }
 
-// addProcesses notes what looks like the lab's: other programs come and go on
-// any machine.
+// addProcesses notes the namespaces that processes are in, and the processes
+// that look like the lab's: other programs come and go on any machine.
 func (s snapshot) addProcesses() {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
 		dir := filepath.Join("/proc", entry.Name())
+		for _, kind := range []string{"net", "mnt"} {
+			if namespace, err := os.Readlink(filepath.Join(dir, "ns", kind)); err == nil {
+				s["namespace "+namespace] = true
+			}
+		}
 		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(command) == 0 { // a kernel thread, or a zombie
 			continue
