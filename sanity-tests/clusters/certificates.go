@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"os"
 
+	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"k8s.io/client-go/tools/clientcmd"
-
+	"storage.liqo.io/sanity-tests/machine"
 	"storage.liqo.io/sanity-tests/nodes"
 	"storage.liqo.io/sanity-tests/pki"
 )
@@ -131,8 +131,12 @@ func (c *Cluster) writeKubeconfig(file, server, user, certFile, keyFile string) 
 	config.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificateData: read(certFile), ClientKeyData: read(keyFile)}
 	config.Contexts[c.Name()] = &clientcmdapi.Context{Cluster: c.Name(), AuthInfo: user}
 	config.CurrentContext = c.Name()
+	content, err := clientcmd.Write(*config)
 	if failure == nil {
-		failure = clientcmd.WriteToFile(*config, file)
+		failure = err
+	}
+	if failure == nil {
+		failure = machine.WriteFile(file, content, 0o600)
 	}
 	if failure != nil {
 		return fmt.Errorf("write the kubeconfig %s: %w", file, failure)

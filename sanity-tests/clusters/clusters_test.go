@@ -89,3 +89,24 @@ func TestEveryComponentIsKnown(t *testing.T) {
 		}
 	}
 }
+
+func TestALabFitsItsShapeOnly(t *testing.T) {
+	lab := newLab(record{Clusters: DefaultClusters(), Ports: []int{16443, 16444}})
+	for _, wanted := range [][]ClusterSpec{
+		DefaultClusters(),
+		{{Name: "home", Nodes: 2, Port: 16443}, {Name: "remote", Nodes: 1}},
+	} {
+		if err := lab.fits(wanted); err != nil {
+			t.Errorf("%v: %v", wanted, err)
+		}
+	}
+	for _, wanted := range [][]ClusterSpec{
+		{{Name: "home", Nodes: 2}},
+		{{Name: "home", Nodes: 3}, {Name: "remote", Nodes: 1}},
+		{{Name: "home", Nodes: 2, Port: 1}, {Name: "remote", Nodes: 1}},
+	} {
+		if err := lab.fits(wanted); err == nil || !strings.Contains(err.Error(), "lab-down") {
+			t.Errorf("%v: %v", wanted, err)
+		}
+	}
+}

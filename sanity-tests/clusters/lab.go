@@ -98,7 +98,7 @@ func (l *Lab) save() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(recordFile(), content, 0o644); err != nil {
+	if err := machine.WriteFile(recordFile(), content, 0o644); err != nil {
 		return fmt.Errorf("write the lab's record: %w", err)
 	}
 	return nil

@@ -2,7 +2,8 @@ package clusters
 
 import "storage.liqo.io/sanity-tests/machine"
 
-// Memory is what the lab takes, in bytes of resident memory.
+// Memory is what the lab takes, in bytes; pages that processes share
+// count once.
 type Memory struct {
 	Total int64
 	// Pods is the part of everything that is not a recorded process: pods and

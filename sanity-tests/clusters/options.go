@@ -15,6 +15,9 @@ type ClusterSpec struct {
 	Port int `json:",omitempty"`
 }
 
+// String describes the cluster for people.
+func (s ClusterSpec) String() string { return fmt.Sprintf("%s with %d nodes", s.Name, s.Nodes) }
+
 // Options are what one can choose about a lab.
 type Options struct {
 	// Clusters defaults to home with two nodes and remote with one.

@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -71,10 +71,7 @@ func Up(ctx context.Context, options Options) (*Lab, error) {
 func wanted(options Options) (*Lab, error) {
 	present, err := Load()
 	if err == nil {
-		if shape := present.specs(); !reflect.DeepEqual(shape, options.Clusters) {
-			return nil, fmt.Errorf("a lab of another shape runs here (%v, wanted %v): run `make lab-down` first", shape, options.Clusters)
-		}
-		return present, nil
+		return present, present.fits(options.Clusters)
 	}
 	if !errors.Is(err, ErrNoLab) {
 		return nil, err
@@ -90,12 +87,21 @@ func wanted(options Options) (*Lab, error) {
 	return newLab(known), nil
 }
 
-func (l *Lab) specs() []ClusterSpec {
-	specs := make([]ClusterSpec, len(l.clusters))
+// fits says whether the lab is of that shape; a port that is not asked for may
+// be any.
+func (l *Lab) fits(specs []ClusterSpec) error {
+	var present []string
+	same := len(specs) == len(l.clusters)
 	for i, cluster := range l.clusters {
-		specs[i] = cluster.spec
+		present = append(present, cluster.spec.String())
+		same = same && cluster.Name() == specs[i].Name && len(cluster.nodes) == specs[i].Nodes &&
+			(specs[i].Port == 0 || specs[i].Port == cluster.port)
 	}
-	return specs
+	if !same {
+		return fmt.Errorf("a lab of another shape runs here (%s; wanted: %v): run `make lab-down` first",
+			strings.Join(present, ", "), specs)
+	}
+	return nil
 }
 
 // hostPort checks that a port of the host's loopback is free, or finds one.
@@ -155,7 +161,7 @@ func (l *Lab) writeKubectls() error {
 		if err := os.MkdirAll(machine.Path("bin"), 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(cluster.Kubectl(), []byte(script), 0o755); err != nil {
+		if err := machine.WriteFile(cluster.Kubectl(), []byte(script), 0o755); err != nil {
 			return fmt.Errorf("write the kubectl of %s: %w", cluster.Name(), err)
 		}
 	}

@@ -26,6 +26,16 @@ func Path(names ...string) string {
 	return filepath.Join(append([]string{StateDir}, names...)...)
 }
 
+// WriteFile replaces a file whole: whoever reads it meanwhile sees the old or
+// the new content.
+func WriteFile(file string, content []byte, mode os.FileMode) error {
+	aside := file + ".new"
+	if err := os.WriteFile(aside, content, mode); err != nil {
+		return err
+	}
+	return os.Rename(aside, file)
+}
+
 // Lock keeps other lab commands out until the returned function is called. The
 // parent of the state directory is what is locked: a lock file of our own would
 // have to outlive the removal of everything else.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Usage is resident memory in bytes: of all the lab's processes, and of the
+// Usage is memory in bytes: of all the lab's processes, and of the
 // recorded ones alone.
 type Usage struct{ Total, Recorded int64 }
 
@@ -19,7 +19,7 @@ func Memory() (Usage, error) {
 	}
 	var usage Usage
 	for pid := range pids {
-		usage.Total += resident(pid)
+		usage.Total += proportional(pid)
 	}
 	recorded, err := Processes()
 	if err != nil {
@@ -31,20 +31,27 @@ func Memory() (Usage, error) {
 	return usage, nil
 }
 
-// Memory is the resident memory of the process in bytes.
+// Memory is the memory of the process in bytes, its share of shared pages.
 func (p *Process) Memory() int64 {
 	if !p.Alive() {
 		return 0
 	}
-	return resident(p.PID)
+	return proportional(p.PID)
 }
 
-func resident(pid int) int64 {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	fields := strings.Fields(string(content))
-	if err != nil || len(fields) < 2 {
-		return 0
+// proportional is the memory of a process with the pages it shares divided
+// among those that share them: dozens of processes run from a few programs, and
+// a plain sum of resident memory would count those again and again.
+func proportional(pid int) int64 {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0 // it has ended
 	}
-	pages, _ := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize())
+	for line := range strings.Lines(string(content)) {
+		if value, found := strings.CutPrefix(line, "Pss:"); found {
+			kilobytes, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return kilobytes << 10
+		}
+	}
+	return 0
 }

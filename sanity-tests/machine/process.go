@@ -98,11 +98,10 @@ func (p *Process) record() error {
 	if err != nil {
 		return err
 	}
-	file := recordFile(p.Name)
-	if err := os.WriteFile(file+".new", content, 0o644); err != nil {
+	if err := WriteFile(recordFile(p.Name), content, 0o644); err != nil {
 		return fmt.Errorf("record %s: %w", p.Name, err)
 	}
-	return os.Rename(file+".new", file)
+	return nil
 }
 
 // Find returns the recorded process of that name, alive or not.

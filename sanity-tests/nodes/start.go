@@ -32,7 +32,7 @@ func (n *Node) Ensure(bin, shared string) error {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			return fmt.Errorf("configure node %s: %w", n.Name, err)
 		}
-		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		if err := machine.WriteFile(file, []byte(content), 0o644); err != nil {
 			return fmt.Errorf("configure node %s: %w", n.Name, err)
 		}
 	}
