@@ -134,6 +134,42 @@ func TestOneCluster(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
+// After a reboot the files are still there and all else is gone: a start makes
+// the rest again, around the same data.
+func TestUpAfterAReboot(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 10*time.Minute)
+	before := takeSnapshot(t)
+	t.Cleanup(func() { down(t) })
+	options := clusters.Options{Clusters: []clusters.ClusterSpec{{Name: "solo", Nodes: 1}}}
+
+	solo := up(t, ctx, options).Clusters()[0]
+	kept := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kept"}}
+	if _, err := client(t, solo).CoreV1().Namespaces().Create(ctx, kept, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	running, err := machine.Processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range running {
+		if err := process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := machine.UnmountBelow(machine.StateDir); err != nil {
+		t.Fatal(err)
+	}
+
+	solo = up(t, ctx, options).Clusters()[0]
+	if _, err := client(t, solo).CoreV1().Namespaces().Get(ctx, kept.Name, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	runPod(t, ctx, solo, "solo-1", "sleep 100000")
+	down(t)
+	requireUnchanged(t, before)
+}
+
 func pidsOf(t *testing.T, lab *clusters.Lab) []string {
 	t.Helper()
 	var pids []string
