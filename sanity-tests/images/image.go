@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strings"
 )
 
 // Image is a name, what it runs and what is in it.
@@ -93,10 +92,4 @@ func (i *Image) Err() error {
 		return nil
 	}
 	return fmt.Errorf("image %s: %w", i.Name, errors.Join(i.failures...))
-}
-
-// WithoutTag is the name as used to tell images apart in messages.
-func (i *Image) WithoutTag() string {
-	name, _, _ := strings.Cut(i.Name[strings.LastIndex(i.Name, "/")+1:], ":")
-	return name
 }

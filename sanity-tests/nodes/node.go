@@ -16,7 +16,8 @@ import (
 // Node is one node of a running or starting lab.
 type Node struct {
 	// Name is also the name of the Node object.
-	Name    string
+	Name string
+	// Cluster is the name of the cluster it belongs to.
 	Cluster string
 	// IP is the node's own address, PodCIDR where its pods get theirs.
 	IP      string
@@ -57,13 +58,12 @@ func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.C
 	return n.Namespace().Command(ctx, name, args...)
 }
 
-// process is the name of one of the node's processes.
+// Containerd is the name of the node's containerd process.
+func (n *Node) Containerd() string { return n.process("containerd") }
+
+// Kubelet is the name of the node's kubelet process.
+func (n *Node) Kubelet() string { return n.process("kubelet") }
+
 func (n *Node) process(program string) string {
 	return fmt.Sprintf("%s/%s@%s", n.Cluster, program, n.Name)
 }
-
-// Containerd and Kubelet are the names of the node's processes.
-func (n *Node) Containerd() string { return n.process("containerd") }
-
-// Kubelet is the name of the kubelet's process.
-func (n *Node) Kubelet() string { return n.process("kubelet") }

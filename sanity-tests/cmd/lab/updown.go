@@ -20,13 +20,14 @@ func up(ctx context.Context, arguments []string) error {
 	}
 	start := time.Now()
 	lab, err := clusters.Up(ctx, options)
-	if err != nil {
-		return err
+	if err == nil && withStorage {
+		err = storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stdout})
 	}
-	if withStorage {
-		if err := storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stdout}); err != nil {
-			return err
+	if err != nil {
+		if _, nothing := clusters.Load(); nothing == nil {
+			err = fmt.Errorf("%w\nwhat did start is left as it is: `lab status` shows it, `lab up` tries again, `lab down` ends it", err)
 		}
+		return err
 	}
 	fmt.Printf("the lab is up after %s\n\n", time.Since(start).Round(100*time.Millisecond))
 	return printStatus(ctx, lab)
