@@ -1,6 +1,7 @@
 //! The gRPC edge: CSI services, what their requests mean, what their errors are
 //! called, and the server on a unix socket. gRPC types stop here.
 
+mod authority;
 mod call;
 mod controller;
 mod identity;

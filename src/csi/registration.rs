@@ -4,11 +4,11 @@
 use std::{fs, io, path::PathBuf};
 
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport};
 
-use super::Endpoint;
+use super::{Endpoint, authority};
 use crate::{
     node::registry::CSI_PLUGIN,
     volume::DRIVER_NAME,
@@ -70,7 +70,8 @@ impl Registration {
     pub async fn serve(self, stop: CancellationToken) -> io::Result<()> {
         let socket = self.socket.clone();
         let endpoint: Endpoint = socket.display().to_string().parse().map_err(io::Error::other)?;
-        let incoming = UnixListenerStream::new(endpoint.listen(SOCKET_MODE)?);
+        let connections = UnixListenerStream::new(endpoint.listen(SOCKET_MODE)?);
+        let incoming = connections.map(|connection| connection.map(authority::put_right));
         let leave = async {
             stop.cancelled_owned().await;
             if let Err(error) = fs::remove_file(&socket) {
@@ -115,8 +116,47 @@ impl registration_server::Registration for Registration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixStream,
+    };
+
+    use super::{super::authority::tests::kubelets_first_call, *};
     use crate::{node::registry::Registry, wire::registration::registration_client::RegistrationClient};
+
+    #[tokio::test]
+    async fn kubelets_own_client_is_understood() {
+        let dir = tempfile::tempdir().unwrap();
+        let csi: Endpoint = dir.path().join("csi.sock").display().to_string().parse().unwrap();
+        let registration = Registration::new(dir.path(), csi);
+        let socket = registration.socket();
+        tokio::spawn(registration.serve(CancellationToken::new()));
+        let mut kubelet = loop {
+            match UnixStream::connect(&socket).await {
+                Ok(stream) => break stream,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        let authority = "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fx-reg.sock";
+        let call = kubelets_first_call("/pluginregistration.Registration/GetInfo", authority);
+        kubelet.write_all(&call).await.unwrap();
+        let mut answer = Vec::new();
+        let named = async {
+            while !answer
+                .windows(DRIVER_NAME.len())
+                .any(|part| part == DRIVER_NAME.as_bytes())
+            {
+                assert_ne!(
+                    kubelet.read_buf(&mut answer).await.unwrap(),
+                    0,
+                    "hung up: {answer:?}"
+                );
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(30), named)
+            .await
+            .expect("no answer");
+    }
 
     #[tokio::test]
     async fn kubelet_finds_us_says_its_verdict_and_sees_us_leave() {
