@@ -89,6 +89,7 @@ func (c *Cluster) apiServerFlags() []string {
 		"--proxy-client-key-file=" + dir.Key("front-proxy-client"),
 		"--audit-policy-file=" + c.auditPolicyFile(),
 		"--audit-log-path=" + c.AuditLog(),
+		"--audit-log-maxsize=2048", // one file for as long as a lab lives
 	}
 }
 
