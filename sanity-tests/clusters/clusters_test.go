@@ -2,6 +2,7 @@ package clusters
 
 import (
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -35,9 +36,24 @@ func TestATakenPortIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	_, err = hostPort(listener.Addr().(*net.TCPAddr).Port)
-	if err == nil || !strings.Contains(err.Error(), "is taken") {
+	port := listener.Addr().(*net.TCPAddr).Port
+	_, err = hostPorts([]ClusterSpec{{Name: "first"}, {Name: "second", Port: port}})
+	if err == nil || !strings.Contains(err.Error(), "second: port "+strconv.Itoa(port)+" of 127.0.0.1 is taken") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestFreePortsAreDistinct(t *testing.T) {
+	seen := map[int]bool{}
+	ports, err := hostPorts(make([]ClusterSpec, 200))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		if seen[port] {
+			t.Fatalf("port %d twice", port)
+		}
+		seen[port] = true
 	}
 }
 

@@ -76,15 +76,11 @@ func wanted(options Options) (*Lab, error) {
 	if !errors.Is(err, ErrNoLab) {
 		return nil, err
 	}
-	known := record{Clusters: options.Clusters}
-	for _, spec := range options.Clusters {
-		port, err := hostPort(spec.Port)
-		if err != nil {
-			return nil, fmt.Errorf("cluster %s: %w", spec.Name, err)
-		}
-		known.Ports = append(known.Ports, port)
+	ports, err := hostPorts(options.Clusters)
+	if err != nil {
+		return nil, err
 	}
-	return newLab(known), nil
+	return newLab(record{Clusters: options.Clusters, Ports: ports}), nil
 }
 
 // fits says whether the lab is of that shape; a port that is not asked for may
@@ -104,14 +100,19 @@ func (l *Lab) fits(specs []ClusterSpec) error {
 	return nil
 }
 
-// hostPort checks that a port of the host's loopback is free, or finds one.
-func hostPort(port int) (int, error) {
-	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-	if err != nil {
-		return 0, fmt.Errorf("port %d of 127.0.0.1 is taken: %w", port, err)
+// hostPorts checks that the ports of the host's loopback are free, or finds
+// some. All are held until the last is known, so that no two are the same.
+func hostPorts(specs []ClusterSpec) ([]int, error) {
+	var ports []int
+	for _, spec := range specs {
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", spec.Port))
+		if err != nil {
+			return nil, fmt.Errorf("cluster %s: port %d of 127.0.0.1 is taken: %w", spec.Name, spec.Port, err)
+		}
+		defer listener.Close()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	return ports, nil
 }
 
 // prepare makes everything that is not a process.
