@@ -155,9 +155,12 @@ impl<'a> Health<'a> {
             Ok(rescue) => (Some(rescue), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        if known != Some(Rescue::FalseAlarm)
-            && let Some(claim) = &volume.claim
-        {
+        let Some(claim) = &volume.claim else {
+            return outcome;
+        };
+        // A twin that vanishes while it is rescued is what they were told to expect.
+        let expected = condition == Condition::Vanished && known == Some(Rescue::Underway);
+        if known != Some(Rescue::FalseAlarm) && !(expected && self.reports.any(&claim.uid)) {
             let note = self.note(volume, condition, known);
             self.reports.warn(claim, reason(condition), &note).await;
         }
@@ -181,10 +184,11 @@ impl<'a> Health<'a> {
         format!("{what}. {then}")
     }
 
-    /// Volumes that were ill and are well again may be reported anew.
-    fn recovered(&mut self, claim: Option<&ClaimMark>) {
-        if let Some(claim) = claim {
-            self.reports.forget(&claim.uid);
+    /// Who was told that a volume is ill is told that it is well again.
+    async fn recovered(&mut self, claim: &ClaimMark) {
+        if self.reports.any(&claim.uid) {
+            let note = "the volume has its twin again";
+            self.reports.well(claim, "TwinRecovered", note).await;
         }
     }
 }
@@ -237,8 +241,8 @@ impl Rounds for Health<'_> {
         for (volume, condition) in &ill {
             outcome = outcome.and(self.treat(volume, *condition).await);
         }
-        for (volume, ..) in &healthy {
-            self.recovered(volume.claim.as_ref());
+        for claim in healthy.iter().filter_map(|(volume, ..)| volume.claim.as_ref()) {
+            self.recovered(claim).await;
         }
         let this = &*self;
         let maintained = each(&healthy, async |(volume, claim, twin)| {

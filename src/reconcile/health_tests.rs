@@ -84,12 +84,23 @@ fn world(api: &FakeApi) {
 }
 
 async fn round(api: &FakeApi) -> Result<(), ApiError> {
+    let mut reports = None;
+    round_after(api, &mut reports).await
+}
+
+/// A round that remembers what the ones before told.
+async fn round_after(api: &FakeApi, reports: &mut Option<Reports>) -> Result<(), ApiError> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
     let metrics = Metrics::default();
-    let reports = Reports::new(Events::new(home.client().clone()));
-    Health::new(&home, &watched, reports, &metrics).round().await
+    let known = reports
+        .take()
+        .unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
+    let mut health = Health::new(&home, &watched, known, &metrics);
+    let outcome = health.round().await;
+    *reports = Some(health.reports);
+    outcome
 }
 
 fn delete(api: &FakeApi, path: &str) {
@@ -174,9 +185,10 @@ fn kubernetes_binds(api: &FakeApi) {
 async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
     let api = FakeApi::start().await;
     world(&api);
+    let mut reports = None;
     let old = api.object(TWIN).unwrap()["metadata"]["uid"].clone();
     delete(&api, TWIN);
-    round(&api).await.unwrap();
+    round_after(&api, &mut reports).await.unwrap();
     assert_eq!(
         policy(&api, REAL),
         "Retain",
@@ -186,7 +198,7 @@ async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
     assert_eq!(told(&api), ["TwinTerminating"]);
     kubernetes_binds(&api);
 
-    round(&api).await.unwrap();
+    round_after(&api, &mut reports).await.unwrap();
     let twin = api.object(TWIN).unwrap();
     assert_ne!(twin["metadata"]["uid"], old);
     assert_eq!(twin["spec"]["volumeName"], "real");
@@ -197,11 +209,14 @@ async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
     assert!(api.object(REAL).unwrap()["spec"]["claimRef"]["uid"].is_null());
     kubernetes_binds(&api);
 
-    round(&api).await.unwrap();
+    round_after(&api, &mut reports).await.unwrap();
     assert_eq!(policy(&api, REAL), "Delete", "as before");
     assert!(api.object(REAL).unwrap()["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
+    let mut all = told(&api);
+    all.sort();
+    assert_eq!(all, ["TwinRecovered", "TwinTerminating"]);
     let writes = api.writes();
-    round(&api).await.unwrap();
+    round_after(&api, &mut reports).await.unwrap();
     assert_eq!(api.writes(), writes);
 }
 

@@ -8,7 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{cluster::events::Events, volume::ClaimMark};
+use crate::{
+    cluster::events::{Events, Weight},
+    volume::ClaimMark,
+};
 
 const AGAIN: Duration = Duration::from_hours(1);
 
@@ -36,8 +39,15 @@ impl Reports {
         }
     }
 
-    /// Forgets what was told of an object: it is well again.
-    pub(super) fn forget(&mut self, uid: &str) {
-        self.told.retain(|(told, _), _| told != uid);
+    /// Whether anything was told of an object.
+    pub(super) fn any(&self, uid: &str) -> bool {
+        self.told.keys().any(|(told, _)| told == uid)
+    }
+
+    /// Tells that an object is well again, and forgets what was told of it.
+    pub(super) async fn well(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
+        self.told.retain(|(told, _), _| *told != on.uid);
+        tracing::info!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
+        self.events.tell(on, Weight::Normal, reason, note).await;
     }
 }
