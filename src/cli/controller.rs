@@ -132,7 +132,12 @@ async fn serve(args: Args) -> Outcome {
         mode: SOCKET_MODE,
         grace: GRACE,
     };
-    let (served, ()) = tokio::join!(server::serve(socket, routes, metrics, stop.clone()), loops);
+    let serve = async {
+        let served = server::serve(socket, routes, metrics, stop.clone()).await;
+        stop.cancel();
+        served
+    };
+    let (served, ()) = tokio::join!(serve, loops);
     served?;
     // A client that hung up does not stop its work.
     let _out_of_patience = tokio::time::timeout(GRACE, work.finished()).await;

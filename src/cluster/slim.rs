@@ -72,6 +72,8 @@ pub struct Volume {
     pub name: String,
     /// The twin it is for.
     pub twin: String,
+    /// That twin's uid; empty while the PV is only reserved.
+    pub twin_uid: String,
     /// Its phase.
     pub phase: String,
     /// Whether it is being deleted.
@@ -257,6 +259,7 @@ fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     (claim.namespace.as_deref() == Some(storage_namespace)).then(|| Volume {
         name: volume.metadata.name.unwrap_or_default(),
         twin: claim.name.unwrap_or_default(),
+        twin_uid: claim.uid.unwrap_or_default(),
         phase: volume.status.and_then(|status| status.phase).unwrap_or_default(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
         retain: policy == ReclaimPolicy::Retain,

@@ -1,5 +1,7 @@
 //! Structured log lines on standard error, as text for people or JSON for collectors.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 /// How log lines look.
@@ -25,6 +27,7 @@ pub fn start(format: LogFormat) {
     }
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     // A second start (tests) keeps the first one's settings.
     let _already = match format {

@@ -134,11 +134,10 @@ async fn real_volume(
             "is being deleted: its PV is to be retained, and the twin made again onto it",
         ));
     }
-    let name = record::volume_name(twin).ok_or_else(|| unusable("is not bound"))?;
-    let found = home.all::<PersistentVolume>().get(name).await?;
+    let name = record::real_volume(home, twin).ok_or_else(|| unusable("is not bound"))?;
+    let found = home.all::<PersistentVolume>().get(&name).await?;
     let real = found.ok_or_else(|| unusable("has lost its PV: the data may be lost"))?;
-    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    if claim.and_then(|claim| claim.uid.as_ref()) != twin.metadata.uid.as_ref() {
+    if !record::is_bound_to(&real, twin) {
         return Err(unusable("names a PV that belongs to another claim"));
     }
     Ok(real)

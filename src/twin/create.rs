@@ -153,12 +153,13 @@ async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), Crea
     Ok(())
 }
 
-/// Marks the twin as its user's. False if it changed since it was looked at.
+/// Marks the twin as its user's. False if it is not the twin that was looked at,
+/// or on its way out. Its version does not matter: Kubernetes is still writing on
+/// it, and whoever withdraws it names the version he saw.
 async fn hand_over(home: &Cluster, sight: &Sight) -> Result<bool, CreateError> {
     let Some(twin) = &sight.twin else { return Ok(false) };
     let patch = json!({"metadata": {
         "uid": twin.uid(),
-        "resourceVersion": twin.resource_version(),
         "annotations": {mark::HANDED_OVER: "true"},
     }});
     crash_point(CrashPoint::BeforeHandOver);
@@ -167,7 +168,8 @@ async fn hand_over(home: &Cluster, sight: &Sight) -> Result<bool, CreateError> {
         .merge(&twin.name_any(), &patch)
         .await;
     crash_point(CrashPoint::AfterHandOver);
-    Ok(unless_conflict(marked)?.is_some())
+    let marked = unless_conflict(marked)?;
+    Ok(marked.is_some_and(|twin| twin.metadata.deletion_timestamp.is_none()))
 }
 
 /// The user asked for Retain; where we lack the right to see to it, he must know.
@@ -290,6 +292,10 @@ impl<'a> News<'a> {
 
     /// A twin on its way is changed several times before anything has to be done.
     fn worth_a_look(&self) -> bool {
+        let volumes = self.home.views().volumes.of_topic(self.name);
+        if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
+            return true;
+        }
         let key = format!("{}/{}", self.home.storage_namespace(), self.name);
         let twin = self.home.views().twins.get(&key);
         twin.is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())

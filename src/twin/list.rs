@@ -34,7 +34,17 @@ fn listed(twin: &PersistentVolumeClaim) -> Option<Listed> {
     let capacity = twin
         .status
         .as_ref()
-        .and_then(|status| status.capacity.as_ref()?.get("storage"));
+        .and_then(|status| status.capacity.as_ref()?.get("storage"))
+        // Kubernetes has not written it yet: the volume was handed over a moment ago.
+        .or_else(|| {
+            twin.spec
+                .as_ref()?
+                .resources
+                .as_ref()?
+                .requests
+                .as_ref()?
+                .get("storage")
+        });
     exists.then(|| Listed {
         volume: marks.volume,
         bytes: capacity.and_then(facts::bytes).unwrap_or_default(),

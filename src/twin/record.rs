@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    api::core::v1::{
+        PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
+    },
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::{ResourceExt, api::ObjectMeta};
@@ -136,6 +138,26 @@ pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     let name = claim.spec.as_ref()?.volume_name.as_deref()?;
     (!name.is_empty()).then_some(name)
+}
+
+/// The PV of a twin. Kubernetes writes it on the twin last of all; a PV that is
+/// made for exactly this twin is its PV before that.
+pub(super) fn real_volume(home: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+    if phase(twin) == "Bound" {
+        return volume_name(twin).map(str::to_owned);
+    }
+    let uid = twin.uid()?;
+    let seen = home.views().volumes.of_topic(&twin.name_any());
+    let made = seen
+        .iter()
+        .find(|volume| volume.twin_uid == uid && !volume.deleting);
+    made.map(|volume| volume.name.clone())
+}
+
+/// Whether a PV is this twin's and no other's.
+pub(super) fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
+    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    claim.is_some_and(|claim| claim.uid.is_some() && claim.uid == twin.metadata.uid)
 }
 
 pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {

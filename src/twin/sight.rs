@@ -115,19 +115,24 @@ impl Sight {
         twin: &PersistentVolumeClaim,
         real_class: Option<&Class>,
     ) -> Result<TwinState, ApiError> {
-        match record::phase(twin) {
-            "Lost" => Ok(TwinState::Lost),
-            "Bound" => Ok(TwinState::Bound(self.reach(home, twin).await?)),
-            _ => {
-                let prebinding = super::plan::prebinding(home, order, twin, real_class).await?;
-                Ok(TwinState::Pending(prebinding))
-            }
+        if record::phase(twin) == "Lost" {
+            return Ok(TwinState::Lost);
         }
+        if let Some(name) = record::real_volume(home, twin) {
+            return Ok(TwinState::Bound(self.reach(home, twin, &name).await?));
+        }
+        let prebinding = super::plan::prebinding(home, order, twin, real_class).await?;
+        Ok(TwinState::Pending(prebinding))
     }
 
-    async fn reach(&mut self, home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Reach, ApiError> {
-        let name = record::volume_name(twin).unwrap_or_default();
-        let Some(volume) = home.all::<PersistentVolume>().get(name).await? else {
+    async fn reach(
+        &mut self,
+        home: &Cluster,
+        twin: &PersistentVolumeClaim,
+        name: &str,
+    ) -> Result<Reach, ApiError> {
+        let found = home.all::<PersistentVolume>().get(name).await?;
+        let Some(volume) = found.filter(|found| record::is_bound_to(found, twin)) else {
             return Ok(Reach::Unread);
         };
         let nodes = nodes(home);
