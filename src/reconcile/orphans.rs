@@ -132,7 +132,12 @@ impl<'a> Orphans<'a> {
         if look(marks.handed_over, deleting, origin) != Look::Collectable || self.has_volume(&marks).await? {
             return Ok(());
         }
-        tracing::info!(twin = seen.name, volume = %marks.volume, "collecting a twin that nobody was given");
+        let deed = if deleting {
+            "letting a deleted twin go"
+        } else {
+            "collecting a twin that nobody was given"
+        };
+        tracing::info!(twin = seen.name, volume = %marks.volume, "{deed}");
         match withdraw(self.home, &twin, Instant::now() + PATIENCE).await {
             Err(CreateError::Api(error)) => Err(error),
             Err(error) => {

@@ -2,6 +2,7 @@
 //! for, how its twin is marked, and how its data is reached. Pure: no Kubernetes
 //! client, no gRPC, no clock.
 
+mod capabilities;
 mod carried;
 mod data_path;
 mod digest;
@@ -10,8 +11,10 @@ mod id;
 pub mod mark;
 mod marks;
 mod quantity;
+mod size;
 mod spec;
 
+pub use capabilities::{Access, AccessMode, Capabilities, Capability};
 pub use carried::{Carried, MetadataChanges};
 pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
@@ -21,10 +24,8 @@ pub use fingerprint::{Fingerprint, FingerprintError, Part};
 pub use id::{ClusterId, ClusterIdError, ForeignId, VolumeId, VolumeName};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
-pub use spec::{
-    Access, AccessMode, Capabilities, Capability, ClaimName, ContentSource, Parameters, SizeRange, SpecError,
-    VolumeSpec,
-};
+pub use size::SizeRange;
+pub use spec::{ClaimName, ContentSource, Parameters, SpecError, VolumeSpec};
 
 /// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
 pub const DRIVER_NAME: &str = "storage.liqo.io";

@@ -1,0 +1,266 @@
+//! Who may use a volume at once, and how: the capabilities of a request, known
+//! to agree with each other.
+
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+use super::{SpecError, VolumeMode};
+
+/// An access mode of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AccessMode {
+    /// Written from one node.
+    ReadWriteOnce,
+    /// Read from many nodes.
+    ReadOnlyMany,
+    /// Written from many nodes.
+    ReadWriteMany,
+    /// Written by one pod.
+    ReadWriteOncePod,
+}
+
+impl AccessMode {
+    const ALL: [Self; 4] = [
+        Self::ReadWriteOnce,
+        Self::ReadOnlyMany,
+        Self::ReadWriteMany,
+        Self::ReadWriteOncePod,
+    ];
+
+    /// As Kubernetes spells it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ReadWriteOnce => "ReadWriteOnce",
+            Self::ReadOnlyMany => "ReadOnlyMany",
+            Self::ReadWriteMany => "ReadWriteMany",
+            Self::ReadWriteOncePod => "ReadWriteOncePod",
+        }
+    }
+}
+
+impl FromStr for AccessMode {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| SpecError::UnknownAccessMode(text.to_owned()))
+    }
+}
+
+impl fmt::Display for AccessMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How a consumer sees the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// As a mounted file system.
+    Mount {
+        /// Type of the file system, when the request cares.
+        fs_type: Option<String>,
+        /// Mount options.
+        flags: Vec<String>,
+    },
+    /// As a raw device.
+    Block,
+}
+
+/// One capability of a request; several stand for several access modes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Who may use the volume at once.
+    pub mode: AccessMode,
+    /// How it is used.
+    pub access: Access,
+}
+
+/// All capabilities of a request, known to agree with each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    modes: BTreeSet<AccessMode>,
+    access: Access,
+}
+
+impl Capabilities {
+    /// Brings the capabilities of a request together.
+    pub fn new(asked: impl IntoIterator<Item = Capability>) -> Result<Self, SpecError> {
+        let mut asked = asked.into_iter();
+        let first = asked.next().ok_or(SpecError::NoCapability)?;
+        let mut all = Self {
+            modes: [first.mode].into(),
+            access: normalised(first.access),
+        };
+        for next in asked {
+            all.modes.insert(next.mode);
+            all.agree(normalised(next.access))?;
+        }
+        Ok(all)
+    }
+
+    fn agree(&mut self, other: Access) -> Result<(), SpecError> {
+        match (&mut self.access, other) {
+            (Access::Block, Access::Block) => Ok(()),
+            (
+                Access::Mount { fs_type, flags },
+                Access::Mount {
+                    fs_type: other_type,
+                    flags: other_flags,
+                },
+            ) => {
+                if *flags != other_flags {
+                    return Err(SpecError::TwoSetsOfFlags(flags.clone(), other_flags));
+                }
+                match (&fs_type, other_type) {
+                    (Some(one), Some(other)) if *one != other => {
+                        Err(SpecError::TwoFsTypes(one.clone(), other))
+                    }
+                    (None, Some(other)) => {
+                        *fs_type = Some(other);
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
+            }
+            _ => Err(SpecError::MixedVolumeModes),
+        }
+    }
+
+    /// Who may use the volume at once; never empty.
+    #[must_use]
+    pub fn access_modes(&self) -> &BTreeSet<AccessMode> {
+        &self.modes
+    }
+
+    /// File system or raw device.
+    #[must_use]
+    pub fn volume_mode(&self) -> VolumeMode {
+        match self.access {
+            Access::Mount { .. } => VolumeMode::Filesystem,
+            Access::Block => VolumeMode::Block,
+        }
+    }
+
+    /// Type of the file system, when the request cares.
+    #[must_use]
+    pub fn fs_type(&self) -> Option<&str> {
+        match &self.access {
+            Access::Mount { fs_type, .. } => fs_type.as_deref(),
+            Access::Block => None,
+        }
+    }
+
+    /// Mount options.
+    #[must_use]
+    pub fn mount_flags(&self) -> &[String] {
+        match &self.access {
+            Access::Mount { flags, .. } => flags,
+            Access::Block => &[],
+        }
+    }
+
+    /// Whether a volume made for these capabilities also serves the asked ones.
+    ///
+    /// A file system type counts only where both name one; mount flags are
+    /// given per use and decide nothing.
+    #[must_use]
+    pub fn contains(&self, asked: &Self) -> bool {
+        let same_type = match (self.fs_type(), asked.fs_type()) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => true,
+        };
+        same_type && self.volume_mode() == asked.volume_mode() && self.modes.is_superset(&asked.modes)
+    }
+}
+
+/// An empty file system type means that none was asked for.
+fn normalised(access: Access) -> Access {
+    match access {
+        Access::Mount { fs_type, flags } => Access::Mount {
+            fs_type: fs_type.filter(|fs_type| !fs_type.is_empty()),
+            flags,
+        },
+        Access::Block => Access::Block,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(mode: AccessMode, fs_type: &str, flags: &[&str]) -> Capability {
+        Capability {
+            mode,
+            access: Access::Mount {
+                fs_type: Some(fs_type.to_owned()),
+                flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            },
+        }
+    }
+
+    fn block(mode: AccessMode) -> Capability {
+        Capability {
+            mode,
+            access: Access::Block,
+        }
+    }
+
+    #[test]
+    fn several_modes_make_one_volume() {
+        let all = Capabilities::new([
+            mount(AccessMode::ReadWriteOnce, "", &["noatime"]),
+            mount(AccessMode::ReadOnlyMany, "xfs", &["noatime"]),
+        ])
+        .unwrap();
+        assert_eq!(all.access_modes().len(), 2);
+        assert_eq!(all.volume_mode(), VolumeMode::Filesystem);
+        assert_eq!(all.fs_type(), Some("xfs"));
+        assert_eq!(all.mount_flags(), ["noatime"]);
+    }
+
+    #[test]
+    fn contradicting_capabilities_are_errors() {
+        use AccessMode::{ReadWriteMany, ReadWriteOnce};
+        let errors = [
+            Capabilities::new([]),
+            Capabilities::new([mount(ReadWriteOnce, "", &[]), block(ReadWriteOnce)]),
+            Capabilities::new([
+                mount(ReadWriteOnce, "xfs", &[]),
+                mount(ReadWriteMany, "ext4", &[]),
+            ]),
+            Capabilities::new([mount(ReadWriteOnce, "", &["ro"]), mount(ReadWriteMany, "", &[])]),
+        ]
+        .map(Result::unwrap_err);
+        assert_eq!(errors[0], SpecError::NoCapability);
+        assert_eq!(errors[1], SpecError::MixedVolumeModes);
+        assert!(matches!(errors[2], SpecError::TwoFsTypes(..)));
+        assert!(matches!(errors[3], SpecError::TwoSetsOfFlags(..)));
+    }
+
+    #[test]
+    fn a_volume_serves_what_it_was_made_for() {
+        use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce};
+        let made = Capabilities::new([
+            mount(ReadWriteOnce, "ext4", &[]),
+            mount(ReadOnlyMany, "ext4", &[]),
+        ])
+        .unwrap();
+        let serves = |asked: Capability| made.contains(&Capabilities::new([asked]).unwrap());
+        assert!(serves(mount(ReadWriteOnce, "", &["noatime"])));
+        assert!(serves(mount(ReadOnlyMany, "ext4", &[])));
+        assert!(!serves(mount(ReadWriteMany, "", &[])));
+        assert!(!serves(mount(ReadWriteOnce, "xfs", &[])));
+        assert!(!serves(block(ReadWriteOnce)));
+    }
+
+    #[test]
+    fn access_modes_are_spelled_as_kubernetes_does() {
+        for mode in AccessMode::ALL {
+            assert_eq!(mode.as_str().parse(), Ok(mode));
+        }
+        assert!("RWO".parse::<AccessMode>().is_err());
+    }
+}
