@@ -24,14 +24,17 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 
 ##### Build
 
-.PHONY: build lint fmt
+.PHONY: build lint lint-go fmt
 build: ## Build the driver (release)
 	cargo build --locked --release
 
-lint: ## Check formatting and lints of Rust and Go
+lint: lint-go ## Check formatting and lints of Rust and Go
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
-	cd sanity-tests && gofmt -l . | (! grep .) && go vet ./...
+
+lint-go: ## Check formatting and lints of Go alone
+	@badly=$$(gofmt -l sanity-tests); [ -z "$$badly" ] || { echo "not formatted, run make fmt:" $$badly; exit 1; }
+	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference; do (cd $$module && go vet ./...) || exit 1; done
 
 fmt: ## Format Rust and Go
 	cargo fmt
@@ -49,7 +52,10 @@ test: deps ## Run all tests; the last line says how many passed, failed and were
 
 ##### Lab: two real clusters on this machine (docs/lab.md)
 
-.PHONY: lab-up lab-down lab-status
+.PHONY: lab-build lab-up lab-down lab-status
+lab-build: deps ## Build what the lab runs, unless it is in the cache
+	$(LAB) build
+
 lab-up: deps ## Start the clusters home and remote, with storage in them
 	$(LAB) up
 

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"storage.liqo.io/sanity-tests/clusters"
 )
 
 func main() {
@@ -53,7 +55,12 @@ func run(ctx context.Context, todo []suite, keepLab bool) (total count, err erro
 	if err != nil {
 		return total, err
 	}
-	labIsUp := false
+	_, err = clusters.Load()
+	labIsUp := err == nil
+	if labIsUp {
+		fmt.Println("a lab runs on this machine already: it is used, and left running")
+		keepLab = true
+	}
 	defer func() {
 		if labIsUp && !keepLab {
 			err = errors.Join(err, labDown(root))
