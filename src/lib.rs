@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod csi;
+mod inspect;
 pub mod node;
 pub mod observe;
 pub mod placement;

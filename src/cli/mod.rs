@@ -1,8 +1,11 @@
 //! The command line: what each subcommand is told, and how it wires the parts.
 
 mod controller;
+mod doctor;
+mod looking;
 mod node;
 mod process;
+mod volumes;
 
 use std::process::ExitCode;
 
@@ -22,6 +25,10 @@ enum Command {
     Controller(controller::Args),
     /// Serve Identity and Node on every real node.
     Node(node::Args),
+    /// List the volumes of the driver: claim, twin, real class, place and health.
+    Volumes(volumes::Args),
+    /// Look for what is wrong with an installation, and say how to mend it.
+    Doctor(doctor::Args),
     /// List the places where a test can make this build die.
     #[cfg(feature = "crash-points")]
     CrashPoints,
@@ -34,18 +41,20 @@ pub fn run() -> ExitCode {
     // An error only says that a provider is installed already.
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let outcome = match Cli::parse().command {
-        Command::Controller(args) => controller::run(args),
-        Command::Node(args) => node::run(args),
+        Command::Controller(args) => controller::run(args).map(success),
+        Command::Node(args) => node::run(args).map(success),
+        Command::Volumes(args) => volumes::run(args).map(success),
+        Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {
             for point in crate::observe::CrashPoint::ALL {
                 println!("{}", point.name());
             }
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             tracing::error!("{error}");
             eprintln!("liqo-csi: {error}");
@@ -55,7 +64,11 @@ pub fn run() -> ExitCode {
 }
 
 /// What ends a process early. Nobody matches on it: it is read by people.
-type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn success((): ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
 
 #[cfg(test)]
 mod tests {

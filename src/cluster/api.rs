@@ -267,7 +267,7 @@ fn cause(error: kube::Error) -> Cause {
 }
 
 /// The whole chain: hyper's own message says only that something failed.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Client, Config,
     client::ClientBuilder,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +39,12 @@ pub enum ConnectError {
     /// The client cannot be built from it.
     #[error("no client can be made: {0}")]
     Client(#[from] kube::Error),
+    /// There is nothing to connect to.
+    #[error("no cluster is configured: {0}; pass --kubeconfig")]
+    Unconfigured(#[from] InferConfigError),
+    /// There is no answer.
+    #[error("the API server does not answer: {0}")]
+    Silent(String),
     /// The cluster's identity cannot be read.
     #[error("the cluster's id cannot be told: {0}; pass --cluster-id")]
     Unidentified(#[from] ApiError),
@@ -55,13 +61,31 @@ impl Cluster {
         stop: &CancellationToken,
     ) -> Result<Self, ConnectError> {
         let config = match kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path)?;
-                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-            }
+            Some(path) => from_file(path).await?,
             None => Config::incluster()?,
         };
         Self::from_config(config, settings, stop).await
+    }
+
+    /// Connects only to look around, with the rights of whoever looks: nothing
+    /// is watched, and the cluster is not asked who it is. Without a kubeconfig
+    /// it is found as kubectl does.
+    pub async fn visit(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Self, ConnectError> {
+        let mut config = match kubeconfig {
+            Some(path) => from_file(path).await?,
+            None => Config::infer().await?,
+        };
+        config.default_retry = false;
+        config.connect_timeout = Some(call_timeout);
+        let client = ClientBuilder::try_from(config)?.with_layer(&Cap).build();
+        let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
+        match answer {
+            Err(_) => Err(ConnectError::Silent(format!("nothing within {call_timeout:?}"))),
+            Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => {
+                Err(ConnectError::Silent(super::api::chain(&error)))
+            }
+            Ok(_) => nameless(client, call_timeout),
+        }
     }
 
     pub(super) async fn from_config(
@@ -104,15 +128,24 @@ impl Cluster {
     }
 }
 
+async fn from_file(path: &Path) -> Result<Config, ConnectError> {
+    let file = Kubeconfig::read_from(path)?;
+    Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+}
+
 async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
-    let nameless = Cluster(Arc::new(Inner {
-        id: "unknown".parse()?,
-        client: client.clone(),
-        storage_namespace: String::new(),
-        call_timeout,
-        views: Views::none(),
-    }));
+    let nameless = nameless(client.clone(), call_timeout)?;
     let namespace = nameless.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
     let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
     Ok(uid.parse()?)
+}
+
+fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
+    Ok(Cluster(Arc::new(Inner {
+        id: "unknown".parse()?,
+        client,
+        storage_namespace: String::new(),
+        call_timeout,
+        views: Views::none(),
+    })))
 }

@@ -1,0 +1,112 @@
+//! `liqo-csi doctor`: what is wrong, printed. What is looked for stands in
+//! `inspect::checks`.
+
+use std::{fmt::Write, process::ExitCode};
+
+use super::{
+    Outcome,
+    looking::{Format, Looking, block_on, print_json, print_unknown},
+};
+use crate::inspect::{
+    Installation,
+    checks::{self, Finding, Severity},
+};
+
+const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors.
+JSON: {"version": 1, "findings": [...], "cannotBeTold": [...]}. A finding has
+severity (error, warning, note), object, problem and mend."#;
+
+/// Checks an installation of the driver and says how to mend what is wrong.
+#[derive(clap::Args)]
+#[command(after_long_help = FORM)]
+pub(super) struct Args {
+    #[command(flatten)]
+    looking: Looking,
+}
+
+pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
+    block_on(examine(args))
+}
+
+async fn examine(args: &Args) -> Outcome<ExitCode> {
+    let place = args.looking.find().await?;
+    let installation =
+        Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id).await;
+    let (findings, unknown) = (checks::examine(&installation), installation.unknown());
+    match args.looking.output {
+        Format::Json => print_json("findings", &findings, &unknown)?,
+        Format::Table => {
+            print!("{}", report(&findings, unknown.len()));
+            print_unknown(&unknown);
+        }
+    }
+    let ill = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn report(findings: &[Finding], unknown: usize) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let severity = match finding.severity {
+            Severity::Error => "ERROR  ",
+            Severity::Warning => "WARNING",
+            Severity::Note => "NOTE   ",
+        };
+        // Writing to a string does not fail.
+        let _written = writeln!(text, "{severity} {}\n        {}", finding.object, finding.problem);
+        if !finding.mend.is_empty() {
+            let _written = writeln!(text, "        → {}", finding.mend);
+        }
+    }
+    let count = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    let _written = writeln!(
+        text,
+        "{} checks: {}, {}, {}{}",
+        checks::ALL.len(),
+        plural(count(Severity::Error), "error"),
+        plural(count(Severity::Warning), "warning"),
+        plural(count(Severity::Note), "note"),
+        if unknown == 0 {
+            String::new()
+        } else {
+            format!("; {} cannot be told", plural(unknown, "fact"))
+        },
+    );
+    text
+}
+
+fn plural(count: usize, what: &str) -> String {
+    match count {
+        0 => format!("no {what}s"),
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_object_problem_and_way_out() {
+        let finding = Finding {
+            severity: Severity::Error,
+            object: "Namespace liqo-storage".into(),
+            problem: "It does not exist.".into(),
+            mend: "kubectl create namespace liqo-storage".into(),
+        };
+        let text = report(&[finding], 2);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "ERROR   Namespace liqo-storage");
+        assert_eq!(lines[2].trim(), "→ kubectl create namespace liqo-storage");
+        assert!(
+            lines[3].ends_with("1 error, no warnings, no notes; 2 facts cannot be told"),
+            "{text}"
+        );
+    }
+}

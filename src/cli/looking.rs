@@ -1,0 +1,86 @@
+//! What the commands for people have in common: how they find the cluster, and
+//! in which form they answer.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::Outcome;
+use crate::{cluster::Cluster, inspect::Setup, volume::ClusterId};
+
+/// A page of a large cluster takes a while.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(clap::Args)]
+pub(super) struct Looking {
+    /// How to answer.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub(super) output: Format,
+    /// Kubeconfig to use [default: found as kubectl does].
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// Namespace of the twins [default: what the controller was told].
+    #[arg(long)]
+    storage_namespace: Option<String>,
+    /// Id of the cluster [default: what the controller was told, or the uid of the namespace kube-system].
+    #[arg(long)]
+    cluster_id: Option<ClusterId>,
+}
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Where to look, and what is known beforehand.
+pub(super) struct Place {
+    pub(super) cluster: Cluster,
+    pub(super) setup: Setup,
+    pub(super) storage_namespace: String,
+    pub(super) id: Option<ClusterId>,
+}
+
+impl Looking {
+    /// Finds the cluster and how the driver was deployed there.
+    pub(super) async fn find(&self) -> Outcome<Place> {
+        let cluster = Cluster::visit(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
+        let setup = Setup::read(&cluster).await;
+        Ok(Place {
+            cluster,
+            storage_namespace: self
+                .storage_namespace
+                .clone()
+                .unwrap_or_else(|| setup.storage_namespace()),
+            id: self.cluster_id.clone().or_else(|| setup.cluster_id()),
+            setup,
+        })
+    }
+}
+
+/// Runs a command that waits for nothing but answers.
+pub(super) fn block_on<T>(looking: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(looking)
+}
+
+/// Prints JSON, with a version that changes when a field changes its meaning.
+pub(super) fn print_json<T: Serialize>(kind: &str, objects: &[T], unknown: &[String]) -> Outcome {
+    let mut answer = serde_json::json!({"version": 1, "cannotBeTold": unknown});
+    answer[kind] = serde_json::to_value(objects)?;
+    println!("{answer:#}");
+    Ok(())
+}
+
+/// Says on stderr what could not be read.
+pub(super) fn print_unknown(unknown: &[String]) {
+    for what in unknown {
+        eprintln!("cannot be told: {what}");
+    }
+}

@@ -1,0 +1,188 @@
+//! `liqo-csi volumes`: the volumes of the driver as a table or as JSON. What is
+//! in a row is decided by `inspect`.
+
+use super::{
+    Outcome,
+    looking::{Format, Looking, block_on, print_json, print_unknown},
+};
+use crate::inspect::{
+    Scope, State, Storage,
+    rows::{Name, Row, rows},
+};
+
+const HEADER: [&str; 9] = [
+    "NAMESPACE",
+    "CLAIM",
+    "CLASS",
+    "SIZE",
+    "STATE",
+    "REAL CLASS",
+    "CLUSTER",
+    "NODE",
+    "TWIN",
+];
+const GAP: &str = "   ";
+
+/// As many nodes as fit in a line.
+const NODES_SHOWN: usize = 2;
+
+const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "cannotBeTold": [...]}. A volume has
+volume, claim {namespace, name}, class, size, state, message, advice,
+twin {namespace, name}, realClass, realVolume, cluster and nodes (["*"] for all
+of the cluster). What is not there or not known is null.
+States: Bound, Waiting, Pending, Deleting, Retained, Abandoned, Orphaned, Guest,
+Foreign, Lost, TwinMissing, TwinTerminating, TwinPending, TwinLost, Unreachable,
+Unknown."#;
+
+/// Lists claims of every class of the driver with their twins, and twins without
+/// a claim: orphans, what a restored etcd left, what Retain kept.
+#[derive(clap::Args)]
+#[command(after_long_help = FORM)]
+pub(super) struct Args {
+    /// Namespace of the claims [default: that of the kubeconfig's context].
+    #[arg(long, short)]
+    namespace: Option<String>,
+    /// Claims of all namespaces, and twins without any.
+    #[arg(long, short = 'A', conflicts_with = "namespace")]
+    all_namespaces: bool,
+    #[command(flatten)]
+    looking: Looking,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    block_on(list(args))
+}
+
+async fn list(args: Args) -> Outcome {
+    let place = args.looking.find().await?;
+    let scope = if args.all_namespaces {
+        Scope::All
+    } else {
+        let current = || place.cluster.client().default_namespace().to_owned();
+        Scope::Namespace(args.namespace.unwrap_or_else(current))
+    };
+    let storage = Storage::read(&place.cluster, &scope, &place.storage_namespace, place.id).await;
+    let (rows, unknown) = (rows(&storage, &scope), storage.unknown());
+    match args.looking.output {
+        Format::Json => print_json("volumes", &rows, &unknown)?,
+        Format::Table => {
+            print_unknown(&unknown);
+            match &scope {
+                _ if rows.is_empty() && !storage.claims.is_complete() => {}
+                Scope::Namespace(namespace) if rows.is_empty() => {
+                    println!(
+                        "No volumes of this driver in the namespace {namespace}; --all-namespaces shows all."
+                    );
+                }
+                Scope::All if rows.is_empty() => println!("No volumes of this driver."),
+                _ => print!("{}", table(&rows)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A line for each row, and what its state means below if there is something to say.
+fn table(rows: &[Row]) -> String {
+    let cells: Vec<[String; 9]> = rows.iter().map(cells).collect();
+    let mut widths = HEADER.map(str::len);
+    for line in &cells {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: [&str; 9]| {
+        let padded = cells
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
+        padded.collect::<Vec<_>>().join(GAP).trim_end().to_owned() + "\n"
+    };
+    let mut table = line(HEADER);
+    for (row, cells) in rows.iter().zip(&cells) {
+        table += &line(cells.each_ref().map(String::as_str));
+        if !row.message.is_empty() {
+            table += "  └ ";
+            table += &row.message;
+            table += "\n";
+        }
+        if !row.advice.is_empty() && row.state != State::Pending {
+            table += "    → ";
+            table += &row.advice;
+            table += "\n";
+        }
+    }
+    table
+}
+
+fn cells(row: &Row) -> [String; 9] {
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let part = |name: &Option<Name>, part: fn(&Name) -> &String| {
+        name.as_ref()
+            .map_or_else(|| "-".to_owned(), |name| part(name).clone())
+    };
+    [
+        part(&row.claim, |claim| &claim.namespace),
+        part(&row.claim, |claim| &claim.name),
+        or_dash(&row.class),
+        or_dash(&row.size),
+        format!("{:?}", row.state),
+        or_dash(&row.real_class),
+        or_dash(&row.cluster),
+        nodes(row.nodes.as_deref()),
+        row.twin.as_ref().map_or_else(
+            || "-".to_owned(),
+            |twin| format!("{}/{}", twin.namespace, twin.name),
+        ),
+    ]
+}
+
+fn nodes(nodes: Option<&[String]>) -> String {
+    match nodes {
+        None => "-".to_owned(),
+        Some([]) => "none".to_owned(),
+        Some([only]) if only == "*" => "any".to_owned(),
+        Some(some) if some.len() <= NODES_SHOWN => some.join(","),
+        Some(many) => format!("{},{} and {} more", many[0], many[1], many.len() - NODES_SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, state: State, message: &str, places: &[&str]) -> Row {
+        Row {
+            volume: format!("pvc-{name}"),
+            claim: Some(Name {
+                namespace: "shop".into(),
+                name: name.into(),
+            }),
+            class: Some("liqo".into()),
+            size: Some("1Gi".into()),
+            state,
+            message: message.into(),
+            advice: String::new(),
+            twin: None,
+            real_class: None,
+            real_volume: None,
+            cluster: Some("home".into()),
+            nodes: Some(places.iter().map(|&it| it.to_owned()).collect()),
+        }
+    }
+
+    #[test]
+    fn columns_line_up_and_reasons_stand_below() {
+        let rows = [
+            row("a-long-name", State::Bound, "", &["*"]),
+            row("b", State::Pending, "pool is full", &["n1", "n2", "n3"]),
+        ];
+        let expected = "\
+NAMESPACE   CLAIM         CLASS   SIZE   STATE     REAL CLASS   CLUSTER   NODE               TWIN
+shop        a-long-name   liqo    1Gi    Bound     -            home      any                -
+shop        b             liqo    1Gi    Pending   -            home      n1,n2 and 1 more   -
+  └ pool is full
+";
+        assert_eq!(table(&rows), expected);
+    }
+}

@@ -1,0 +1,150 @@
+//! Which objects belong together: for each volume its claim, its PV, its twin
+//! and the twin's PV, as far as they exist.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::Storage;
+use crate::volume::{DRIVER_NAME, Marks, VolumeId, VolumeName};
+
+const PROVISIONERS: [&str; 2] = [
+    "volume.kubernetes.io/storage-provisioner",
+    "volume.beta.kubernetes.io/storage-provisioner",
+];
+
+/// One volume: what there is of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Case<'a> {
+    /// The user's claim.
+    pub(super) claim: Option<&'a PersistentVolumeClaim>,
+    /// The virtual PV.
+    pub(super) volume: Option<&'a PersistentVolume>,
+    /// What the virtual PV says it is.
+    pub(super) id: Option<VolumeId>,
+    /// The twin.
+    pub(super) twin: Option<&'a PersistentVolumeClaim>,
+    /// What the twin says it is.
+    pub(super) marks: Option<Marks>,
+    /// The PV behind the twin.
+    pub(super) real: Option<&'a PersistentVolume>,
+}
+
+/// All volumes of this driver, by name.
+pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
+    let mut cases = BTreeMap::<String, Case<'_>>::new();
+    for volume in &storage.volumes {
+        if let Some(id) = id(volume) {
+            let case = cases.entry(id.name.to_string()).or_default();
+            case.volume = Some(volume);
+            case.id = Some(id);
+        }
+    }
+    for claim in storage.claims.iter().filter(|claim| is_ours(claim, storage)) {
+        cases.entry(name_for(claim, storage)).or_default().claim = Some(claim);
+    }
+    for twin in &storage.twins {
+        if let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) {
+            let case = cases.entry(marks.volume.to_string()).or_default();
+            case.twin = Some(twin);
+            case.marks = Some(marks);
+        }
+    }
+    for real in &storage.volumes {
+        if let Some(name) = volume_behind(real, storage) {
+            cases.entry(name).or_default().real = Some(real);
+        }
+    }
+    cases
+}
+
+/// Whether this driver makes, or made, the volume of this claim.
+pub(super) fn is_ours(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
+    if let Some(volume) = volume_of(claim, storage) {
+        return id(volume).is_some();
+    }
+    let asked = PROVISIONERS
+        .iter()
+        .any(|key| claim.annotations().get(*key).is_some_and(|by| by == DRIVER_NAME));
+    let class = class_name(claim).and_then(|name| storage.classes.named(None, name));
+    asked || class.is_some_and(|class| class.provisioner == DRIVER_NAME)
+}
+
+/// The PV a claim is bound to, if it exists.
+pub(super) fn volume_of<'a>(
+    claim: &PersistentVolumeClaim,
+    storage: &'a Storage,
+) -> Option<&'a PersistentVolume> {
+    let name = volume_name(claim)?;
+    storage.volumes.named(None, name)
+}
+
+pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
+}
+
+pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+/// What a virtual PV is; `None` for PVs of others.
+pub(super) fn id(volume: &PersistentVolume) -> Option<VolumeId> {
+    let source = volume.spec.as_ref()?.csi.as_ref()?;
+    (source.driver == DRIVER_NAME).then(|| source.volume_handle.parse().ok())?
+}
+
+fn name_for(claim: &PersistentVolumeClaim, storage: &Storage) -> String {
+    volume_of(claim, storage).and_then(id).map_or_else(
+        || format!("pvc-{}", claim.uid().unwrap_or_default()),
+        |id| id.name.to_string(),
+    )
+}
+
+/// The volume whose data a PV of the storage namespace holds. A twin bears its
+/// claim's uid or the volume's own name, so the PV tells it even without a twin.
+fn volume_behind(real: &PersistentVolume, storage: &Storage) -> Option<String> {
+    let claim: &ObjectReference = real.spec.as_ref()?.claim_ref.as_ref()?;
+    let (namespace, name) = (claim.namespace.as_deref()?, claim.name.as_deref()?);
+    if let Some(twin) = storage.twins.named(Some(namespace), name) {
+        return Marks::read(twin.labels(), twin.annotations())
+            .ok()
+            .map(|marks| marks.volume.to_string());
+    }
+    if namespace != storage.namespace {
+        return None;
+    }
+    [format!("pvc-{name}"), name.to_owned()]
+        .iter()
+        .find_map(|name| VolumeName::parse(name))
+        .map(|name| name.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::fixtures::{UID, storage};
+
+    #[test]
+    fn what_belongs_together_is_found_by_name_handle_marks_and_reference() {
+        let storage = storage();
+        let cases = cases(&storage);
+        assert_eq!(cases.len(), 1, "{cases:#?}");
+        let case = &cases[&format!("pvc-{UID}")];
+        assert!(case.claim.is_some() && case.volume.is_some() && case.twin.is_some() && case.real.is_some());
+    }
+
+    #[test]
+    fn a_real_volume_is_known_without_its_twin() {
+        let mut storage = storage();
+        storage.twins = crate::inspect::Told::default();
+        assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_some());
+        storage.namespace = "elsewhere".into();
+        assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_none());
+    }
+}

@@ -1,0 +1,190 @@
+//! Our `CSIDriver` object, alone and beside those of the real drivers.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+
+use super::{
+    Finding, Installation,
+    classes::{pairs, parameter, title},
+};
+use crate::volume::DRIVER_NAME;
+
+const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
+const DEFAULT_POLICY: &str = "ReadWriteOnceWithFSType";
+
+/// The object is there and says what the driver needs.
+pub(super) fn object(installation: &Installation) -> Vec<Finding> {
+    let title = format!("CSIDriver {DRIVER_NAME}");
+    if installation
+        .drivers
+        .lacks(|driver| driver.metadata.name.as_deref() == Some(DRIVER_NAME))
+    {
+        return vec![Finding::error(
+            title,
+            "It does not exist: Kubernetes does not know how to treat the driver.",
+            "Apply the chart again (helm upgrade).",
+        )];
+    }
+    let Some(spec) = spec(installation, DRIVER_NAME) else {
+        return Vec::new();
+    };
+    let again =
+        "The field cannot be changed: delete the object and apply the chart again. Running pods do not mind.";
+    let apply = "Apply the chart again (helm upgrade).";
+    let mut findings = Vec::new();
+    if spec.attach_required == Some(false) {
+        findings.push(Finding::error(
+            title.as_str(),
+            "attachRequired is false: nodes are not told where the data is, and no pod starts.",
+            again,
+        ));
+    }
+    if spec
+        .volume_lifecycle_modes
+        .as_ref()
+        .is_some_and(|modes| !modes.iter().any(|mode| mode == "Persistent"))
+    {
+        findings.push(Finding::error(
+            title.as_str(),
+            "volumeLifecycleModes does not have Persistent: no volume can be mounted.",
+            again,
+        ));
+    }
+    if spec.storage_capacity != Some(true) {
+        findings.push(Finding::warning(
+            title.as_str(),
+            "storageCapacity is not true: the scheduler may pick a node on which the real class cannot work, again and again.",
+            apply,
+        ));
+    }
+    if spec.pod_info_on_mount != Some(true) {
+        findings.push(Finding::warning(
+            title.as_str(),
+            "podInfoOnMount is not true: real drivers that ask who mounts are not told.",
+            apply,
+        ));
+    }
+    findings
+}
+
+/// fsGroup is applied where the real driver would have it applied, and nowhere else.
+pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
+    let Some(ours) = spec(installation, DRIVER_NAME).map(policy) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for (class, real_class) in pairs(installation) {
+        let Some(theirs) = spec(installation, &real_class.provisioner).map(policy) else {
+            continue;
+        };
+        let fs_type = parameter(class, FS_TYPE).is_some_and(|it| !it.is_empty());
+        let applies = match ours {
+            "None" => false,
+            "File" => true,
+            _ => fs_type,
+        };
+        let driver = &real_class.provisioner;
+        let (problem, mend) = match theirs {
+            "None" if applies => (
+                format!("kubelet changes the group of its files, but the driver {driver} says that its volumes cannot do that (fsGroupPolicy None): pods with an fsGroup may fail to start."),
+                if ours == "File" {
+                    "Set the chart's value csiDriver.fsGroupPolicy to ReadWriteOnceWithFSType, and leave fsType empty in this class.".to_owned()
+                } else {
+                    "Leave fsType empty in this class (delete it and create it again).".to_owned()
+                },
+            ),
+            "File" if !applies => (
+                format!("kubelet leaves the group of its files alone, but the driver {driver} wants fsGroup to be applied (fsGroupPolicy File): pods that do not run as root may not be able to write."),
+                "Set fsType in this class, or the chart's value csiDriver.fsGroupPolicy to File if volumes are shared by several nodes.".to_owned(),
+            ),
+            "File" if ours != "File" => (
+                format!("fsGroup is applied to volumes of one node only, but the driver {driver} wants it for ReadWriteMany too (fsGroupPolicy File)."),
+                "If such volumes are shared by several nodes, set the chart's value csiDriver.fsGroupPolicy to File.".to_owned(),
+            ),
+            DEFAULT_POLICY if !applies => (
+                format!("kubelet leaves the group of its files alone; with the class of {driver} itself fsGroup is applied."),
+                "Set fsType in this class (delete it and create it again).".to_owned(),
+            ),
+            _ => continue,
+        };
+        let problem = format!(
+            "For volumes of the real class {}, {problem}",
+            real_class.metadata.name.as_deref().unwrap_or_default()
+        );
+        let harmful = theirs != "File" || !applies;
+        findings.push(if harmful {
+            Finding::warning(title(class), problem, mend)
+        } else {
+            Finding::note(title(class), problem, mend)
+        });
+    }
+    findings
+}
+
+/// What real drivers ask of kubelet, kubelet gives to ours.
+pub(super) fn wishes(installation: &Installation) -> Vec<Finding> {
+    let Some(ours) = spec(installation, DRIVER_NAME) else {
+        return Vec::new();
+    };
+    let provisioners: BTreeSet<&str> = pairs(installation)
+        .into_iter()
+        .map(|(_, real)| real.provisioner.as_str())
+        .collect();
+    let mut findings = Vec::new();
+    for name in provisioners {
+        let Some(theirs) = spec(installation, name) else {
+            continue;
+        };
+        let missing: Vec<String> = audiences(theirs)
+            .difference(&audiences(ours))
+            .map(|it| format!("{it:?}"))
+            .collect();
+        if !missing.is_empty() {
+            findings.push(Finding::warning(
+                format!("CSIDriver {DRIVER_NAME}"),
+                format!(
+                    "The real driver {name} needs service account tokens for {}, which are not requested.",
+                    missing.join(", ")
+                ),
+                "Add these audiences to the chart's value csiDriver.tokenRequests.",
+            ));
+        }
+        if theirs.requires_republish == Some(true) && ours.requires_republish != Some(true) {
+            findings.push(Finding::warning(
+                format!("CSIDriver {DRIVER_NAME}"),
+                format!(
+                    "The real driver {name} wants mounts to be refreshed (requiresRepublish); ours are not."
+                ),
+                format!(
+                    "kubectl patch csidriver {DRIVER_NAME} -p '{{\"spec\":{{\"requiresRepublish\":true}}}}'"
+                ),
+            ));
+        }
+        if ours.se_linux_mount == Some(true) && theirs.se_linux_mount != Some(true) {
+            findings.push(Finding::error(
+                format!("CSIDriver {DRIVER_NAME}"),
+                format!("seLinuxMount is true, but the real driver {name} does not mount with a label: its files are never relabelled."),
+                format!("kubectl patch csidriver {DRIVER_NAME} -p '{{\"spec\":{{\"seLinuxMount\":false}}}}'"),
+            ));
+        }
+    }
+    findings
+}
+
+fn spec<'a>(installation: &'a Installation, driver: &str) -> Option<&'a CSIDriverSpec> {
+    let found: &CSIDriver = installation.drivers.named(None, driver)?;
+    Some(&found.spec)
+}
+
+fn policy(spec: &CSIDriverSpec) -> &str {
+    spec.fs_group_policy.as_deref().unwrap_or(DEFAULT_POLICY)
+}
+
+fn audiences(spec: &CSIDriverSpec) -> BTreeSet<&str> {
+    spec.token_requests
+        .iter()
+        .flatten()
+        .map(|request| request.audience.as_str())
+        .collect()
+}

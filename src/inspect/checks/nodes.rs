@@ -1,0 +1,219 @@
+//! Nodes: whether kubelets know the driver, the labels fit, and the scheduler
+//! sees room.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::{core::v1::Pod, storage::v1::CSINode};
+use kube::ResourceExt;
+
+use super::{
+    Finding, Installation,
+    classes::{ours, pairs, title},
+};
+use crate::{
+    cluster::facts,
+    inspect::health::full_name,
+    placement::BindingMode,
+    topology::{CLUSTER_KEY, NODE_KEY, Node, node_value},
+    volume::DRIVER_NAME,
+};
+
+/// Stands for another cluster; no kubelet of ours runs there.
+fn is_virtual(node: &Node) -> bool {
+    let is = |key: &str, value: &str| node.labels.get(key).is_some_and(|it| it == value);
+    is("liqo.io/type", "virtual-node")
+        || node.labels.contains_key("kosmos.io/node")
+        || is("type", "virtual-kubelet")
+}
+
+fn serves(csi_node: Option<&CSINode>, driver: &str) -> bool {
+    csi_node.is_some_and(|it| it.spec.drivers.iter().any(|entry| entry.name == driver))
+}
+
+fn plugin_on<'a>(installation: &'a Installation, node: &Node) -> Option<&'a Pod> {
+    let is_plugin = |pod: &&Pod| {
+        pod.labels()
+            .get("app.kubernetes.io/component")
+            .is_some_and(|it| it == "node")
+    };
+    let is_there =
+        |pod: &&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node.name);
+    installation.pods.iter().filter(is_plugin).find(is_there)
+}
+
+/// On real nodes, kubelet knows the driver and its labels are right.
+pub(super) fn registration(installation: &Installation) -> Vec<Finding> {
+    if !installation.csi_nodes.is_complete() {
+        return Vec::new();
+    }
+    let real = installation.storage.nodes.iter().filter(|node| !is_virtual(node));
+    real.filter_map(|node| unregistered(installation, node).or_else(|| mislabelled(installation, node)))
+        .collect()
+}
+
+fn unregistered(installation: &Installation, node: &Node) -> Option<Finding> {
+    if serves(installation.csi_nodes.named(None, &node.name), DRIVER_NAME) {
+        return None;
+    }
+    let title = format!("Node {}", node.name);
+    let effect = "its CSINode has no entry of the driver: volumes cannot be made for pods there, nor mounted";
+    Some(match plugin_on(installation, node) {
+        None if !installation.pods.is_complete() => Finding::error(
+            title,
+            format!("Kubelet does not know the driver; {effect}."),
+            "See the node plugin's pod on this node.",
+        ),
+        None => Finding::warning(
+            title,
+            format!("No pod of the node plugin runs there; {effect}."),
+            "If pods with volumes may run there: see the chart's values node.nodeSelector and virtualNodes, and whether the pod was refused for lack of room.",
+        ),
+        Some(pod) => Finding::error(
+            title,
+            format!(
+                "Kubelet does not know the driver, though the pod {} is there; {effect}.",
+                full_name(pod)
+            ),
+            format!(
+                "See its log (kubectl logs -n {} {}) and kubelet's about plugin registration; kubelet's root must be the chart's value kubeletRoot.",
+                pod.namespace().unwrap_or_default(),
+                pod.name_any()
+            ),
+        ),
+    })
+}
+
+fn mislabelled(installation: &Installation, node: &Node) -> Option<Finding> {
+    let home = installation.storage.home.as_ref()?.to_string();
+    let wanted = [(CLUSTER_KEY, home), (NODE_KEY, node_value(&node.name))];
+    let (key, value) = wanted
+        .into_iter()
+        .find(|(key, value)| node.labels.get(*key) != Some(value))?;
+    let now = node
+        .labels
+        .get(key)
+        .map_or_else(|| "is missing".to_owned(), |it| format!("is {it}"));
+    Some(Finding::error(
+        format!("Node {}", node.name),
+        format!("Its label {key} {now} and should be {value}: volumes are not made for pods there."),
+        format!(
+            "kubectl label node {} {key}- and restart the node plugin there: kubelet writes it again.",
+            node.name
+        ),
+    ))
+}
+
+/// On virtual nodes nobody but us tells that the driver is there.
+pub(super) fn virtual_nodes(installation: &Installation) -> Vec<Finding> {
+    if !installation.csi_nodes.is_complete() {
+        return Vec::new();
+    }
+    let nodes = installation.storage.nodes.iter().filter(|node| is_virtual(node));
+    nodes
+        .filter(|node| !serves(installation.csi_nodes.named(None, &node.name), DRIVER_NAME))
+        .map(|node| {
+            Finding::warning(
+                format!("Node {}", node.name),
+                "It is virtual, and its CSINode has no entry of the driver: claims of pods that are scheduled there wait for ever.",
+                "Keep pods with such claims away from it (node affinity), unless the controller is set up to serve its cluster; then see the controller's log.",
+            )
+        })
+        .collect()
+}
+
+/// The node plugin is deployed, wherever it should be.
+pub(super) fn plugins(installation: &Installation) -> Vec<Finding> {
+    if installation.node_plugins.lacks(|_| true) {
+        return vec![Finding::error(
+            format!("Driver {DRIVER_NAME}"),
+            "There is no node plugin (no DaemonSet with the label app.kubernetes.io/name=liqo-csi): nothing can be mounted.",
+            "Install the chart.",
+        )];
+    }
+    let short = installation.node_plugins.iter().filter_map(|set| {
+        let status = set.status.as_ref()?;
+        let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
+        (ready < wanted).then(|| {
+            Finding::warning(
+                format!("DaemonSet {}", full_name(set)),
+                format!("{ready} of {wanted} pods of the node plugin are ready: pods elsewhere wait for their volumes."),
+                "See its pods.",
+            )
+        })
+    });
+    short.collect()
+}
+
+/// Behind each virtual class the real driver runs somewhere.
+pub(super) fn real_drivers(installation: &Installation) -> Vec<Finding> {
+    if !installation.csi_nodes.is_complete() || installation.storage.nodes.iter().len() == 0 {
+        return Vec::new();
+    }
+    let mut seen = BTreeSet::new();
+    let mut findings = Vec::new();
+    for (_, real) in pairs(installation) {
+        let name = real.provisioner.as_str();
+        // Without a CSIDriver object it may be no CSI driver at all.
+        let known = installation.drivers.named(None, name).is_some();
+        let runs = installation.csi_nodes.iter().any(|node| serves(Some(node), name));
+        if known && !runs && seen.insert(name) {
+            findings.push(Finding::error(
+                format!("CSIDriver {name}"),
+                format!(
+                    "No kubelet knows the real driver behind the class {}: nothing of it can be mounted.",
+                    real.name_any()
+                ),
+                "See its node plugin.",
+            ));
+        }
+    }
+    findings
+}
+
+/// The scheduler leaves out every node for which no room is published.
+pub(super) fn capacity(installation: &Installation) -> Vec<Finding> {
+    let counts = installation
+        .drivers
+        .named(None, DRIVER_NAME)
+        .is_some_and(|it| it.spec.storage_capacity == Some(true));
+    if !counts || !installation.capacities.is_complete() {
+        return Vec::new();
+    }
+    let published: Vec<_> = installation.capacities.iter().map(facts::capacity).collect();
+    let mut findings = Vec::new();
+    for class in
+        ours(installation).filter(|class| facts::class(class).binding == BindingMode::WaitForFirstConsumer)
+    {
+        let sees = |node: &Node| {
+            let mut of_class = published.iter().filter(|it| it.class == class.name_any());
+            of_class.any(|it| it.nodes.as_ref().is_none_or(|nodes| nodes.admits(&node.labels)))
+        };
+        let known = installation
+            .storage
+            .nodes
+            .iter()
+            .filter(|node| node.labels.contains_key(CLUSTER_KEY));
+        let hidden: Vec<&str> = known
+            .filter(|node| !sees(node))
+            .map(|node| node.name.as_str())
+            .collect();
+        if !hidden.is_empty() {
+            findings.push(Finding::error(
+                title(class),
+                format!("No CSIStorageCapacity of it covers {}: the scheduler never picks that node for its claims.", list(&hidden)),
+                "The controller publishes them: see its log.",
+            ));
+        }
+    }
+    findings
+}
+
+/// The first of many names.
+fn list(names: &[&str]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => format!("node {shown}"),
+        more => format!("node {shown} and {more} more"),
+    }
+}

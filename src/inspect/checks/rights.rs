@@ -1,0 +1,94 @@
+//! What the controller's service account must be allowed. The chart grants it;
+//! a policy of the cluster, or a role somebody cut down, may take it away.
+
+use std::collections::BTreeMap;
+
+use super::{Finding, Installation};
+
+/// One thing an account may do or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::inspect) struct Right {
+    pub(in crate::inspect) verb: &'static str,
+    pub(in crate::inspect) group: &'static str,
+    pub(in crate::inspect) resource: &'static str,
+    /// Everywhere if there is none.
+    pub(in crate::inspect) namespace: Option<String>,
+}
+
+const STORAGE: &str = "storage.k8s.io";
+
+/// What the driver itself needs, beside its sidecars.
+pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
+    let everywhere: &[(&str, &str, &[&str])] = &[
+        ("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+        ("", "persistentvolumes", &["get", "list", "watch", "patch"]),
+        ("", "nodes", &["get", "list", "watch"]),
+        ("", "pods", &["list", "watch"]),
+        ("", "events", &["create", "patch"]),
+        (STORAGE, "csinodes", &["get", "list", "watch"]),
+        (STORAGE, "storageclasses", &["get", "list", "watch"]),
+        (STORAGE, "csidrivers", &["get", "list", "watch"]),
+        (STORAGE, "csistoragecapacities", &["list", "watch"]),
+        (
+            STORAGE,
+            "volumeattachments",
+            &["get", "list", "watch", "create", "delete"],
+        ),
+    ];
+    let with_twins: &[(&str, &str, &[&str])] = &[("", "persistentvolumeclaims", &["create", "delete"])];
+    let at_home: &[(&str, &str, &[&str])] = &[
+        ("coordination.k8s.io", "leases", &["get", "create", "update"]),
+        (STORAGE, "csistoragecapacities", &["create", "patch", "delete"]),
+    ];
+    let spread = |table: &[(&'static str, &'static str, &[&'static str])], namespace: Option<&str>| {
+        let one = |(group, resource, verbs): &(&'static str, &'static str, &[&'static str])| {
+            let right = |verb: &&'static str| Right {
+                verb,
+                group,
+                resource,
+                namespace: namespace.map(str::to_owned),
+            };
+            verbs.iter().map(right).collect::<Vec<_>>()
+        };
+        table.iter().flat_map(one).collect::<Vec<_>>()
+    };
+    [
+        spread(everywhere, None),
+        spread(with_twins, Some(twins)),
+        spread(at_home, Some(own)),
+    ]
+    .concat()
+}
+
+/// The controller may do what it has to.
+pub(super) fn controller(installation: &Installation) -> Vec<Finding> {
+    let Some((namespace, account)) = installation.setup.service_account() else {
+        return Vec::new();
+    };
+    let mut missing = BTreeMap::<(String, String), Vec<&str>>::new();
+    for right in installation.missing_rights.iter().flatten() {
+        let group = if right.group.is_empty() {
+            String::new()
+        } else {
+            format!(".{}", right.group)
+        };
+        let place = right.namespace.as_ref().map_or_else(
+            || "in the whole cluster".to_owned(),
+            |namespace| format!("in the namespace {namespace}"),
+        );
+        missing
+            .entry((format!("{}{group}", right.resource), place))
+            .or_default()
+            .push(right.verb);
+    }
+    missing
+        .into_iter()
+        .map(|((resource, place), verbs)| {
+            Finding::error(
+                format!("ServiceAccount {namespace}/{account}"),
+                format!("The controller may not {} {resource} {place}.", verbs.join(", ")),
+                "Apply the roles of the chart again (helm upgrade), and see what took the right away.",
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,115 @@
+//! Single volumes, and the namespaces they are in.
+
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn namespaces_and_quotas_are_checked() {
+    assert_found(&[
+        (
+            "missing",
+            |it| it.namespace = Told::default(),
+            E,
+            [
+                "Namespace liqo-storage",
+                "every new claim fails",
+                "kubectl create",
+            ],
+        ),
+        (
+            "being deleted",
+            |it| {
+                let metadata = json!({"name": "liqo-storage", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+                it.namespace = told([json!({"metadata": metadata})]);
+            },
+            E,
+            ["Namespace liqo-storage", "1 twins", "Retain"],
+        ),
+        (
+            "full",
+            |it| {
+                it.quotas = told([json!({
+                    "metadata": {"namespace": "liqo-storage", "name": "q"},
+                    "status": {"hard": {"requests.storage": "1Gi"}, "used": {"requests.storage": "1Gi"}},
+                })]);
+            },
+            E,
+            ["ResourceQuota liqo-storage/q", "no more twins", "Raise"],
+        ),
+        (
+            "on the real class",
+            |it| {
+                let key = "fast.storageclass.storage.k8s.io/requests.storage";
+                it.quotas = told([json!({
+                    "metadata": {"namespace": "shop", "name": "q"},
+                    "status": {"hard": {key: "1Gi"}, "used": {key: "0"}},
+                })]);
+            },
+            N,
+            [
+                "ResourceQuota shop/q",
+                "does not count",
+                "liqo.storageclass.storage.k8s.io/requests.storage",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn volumes_are_checked() {
+    assert_found(&[
+        (
+            "twin being deleted",
+            |it| {
+                it.storage.twins =
+                    twin_with(|it| it["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+            },
+            E,
+            ["PersistentVolumeClaim shop/data", "TwinTerminating", "Retain"],
+        ),
+        (
+            "pod on twin",
+            |it| {
+                let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": UID}});
+                it.strangers = told([json!({
+                    "metadata": {"namespace": "liqo-storage", "name": "thief"}, "spec": {"containers": [], "volumes": [volume]},
+                })]);
+            },
+            E,
+            ["Pod liqo-storage/thief", UID, "Delete the pod"],
+        ),
+        (
+            "nested attachment alone",
+            |it| it.attachments = told([attachment("liqo-1", "real.example", "pvc-twin", true)]),
+            W,
+            ["VolumeAttachment liqo-1", "node one", "takes it back"],
+        ),
+        (
+            "attachment fails",
+            |it| {
+                let mut outer = attachment("csi-1", "storage.liqo.io", &format!("pvc-{UID}"), false);
+                outer["status"] = json!({"attached": false, "attachError": {"message": "disk is away"}});
+                it.attachments = told([outer]);
+            },
+            E,
+            ["VolumeAttachment csi-1", "disk is away", "attacher"],
+        ),
+        (
+            "mount fails",
+            |it| {
+                it.failures = told([json!({
+                    "metadata": {"name": "e", "namespace": "shop"}, "involvedObject": {"namespace": "shop", "name": "web-0"},
+                    "lastTimestamp": "2026-01-01T11:59:00Z",
+                    "message": "driver name storage.liqo.io not found in the list of registered CSI drivers",
+                })]);
+            },
+            W,
+            [
+                "Pod shop/web-0",
+                "not found in the list",
+                "not registered on that node",
+            ],
+        ),
+    ]);
+}

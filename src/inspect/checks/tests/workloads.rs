@@ -1,0 +1,199 @@
+//! What runs: the controller, the node plugin, the nodes.
+
+use serde_json::{Value, json};
+
+use super::{super::rights, *};
+
+#[test]
+fn nodes_are_checked() {
+    assert_found(&[
+        (
+            "no plugin",
+            |it| it.csi_nodes = told([csi_node("one", &["storage.liqo.io", "real.example"])]),
+            W,
+            ["Node two", "No pod of the node plugin", "node.nodeSelector"],
+        ),
+        (
+            "not registered",
+            |it| {
+                it.csi_nodes = told([
+                    csi_node("one", &["storage.liqo.io", "real.example"]),
+                    csi_node("two", &[]),
+                ]);
+                it.pods = told([json!({
+                    "metadata": {"namespace": "liqo-csi", "name": "node-2", "labels": {"app.kubernetes.io/component": "node"}},
+                    "spec": {"nodeName": "two", "containers": []},
+                })]);
+            },
+            E,
+            ["Node two", "liqo-csi/node-2", "kubectl logs -n liqo-csi node-2"],
+        ),
+        (
+            "other cluster's label",
+            |it| it.storage.home = "renamed".parse().ok(),
+            E,
+            [
+                "Node one",
+                "is home and should be renamed",
+                "kubectl label node one topology.storage.liqo.io/cluster-",
+            ],
+        ),
+        (
+            "virtual node",
+            |it| {
+                let mut nodes: Vec<_> = it.storage.nodes.iter().cloned().collect();
+                nodes[1].labels = [("liqo.io/type".to_owned(), "virtual-node".to_owned())].into();
+                let mut both = nodes.into_iter();
+                let names: Told<k8s_openapi::api::core::v1::Node> =
+                    told([json!({"metadata": {}}), json!({"metadata": {}})]);
+                it.storage.nodes = names.map(|_| both.next().unwrap());
+                it.csi_nodes = told([csi_node("one", &["storage.liqo.io", "real.example"])]);
+            },
+            W,
+            ["Node two", "virtual", "Keep pods"],
+        ),
+        (
+            "no node plugin",
+            |it| it.node_plugins = Told::default(),
+            E,
+            ["storage.liqo.io", "no node plugin", "Install"],
+        ),
+        (
+            "plugin not ready",
+            |it| {
+                let mut set: Value = serde_json::to_value(it.node_plugins.iter().next().unwrap()).unwrap();
+                set["status"]["numberReady"] = 1.into();
+                it.node_plugins = told([set]);
+            },
+            W,
+            ["DaemonSet liqo-csi/liqo-csi-node", "1 of 2", "pods"],
+        ),
+        (
+            "real driver nowhere",
+            |it| it.csi_nodes = told(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io"]))),
+            E,
+            ["CSIDriver real.example", "No kubelet", "node plugin"],
+        ),
+        (
+            "no room published",
+            |it| it.capacities = Told::default(),
+            E,
+            ["StorageClass liqo", "one, two", "controller"],
+        ),
+    ]);
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn the_controller_is_checked() {
+    assert_found(&[
+        (
+            "none",
+            |it| it.setup.controllers = Told::default(),
+            E,
+            ["storage.liqo.io", "no controller", "Install"],
+        ),
+        (
+            "two",
+            |it| {
+                let mut other = deployment();
+                other["metadata"]["namespace"] = "again".into();
+                it.setup.controllers = told([deployment(), other]);
+            },
+            E,
+            ["storage.liqo.io", "2 times", "Uninstall"],
+        ),
+        (
+            "not ready",
+            |it| deployment_with(it, |it| it["status"]["readyReplicas"] = 0.into()),
+            E,
+            [
+                "Deployment liqo-csi/liqo-csi-controller",
+                "None of its 2 pods",
+                "logs",
+            ],
+        ),
+        (
+            "half ready",
+            |it| deployment_with(it, |it| it["status"]["readyReplicas"] = 1.into()),
+            W,
+            ["Deployment", "1 of its 2", "pods"],
+        ),
+        (
+            "no provisioner",
+            |it| deployment_with(it, |it| *container(it, 1) = json!({"name": "x", "image": "y"})),
+            E,
+            ["Deployment", "no container csi-provisioner", "helm"],
+        ),
+        (
+            "no attacher",
+            |it| deployment_with(it, |it| *container(it, 2) = json!({"name": "x", "image": "y"})),
+            E,
+            ["Deployment", "no container csi-attacher", "helm"],
+        ),
+        (
+            "flags",
+            |it| deployment_with(it, |it| container(it, 1)["args"] = json!(["--strict-topology"])),
+            E,
+            [
+                "Deployment",
+                "without --extra-create-metadata",
+                "--extra-create-metadata",
+            ],
+        ),
+        (
+            "nobody is elected",
+            |it| deployment_with(it, |it| container(it, 2)["args"] = json!([])),
+            E,
+            [
+                "Deployment",
+                "csi-attacher runs 2 times without --leader-election",
+                "one replica",
+            ],
+        ),
+        (
+            "impatient",
+            |it| {
+                deployment_with(it, |it| {
+                    container(it, 2)["args"] = json!(["--leader-election", "--timeout=5s"]);
+                });
+            },
+            W,
+            ["Deployment", "--timeout=5s", "60s"],
+        ),
+        (
+            "slow",
+            |it| deployment_with(it, |it| container(it, 2)["args"] = json!(["--leader-election"])),
+            N,
+            ["Deployment", "5 requests a second", "controller.kubeAPI"],
+        ),
+        (
+            "crashing pod",
+            |it| {
+                let state = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+                let ended = json!({"terminated": {"exitCode": 7, "message": "no socket"}});
+                it.pods = told([json!({
+                    "metadata": {"namespace": "liqo-csi", "name": "c-0"},
+                    "spec": {"nodeName": "one", "containers": []},
+                    "status": {
+                        "conditions": [{"type": "Ready", "status": "False"}],
+                        "containerStatuses": [{"name": "driver", "ready": false, "restartCount": 3, "image": "", "imageID": "",
+                            "state": state, "lastState": ended}],
+                    },
+                })]);
+            },
+            E,
+            [
+                "Pod liqo-csi/c-0",
+                "CrashLoopBackOff, last time it ended with code 7 no socket",
+                "kubectl logs",
+            ],
+        ),
+        (
+            "rights",
+            |it| it.missing_rights = Some(rights::needed("liqo-csi", "liqo-storage").split_off(20)),
+            E,
+            ["ServiceAccount liqo-csi/liqo-csi-controller", "may not", "roles"],
+        ),
+    ]);
+}

@@ -1,0 +1,195 @@
+//! Single volumes that are not well, and whoever disturbs them.
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+use k8s_openapi::api::{
+    core::v1::{Event, PersistentVolumeClaim},
+    storage::v1::VolumeAttachment,
+};
+use kube::ResourceExt;
+
+use super::{Finding, Installation, Severity};
+use crate::{
+    cluster::slim::marked_volume,
+    inspect::{
+        Scope, State, cases,
+        consumers::uses,
+        events,
+        health::full_name,
+        rows::{Name, Row, rows},
+    },
+    volume::DRIVER_NAME,
+};
+
+/// Kubelet repeats itself every two minutes at most; what it said before is past.
+const RECENT: SignedDuration = SignedDuration::from_mins(10);
+
+/// Volumes whose state needs somebody, and claims that wait.
+pub(super) fn unwell(installation: &Installation) -> Vec<Finding> {
+    let rows = rows(&installation.storage, &Scope::All);
+    rows.into_iter().filter_map(finding).collect()
+}
+
+fn finding(row: Row) -> Option<Finding> {
+    let severity = match row.state {
+        State::Bound | State::Waiting | State::Guest | State::Unknown | State::Foreign => return None,
+        State::Lost
+        | State::TwinMissing
+        | State::TwinTerminating
+        | State::TwinPending
+        | State::TwinLost
+        | State::Unreachable => Severity::Error,
+        State::Pending | State::Orphaned => Severity::Warning,
+        State::Deleting | State::Retained | State::Abandoned => Severity::Note,
+    };
+    let name = |name: &Name| format!("{}/{}", name.namespace, name.name);
+    let object = match (&row.claim, &row.twin, &row.real_volume) {
+        (Some(claim), ..) => format!("PersistentVolumeClaim {}", name(claim)),
+        (None, Some(twin), _) => format!("PersistentVolumeClaim {}", name(twin)),
+        (None, None, Some(volume)) => format!("PersistentVolume {volume}"),
+        _ => format!("PersistentVolume {}", row.volume),
+    };
+    Some(Finding::new(
+        severity,
+        object,
+        format!("{:?}: {}.", row.state, row.message.trim_end_matches('.')),
+        row.advice,
+    ))
+}
+
+/// Nobody mounts a twin: Kubernetes would detach it under the pod that owns the volume.
+pub(super) fn pods_on_twins(installation: &Installation) -> Vec<Finding> {
+    let twins = &installation.storage.twins;
+    let mut findings = Vec::new();
+    for pod in &installation.strangers {
+        let on_it = |twin: &&PersistentVolumeClaim| {
+            twin.namespace() == pod.namespace() && uses(pod, &twin.name_any())
+        };
+        for twin in twins.iter().filter(on_it) {
+            findings.push(Finding::error(
+                format!("Pod {}", full_name(pod)),
+                format!("It uses the twin {} itself; when it goes, Kubernetes detaches the storage under the pod that owns the volume.", twin.name_any()),
+                "Delete the pod and use the claim in its own namespace. The chart's admission policy (admission.enabled) keeps such pods out.",
+            ));
+        }
+    }
+    findings
+}
+
+/// An attachment inside stands for one outside.
+pub(super) fn stray_attachments(installation: &Installation) -> Vec<Finding> {
+    if !installation.attachments.is_complete() || !installation.storage.volumes.is_complete() {
+        return Vec::new();
+    }
+    let outer: Vec<(String, &str)> = installation
+        .attachments
+        .iter()
+        .filter_map(|it| outer(installation, it))
+        .collect();
+    let nested = installation
+        .attachments
+        .iter()
+        .filter_map(|it| Some((it, marked_volume(it.labels())?)));
+    nested
+        .filter(|(it, volume)| !outer.iter().any(|(name, node)| name == volume.as_str() && *node == it.spec.node_name))
+        .map(|(it, volume)| {
+            Finding::warning(
+                format!("VolumeAttachment {}", it.name_any()),
+                format!("It holds the storage of {volume} on node {}, but the volume is not attached there: other nodes may not get it.", it.spec.node_name),
+                "The controller takes it back after a while. If it stays, see the controller's log and that of the real attacher.",
+            )
+        })
+        .collect()
+}
+
+/// Which volume of ours a `VolumeAttachment` of Kubernetes brings to which node.
+fn outer<'a>(installation: &Installation, attachment: &'a VolumeAttachment) -> Option<(String, &'a str)> {
+    if attachment.spec.attacher != DRIVER_NAME {
+        return None;
+    }
+    let name = attachment.spec.source.persistent_volume_name.as_deref()?;
+    let known = installation.storage.volumes.named(None, name).and_then(cases::id);
+    Some((
+        known.map_or_else(|| name.to_owned(), |id| id.name.to_string()),
+        &attachment.spec.node_name,
+    ))
+}
+
+/// Attachments that fail, in the words of the driver.
+pub(super) fn attach_errors(installation: &Installation) -> Vec<Finding> {
+    let ours = installation
+        .attachments
+        .iter()
+        .filter(|it| it.spec.attacher == DRIVER_NAME);
+    ours.filter_map(|it| {
+        let status = it.status.as_ref()?;
+        let (verb, error) = match (&status.attach_error, &status.detach_error) {
+            (Some(error), _) if !status.attached => ("to", error),
+            (_, Some(error)) => ("away from", error),
+            _ => return None,
+        };
+        let volume = it.spec.source.persistent_volume_name.as_deref().unwrap_or("?");
+        Some(Finding::error(
+            format!("VolumeAttachment {}", it.name_any()),
+            format!(
+                "The volume {volume} cannot be brought {verb} the node {}: {}",
+                it.spec.node_name,
+                error.message.as_deref().unwrap_or("no reason given")
+            ),
+            "It is tried again until it works. See the real driver's attacher.",
+        ))
+    })
+    .collect()
+}
+
+/// Pods that cannot start because of the driver, as kubelet says it.
+pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
+    let recent = |event: &&Event| {
+        let age = events::time(event).map(|time| installation.now.duration_since(time));
+        age.is_some_and(|age| age < RECENT)
+    };
+    let ours = |message: &str| {
+        let volumes = installation
+            .storage
+            .volumes
+            .iter()
+            .filter(|volume| cases::id(volume).is_some());
+        message.contains(DRIVER_NAME)
+            || volumes
+                .filter_map(|volume| volume.metadata.name.as_deref())
+                .any(|name| message.contains(name))
+    };
+    let mut newest = BTreeMap::<String, &Event>::new();
+    for event in installation.failures.iter().filter(recent) {
+        if !event.message.as_deref().is_some_and(ours) {
+            continue;
+        }
+        let pod = &event.involved_object;
+        let name = format!(
+            "{}/{}",
+            pod.namespace.as_deref().unwrap_or_default(),
+            pod.name.as_deref().unwrap_or_default()
+        );
+        let known = newest.entry(name).or_insert(event);
+        if events::time(event) > events::time(known) {
+            *known = event;
+        }
+    }
+    newest
+        .into_iter()
+        .map(|(pod, event)| {
+            let message = event.message.as_deref().unwrap_or_default();
+            let mend = if message.contains("not found in the list of registered CSI drivers") {
+                "The node plugin is not registered on that node: see its pod there, and kubelet's log."
+            } else {
+                "See the log of the node plugin on that node, and that of the real driver."
+            };
+            Finding::warning(
+                format!("Pod {pod}"),
+                format!("A volume could not be mounted: {message}"),
+                mend,
+            )
+        })
+        .collect()
+}

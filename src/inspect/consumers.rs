@@ -1,0 +1,53 @@
+//! Pods that use claims, and why they do not run yet.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+
+use super::Storage;
+
+/// A live pod that uses the claim.
+pub(super) fn consumer<'a>(claim: &PersistentVolumeClaim, storage: &'a Storage) -> Option<&'a Pod> {
+    storage
+        .consumers
+        .iter()
+        .find(|pod| pod.namespace() == claim.namespace() && !is_over(pod) && uses(pod, &claim.name_any()))
+}
+
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether a pod uses this claim, its own ephemeral one among them.
+pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.into_iter().any(|volume| {
+        let named = volume
+            .persistent_volume_claim
+            .as_ref()
+            .is_some_and(|source| source.claim_name == claim);
+        let ephemeral = volume.ephemeral.is_some() && claim == format!("{}-{}", pod.name_any(), volume.name);
+        named || ephemeral
+    })
+}
+
+/// Why a pod does not run yet, to follow its name.
+pub(super) fn why_unscheduled(pod: &Pod) -> String {
+    if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+        return format!(
+            "is pinned to the node {node}, which bypasses the scheduler; the driver selects that node"
+        );
+    }
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let told = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+        .and_then(|condition| condition.message.as_deref());
+    told.map_or_else(
+        || "waits for the scheduler".to_owned(),
+        |why| format!("cannot be scheduled: {why}"),
+    )
+}

@@ -1,0 +1,336 @@
+//! How a volume is: one state, what it means, and the way out.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+
+use super::{
+    Storage,
+    cases::{Case, class_name, id, volume_name, volume_of},
+    consumers::{consumer, why_unscheduled},
+    events,
+    leftovers::{of_leftover, of_twin, of_volume},
+};
+use crate::{
+    cluster::{facts, slim::SELECTED_NODE},
+    placement::BindingMode,
+    topology::Node,
+    twin::FINALIZER,
+};
+
+/// The state of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum State {
+    /// Usable.
+    Bound,
+    /// Nobody uses the claim yet.
+    Waiting,
+    /// Something has to happen first.
+    Pending,
+    /// The claim is on its way out, or the data is.
+    Deleting,
+    /// The claim is gone, the data is kept on purpose.
+    Retained,
+    /// A twin that never served; the driver collects it.
+    Abandoned,
+    /// A twin that served, without claim and PV; nobody but people may delete it.
+    Orphaned,
+    /// The twin serves another home cluster.
+    Guest,
+    /// The claim's volume is not of this driver.
+    Foreign,
+    /// The claim lost its PV.
+    Lost,
+    /// The twin is gone.
+    TwinMissing,
+    /// The twin is on its way out under a live claim.
+    TwinTerminating,
+    /// The twin waits although its claim is bound.
+    TwinPending,
+    /// The twin lost its PV.
+    TwinLost,
+    /// No node is where the data is.
+    Unreachable,
+    /// It may not be read.
+    Unknown,
+}
+
+/// A state, what it means, and the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Health {
+    pub(super) state: State,
+    /// Empty when all is well.
+    pub(super) message: String,
+    pub(super) advice: String,
+}
+
+impl Health {
+    fn fine(state: State) -> Self {
+        Self::new(state, "", "")
+    }
+
+    pub(super) fn new(state: State, message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self {
+            state,
+            message: message.into(),
+            advice: advice.into(),
+        }
+    }
+}
+
+/// Judges a volume by what there is of it.
+pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
+    match case {
+        Case {
+            claim: Some(claim), ..
+        } => of_claim(claim, case, storage),
+        Case { twin: Some(twin), .. } => of_twin(twin, case, storage),
+        Case {
+            volume: Some(volume), ..
+        } => of_volume(volume, case, storage),
+        Case { real: Some(real), .. } => of_leftover(real),
+        _ => Health::new(State::Unknown, "nothing is left of it", ""),
+    }
+}
+
+fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Health::new(
+            State::Deleting,
+            format!("the claim is being deleted; {} still hold it", finalizers(claim)),
+            "Delete the pods that use it.",
+        );
+    }
+    match phase(claim) {
+        "Lost" => Health::new(
+            State::Lost,
+            format!("its PV {} is gone", volume_name(claim).unwrap_or("?")),
+            case.real.map_or_else(
+                || "Restore the data from a backup into a new claim.".to_owned(),
+                |real| {
+                    format!(
+                        "The data is still in the PV {}: bind a new claim to it.",
+                        real.name_any()
+                    )
+                },
+            ),
+        ),
+        "Bound" => of_bound(claim, case, storage),
+        _ => of_pending(claim, case, storage),
+    }
+}
+
+fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {
+    let pending = |message: String| Health::new(State::Pending, message, describe(claim));
+    let delayed = class_name(claim)
+        .and_then(|name| storage.classes.named(None, name))
+        .is_some_and(|class| facts::class(class).binding == BindingMode::WaitForFirstConsumer);
+    if delayed && !claim.annotations().contains_key(SELECTED_NODE) {
+        return match consumer(claim, storage) {
+            Some(pod) => pending(format!("its pod {} {}", pod.name_any(), why_unscheduled(pod))),
+            None if !storage.consumers.is_complete() => Health::new(
+                State::Unknown,
+                "no node was selected yet; its pods may not be read",
+                describe(claim),
+            ),
+            None => Health::new(State::Waiting, "waits for its first pod", ""),
+        };
+    }
+    if let Some(warning) = events::warning(&storage.events, claim) {
+        return pending(warning.to_owned());
+    }
+    let Some(twin) = case.twin else {
+        return Health::new(
+            State::Pending,
+            "it has no twin yet, and nobody says why",
+            "See the log of csi-provisioner in the controller's pods, and whether it runs.",
+        );
+    };
+    if let Some(warning) = events::warning(&storage.events, twin) {
+        return pending(format!("its twin {}: {warning}", full_name(twin)));
+    }
+    match phase(twin) {
+        "Bound" => pending(format!(
+            "its twin {} is bound, the claim is not yet",
+            full_name(twin)
+        )),
+        _ => Health::new(
+            State::Pending,
+            format!(
+                "its twin {} waits for the driver of class {}",
+                full_name(twin),
+                class_name(twin).unwrap_or("?")
+            ),
+            describe(twin),
+        ),
+    }
+}
+
+fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {
+    let name = volume_name(claim).unwrap_or("?");
+    let Some(volume) = volume_of(claim, storage) else {
+        if !storage.volumes.is_complete() {
+            return Health::new(State::Unknown, format!("its PV {name} may not be read"), "");
+        }
+        return Health::new(
+            State::Lost,
+            format!("its PV {name} does not exist"),
+            "Restore the data from a backup into a new claim.",
+        );
+    };
+    let Some(id) = id(volume) else {
+        return Health::new(State::Foreign, format!("its PV {name} is not of this driver"), "");
+    };
+    if let Some(home) = storage.home.as_ref().filter(|home| **home != id.cluster) {
+        let advice = if case.twin.is_some() {
+            "Start the driver with the --cluster-id (chart: clusterID) it had when the volume was made."
+        } else {
+            ""
+        };
+        let message = format!(
+            "its twin is in cluster {}; this is cluster {home}, which cannot see it",
+            id.cluster
+        );
+        return Health::new(State::Unknown, message, advice);
+    }
+    match case.twin {
+        Some(twin) => of_served(volume, twin, case, storage),
+        None if !storage.twins.is_complete() => Health::new(State::Unknown, "its twin may not be read", ""),
+        None => without_twin(case),
+    }
+}
+
+fn of_served(
+    volume: &PersistentVolume,
+    twin: &PersistentVolumeClaim,
+    case: &Case<'_>,
+    storage: &Storage,
+) -> Health {
+    let twin_name = full_name(twin);
+    let real_name = volume_name(twin).unwrap_or("?");
+    if twin.metadata.deletion_timestamp.is_some() {
+        return Health::new(
+            State::TwinTerminating,
+            format!(
+                "its twin {twin_name} is being deleted under it; {} still hold it",
+                finalizers(twin)
+            ),
+            format!(
+                "A deletion cannot be taken back. Make sure the reclaim policy of the PV {real_name} is Retain \
+                 (kubectl patch pv {real_name} -p '{{\"spec\":{{\"persistentVolumeReclaimPolicy\":\"Retain\"}}}}') and back the data up."
+            ),
+        );
+    }
+    if phase(twin) == "Pending" {
+        return Health::new(
+            State::TwinPending,
+            format!(
+                "its twin {twin_name} is not bound, though the claim is: it may have been made again, empty"
+            ),
+            describe(twin),
+        );
+    }
+    if phase(twin) == "Lost" || (storage.volumes.is_complete() && case.real.is_none()) {
+        return Health::new(
+            State::TwinLost,
+            format!("the PV {real_name} of its twin {twin_name} is gone: the data may be lost"),
+            "Look in the real storage for what is left; restore the data from a backup into a new claim.",
+        );
+    }
+    if case
+        .real
+        .is_some_and(|real| real.metadata.deletion_timestamp.is_some())
+    {
+        return Health::new(
+            State::TwinTerminating,
+            format!("the PV {real_name} of its twin {twin_name} is being deleted under it"),
+            "A deletion cannot be taken back, but it waits while the twin exists: back the data up.",
+        );
+    }
+    if storage.nodes.is_complete() && reach(volume, storage).is_empty() {
+        return Health::new(
+            State::Unreachable,
+            "no node of the cluster is where its data is",
+            format!(
+                "See the node affinity (kubectl describe pv {}), and bring back the node it asks for.",
+                volume.name_any()
+            ),
+        );
+    }
+    Health::fine(State::Bound)
+}
+
+fn without_twin(case: &Case<'_>) -> Health {
+    let message = "its twin is gone";
+    match case.real {
+        Some(real) => Health::new(
+            State::TwinMissing,
+            format!(
+                "{message}; its data is still in the PV {} ({})",
+                real.name_any(),
+                real_state(real)
+            ),
+            format!(
+                "Set the reclaim policy of the PV {} to Retain before anything else.",
+                real.name_any()
+            ),
+        ),
+        None => Health::new(
+            State::TwinMissing,
+            format!("{message}, and so is the PV behind it: the data may be lost"),
+            "Look in the real storage for what is left; restore the data from a backup into a new claim.",
+        ),
+    }
+}
+
+/// The nodes a PV can be reached from.
+pub(super) fn reach<'a>(volume: &PersistentVolume, storage: &'a Storage) -> Vec<&'a Node> {
+    let affinity = facts::affinity(volume);
+    let admits = |node: &&Node| affinity.as_ref().is_none_or(|affinity| affinity.admits(node));
+    storage.nodes.iter().filter(admits).collect()
+}
+
+pub(super) fn full_name<K: Resource>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+fn describe(claim: &PersistentVolumeClaim) -> String {
+    format!(
+        "kubectl describe pvc -n {} {}",
+        claim.namespace().unwrap_or_default(),
+        claim.name_any()
+    )
+}
+
+fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+pub(super) fn real_state(volume: &PersistentVolume) -> &str {
+    volume
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("of no phase")
+}
+
+pub(super) fn finalizers(claim: &PersistentVolumeClaim) -> String {
+    let readable = |finalizer: &String| match finalizer.as_str() {
+        "kubernetes.io/pvc-protection" => "pods".to_owned(),
+        FINALIZER => "this driver".to_owned(),
+        other => other.to_owned(),
+    };
+    let holders: Vec<_> = claim.finalizers().iter().map(readable).collect();
+    if holders.is_empty() {
+        "no finalizers".to_owned()
+    } else {
+        holders.join(" and ")
+    }
+}

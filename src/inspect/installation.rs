@@ -1,0 +1,184 @@
+//! Everything an installation of the driver consists of, read once.
+
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    core::v1::{Event, Namespace, Pod, ResourceQuota},
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment},
+};
+
+use super::{
+    Scope, Setup, Storage, Told,
+    checks::rights::{self, Right},
+    setup,
+};
+use crate::{
+    cluster::Cluster,
+    volume::{ClusterId, mark},
+};
+
+/// What is known of an installation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Installation {
+    /// When it was looked at.
+    pub(super) now: Timestamp,
+    /// How it was deployed.
+    pub(super) setup: Setup,
+    /// The volumes.
+    pub(super) storage: Storage,
+    /// The namespace of the twins.
+    pub(super) namespace: Told<Namespace>,
+    /// `CSIDriver` objects, of whomever.
+    pub(super) drivers: Told<CSIDriver>,
+    /// What kubelets say they can mount.
+    pub(super) csi_nodes: Told<CSINode>,
+    /// Room as the driver published it.
+    pub(super) capacities: Told<CSIStorageCapacity>,
+    /// Attachments, of whomever.
+    pub(super) attachments: Told<VolumeAttachment>,
+    /// Quotas of all namespaces.
+    pub(super) quotas: Told<ResourceQuota>,
+    /// The `DaemonSet` of the node plugin.
+    pub(super) node_plugins: Told<DaemonSet>,
+    /// Pods of the driver.
+    pub(super) pods: Told<Pod>,
+    /// Pods where the twins are.
+    pub(super) strangers: Told<Pod>,
+    /// Mounts and attachments that failed.
+    pub(super) failures: Told<Event>,
+    /// What the controller may not do; `None` where that cannot be told.
+    pub(super) missing_rights: Option<Vec<Right>>,
+}
+
+impl Installation {
+    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    pub(crate) async fn read(
+        cluster: &Cluster,
+        setup: Setup,
+        namespace: &str,
+        id: Option<ClusterId>,
+    ) -> Self {
+        let name_is = format!("metadata.name={namespace}");
+        let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
+        let namespaces = cluster.all::<Namespace>();
+        let capacities = cluster.all::<CSIStorageCapacity>();
+        let (daemon_sets, pods) = (cluster.all::<DaemonSet>(), cluster.all::<Pod>());
+        let strangers = cluster.within::<Pod>(namespace);
+        let (storage, namespace, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
+            Storage::read(cluster, &Scope::All, namespace, id),
+            Told::ask(&namespaces, None, Some(&name_is)),
+            Told::all(cluster),
+            Told::all(cluster),
+            Told::ask(&capacities, Some(&ours), None),
+            Told::all(cluster),
+            Told::all(cluster),
+        );
+        let (node_plugins, pods, strangers, failures, missing_rights) = tokio::join!(
+            Told::ask(&daemon_sets, Some(setup::LABELS), None),
+            Told::ask(&pods, Some(setup::LABELS), None),
+            Told::ask(&strangers, None, None),
+            failures(cluster),
+            missing_rights(cluster, &setup),
+        );
+        Self {
+            now: Timestamp::now(),
+            setup,
+            storage,
+            namespace,
+            drivers,
+            csi_nodes,
+            capacities,
+            attachments,
+            quotas,
+            node_plugins,
+            pods,
+            strangers,
+            failures,
+            missing_rights,
+        }
+    }
+
+    /// What cannot be told, and why.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let mut unknown: Vec<String> = self.setup.unknown().into_iter().collect();
+        unknown.extend(self.storage.unknown());
+        let told = [
+            (
+                "whether the namespace of the twins exists",
+                self.namespace.refusal(),
+            ),
+            ("what the CSIDriver objects say", self.drivers.refusal()),
+            ("which drivers the kubelets know", self.csi_nodes.refusal()),
+            ("which room is published", self.capacities.refusal()),
+            ("what is attached", self.attachments.refusal()),
+            ("which quotas there are", self.quotas.refusal()),
+            ("how the node plugin is deployed", self.node_plugins.refusal()),
+            ("how the pods of the driver are", self.pods.refusal()),
+            ("whether pods use twins", self.strangers.refusal()),
+            ("which mounts failed", self.failures.refusal()),
+        ];
+        unknown.extend(
+            told.into_iter()
+                .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}"))),
+        );
+        if self.missing_rights.is_none() && self.setup.service_account().is_some() {
+            unknown.push(
+                "what the controller may do: asking for others (subjectaccessreviews) is refused".to_owned(),
+            );
+        }
+        unknown
+    }
+}
+
+async fn failures(cluster: &Cluster) -> Told<Event> {
+    let events = cluster.all::<Event>();
+    let (mounts, attachments) = tokio::join!(
+        Told::ask(&events, None, Some("involvedObject.kind=Pod,reason=FailedMount")),
+        Told::ask(
+            &events,
+            None,
+            Some("involvedObject.kind=Pod,reason=FailedAttachVolume")
+        ),
+    );
+    mounts.and(attachments)
+}
+
+/// Asks the API server in the controller's name.
+async fn missing_rights(cluster: &Cluster, setup: &Setup) -> Option<Vec<Right>> {
+    let (namespace, account) = setup.service_account()?;
+    let user = format!("system:serviceaccount:{namespace}:{account}");
+    let needed = rights::needed(&namespace, &setup.storage_namespace());
+    let reviews = cluster.all::<SubjectAccessReview>();
+    let asked = needed.iter().map(async |right| {
+        let review = review(&user, &namespace, right);
+        let answer = reviews.create(&review).await.ok().flatten()?;
+        Some(answer.status?.allowed)
+    });
+    let answers: Option<Vec<bool>> = join_all(asked).await.into_iter().collect();
+    let denied = needed.iter().zip(answers?).filter(|(_, allowed)| !allowed);
+    Some(denied.map(|(right, _)| right.clone()).collect())
+}
+
+fn review(user: &str, namespace: &str, right: &Right) -> SubjectAccessReview {
+    let groups = ["system:authenticated", "system:serviceaccounts"]
+        .map(str::to_owned)
+        .into_iter();
+    let own = format!("system:serviceaccounts:{namespace}");
+    SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(user.to_owned()),
+            groups: Some(groups.chain([own]).collect()),
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(right.verb.to_owned()),
+                group: Some(right.group.to_owned()),
+                resource: Some(right.resource.to_owned()),
+                namespace: right.namespace.clone(),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    }
+}

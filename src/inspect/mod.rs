@@ -1,0 +1,30 @@
+//! Looking at a cluster for people: what is there is read once ([`Storage`],
+//! [`Installation`]), judged without asking again ([`rows`], [`checks`]), and
+//! printed elsewhere (`cli`). Nothing is ever written, and what may not be read
+//! is said instead of guessed: rights end where they end.
+
+mod cases;
+mod consumers;
+mod events;
+mod health;
+mod installation;
+mod leftovers;
+mod setup;
+mod storage;
+mod told;
+
+pub(crate) mod checks;
+pub(crate) mod rows;
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::{
+    health::State,
+    installation::Installation,
+    setup::Setup,
+    storage::{Scope, Storage},
+    told::Told,
+};

@@ -1,0 +1,334 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::inspect::{
+    Told,
+    fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
+};
+
+fn one(storage: &Storage) -> Row {
+    let mut rows = rows(storage, &Scope::All);
+    assert_eq!(rows.len(), 1, "{rows:#?}");
+    rows.remove(0)
+}
+
+fn deleting(object: &mut Value) {
+    object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+}
+
+fn pending(claim: &mut Value) {
+    claim["spec"]["volumeName"] = Value::Null;
+    claim["status"]["phase"] = "Pending".into();
+}
+
+fn volumes(change: impl FnOnce(&mut Value, &mut Value)) -> Told<PersistentVolume> {
+    let (mut outer, mut inner) = (volume(), real());
+    change(&mut outer, &mut inner);
+    told([outer, inner])
+}
+
+#[test]
+fn a_healthy_volume_tells_everything_and_needs_no_words() {
+    let row = serde_json::to_value(one(&storage())).unwrap();
+    let expected = json!({
+        "volume": format!("pvc-{UID}"),
+        "claim": {"namespace": "shop", "name": "data"},
+        "class": "liqo",
+        "size": "1Gi",
+        "state": "Bound",
+        "message": "",
+        "advice": "",
+        "twin": {"namespace": "liqo-storage", "name": UID},
+        "realClass": "fast",
+        "realVolume": "pvc-twin",
+        "cluster": "home",
+        "nodes": ["one"],
+    });
+    assert_eq!(row, expected);
+}
+
+#[test]
+fn claims_of_others_are_none_of_ours() {
+    let mut storage = storage();
+    storage.claims = claim_with(|it| {
+        it["metadata"]["uid"] = "other".into();
+        it["spec"]["storageClassName"] = "fast".into();
+        it["spec"]["volumeName"] = "theirs".into();
+    });
+    storage.twins = Told::default();
+    storage.volumes = Told::default();
+    assert_eq!(rows(&storage, &Scope::All), []);
+}
+
+/// What is broken, the state it leads to, and a word of the message.
+#[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn every_state_is_told_from_the_objects() {
+    type Break = fn(&mut Storage);
+    let table: &[(&str, Break, State, &str)] = &[
+        (
+            "claim deleted",
+            |it| it.claims = claim_with(deleting),
+            State::Deleting,
+            "pods still hold it",
+        ),
+        (
+            "claim lost",
+            |it| it.claims = claim_with(|it| it["status"]["phase"] = "Lost".into()),
+            State::Lost,
+            "gone",
+        ),
+        (
+            "PV gone",
+            |it| it.volumes = told([real()]),
+            State::Lost,
+            "does not exist",
+        ),
+        (
+            "twin gone",
+            |it| it.twins = Told::default(),
+            State::TwinMissing,
+            "still in the PV pvc-twin",
+        ),
+        (
+            "twin and its PV gone",
+            |it| {
+                it.twins = Told::default();
+                it.volumes = told([volume()]);
+            },
+            State::TwinMissing,
+            "may be lost",
+        ),
+        (
+            "twin deleted",
+            |it| it.twins = twin_with(deleting),
+            State::TwinTerminating,
+            "this driver still hold it",
+        ),
+        (
+            "real PV deleted",
+            |it| it.volumes = volumes(|_, real| deleting(real)),
+            State::TwinTerminating,
+            "pvc-twin",
+        ),
+        (
+            "real PV gone",
+            |it| it.volumes = told([volume()]),
+            State::TwinLost,
+            "may be lost",
+        ),
+        (
+            "twin waits",
+            |it| it.twins = twin_with(pending),
+            State::TwinPending,
+            "empty",
+        ),
+        (
+            "node gone",
+            |it| it.nodes = Told::default(),
+            State::Unreachable,
+            "no node",
+        ),
+        (
+            "other cluster",
+            |it| it.home = "away".parse().ok(),
+            State::Unknown,
+            "in cluster home",
+        ),
+        (
+            "twins unreadable",
+            |it| it.twins = Told::refused("no"),
+            State::Unknown,
+            "twin may not be read",
+        ),
+        (
+            "no pod yet",
+            |it| {
+                it.claims = claim_with(pending);
+                it.twins = Told::default();
+                it.volumes = Told::default();
+            },
+            State::Waiting,
+            "first pod",
+        ),
+        (
+            "retained by the virtual class",
+            |it| {
+                it.claims = Told::default();
+                it.volumes =
+                    volumes(|outer, _| outer["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into());
+            },
+            State::Retained,
+            "keeps the data",
+        ),
+        (
+            "deletion fails",
+            |it| {
+                it.claims = Told::default();
+                it.volumes = volumes(|outer, _| {
+                    outer["status"] = json!({"phase": "Failed", "message": "backend on fire"});
+                });
+            },
+            State::Deleting,
+            "backend on fire",
+        ),
+        (
+            "restored etcd",
+            |it| {
+                it.claims = Told::default();
+                it.volumes = told([real()]);
+            },
+            State::Orphaned,
+            "etcd was restored",
+        ),
+        (
+            "never served",
+            |it| {
+                it.claims = Told::default();
+                it.volumes = told([real()]);
+                it.twins = twin_with(|it| {
+                    it["metadata"]["annotations"]
+                        .as_object_mut()
+                        .unwrap()
+                        .remove("storage.liqo.io/handed-over");
+                });
+            },
+            State::Abandoned,
+            "collects",
+        ),
+        (
+            "somebody else's twin",
+            |it| {
+                it.claims = Told::default();
+                it.volumes = told([real()]);
+                it.twins =
+                    twin_with(|it| it["metadata"]["labels"]["storage.liqo.io/home-cluster"] = "away".into());
+            },
+            State::Guest,
+            "away",
+        ),
+        (
+            "data kept by the real class",
+            |it| {
+                it.claims = Told::default();
+                it.twins = Told::default();
+                it.volumes = told([{
+                    let mut real = real();
+                    real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+                    real
+                }]);
+            },
+            State::Retained,
+            "pvc-twin",
+        ),
+        (
+            "static PV reserved for nobody",
+            |it| {
+                it.claims = Told::default();
+                it.twins = Told::default();
+                it.volumes = told([{
+                    let mut real = real();
+                    real["spec"]["claimRef"]["uid"] = Value::Null;
+                    real
+                }]);
+            },
+            State::Orphaned,
+            "reserved",
+        ),
+        (
+            "only the PV is left",
+            |it| {
+                it.claims = Told::default();
+                it.twins = Told::default();
+                it.volumes = told([volume()]);
+            },
+            State::TwinMissing,
+            "nothing is left",
+        ),
+    ];
+    for (name, break_it, state, word) in table {
+        let mut storage = storage();
+        break_it(&mut storage);
+        let row = one(&storage);
+        assert_eq!(row.state, *state, "{name}: {row:#?}");
+        assert!(row.message.contains(word), "{name}: {}", row.message);
+    }
+}
+
+#[test]
+fn a_pending_claim_says_why() {
+    let mut storage = storage();
+    storage.claims = claim_with(pending);
+    storage.volumes = Told::default();
+    storage.twins = Told::default();
+    storage.consumers = told([json!({
+        "metadata": {"namespace": "shop", "name": "web-0"},
+        "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+        "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
+    })]);
+    assert!(
+        one(&storage)
+            .message
+            .contains("web-0 cannot be scheduled: 0/2 nodes")
+    );
+
+    storage.claims = claim_with(|it| {
+        pending(it);
+        it["metadata"]["annotations"] = json!({"volume.kubernetes.io/selected-node": "two"});
+    });
+    let row = one(&storage);
+    assert_eq!(row.nodes, Some(vec!["two".to_owned()]));
+    assert!(row.message.contains("no twin yet"), "{}", row.message);
+
+    storage.twins = twin_with(pending);
+    assert!(
+        one(&storage)
+            .message
+            .contains("waits for the driver of class fast")
+    );
+
+    let event = |uid: &str, message: &str| json!({"metadata": {"name": uid}, "involvedObject": {"uid": uid}, "type": "Warning", "message": message});
+    storage.events = told([event("twin", "pool is full")]);
+    let row = one(&storage);
+    assert!(
+        row.message.contains("pool is full") && row.message.contains(UID),
+        "{}",
+        row.message
+    );
+
+    storage.events = told([event("twin", "pool is full"), event(UID, "quota exceeded")]);
+    let row = one(&storage);
+    assert_eq!(
+        (row.state, row.message.as_str()),
+        (State::Pending, "quota exceeded")
+    );
+}
+
+#[test]
+fn all_nodes_of_the_cluster_are_written_as_a_star() {
+    let mut storage = storage();
+    storage.volumes = volumes(|outer, _| {
+        outer["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0] =
+            json!({"key": "topology.storage.liqo.io/cluster", "operator": "In", "values": ["home"]});
+    });
+    let names: Told<PersistentVolume> =
+        told(["one", "virtual"].map(|name| json!({"metadata": {"name": name}})));
+    storage.nodes = names.map(|named| {
+        let name = named.metadata.name.unwrap();
+        let mut node = node(&name);
+        if name == "virtual" {
+            node.labels.clear();
+        }
+        node
+    });
+    assert_eq!(one(&storage).nodes, Some(vec!["*".to_owned()]));
+}
+
+#[test]
+fn leftovers_belong_to_the_namespace_of_their_claim() {
+    let mut storage = storage();
+    storage.claims = Told::default();
+    let in_namespace = |name: &str| rows(&storage, &Scope::Namespace(name.into())).len();
+    assert_eq!((in_namespace("shop"), in_namespace("other")), (1, 0));
+    storage.twins = told([twin()]);
+}

@@ -1,0 +1,165 @@
+//! How the driver was deployed here: its Deployment, and what its containers were told.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Container, PodSpec},
+};
+use kube::ResourceExt;
+
+use super::Told;
+use crate::{cluster::Cluster, volume::ClusterId};
+
+/// Labels of all pods of the driver, as the chart gives them.
+pub(super) const LABELS: &str = "app.kubernetes.io/name=liqo-csi";
+const COMPONENT: &str = "app.kubernetes.io/component";
+const DEFAULT_NAMESPACE: &str = "liqo-storage";
+
+/// The controllers that are deployed: one, or something is wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Setup {
+    /// Their Deployments.
+    pub(super) controllers: Told<Deployment>,
+}
+
+impl Setup {
+    /// Reads it.
+    pub(crate) async fn read(cluster: &Cluster) -> Self {
+        let labels = format!("{LABELS},{COMPONENT}=controller");
+        Self {
+            controllers: Told::ask(&cluster.all(), Some(&labels), None).await,
+        }
+    }
+
+    /// Where the twins are.
+    pub(crate) fn storage_namespace(&self) -> String {
+        let told = self
+            .driver_flags()
+            .and_then(|flags| flags.get("storage-namespace").map(str::to_owned));
+        told.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+    }
+
+    /// The id of the cluster, if it was given one.
+    pub(crate) fn cluster_id(&self) -> Option<ClusterId> {
+        self.driver_flags()?.get("cluster-id")?.parse().ok()
+    }
+
+    /// Why it is not known.
+    pub(crate) fn unknown(&self) -> Option<String> {
+        self.controllers
+            .refusal()
+            .map(|why| format!("how the controller is deployed: {why}"))
+    }
+
+    /// The real classes that claims may ask for.
+    pub(super) fn allowed_classes(&self) -> BTreeSet<String> {
+        let flags = self.driver_flags();
+        let list = flags
+            .as_ref()
+            .and_then(|flags| flags.get("allowed-classes"))
+            .unwrap_or_default();
+        list.split(',')
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Service account of the controller: namespace and name.
+    pub(super) fn service_account(&self) -> Option<(String, String)> {
+        let deployment = self.controllers.iter().next()?;
+        let name = pod_spec(deployment)?.service_account_name.clone()?;
+        Some((deployment.namespace()?, name))
+    }
+
+    /// What the sidecar whose image has this name was told; `None` if it is not there.
+    pub(super) fn sidecar(&self, image: &str) -> Option<Flags<'_>> {
+        let deployment = self.controllers.iter().next()?;
+        sidecar(deployment, image)
+    }
+
+    fn driver_flags(&self) -> Option<Flags<'_>> {
+        let mut containers = pod_spec(self.controllers.iter().next()?)?.containers.iter();
+        let driver =
+            containers.find(|container| arguments(container).any(|argument| argument == "controller"))?;
+        Some(Flags(arguments(driver).collect()))
+    }
+}
+
+/// What the sidecar of this Deployment was told.
+pub(super) fn sidecar<'a>(deployment: &'a Deployment, image: &str) -> Option<Flags<'a>> {
+    let is_it = |container: &&Container| {
+        container.name == image
+            || container
+                .image
+                .as_ref()
+                .is_some_and(|it| it.contains(&format!("/{image}:")))
+    };
+    let container = pod_spec(deployment)?.containers.iter().find(is_it)?;
+    Some(Flags(arguments(container).collect()))
+}
+
+fn pod_spec(deployment: &Deployment) -> Option<&PodSpec> {
+    deployment.spec.as_ref()?.template.spec.as_ref()
+}
+
+fn arguments(container: &Container) -> impl Iterator<Item = &str> {
+    container
+        .command
+        .iter()
+        .flatten()
+        .chain(container.args.iter().flatten())
+        .map(String::as_str)
+}
+
+/// A command line, as Go's flags and ours read it.
+#[derive(Clone, Debug)]
+pub(super) struct Flags<'a>(Vec<&'a str>);
+
+impl Flags<'_> {
+    /// The value of a flag: `--name=value` or `--name value`; empty when it has none.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().enumerate().rev().find_map(|(at, argument)| {
+            let flag = argument
+                .strip_prefix("--")
+                .or_else(|| argument.strip_prefix('-'))?;
+            match flag.split_once('=') {
+                Some((flag, value)) => (flag == name).then_some(value),
+                None if flag == name => {
+                    let next = self.0.get(at + 1).copied().unwrap_or_default();
+                    Some(if next.starts_with('-') { "" } else { next })
+                }
+                None => None,
+            }
+        })
+    }
+
+    /// Whether a switch is on.
+    pub(super) fn on(&self, name: &str) -> bool {
+        self.get(name)
+            .is_some_and(|value| !matches!(value, "false" | "0" | "f"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_flags_as_go_does() {
+        let flags = Flags(vec![
+            "--a",
+            "--b=false",
+            "-c=3",
+            "--timeout",
+            "60s",
+            "--x=1",
+            "--x=2",
+        ]);
+        assert!(flags.on("a") && !flags.on("b") && !flags.on("d"));
+        assert_eq!(flags.get("c"), Some("3"));
+        assert_eq!(flags.get("timeout"), Some("60s"));
+        assert_eq!(flags.get("x"), Some("2"));
+        assert_eq!(flags.get("d"), None);
+    }
+}

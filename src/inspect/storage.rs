@@ -1,0 +1,200 @@
+//! Everything that volumes of this driver are made of, read once.
+
+use std::collections::BTreeSet;
+
+use futures::future::join_all;
+use k8s_openapi::api::{
+    core::v1::{Event, Namespace, Node as KubeNode, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::StorageClass,
+};
+use kube::ResourceExt;
+
+use super::{Told, cases};
+use crate::{
+    cluster::{Cluster, slim::SELECTED_NODE},
+    topology::{CLUSTER_KEY, Node},
+    volume::{ClusterId, mark},
+};
+
+/// Lives as long as its cluster; its uid is the cluster's id.
+const ETERNAL_NAMESPACE: &str = "kube-system";
+
+/// Whose claims to look at.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    /// Those of one namespace.
+    Namespace(String),
+    /// Everybody's.
+    All,
+}
+
+/// What is known of the volumes of this driver in one cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Storage {
+    /// The cluster's id.
+    pub(crate) home: Option<ClusterId>,
+    /// Where the twins of this cluster's claims live.
+    pub(crate) namespace: String,
+    /// Storage classes, of whomever.
+    pub(crate) classes: Told<StorageClass>,
+    /// Claims, of whatever class, that are no twins.
+    pub(crate) claims: Told<PersistentVolumeClaim>,
+    /// Claims with the marks of this driver.
+    pub(crate) twins: Told<PersistentVolumeClaim>,
+    /// Volumes, of whatever driver.
+    pub(crate) volumes: Told<PersistentVolume>,
+    /// All nodes.
+    pub(crate) nodes: Told<Node>,
+    /// Events about claims, twins among them.
+    pub(crate) events: Told<Event>,
+    /// Pods beside claims that no node was selected for yet.
+    pub(crate) consumers: Told<Pod>,
+}
+
+impl Storage {
+    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    pub(crate) async fn read(
+        cluster: &Cluster,
+        scope: &Scope,
+        namespace: &str,
+        id: Option<ClusterId>,
+    ) -> Self {
+        let (classes, volumes, nodes, (claims, twins), events, home) = tokio::join!(
+            Told::<StorageClass>::all(cluster),
+            Told::<PersistentVolume>::all(cluster),
+            nodes(cluster),
+            claims(cluster, scope, namespace),
+            events(cluster, scope, namespace),
+            home(cluster, id),
+        );
+        let mut storage = Self {
+            home,
+            namespace: namespace.to_owned(),
+            classes,
+            claims,
+            twins,
+            volumes,
+            nodes,
+            events,
+            consumers: Told::default(),
+        };
+        storage.consumers = storage.read_consumers(cluster).await;
+        storage
+    }
+
+    /// Whether nothing but virtual nodes is outside of these.
+    pub(crate) fn is_everywhere(&self, nodes: &[&Node]) -> bool {
+        let at_home = |node: &&Node| {
+            let cluster = node.labels.get(CLUSTER_KEY);
+            cluster.is_some() && cluster.map(String::as_str) == self.home.as_ref().map(ClusterId::as_str)
+        };
+        self.nodes
+            .iter()
+            .filter(at_home)
+            .all(|node| nodes.contains(&node))
+    }
+
+    /// What cannot be told, and why.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let mut unknown: Vec<String> = [
+            ("which storage classes there are", self.classes.refusal()),
+            ("which claims there are", self.claims.refusal()),
+            ("which twins there are", self.twins.refusal()),
+            ("which volumes there are", self.volumes.refusal()),
+            ("which nodes there are", self.nodes.refusal()),
+            ("what happened to claims", self.events.refusal()),
+            ("which pods wait for claims", self.consumers.refusal()),
+        ]
+        .into_iter()
+        .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}")))
+        .collect();
+        if self.home.is_none() {
+            unknown.push(format!(
+                "the id of this cluster: the namespace {ETERNAL_NAMESPACE} cannot be read; pass --cluster-id"
+            ));
+        }
+        unknown
+    }
+
+    async fn read_consumers(&self, cluster: &Cluster) -> Told<Pod> {
+        let homeless = |claim: &&PersistentVolumeClaim| {
+            let bound = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some());
+            !bound && !claim.annotations().contains_key(SELECTED_NODE) && cases::is_ours(claim, self)
+        };
+        let namespaces: BTreeSet<String> = self
+            .claims
+            .iter()
+            .filter(homeless)
+            .filter_map(ResourceExt::namespace)
+            .collect();
+        let asked = namespaces
+            .iter()
+            .map(async |namespace| Told::ask(&cluster.within::<Pod>(namespace), None, None).await);
+        join_all(asked).await.into_iter().fold(Told::default(), Told::and)
+    }
+}
+
+async fn nodes(cluster: &Cluster) -> Told<Node> {
+    let nodes = Told::<KubeNode>::all(cluster).await;
+    nodes.map(|node| Node {
+        name: node.metadata.name.unwrap_or_default(),
+        labels: node.metadata.labels.unwrap_or_default(),
+    })
+}
+
+async fn claims(
+    cluster: &Cluster,
+    scope: &Scope,
+    storage_namespace: &str,
+) -> (Told<PersistentVolumeClaim>, Told<PersistentVolumeClaim>) {
+    let told = match scope {
+        Scope::All => Told::all(cluster).await,
+        Scope::Namespace(namespace) => {
+            let users = cluster.within(namespace);
+            let twins = cluster.within(storage_namespace);
+            let marked = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
+            let (users, twins) = tokio::join!(
+                Told::ask(&users, None, None),
+                Told::ask(&twins, Some(&marked), None)
+            );
+            return (users.partition(is_twin).1, twins);
+        }
+    };
+    let (twins, claims) = told.partition(is_twin);
+    (claims, twins)
+}
+
+fn is_twin(claim: &PersistentVolumeClaim) -> bool {
+    claim
+        .labels()
+        .get(mark::MANAGED_BY)
+        .is_some_and(|by| by == mark::MANAGED_BY_US)
+}
+
+async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Told<Event> {
+    let about_claims = Some("involvedObject.kind=PersistentVolumeClaim");
+    match scope {
+        Scope::All => Told::ask(&cluster.all(), None, about_claims).await,
+        Scope::Namespace(namespace) => {
+            let (users, twins) = (cluster.within(namespace), cluster.within(storage_namespace));
+            let (users, twins) = tokio::join!(
+                Told::ask(&users, None, about_claims),
+                Told::ask(&twins, None, about_claims)
+            );
+            users.and(twins)
+        }
+    }
+}
+
+async fn home(cluster: &Cluster, id: Option<ClusterId>) -> Option<ClusterId> {
+    if id.is_some() {
+        return id;
+    }
+    let namespace = cluster
+        .all::<Namespace>()
+        .get(ETERNAL_NAMESPACE)
+        .await
+        .ok()
+        .flatten()?;
+    namespace.metadata.uid?.parse().ok()
+}
