@@ -179,3 +179,89 @@ impl From<Usage> for wire::VolumeUsage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use node_server::Node as _;
+    use tonic::Code;
+
+    use super::*;
+    use crate::node::{
+        direct::Direct, driver::Drivers, host::HostRoot, registry::Registry, secrets::Secrets, state::State,
+    };
+
+    fn node(dir: &tempfile::TempDir, name: &str) -> Node {
+        let root = dir.path().to_owned();
+        let state = State::open(root.join("state")).unwrap();
+        let drivers = Drivers::new(
+            Registry::new(root.clone(), root.join("own.sock")),
+            Secrets::Forbidden,
+        );
+        let volumes = Volumes::new(state, drivers, Direct::new(HostRoot::new(root))).unwrap();
+        let about = About {
+            name: name.to_owned(),
+            cluster: "home".parse().unwrap(),
+            max_volumes: 7,
+        };
+        Node::new(volumes, Work::default(), about)
+    }
+
+    #[tokio::test]
+    async fn tells_kubelet_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = "n".repeat(200);
+        for (name, value) in [
+            ("worker-1", "worker-1"),
+            (&long, &crate::topology::node_value(&long)),
+        ] {
+            let node = node(&dir, name);
+            let asked = node.node_get_info(Request::new(wire::NodeGetInfoRequest {}));
+            let info = asked.await.unwrap().into_inner();
+            assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), (name, 7));
+            let segments = info.accessible_topology.unwrap().segments;
+            assert_eq!(segments[crate::topology::CLUSTER_KEY], "home");
+            assert_eq!(segments[crate::topology::NODE_KEY], value);
+        }
+    }
+
+    #[tokio::test]
+    async fn leaves_file_system_groups_to_kubelet() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(&dir, "n");
+        let asked = node.node_get_capabilities(Request::new(wire::NodeGetCapabilitiesRequest {}));
+        let capabilities = asked.await.unwrap().into_inner().capabilities;
+        let group = capability::Type::Rpc(capability::Rpc {
+            r#type: Can::VolumeMountGroup.into(),
+        });
+        assert_eq!(capabilities.len(), 4);
+        assert!(capabilities.iter().all(|it| it.r#type != Some(group)));
+    }
+
+    #[tokio::test]
+    async fn taking_away_what_is_not_there_is_success() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("mount");
+        std::fs::create_dir(&target).unwrap();
+        let node = node(&dir, "n");
+        for volume_id in ["fake-vol-id", "v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"] {
+            let gone = wire::NodeUnpublishVolumeRequest {
+                volume_id: volume_id.into(),
+                target_path: target.display().to_string(),
+            };
+            node.node_unpublish_volume(Request::new(gone)).await.unwrap();
+            let gone = wire::NodeUnstageVolumeRequest {
+                volume_id: volume_id.into(),
+                staging_target_path: dir.path().join("staging").display().to_string(),
+            };
+            node.node_unstage_volume(Request::new(gone)).await.unwrap();
+        }
+        assert!(!target.exists());
+        let stats = wire::NodeGetVolumeStatsRequest {
+            volume_id: "v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111".into(),
+            volume_path: target.display().to_string(),
+            ..Default::default()
+        };
+        let nothing = node.node_get_volume_stats(Request::new(stats)).await.unwrap_err();
+        assert_eq!(nothing.code(), Code::NotFound);
+    }
+}

@@ -34,28 +34,19 @@ pub struct Told {
     pub context: BTreeMap<String, String>,
     /// For its secrets.
     pub secrets: BTreeMap<String, String>,
+    /// Audiences whose tokens it asks for and kubelet did not send. Whether it can do
+    /// without them only the driver knows.
+    pub missing_tokens: Vec<String>,
 }
 
-/// A token that the real driver needs and kubelet did not send.
+/// The service account tokens are not what kubelet writes.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// Kubelet was not asked for it.
-    #[error(
-        "it needs a service account token for the audience {audience:?}, which kubelet did not send: \
-         add it to tokenRequests of the CSIDriver storage.liqo.io"
-    )]
-    Missing {
-        /// Whom the token is for.
-        audience: String,
-    },
-    /// Not what kubelet writes.
-    #[error("the service account tokens kubelet sent cannot be read")]
-    Malformed,
-}
+#[error("the service account tokens kubelet sent cannot be read")]
+pub struct MalformedTokens;
 
 impl Consumer {
     /// The part of it that a driver with these wishes is told.
-    pub fn told(&self, wants: &DriverWants) -> Result<Told, TokenError> {
+    pub fn told(&self, wants: &DriverWants) -> Result<Told, MalformedTokens> {
         let mut told = Told::default();
         if wants.pod_info {
             let known = POD_INFO.iter().filter_map(|key| self.context.get_key_value(*key));
@@ -63,30 +54,37 @@ impl Consumer {
                 .extend(known.map(|(key, value)| (key.clone(), value.clone())));
         }
         if let Some(wish) = &wants.tokens {
+            let (tokens, missing) = self.tokens(wish)?;
+            told.missing_tokens = missing;
             let place = if wish.in_secrets {
                 &mut told.secrets
             } else {
                 &mut told.context
             };
-            place.insert(TOKENS.to_owned(), self.tokens(wish)?);
+            if !tokens.is_empty() {
+                place.insert(TOKENS.to_owned(), Value::Object(tokens).to_string());
+            }
         }
         Ok(told)
     }
 
-    fn tokens(&self, wish: &TokenWish) -> Result<String, TokenError> {
+    /// The tokens a driver wishes for, and the audiences that have none.
+    fn tokens(&self, wish: &TokenWish) -> Result<(Map<String, Value>, Vec<String>), MalformedTokens> {
         let sent = self.secrets.get(TOKENS).or_else(|| self.context.get(TOKENS));
         let all: Map<String, Value> = match sent {
-            Some(text) => serde_json::from_str(text).map_err(|_| TokenError::Malformed)?,
+            Some(text) => serde_json::from_str(text).map_err(|_| MalformedTokens)?,
             None => Map::new(),
         };
-        let mut mine = Map::new();
+        let (mut mine, mut missing) = (Map::new(), Vec::new());
         for audience in &wish.audiences {
-            let token = all.get(audience).ok_or_else(|| TokenError::Missing {
-                audience: audience.clone(),
-            })?;
-            mine.insert(audience.clone(), token.clone());
+            match all.get(audience) {
+                Some(token) => {
+                    mine.insert(audience.clone(), token.clone());
+                }
+                None => missing.push(audience.clone()),
+            }
         }
-        Ok(Value::Object(mine).to_string())
+        Ok((mine, missing))
     }
 }
 
@@ -146,9 +144,13 @@ mod tests {
         assert_eq!(told.secrets[TOKENS], r#"{"":{"token":"api"}}"#);
         assert!(told.context.is_empty());
 
-        let missing = consumer().told(&wants(&["gcp"], false)).err().unwrap();
-        assert!(missing.to_string().contains("gcp"), "{missing}");
-        let none = Consumer::default().told(&wants(&["vault"], false));
-        assert!(matches!(none, Err(TokenError::Missing { .. })));
+        let told = consumer().told(&wants(&["gcp", "aws"], false)).unwrap();
+        assert_eq!(told.context[TOKENS], r#"{"aws":{"token":"a"}}"#);
+        assert_eq!(told.missing_tokens, ["gcp"]);
+        let told = Consumer::default().told(&wants(&["vault"], false)).unwrap();
+        assert!(told.context.is_empty() && told.missing_tokens == ["vault"]);
+        let mut odd = consumer();
+        odd.context.insert(TOKENS.to_owned(), "no JSON".to_owned());
+        assert!(odd.told(&wants(&["vault"], false)).is_err());
     }
 }

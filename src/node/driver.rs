@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt::Write as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -12,12 +13,12 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use super::{
     access::AccessMode,
-    consumer::{Consumer, TokenError},
+    consumer::{Consumer, MalformedTokens},
     registry::{Registry, RegistryError},
     secrets::{SecretError, Secrets},
 };
 use crate::{
-    volume::{CsiSource, DataPath, SecretRef, VolumeMode},
+    volume::{CsiSource, DRIVER_NAME, DataPath, SecretRef, VolumeMode},
     wire::csi::{
         self as wire, node_client::NodeClient, node_service_capability as capability,
         node_service_capability::rpc::Type as Can, volume_capability,
@@ -118,17 +119,33 @@ pub enum DriverError {
         /// Why there is none.
         error: SecretError,
     },
-    /// A token is missing.
+    /// The tokens for it make no sense.
     #[error("the driver {driver} cannot be asked: {error}")]
     Token {
         /// The driver.
         driver: String,
-        /// What is missing.
-        error: TokenError,
+        /// What is wrong.
+        error: MalformedTokens,
     },
     /// The twin's PV has access modes nobody knows.
     #[error("the real volume has the access modes {0:?}, none of which can be asked for")]
     AccessMode(Vec<String>),
+}
+
+impl DriverError {
+    /// A refusal may be due to tokens that we could not pass on.
+    fn perhaps_for_want_of(mut self, tokens: &[String]) -> Self {
+        if let Self::Refused { message, .. } = &mut self
+            && !tokens.is_empty()
+        {
+            let _ = write!(
+                message,
+                " (it asks for service account tokens for the audiences {tokens:?}, which kubelet did not send: \
+                 add them to tokenRequests of the CSIDriver {DRIVER_NAME})"
+            );
+        }
+        self
+    }
 }
 
 impl Drivers {
@@ -242,9 +259,13 @@ impl RealDriver {
                 .collect(),
         };
         let mut client = self.client.clone();
-        self.call("NodePublishVolume", client.node_publish_volume(patient(request)))
-            .await?;
-        Ok(())
+        let published = self
+            .call("NodePublishVolume", client.node_publish_volume(patient(request)))
+            .await;
+        match published {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.perhaps_for_want_of(&told.missing_tokens)),
+        }
     }
 
     /// Takes a volume away from a target.

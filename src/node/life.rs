@@ -17,7 +17,7 @@ use super::{
     volume::{Stage, StageError, Unstage, UnstageError},
 };
 use crate::{
-    volume::{CsiSource, DataPath, DriverWants, RealSource, VolumeMode},
+    volume::{CsiSource, DataPath, DriverWants, RealSource, TokenWish, VolumeMode},
     wire::csi::{
         node_service_capability::rpc::Type as Can,
         volume_capability::{AccessType, access_mode::Mode},
@@ -185,6 +185,33 @@ async fn a_driver_that_tells_writers_apart_and_asks_for_the_pod_is_served_so() {
         .unwrap();
     assert_eq!(driver.asked(), ["publish", "unpublish"]);
     assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let asks = DriverWants {
+        tokens: Some(TokenWish {
+            audiences: vec!["vault".into()],
+            in_secrets: false,
+        }),
+        ..Default::default()
+    };
+    let wish = || {
+        publish(
+            &node,
+            "pod-1",
+            wants(csi_path(VolumeMode::Filesystem), asks.clone()),
+        )
+    };
+    node.volumes().publish(wish()).await.unwrap();
+    driver.fail("publish", Status::unauthenticated("who are you?"));
+    let error = node.volumes().publish(wish()).await.unwrap_err().to_string();
+    assert!(
+        error.contains("who are you?") && error.contains("tokenRequests"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -148,7 +148,7 @@ mod tests {
     use std::{io, path::PathBuf, time::Duration};
 
     use super::*;
-    use crate::node::{consumer::TokenError, inflight::InFlight, mountinfo::MountTable};
+    use crate::node::{consumer::MalformedTokens, inflight::InFlight, mountinfo::MountTable};
 
     fn io() -> io::Error {
         io::Error::other("x")
@@ -223,7 +223,7 @@ mod tests {
                 passing,
             },
         };
-        let (driver, error) = (text(), TokenError::Malformed);
+        let (driver, error) = (text(), MalformedTokens);
         let token = DriverError::Token { driver, error };
         let mut all = vec![
             (DriverError::from(absent), Code::Unavailable),
