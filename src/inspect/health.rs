@@ -127,7 +127,16 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
         .is_some_and(|class| facts::class(class).binding == BindingMode::WaitForFirstConsumer);
     if delayed && !claim.annotations().contains_key(SELECTED_NODE) {
         return match consumer(claim, storage) {
-            Some(pod) => pending(format!("its pod {} {}", pod.name_any(), why_unscheduled(pod))),
+            Some(pod) => {
+                // The scheduler only says that binding failed; why, the driver said on the claim.
+                let said = events::warning(&storage.events, claim);
+                let cause = said.map_or_else(String::new, |said| format!("; the last attempt: {said}"));
+                pending(format!(
+                    "its pod {} {}{cause}",
+                    pod.name_any(),
+                    why_unscheduled(pod)
+                ))
+            }
             None if !storage.consumers.is_complete() => Health::new(
                 State::Unknown,
                 "no node was selected yet; its pods may not be read",

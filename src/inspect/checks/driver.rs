@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+use kube::ResourceExt;
 
 use super::{
     Finding, Installation,
@@ -73,8 +74,12 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
     let Some(ours) = spec(installation, DRIVER_NAME).map(policy) else {
         return Vec::new();
     };
-    let mut findings = Vec::new();
+    let (mut findings, mut seen) = (Vec::new(), BTreeSet::new());
     for (class, real_class) in pairs(installation) {
+        // Several real classes of one driver are one matter.
+        if !seen.insert((class.name_any(), &real_class.provisioner)) {
+            continue;
+        }
         let Some(theirs) = spec(installation, &real_class.provisioner).map(policy) else {
             continue;
         };
@@ -110,7 +115,7 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
         };
         let problem = format!(
             "For volumes of the real class {}, {problem}",
-            real_class.metadata.name.as_deref().unwrap_or_default()
+            real_class.name_any()
         );
         let harmful = theirs != "File" || !applies;
         findings.push(if harmful {

@@ -187,9 +187,21 @@ pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
             };
             Finding::warning(
                 format!("Pod {pod}"),
-                format!("A volume could not be mounted: {message}"),
+                format!(
+                    "{} a volume could not be mounted: {message}",
+                    ago(installation, event)
+                ),
                 mend,
             )
         })
         .collect()
+}
+
+fn ago(installation: &Installation, event: &Event) -> String {
+    let age = events::time(event).map(|time| installation.now.duration_since(time).as_mins());
+    match age {
+        Some(1) => "1 minute ago".to_owned(),
+        Some(minutes) if minutes > 1 => format!("{minutes} minutes ago"),
+        _ => "Just now".to_owned(),
+    }
 }

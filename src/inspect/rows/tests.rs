@@ -271,6 +271,14 @@ fn a_pending_claim_says_why() {
             .message
             .contains("web-0 cannot be scheduled: 0/2 nodes")
     );
+    let event = |uid: &str, message: &str| json!({"metadata": {"name": uid}, "involvedObject": {"uid": uid}, "type": "Warning", "message": message});
+    storage.events = told([event(UID, "no room")]);
+    let message = one(&storage).message;
+    assert!(
+        message.contains("0/2 nodes") && message.ends_with("the last attempt: no room"),
+        "{message}"
+    );
+    storage.events = Told::default();
 
     storage.claims = claim_with(|it| {
         pending(it);
@@ -287,7 +295,6 @@ fn a_pending_claim_says_why() {
             .contains("waits for the driver of class fast")
     );
 
-    let event = |uid: &str, message: &str| json!({"metadata": {"name": uid}, "involvedObject": {"uid": uid}, "type": "Warning", "message": message});
     storage.events = told([event("twin", "pool is full")]);
     let row = one(&storage);
     assert!(
