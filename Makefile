@@ -22,6 +22,14 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 	if [ "$$(id -u)" = 0 ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
 	else echo "missing Debian packages; as root: apt-get install" $$missing; fi
 
+##### Demo
+
+.PHONY: demo demo-down
+demo: deps ## Start clusters, storage and driver, and show a volume's life step by step
+	@cd sanity-tests && go run ./cmd/demo
+
+demo-down: lab-down ## Take down what the demo started
+
 ##### Build
 
 .PHONY: build lint lint-go fmt

@@ -30,10 +30,10 @@ func classes() []chart.Values {
 func Values() chart.Values {
 	return chart.Values{
 		"storageClasses": classes(),
-		// What a claim may ask for by annotation.
-		"allowedRealStorageClasses": []string{"reference", "reference-ext4"},
 		// Where the Secret of class reference-secret is.
-		"node":      chart.Values{"secretNamespaces": []string{"lab-storage"}},
+		"node": chart.Values{"secretNamespaces": []string{"lab-storage"}},
+		// What the real driver of reference-attach asks kubelet for.
+		"csiDriver": chart.Values{"tokenRequests": []chart.Values{{"audience": "reference"}}},
 		"logFormat": "text",
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
@@ -29,12 +30,24 @@ type installation struct {
 	controller string
 }
 
+// install builds and installs the driver. It is a command of the module next door,
+// because what it builds is found from there.
+func install(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/driver", "install")
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	return cmd.Run()
+}
+
 // find looks the driver up in the lab's first cluster. A folder in dir leads to the
 // controller's socket: its own path is longer than the address of a socket may be.
 func find(ctx context.Context, dir string) (*installation, error) {
 	lab, err := clusters.Load()
 	if err != nil {
 		return nil, err
+	}
+	if err := install(ctx); err != nil {
+		return nil, fmt.Errorf("install the driver: %w", err)
 	}
 	home := lab.Clusters()[0]
 	client, err := home.Client()
@@ -69,7 +82,7 @@ func controllerPod(ctx context.Context, client kubernetes.Interface) (*corev1.Po
 			return &pod, nil
 		}
 	}
-	return nil, errors.New("the driver is not installed: run make lab-driver")
+	return nil, errors.New("no pod of the controller runs")
 }
 
 // nodeSocket is the node plugin's socket on the host.

@@ -16,13 +16,13 @@ import (
 )
 
 // setups are the kinds of real volumes behind the driver; the real class of each
-// can be reached from all nodes, because csi-sanity's volumes have no node.
+// can be reached from all nodes, because csi-sanity's volumes have no node. (None
+// is attached: the lab's driver with attachments insists on a token of the pod's
+// service account, and csi-sanity has no pod.)
 var setups = []struct{ name, accessType, realClass string }{
 	{"directories", "mount", "reference"},
 	{"ext4", "mount", "reference-ext4"},
-	{"attached", "mount", "reference-attach"},
 	{"block", "block", "reference"},
-	{"attached-block", "block", "reference-attach"},
 }
 
 func TestDriver(t *testing.T) {

@@ -1,0 +1,143 @@
+package driver
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// Every kind of real storage, used on every node: a pod writes, goes, and another
+// one finds what was written.
+func TestEveryRealClassOnEveryNode(t *testing.T) {
+	for _, real := range []string{
+		"reference", "reference-immediate", "reference-ext4", "reference-xfs", "reference-attach", "reference-local",
+		"local-path", "static-local",
+	} {
+		for _, node := range user.Cluster(t, "home").Nodes() {
+			t.Run(real+" on "+node.Name, func(t *testing.T) {
+				n := home(t)
+				if real == "static-local" {
+					recycleStatic(t, n)
+				}
+				n.Claim("data", "liqo-"+real, "320Mi")
+				n.Pod("writer", "data", user.OnNode(node.Name))
+				n.WaitReady("writer")
+				found := follow(t, n, "data")
+				if got := *found.twin.Spec.StorageClassName; got != real {
+					t.Errorf("the twin is of class %s", got)
+				}
+				n.Exec("writer", "echo kept > /data/file && sync")
+				n.DeletePod("writer")
+				n.Pod("reader", "data", user.OnNode(node.Name))
+				n.WaitReady("reader")
+				if got := n.Exec("reader", "cat /data/file"); got != "kept" {
+					t.Errorf("the next pod reads %q", got)
+				}
+			})
+		}
+	}
+}
+
+func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	if got := *follow(t, n, "data").twin.Spec.StorageClassName; got != "reference" {
+		t.Errorf("the twin is of class %s, the cluster's default is reference", got)
+	}
+}
+
+// With a list the controller tells the scheduler that every class has room wherever
+// one of the listed ones has, so it is set for this test only.
+func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
+	n := homeAlone(t)
+	allow(t, n, "reference-ext4")
+	t.Cleanup(func() { allow(t, n) })
+	n.Claim("allowed", "liqo", "64Mi", annotated("storage.liqo.io/real-storage-class", "reference-ext4"))
+	n.Claim("forbidden", "liqo", "64Mi", annotated("storage.liqo.io/real-storage-class", "reference-local"))
+	n.Pod("user", "allowed")
+	n.Pod("refused", "forbidden")
+	n.WaitReady("user")
+	if got := *follow(t, n, "allowed").twin.Spec.StorageClassName; got != "reference-ext4" {
+		t.Errorf("the twin is of class %s", got)
+	}
+	n.WaitEvent("forbidden", "reference-local")
+}
+
+func allow(t *testing.T, n *user.Namespace, classes ...string) {
+	t.Helper()
+	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"allowedRealStorageClasses": append([]string{}, classes...)}}
+	if err := driver.Install(context.WithoutCancel(t.Context()), n.Cluster, options); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-always", "64Mi")
+	follow(t, n, "data")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+}
+
+// The claim is Bound and the volume mounted with what the real driver needs.
+func TestSecretsReachTheRealDriver(t *testing.T) {
+	n := home(t)
+	n.Claim("guarded", "liqo-reference-secret", "64Mi")
+	n.Pod("user", "guarded")
+	n.WaitReady("user")
+	handle := follow(t, n, "guarded").real.Spec.CSI.VolumeHandle
+	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
+		return call.Volume == handle && call.Code == "OK" && strings.Join(call.Secrets, "") == "password"
+	})
+	if err != nil || len(calls) < 2 {
+		t.Errorf("stage and publish with the secret: %v, %v", calls, err)
+	}
+}
+
+func TestMountOptionsOfTheRealClass(t *testing.T) {
+	n := home(t)
+	n.Claim("quiet", "liqo-reference-xfs", "320Mi")
+	n.Pod("user", "quiet")
+	n.WaitReady("user")
+	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") || !strings.Contains(mount, "xfs") {
+		t.Errorf("mounted as %s", mount)
+	}
+}
+
+func TestMountOptionsOfTheVirtualClass(t *testing.T) {
+	n := home(t)
+	n.Claim("quiet", "liqo-options", "64Mi")
+	n.Pod("user", "quiet")
+	n.WaitReady("user")
+	if mount := n.Exec("user", "grep ' /data ' /proc/mounts"); !strings.Contains(mount, "noatime") {
+		t.Errorf("mounted as %s", mount)
+	}
+}
+
+func annotated(key, value string) func(*corev1.PersistentVolumeClaim) {
+	return func(claim *corev1.PersistentVolumeClaim) {
+		if claim.Annotations == nil {
+			claim.Annotations = map[string]string{}
+		}
+		claim.Annotations[key] = value
+	}
+}
+
+// recycleStatic makes the volumes that earlier tests released available again,
+// before the test and after it.
+func recycleStatic(t *testing.T, n *user.Namespace) {
+	t.Helper()
+	if err := storage.RecycleStatic(t.Context(), n.Cluster); err != nil {
+		t.Fatal(err)
+	}
+}

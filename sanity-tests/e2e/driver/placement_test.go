@@ -1,0 +1,157 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/nodes"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
+	n := homeAlone(t)
+	owner, _ := twoNodes(t, n)
+	n.Claim("data", "liqo-reference-local", "64Mi")
+	n.Pod("first", "data", user.OnNode(owner.Name))
+	n.WaitReady("first")
+	n.Exec("first", "echo here > /data/file")
+	n.DeletePod("first")
+
+	n.Pod("second", "data")
+	if pod := n.WaitReady("second"); pod.Spec.NodeName != owner.Name {
+		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner.Name)
+	}
+	n.DeletePod("second")
+
+	cordon(t, n, owner.Name, true)
+	t.Cleanup(func() { cordon(t, n, owner.Name, false) })
+	n.Pod("third", "data")
+	n.WaitEvent("third", "FailedScheduling")
+	cordon(t, n, owner.Name, false)
+	if pod := n.WaitReady("third"); pod.Spec.NodeName != owner.Name {
+		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner.Name)
+	}
+	if got := n.Exec("third", "cat /data/file"); got != "here" {
+		t.Errorf("read %q", got)
+	}
+}
+
+// The scheduler would choose the node that the real class excludes.
+func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
+	n := home(t)
+	allowed, excluded := twoNodes(t, n)
+	real, virtual := n.Name+"-real", n.Name+"-virtual"
+	waitForFirst := storagev1.VolumeBindingWaitForFirstConsumer
+	makeClass(t, n, &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Local.Name, VolumeBindingMode: &waitForFirst,
+		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
+			{Key: "topology." + storage.Local.Name + "/node", Values: []string{allowed.Name}},
+		}}},
+	})
+	makeClass(t, n, &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &waitForFirst,
+		Parameters: map[string]string{"realStorageClass": real},
+	})
+	n.Claim("data", virtual, "64Mi")
+	n.Pod("user", "data", preferring(excluded.Name))
+	if pod := n.WaitReady("user"); pod.Spec.NodeName != allowed.Name {
+		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
+	}
+}
+
+func TestNodeWithoutRoomIsNotChosen(t *testing.T) {
+	n := home(t)
+	n.Claim("huge", "liqo-reference-local", "21Gi")
+	n.Pod("user", "huge")
+	n.WaitEvent("user", "FailedScheduling", "free storage")
+}
+
+func TestPodPinnedByNodeName(t *testing.T) {
+	n := home(t)
+	_, node := twoNodes(t, n)
+	n.Claim("data", "liqo-reference-local", "64Mi")
+	n.Pod("pinned", "data", func(pod *corev1.Pod) { pod.Spec.NodeName = node.Name })
+	n.WaitReady("pinned")
+}
+
+func TestGenericEphemeralVolume(t *testing.T) {
+	n := home(t)
+	n.Pod("user", "", func(pod *corev1.Pod) {
+		pod.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: spec("liqo")},
+		}}
+	})
+	n.WaitReady("user")
+	n.Exec("user", "echo scratch > /data/file")
+	found := follow(t, n, "user-data")
+	n.DeletePod("user")
+	wantGone(t, n, found)
+}
+
+func TestPodsInTheStorageNamespaceMayNotUseTwins(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	twin := follow(t, n, "data").twin
+	intruder := user.NewPod("intruder", twin.Name)
+	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), intruder, metav1.CreateOptions{})
+	if err == nil {
+		t.Error("a pod may use a twin")
+		_ = n.Client.CoreV1().Pods(chart.StorageNamespace).Delete(t.Context(), intruder.Name, metav1.DeleteOptions{})
+	}
+}
+
+// twoNodes are the last and the first: the scheduler would not choose the last by chance.
+func twoNodes(t *testing.T, n *user.Namespace) (last, first *nodes.Node) {
+	t.Helper()
+	all := n.Cluster.Nodes()
+	if len(all) < 2 {
+		t.Skip("one node cannot show that pods stay off others")
+	}
+	return all[len(all)-1], all[0]
+}
+
+func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
+	_, err := n.Client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func makeClass(t *testing.T, n *user.Namespace, class *storagev1.StorageClass) {
+	t.Helper()
+	classes := n.Client.StorageV1().StorageClasses()
+	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := classes.Delete(context.WithoutCancel(t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func preferring(node string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100,
+				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+				}},
+			}},
+		}}
+	}
+}

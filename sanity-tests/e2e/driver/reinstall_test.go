@@ -1,0 +1,40 @@
+package driver
+
+import (
+	"testing"
+
+	"storage.liqo.io/sanity-tests/driver"
+)
+
+// Without the driver pods keep their volumes; with it again, everything goes on.
+func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
+	n := homeAlone(t)
+	n.Claim("data", "liqo-reference-attach", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	n.Exec("user", "echo before > /data/file")
+	found := follow(t, n, "data")
+
+	if err := driver.Uninstall(t.Context(), n.Cluster); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.Exec("user", "cat /data/file && echo meanwhile >> /data/file"); got != "before" {
+		t.Errorf("without the driver the pod reads %q", got)
+	}
+	if twin := follow(t, n, "data").twin; twin.UID != found.twin.UID || twin.DeletionTimestamp != nil {
+		t.Errorf("the twin did not survive: %v", twin)
+	}
+
+	if err := install(t.Context(), n.Cluster); err != nil {
+		t.Fatal(err)
+	}
+	n.DeletePod("user")
+	n.Pod("next", "data")
+	n.WaitReady("next")
+	if got := n.Exec("next", "cat /data/file"); got != "before\nmeanwhile" {
+		t.Errorf("the next pod reads %q", got)
+	}
+	n.DeletePod("next")
+	deleteClaim(t, n, "data")
+	wantGone(t, n, found)
+}
