@@ -233,7 +233,7 @@ mod tests {
         let group = capability::Type::Rpc(capability::Rpc {
             r#type: Can::VolumeMountGroup.into(),
         });
-        assert_eq!(capabilities.len(), 4);
+        assert_eq!(capabilities.len(), 3);
         assert!(capabilities.iter().all(|it| it.r#type != Some(group)));
     }
 

@@ -130,9 +130,9 @@ fn of_pending(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage)
             Some(pod) => {
                 // The scheduler only says that binding failed; why, the driver said on the claim.
                 let said = events::warning(&storage.events, claim);
-                let cause = said.map_or_else(String::new, |said| format!("; the last attempt: {said}"));
+                let attempt = said.map_or_else(String::new, |said| format!("; the last attempt: {said}"));
                 pending(format!(
-                    "its pod {} {}{cause}",
+                    "its pod {} {}{attempt}",
                     pod.name_any(),
                     why_unscheduled(pod)
                 ))

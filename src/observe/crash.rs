@@ -36,6 +36,10 @@ crash_points! {
     BeforePrebind = "before-prebind",
     /// A static PV was reserved for the twin.
     AfterPrebind = "after-prebind",
+    /// The twin is about to be told its static PV.
+    BeforeTellVolume = "before-tell-volume",
+    /// The twin was told its static PV.
+    AfterTellVolume = "after-tell-volume",
     /// The reservation of a static PV is about to be taken back.
     BeforeReleasePrebind = "before-release-prebind",
     /// The reservation of a static PV was taken back.

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cause, Cluster, events::Events, facts, slim, view::Changes},
     observe::{CrashPoint, crash_point},
-    placement::{Afterwards, CreateStep},
+    placement::{Afterwards, CreateStep, NO_PROVISIONER, Withdrawal},
     volume::{ClaimName, mark},
 };
 
@@ -39,7 +39,9 @@ pub async fn create(
         let mut sight = Box::pin(Sight::take(home, order)).await?;
         let awaited = match sight.step(home, order).await? {
             CreateStep::Create => {
-                make_twin(home, policy, order, &sight).await?;
+                if make_twin(home, policy, order, &sight).await? == Binder::Ourselves {
+                    continue;
+                }
                 "bound"
             }
             CreateStep::Wait => "bound",
@@ -55,14 +57,13 @@ pub async fn create(
             }
             CreateStep::Withdraw(why) => {
                 tracing::info!(volume = %order.volume, ?why, "withdrawing the twin");
-                let reason = match &sight.twin {
-                    Some(twin) => {
-                        let reason = last_warning(home, twin).await;
-                        withdraw(home, twin, deadline).await?;
-                        reason
+                let mut reason = None;
+                if let Some(twin) = &sight.twin {
+                    if why == Withdrawal::DriverRefused {
+                        reason = last_warning(home, twin).await;
                     }
-                    None => None,
-                };
+                    withdraw(home, twin, deadline).await?;
+                }
                 match why.afterwards() {
                     Afterwards::DecideAgain => continue,
                     Afterwards::Elsewhere(what) => {
@@ -91,7 +92,21 @@ pub async fn create(
     }
 }
 
-async fn make_twin(home: &Cluster, policy: &Policy, order: &Order, sight: &Sight) -> Result<(), CreateError> {
+/// Who binds a new twin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Binder {
+    /// The real class's provisioner.
+    Provisioner,
+    /// We do: nobody provisions for its class.
+    Ourselves,
+}
+
+async fn make_twin(
+    home: &Cluster,
+    policy: &Policy,
+    order: &Order,
+    sight: &Sight,
+) -> Result<Binder, CreateError> {
     let (class, provisioner, node) = match plan(home, policy, order, sight).await? {
         Plan::Make {
             class,
@@ -111,7 +126,8 @@ async fn make_twin(home: &Cluster, policy: &Policy, order: &Order, sight: &Sight
     crash_point(CrashPoint::AfterTwinCreate);
     match created {
         // None: somebody was faster, most likely ourselves; the next look tells.
-        Ok(_) => Ok(()),
+        Ok(_) if provisioner.as_deref() == Some(NO_PROVISIONER) => Ok(Binder::Ourselves),
+        Ok(_) => Ok(Binder::Provisioner),
         Err(error) if refused_for_good(&error) => Err(CreateError::NotAccepted(error)),
         Err(error) => Err(error.into()),
     }
@@ -128,6 +144,7 @@ fn refused_for_good(error: &ApiError) -> bool {
 
 /// Reserves a volume that nobody provisions. Without the uid in `claimRef`: with
 /// it, a reservation whose twin went away would turn the PV Released for ever.
+/// Then the twin is told, or Kubernetes would look at it again only after a while.
 async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), CreateError> {
     let volumes = home.all::<PersistentVolume>();
     let (Some(twin), Some(found)) = (&sight.twin, volumes.get(volume).await?) else {
@@ -149,7 +166,17 @@ async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), Crea
     crash_point(CrashPoint::BeforePrebind);
     let reserved = volumes.merge(volume, &patch).await;
     crash_point(CrashPoint::AfterPrebind);
-    unless_conflict(reserved)?;
+    if unless_conflict(reserved)?.is_none() {
+        return Ok(());
+    }
+    let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
+    crash_point(CrashPoint::BeforeTellVolume);
+    let told = home
+        .stored::<PersistentVolumeClaim>()
+        .merge(&twin.name_any(), &told)
+        .await;
+    crash_point(CrashPoint::AfterTellVolume);
+    unless_conflict(told)?;
     Ok(())
 }
 
