@@ -68,6 +68,7 @@ func TestTwoPodsShareAVolumeOnOneNode(t *testing.T) {
 }
 
 func TestBlockVolumes(t *testing.T) {
+	t.Parallel()
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach", "liqo-static-local"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)

@@ -17,6 +17,7 @@ import (
 // Every kind of real storage, used on every node: a pod writes, goes, and another
 // one finds what was written.
 func TestEveryRealClassOnEveryNode(t *testing.T) {
+	t.Parallel()
 	for _, real := range []string{
 		"reference", "reference-immediate", "reference-ext4", "reference-xfs", "reference-attach", "reference-local",
 		"local-path", "static-local",

@@ -20,6 +20,7 @@ import (
 )
 
 func TestDeletingAClaimDeletesEverything(t *testing.T) {
+	t.Parallel()
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach", "liqo-local-path"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)
