@@ -140,15 +140,22 @@ func (c *Cluster) ensureLink(ctx context.Context, first *Cluster) error {
 func (l *Lab) Partition(ctx context.Context, on bool) error {
 	first := l.clusters[0]
 	for _, cluster := range l.clusters[1:] {
-		lines := []string{"link set " + first.link() + " down"}
-		if !on {
-			// Routes go with an interface that is taken down.
-			lines = []string{
-				"link set " + first.link() + " up",
-				"route replace " + first.network() + " via " + first.linkIP(),
+		if on {
+			if err := cluster.switchNet().Links(ctx, "link set "+first.link()+" down"); err != nil {
+				return err
 			}
+			continue
 		}
-		if err := cluster.switchNet().Links(ctx, lines...); err != nil {
+		if err := cluster.switchNet().Links(ctx,
+			"link set "+first.link()+" up",
+			// Routes go with an interface that is taken down.
+			"route replace "+first.network()+" via "+first.linkIP(),
+		); err != nil {
+			return err
+		}
+		// Who was asked for in vain during the partition counts as unreachable for
+		// some more seconds.
+		if err := first.switchNet().Links(ctx, "neigh flush dev "+cluster.link()); err != nil {
 			return err
 		}
 	}
