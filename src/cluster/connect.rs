@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use http::header::{HeaderValue, USER_AGENT};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Client, Config,
@@ -12,6 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ApiError, Cluster, Inner, Views, cap::Cap};
 use crate::volume::{ClusterId, ClusterIdError};
+
+/// How audit logs know us.
+const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
 
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
@@ -71,13 +75,11 @@ impl Cluster {
     /// is watched, and the cluster is not asked who it is. Without a kubeconfig
     /// it is found as kubectl does.
     pub async fn visit(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Self, ConnectError> {
-        let mut config = match kubeconfig {
+        let config = match kubeconfig {
             Some(path) => from_file(path).await?,
             None => Config::infer().await?,
         };
-        config.default_retry = false;
-        config.connect_timeout = Some(call_timeout);
-        let client = ClientBuilder::try_from(config)?.with_layer(&Cap).build();
+        let client = client(config, call_timeout)?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
         match answer {
             Err(_) => Err(ConnectError::Silent(format!("nothing within {call_timeout:?}"))),
@@ -89,14 +91,11 @@ impl Cluster {
     }
 
     pub(super) async fn from_config(
-        mut config: Config,
+        config: Config,
         settings: Settings,
         stop: &CancellationToken,
     ) -> Result<Self, ConnectError> {
-        // kube would retry for minutes; sidecars give up after seconds.
-        config.default_retry = false;
-        config.connect_timeout = Some(settings.call_timeout);
-        let client = ClientBuilder::try_from(config)?.with_layer(&Cap).build();
+        let client = client(config, settings.call_timeout)?;
         let id = match settings.id {
             Some(id) => id,
             None => identify(&client, settings.call_timeout).await?,
@@ -126,6 +125,17 @@ impl Cluster {
             views,
         }))
     }
+}
+
+/// A client that is bounded in time and size, and tells the audit log who asks.
+fn client(mut config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
+    // kube would retry for minutes; sidecars give up after seconds.
+    config.default_retry = false;
+    config.connect_timeout = Some(call_timeout);
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
+    Ok(ClientBuilder::try_from(config)?.with_layer(&Cap).build())
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
