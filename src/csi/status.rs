@@ -57,7 +57,7 @@ impl Coded for CreateError {
         match self {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
             Self::Elsewhere(_) => Code::ResourceExhausted,
-            Self::Refused(refusal) => refusal.code(),
+            Self::Refused { refusal, .. } => refusal.code(),
             Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
@@ -84,7 +84,10 @@ impl Coded for Refusal {
 impl Coded for DeleteError {
     fn code(&self) -> Code {
         match self {
-            Self::Refused(DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_)) => Code::FailedPrecondition,
+            Self::Refused {
+                refusal: DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_),
+                ..
+            } => Code::FailedPrecondition,
             Self::Unknown(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
@@ -149,6 +152,26 @@ mod tests {
         }
     }
 
+    fn code(error: impl Into<Status>) -> Code {
+        error.into().code()
+    }
+
+    fn not_made(refusal: Refusal) -> Code {
+        code(CreateError::Refused {
+            twin: "liqo-storage/x".into(),
+            cluster: "home".into(),
+            refusal,
+        })
+    }
+
+    fn not_deleted(refusal: DeleteRefusal) -> Code {
+        code(DeleteError::Refused {
+            twin: "liqo-storage/x".into(),
+            cluster: "home".into(),
+            refusal,
+        })
+    }
+
     #[test]
     fn the_whole_table() {
         let foreign = || Foreign::OtherClaim("x".into());
@@ -161,92 +184,74 @@ mod tests {
             selected: None,
             requested: "n".into(),
         };
-        let refused = |refusal| Status::from(CreateError::Refused(refusal)).code();
         let table = [
+            (code(SpecError::NoCapability), Code::InvalidArgument),
+            (code(CreateError::Class(class)), Code::FailedPrecondition),
+            (code(CreateError::NotAccepted(api())), Code::FailedPrecondition),
             (
-                Status::from(SpecError::NoCapability).code(),
-                Code::InvalidArgument,
-            ),
-            (
-                Status::from(CreateError::Class(class)).code(),
-                Code::FailedPrecondition,
-            ),
-            (
-                Status::from(CreateError::NotAccepted(api())).code(),
-                Code::FailedPrecondition,
-            ),
-            (
-                Status::from(CreateError::Elsewhere("full".into())).code(),
+                code(CreateError::Elsewhere("full".into())),
                 Code::ResourceExhausted,
             ),
-            (Status::from(CreateError::Api(api())).code(), Code::Unavailable),
-            (Status::from(still_waiting()).code(), Code::DeadlineExceeded),
-            (refused(Refusal::Differs(vec![])), Code::AlreadyExists),
-            (refused(Refusal::ClaimGone), Code::NotFound),
-            (refused(Refusal::Foreign(foreign())), Code::FailedPrecondition),
-            (refused(disagrees), Code::FailedPrecondition),
-            (refused(Refusal::Loops("l".into())), Code::FailedPrecondition),
-            (refused(Refusal::Vanished), Code::FailedPrecondition),
-            (refused(Refusal::Losing), Code::FailedPrecondition),
-            (refused(Refusal::Lost), Code::FailedPrecondition),
-            (refused(Refusal::HandedOverElsewhere), Code::FailedPrecondition),
+            (code(CreateError::Api(api())), Code::Unavailable),
+            (code(still_waiting()), Code::DeadlineExceeded),
+            (not_made(Refusal::Differs(vec![])), Code::AlreadyExists),
+            (not_made(Refusal::ClaimGone), Code::NotFound),
+            (not_made(Refusal::Foreign(foreign())), Code::FailedPrecondition),
+            (not_made(disagrees), Code::FailedPrecondition),
+            (not_made(Refusal::Loops("l".into())), Code::FailedPrecondition),
+            (not_made(Refusal::Vanished), Code::FailedPrecondition),
+            (not_made(Refusal::Losing), Code::FailedPrecondition),
+            (not_made(Refusal::Lost), Code::FailedPrecondition),
+            (not_made(Refusal::HandedOverElsewhere), Code::FailedPrecondition),
             (
-                refused(Refusal::Nowhere(AffinityError::NoNode(1))),
+                not_made(Refusal::Nowhere(AffinityError::NoNode(1))),
                 Code::FailedPrecondition,
             ),
             (
-                Status::from(DeleteError::Refused(DeleteRefusal::Foreign(foreign()))).code(),
+                not_deleted(DeleteRefusal::Foreign(foreign())),
                 Code::FailedPrecondition,
             ),
             (
-                Status::from(DeleteError::Refused(DeleteRefusal::Attached("n".into()))).code(),
+                not_deleted(DeleteRefusal::Attached("n".into())),
                 Code::FailedPrecondition,
             ),
+            (code(DeleteError::Unknown("down".into())), Code::Unavailable),
+            (code(DeleteError::Api(api())), Code::Unavailable),
             (
-                Status::from(DeleteError::Unknown("down".into())).code(),
-                Code::Unavailable,
-            ),
-            (Status::from(DeleteError::Api(api())).code(), Code::Unavailable),
-            (
-                Status::from(PublishError::NoTwin {
+                code(PublishError::NoTwin {
                     volume: volume(),
                     cluster: "home".into(),
                     why: String::new(),
-                })
-                .code(),
+                }),
                 Code::NotFound,
             ),
             (
-                Status::from(PublishError::NoNode {
+                code(PublishError::NoNode {
                     cluster: "home".into(),
                     node: "n".into(),
-                })
-                .code(),
+                }),
                 Code::NotFound,
             ),
             (
-                Status::from(PublishError::Incapable(volume(), String::new())).code(),
+                code(PublishError::Incapable(volume(), String::new())),
                 Code::InvalidArgument,
             ),
             (
-                Status::from(PublishError::Unusable(String::new())).code(),
+                code(PublishError::Unusable(String::new())),
                 Code::FailedPrecondition,
             ),
-            (Status::from(attach_refused(None)).code(), Code::Internal),
-            (Status::from(attach_refused(Some(0))).code(), Code::Internal),
+            (code(attach_refused(None)), Code::Internal),
+            (code(attach_refused(Some(0))), Code::Internal),
+            (code(attach_refused(Some(8))), Code::ResourceExhausted),
+            (code(PublishError::Api(api())), Code::Unavailable),
             (
-                Status::from(attach_refused(Some(8))).code(),
-                Code::ResourceExhausted,
-            ),
-            (Status::from(PublishError::Api(api())).code(), Code::Unavailable),
-            (
-                Status::from(PublishError::StillWaiting(String::new())).code(),
+                code(PublishError::StillWaiting(String::new())),
                 Code::DeadlineExceeded,
             ),
-            (Status::from(UnpublishError::Api(api())).code(), Code::Unavailable),
+            (code(UnpublishError::Api(api())), Code::Unavailable),
         ];
-        for (at, (code, expected)) in table.into_iter().enumerate() {
-            assert_eq!(code, expected, "row {at}");
+        for (at, (got, expected)) in table.into_iter().enumerate() {
+            assert_eq!(got, expected, "row {at}");
         }
     }
 

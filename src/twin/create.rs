@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of,
+    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of, place_of,
     plan::{Plan, plan},
     record::{self, Chosen},
     sight::Sight,
@@ -19,8 +19,8 @@ use super::{
 use crate::{
     cluster::{ApiError, Cause, Cluster, events::Events, facts, slim, view::Changes},
     observe::{CrashPoint, crash_point},
-    placement::{Afterwards, CreateStep, NO_PROVISIONER, Withdrawal},
-    volume::{ClaimName, mark},
+    placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
+    volume::mark,
 };
 
 /// A watch may lag or be cut: every now and then we look for ourselves.
@@ -69,7 +69,7 @@ pub async fn create(
                     Afterwards::Elsewhere(what) => {
                         return Err(CreateError::Elsewhere(with_reason(what, reason)));
                     }
-                    Afterwards::Refuse(refusal) => return Err(CreateError::Refused(refusal)),
+                    Afterwards::Refuse(refusal) => return Err(refused(home, order, refusal)),
                 }
             }
             CreateStep::Retain => {
@@ -84,7 +84,7 @@ pub async fn create(
             }
             CreateStep::Answer => return Ok(made(home, &sight)),
             CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
-            CreateStep::Refuse(refusal) => return Err(CreateError::Refused(refusal)),
+            CreateStep::Refuse(refusal) => return Err(refused(home, order, refusal)),
         };
         if !news.wait(deadline).await {
             return Err(still_waiting(home, order, awaited).await);
@@ -236,18 +236,22 @@ fn made(home: &Cluster, sight: &Sight) -> Made {
     }
 }
 
+fn refused(home: &Cluster, order: &Order, refusal: Refusal) -> CreateError {
+    CreateError::Refused {
+        twin: place_of(home, &order.volume),
+        cluster: home.id().to_string(),
+        refusal,
+    }
+}
+
 async fn still_waiting(home: &Cluster, order: &Order, awaited: &'static str) -> CreateError {
     let twins = home.stored::<PersistentVolumeClaim>();
     let why = match twins.get(name_of(&order.volume)).await {
         Ok(Some(twin)) => last_warning(home, &twin).await,
         _ => None,
     };
-    let name = ClaimName {
-        namespace: home.storage_namespace().to_owned(),
-        name: name_of(&order.volume).to_owned(),
-    };
     CreateError::StillWaiting {
-        twin: name.to_string(),
+        twin: place_of(home, &order.volume),
         cluster: home.id().to_string(),
         awaited,
         why,

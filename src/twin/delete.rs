@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, TWIN_VOLUME, name_of, record,
+    DeleteError, TWIN_VOLUME, name_of, place_of, record,
     withdraw::{is_reservation, let_go, unclaim},
 };
 use crate::{
@@ -42,8 +42,7 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
                 if let Some(twin) = &twin {
                     let_go(home, twin).await?;
                 }
-                let name = format!("the twin {}/{name}", home.storage_namespace());
-                (name, None)
+                (format!("the twin {}", place_of(home, volume)), None)
             }
             DeleteStep::AwaitVolume { name, message } => (format!("the twin's PV {name}"), message),
             DeleteStep::Unclaim(reserved) => {
@@ -52,7 +51,13 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
             }
             DeleteStep::Done => return Ok(()),
             DeleteStep::Unavailable(why) => return Err(DeleteError::Unknown(why)),
-            DeleteStep::Refuse(refusal) => return Err(DeleteError::Refused(refusal)),
+            DeleteStep::Refuse(refusal) => {
+                return Err(DeleteError::Refused {
+                    twin: place_of(home, volume),
+                    cluster: home.id().to_string(),
+                    refusal,
+                });
+            }
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

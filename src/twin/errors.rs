@@ -16,8 +16,15 @@ pub enum CreateError {
     #[error("{0}")]
     Elsewhere(String),
     /// There will be no volume.
-    #[error("{0}")]
-    Refused(Refusal),
+    #[error("{refusal} (twin {twin} in cluster {cluster})")]
+    Refused {
+        /// The twin, or whatever has its place, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// Why not.
+        refusal: Refusal,
+    },
     /// The API server does not take the twin, as a matter of principle: nothing was made.
     #[error("{0}")]
     NotAccepted(ApiError),
@@ -42,8 +49,15 @@ pub enum CreateError {
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
     /// It must not be deleted.
-    #[error("{0}")]
-    Refused(DeleteRefusal),
+    #[error("{refusal} (twin {twin} in cluster {cluster})")]
+    Refused {
+        /// The twin, or whatever has its place, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// Why not.
+        refusal: DeleteRefusal,
+    },
     /// It cannot be told whether it is gone.
     #[error("it cannot be told whether the volume is gone: {0}")]
     Unknown(String),

@@ -29,6 +29,7 @@ pub use self::{
     withdraw::{let_go, retain, withdraw},
 };
 use crate::{
+    cluster::Cluster,
     topology::Segments,
     volume::{VolumeName, VolumeSpec},
 };
@@ -45,6 +46,11 @@ pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
 #[must_use]
 pub fn name_of(volume: &VolumeName) -> &str {
     volume.claim_uid().unwrap_or(volume.as_str())
+}
+
+/// The twin of a volume in its home cluster, as namespace/name: how people are told of it.
+fn place_of(home: &Cluster, volume: &VolumeName) -> String {
+    format!("{}/{}", home.storage_namespace(), name_of(volume))
 }
 
 /// What the operator allows.

@@ -305,7 +305,7 @@ fn here(node: &str) -> Segments {
 
 fn refusal(outcome: Result<Made, CreateError>) -> Refusal {
     match outcome {
-        Err(CreateError::Refused(refusal)) => refusal,
+        Err(CreateError::Refused { refusal, .. }) => refusal,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -405,7 +405,10 @@ async fn a_foreign_object_in_the_twins_place_is_left_alone() {
     assert!(matches!(refusal(world.create().await), Refusal::Foreign(_)));
     assert!(matches!(
         world.delete().await,
-        Err(DeleteError::Refused(DeleteRefusal::Foreign(_)))
+        Err(DeleteError::Refused {
+            refusal: DeleteRefusal::Foreign(_),
+            ..
+        })
     ));
     assert_eq!(world.api.writes(), 0);
 }
@@ -633,7 +636,7 @@ async fn an_attached_volume_is_not_deleted() {
     world.publish("n1").await.unwrap();
     assert!(matches!(
         world.delete().await,
-        Err(DeleteError::Refused(DeleteRefusal::Attached(node))) if node == "n1"
+        Err(DeleteError::Refused { refusal: DeleteRefusal::Attached(node), .. }) if node == "n1"
     ));
     assert!(world.twin().is_some());
 }
