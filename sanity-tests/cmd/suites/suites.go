@@ -19,7 +19,7 @@ const (
 	nothing need = iota
 	// root: mounts or network namespaces, but no lab of ours.
 	root
-	// sharedLab: the running lab, with storage and driver installed.
+	// sharedLab: the running lab with its storage.
 	sharedLab
 )
 
@@ -46,6 +46,9 @@ var suites = []suite{
 	check("lab build", root, "make", "lab-build"),
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
 	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
+	check("driver build", root, "cargo", "build", "--locked", "--release"),
+	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
+	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
 }
 
 // check is a command that counts as one test.
