@@ -1,23 +1,17 @@
 //! Work that outlives its caller. tonic drops a handler when the client hangs
 //! up, in the middle of whatever it awaits; so what changes the world runs in a
 //! task of its own, and holds the volume until it is really over.
-//!
-//! The hold only keeps one process from tripping over itself and answers ABORTED
-//! early. Correctness never rests on it: another replica knows nothing of it.
-
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-};
 
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tracing::Instrument;
 
+use crate::volume::InFlight;
+
 /// The work in flight of a process, at most one piece per key.
 #[derive(Clone, Default)]
 pub struct Work {
-    busy: Arc<Mutex<HashSet<String>>>,
+    busy: InFlight,
     tasks: TaskTracker,
 }
 
@@ -29,10 +23,13 @@ impl Work {
         T: Send + 'static,
         F: Future<Output = Result<T, Status>> + Send + 'static,
     {
-        let hold = self.hold(key)?;
+        let guard = self
+            .busy
+            .enter(key)
+            .map_err(|busy| Status::aborted(busy.to_string()))?;
         tracing::Span::current().record("volume", key);
         let task = async move {
-            let _hold = hold;
+            let _guard = guard;
             task.await
         };
         match self.tasks.spawn(task.in_current_span()).await {
@@ -49,31 +46,6 @@ impl Work {
     pub async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-    }
-
-    fn hold(&self, key: &str) -> Result<Hold, Status> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        if !busy.insert(key.to_owned()) {
-            return Err(Status::aborted(format!("an operation on {key} is in progress")));
-        }
-        Ok(Hold {
-            busy: Arc::clone(&self.busy),
-            key: key.to_owned(),
-        })
-    }
-}
-
-struct Hold {
-    busy: Arc<Mutex<HashSet<String>>>,
-    key: String,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.busy
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.key);
     }
 }
 

@@ -7,6 +7,7 @@
 //! when that is allowed.
 
 pub mod access;
+pub mod blocking;
 pub mod consumer;
 pub mod direct;
 pub mod driver;
@@ -15,7 +16,6 @@ mod fake;
 pub mod format;
 pub mod home;
 pub mod host;
-pub mod inflight;
 #[cfg(test)]
 mod life;
 pub mod mountinfo;

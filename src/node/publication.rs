@@ -7,7 +7,6 @@ use super::{
     consumer::Consumer,
     direct::Publication,
     driver::Place,
-    inflight::Guard,
     mounts,
     state::{Record, Target},
     trouble::Trouble,
@@ -15,7 +14,7 @@ use super::{
 };
 use crate::{
     observe::{CrashPoint, crash_point},
-    volume::{CsiSource, RealSource},
+    volume::{CsiSource, Guard, RealSource},
 };
 
 /// A wish to have a volume at a path of a pod.

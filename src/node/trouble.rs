@@ -3,14 +3,10 @@
 use tonic::Code;
 
 use super::{
-    direct::DirectError,
-    driver::DriverError,
-    inflight::{Busy, Stuck},
-    mounts::MountError,
-    registry::RegistryError,
-    secrets::SecretError,
-    state::StateError,
+    blocking::Stuck, direct::DirectError, driver::DriverError, mounts::MountError, registry::RegistryError,
+    secrets::SecretError, state::StateError,
 };
+use crate::volume::Busy;
 
 /// What can go wrong in any operation on a volume.
 #[derive(Debug, thiserror::Error)]

@@ -10,12 +10,11 @@ use nix::sys::statvfs::statvfs;
 
 use super::{
     driver::{Place, Unit, Usage},
-    inflight::Guard,
     state::Record,
     trouble::Trouble,
     volume::{QUICK_WORK, Volumes},
 };
-use crate::volume::{RealSource, VolumeMode};
+use crate::volume::{Guard, RealSource, VolumeMode};
 
 /// A question or wish about a published volume.
 #[derive(Clone, Debug)]

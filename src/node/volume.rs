@@ -12,14 +12,13 @@ use super::{
     access::Access,
     direct::Direct,
     driver::Drivers,
-    inflight::{Guard, InFlight},
     mounts::{self, MountError},
     state::{Record, State, StateError, boot_id},
     trouble::Trouble,
 };
 use crate::{
     observe::{CrashPoint, crash_point},
-    volume::{CsiSource, DataPath, RealSource, VolumeMode},
+    volume::{CsiSource, DataPath, Guard, InFlight, RealSource, VolumeMode},
 };
 
 /// Mounting and formatting; kubelet's own patience is two minutes.

@@ -8,6 +8,7 @@ mod data_path;
 mod digest;
 mod fingerprint;
 mod id;
+mod in_flight;
 pub mod mark;
 mod marks;
 mod quantity;
@@ -22,6 +23,7 @@ pub use data_path::{
 pub use digest::digest;
 pub use fingerprint::{Fingerprint, FingerprintError, Part};
 pub use id::{ClusterId, ClusterIdError, ForeignId, VolumeId, VolumeName};
+pub use in_flight::{Busy, Guard, InFlight};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
 pub use size::SizeRange;

@@ -5,10 +5,10 @@
 use tonic::{Code, Status};
 
 use crate::node::{
+    blocking::Stuck,
     direct::DirectError,
     driver::DriverError,
     format::FormatError,
-    inflight::Stuck,
     mounts::MountError,
     publication::{PublishError, UnpublishError},
     registry::RegistryError,
@@ -148,7 +148,10 @@ mod tests {
     use std::{io, path::PathBuf, time::Duration};
 
     use super::*;
-    use crate::node::{consumer::MalformedTokens, inflight::InFlight, mountinfo::MountTable};
+    use crate::{
+        node::{consumer::MalformedTokens, mountinfo::MountTable},
+        volume::InFlight,
+    };
 
     fn io() -> io::Error {
         io::Error::other("x")

@@ -1,36 +1,11 @@
-//! One operation per volume at a time, and blocking work that stays guarded until
-//! it truly ends. A second call for a busy volume is turned away, never queued:
-//! its caller repeats it anyway.
+//! Work that blocks a thread, bounded in time, with the volume held until it
+//! truly ends.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::{task, time};
 
-/// The volumes with an operation under way. Only spares callers from each other;
-/// nothing that must survive this process rests on it.
-#[derive(Clone, Debug, Default)]
-pub struct InFlight(Arc<Mutex<HashSet<String>>>);
-
-/// Holds a volume. Clones share the hold, which ends with the last of them.
-#[derive(Clone, Debug)]
-pub struct Guard {
-    _held: Arc<Held>,
-}
-
-#[derive(Debug)]
-struct Held {
-    volume: String,
-    all: InFlight,
-}
-
-/// Another operation on the volume has not ended.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("another operation on volume {0} is still under way on this node")]
-pub struct Busy(String);
+use crate::volume::Guard;
 
 /// Why blocking work gave no result.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -49,32 +24,6 @@ pub enum Stuck {
         /// What was being done.
         what: String,
     },
-}
-
-impl InFlight {
-    /// Takes hold of a volume, or says that somebody has it.
-    pub fn enter(&self, volume: &str) -> Result<Guard, Busy> {
-        if !self.lock().insert(volume.to_owned()) {
-            return Err(Busy(volume.to_owned()));
-        }
-        let held = Held {
-            volume: volume.to_owned(),
-            all: self.clone(),
-        };
-        Ok(Guard {
-            _held: Arc::new(held),
-        })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.all.lock().remove(&self.volume);
-    }
 }
 
 impl Guard {
@@ -109,18 +58,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-
-    #[test]
-    fn a_volume_is_held_until_the_last_clone_goes() {
-        let all = InFlight::default();
-        let guard = all.enter("a").unwrap();
-        let clone = guard.clone();
-        assert!(all.enter("b").is_ok());
-        drop(guard);
-        assert_eq!(all.enter("a").unwrap_err(), Busy("a".into()));
-        drop(clone);
-        assert!(all.enter("a").is_ok());
-    }
+    use crate::volume::InFlight;
 
     #[tokio::test]
     async fn work_that_outlives_its_caller_keeps_the_volume() {

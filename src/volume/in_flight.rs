@@ -1,0 +1,72 @@
+//! One operation per volume at a time in one process. A second one is turned
+//! away, never queued: its caller repeats it anyway. It only spares callers from
+//! each other; correctness never rests on it, for another replica knows nothing of it.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The volumes with an operation under way.
+#[derive(Clone, Debug, Default)]
+pub struct InFlight(Arc<Mutex<HashSet<String>>>);
+
+/// Holds a volume. Clones share the hold, which ends with the last of them.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    _held: Arc<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    volume: String,
+    all: InFlight,
+}
+
+/// Another operation on the volume has not ended.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("another operation on {0} is still under way")]
+pub struct Busy(String);
+
+impl InFlight {
+    /// Takes hold of a volume, or says that somebody has it.
+    pub fn enter(&self, volume: &str) -> Result<Guard, Busy> {
+        if !self.lock().insert(volume.to_owned()) {
+            return Err(Busy(volume.to_owned()));
+        }
+        let held = Held {
+            volume: volume.to_owned(),
+            all: self.clone(),
+        };
+        Ok(Guard {
+            _held: Arc::new(held),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_held_until_the_last_clone_goes() {
+        let all = InFlight::default();
+        let guard = all.enter("a").unwrap();
+        let clone = guard.clone();
+        assert!(all.enter("b").is_ok());
+        drop(guard);
+        assert_eq!(all.enter("a").unwrap_err(), Busy("a".into()));
+        drop(clone);
+        assert!(all.enter("a").is_ok());
+    }
+}
