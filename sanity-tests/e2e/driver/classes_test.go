@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,6 +103,35 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	})
 	if err != nil || len(calls) < 2 {
 		t.Errorf("stage and publish with the secret: %v, %v", calls, err)
+	}
+}
+
+// Our own CSIDriver asks kubelet for everything; a real driver gets what it asks
+// for: both for the pod, one for tokens.
+func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
+	n := home(t)
+	const tokens, pod = "csi.storage.k8s.io/serviceAccount.tokens", "csi.storage.k8s.io/pod.name"
+	for _, real := range []struct {
+		class      string
+		driver     storage.Driver
+		wantTokens bool
+	}{
+		{"reference-attach", storage.Attach, true},
+		{"reference", storage.Reference, false},
+	} {
+		n.Claim(real.class, "liqo-"+real.class, "64Mi")
+		n.Pod(real.class, real.class)
+		n.WaitReady(real.class)
+		handle := follow(t, n, real.class).real.Spec.CSI.VolumeHandle
+		calls, err := storage.BackendOf(n.Cluster, real.driver).Calls(func(call storage.Call) bool {
+			return call.Volume == handle && call.RPC == "NodePublishVolume" && call.Code == "OK"
+		})
+		if err != nil || len(calls) == 0 {
+			t.Fatalf("%s is not published: %v", real.class, err)
+		}
+		if told := calls[0].VolumeContext; slices.Contains(told, tokens) != real.wantTokens || !slices.Contains(told, pod) {
+			t.Errorf("%s is told %v", real.class, told)
+		}
 	}
 }
 
