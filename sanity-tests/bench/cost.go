@@ -50,10 +50,21 @@ func Measure(audit *AuditLog, something func() error) (Cost, error) {
 	return cost, nil
 }
 
-// Charge notes a cost as shares per volume.
+// And adds the cost of one more heat.
+func (c Cost) And(more Cost) Cost {
+	return Cost{
+		CPU:           c.CPU + more.CPU,
+		Writes:        c.Writes + more.Writes,
+		OtherWrites:   c.OtherWrites + more.OtherWrites,
+		ControllerRSS: max(c.ControllerRSS, more.ControllerRSS),
+	}
+}
+
+// Charge notes the cost of all heats as shares per volume.
 func (r *Row) Charge(c Cost) {
-	n := float64(r.Claims)
-	r.CPUPerVolume = c.CPU / time.Duration(r.Claims)
+	volumes := r.Claims * r.Heats
+	n := float64(volumes)
+	r.CPUPerVolume = c.CPU / time.Duration(volumes)
 	r.WritesPerVolume = float64(c.Writes) / n
 	r.OtherWritesPerVolume = float64(c.OtherWrites) / n
 	r.ControllerRSS = c.ControllerRSS

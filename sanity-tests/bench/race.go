@@ -37,27 +37,50 @@ type Race struct {
 	Count     int
 }
 
-// Times are what the claims of a race took, each from its POST to Bound.
+// Heat is one run of a race: what each claim took from its POST to Bound, and
+// how long it was from the first POST to the last Bound.
+type Heat struct {
+	Each  []time.Duration
+	Whole time.Duration
+}
+
+// Times sum up the heats of a race.
 type Times struct {
 	P50, P99 time.Duration
-	// Whole is from the first POST to the last Bound.
+	// Whole is the sum of the heats' times.
 	Whole time.Duration
 	// PerSecond is the throughput over that time.
 	PerSecond float64
 }
 
+// Summary takes all heats of a race together.
+func Summary(heats []Heat) Times {
+	var all Heat
+	for _, heat := range heats {
+		all.Each = append(all.Each, heat.Each...)
+		all.Whole += heat.Whole
+	}
+	slices.Sort(all.Each)
+	return Times{
+		P50:       percentile(all.Each, 50),
+		P99:       percentile(all.Each, 99),
+		Whole:     all.Whole,
+		PerSecond: float64(len(all.Each)) / all.Whole.Seconds(),
+	}
+}
+
 // Run posts the claims, each with its node already selected as a scheduler would
 // leave it, waits until all are bound, deletes them and waits until their
 // volumes are gone too, so that races do not overlap.
-func (r Race) Run(ctx context.Context) (Times, error) {
+func (r Race) Run(ctx context.Context) (Heat, error) {
 	claims := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace)
 	start, err := claims.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Times{}, err
+		return Heat{}, err
 	}
 	watcher, err := claims.Watch(ctx, metav1.ListOptions{ResourceVersion: start.ResourceVersion})
 	if err != nil {
-		return Times{}, err
+		return Heat{}, err
 	}
 	defer watcher.Stop()
 
@@ -71,7 +94,7 @@ func (r Race) Run(ctx context.Context) (Times, error) {
 	}()
 	bound, err := r.awaitBound(ctx, watcher.ResultChan())
 	if err != nil {
-		return Times{}, err
+		return Heat{}, err
 	}
 	return sent.until(bound), r.clean(ctx)
 }
@@ -188,7 +211,7 @@ func (s *stopwatch) start(name string) {
 	s.at[name] = time.Now()
 }
 
-func (s *stopwatch) until(bound map[string]time.Time) Times {
+func (s *stopwatch) until(bound map[string]time.Time) Heat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var each []time.Duration
@@ -203,14 +226,7 @@ func (s *stopwatch) until(bound map[string]time.Time) Times {
 			last = end
 		}
 	}
-	slices.Sort(each)
-	whole := last.Sub(first)
-	return Times{
-		P50:       percentile(each, 50),
-		P99:       percentile(each, 99),
-		Whole:     whole,
-		PerSecond: float64(len(each)) / whole.Seconds(),
-	}
+	return Heat{each, last.Sub(first)}
 }
 
 // percentile of sorted values, by the nearest rank.

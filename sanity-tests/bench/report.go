@@ -24,8 +24,10 @@ var Sidecars = []string{"csi-provisioner", "csi-attacher"}
 type Row struct {
 	RealClass string
 	Claims    int
-	Real      Times
-	Virtual   Times
+	// Heats is how often it was held; few claims say little.
+	Heats   int
+	Real    Times
+	Virtual Times
 	// CPUPerVolume is the controller's, creating and deleting.
 	CPUPerVolume time.Duration
 	// WritesPerVolume counts API writes of the driver itself, creating and deleting.
@@ -74,10 +76,10 @@ func (r Report) Print(out io.Writer) error {
 		fmt.Fprintln(out, c)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "real class\tclaims\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\twrites/vol\tothers'\tRSS MiB\t")
+	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\twrites/vol\tothers'\tRSS MiB\t")
 	for _, row := range r.Rows {
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.1f\t%.1f\t\n",
-			row.RealClass, row.Claims,
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.1f\t%.1f\t\n",
+			row.RealClass, row.Claims, row.Heats,
 			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.Bound(),
 			row.Real.PerSecond, row.Virtual.PerSecond, 100*row.Throughput(),
 			row.CPUPerVolume.Round(10*time.Microsecond), row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
