@@ -58,7 +58,7 @@ func EnsureCgroup(name string) (string, error) {
 		}
 	}
 	if CgroupV2() {
-		if err := delegateControllers(cgroupRoot); err != nil {
+		if err := delegateControllers(cgroupRoot, delegatedFile()); err != nil {
 			return "", err
 		}
 	}

@@ -17,14 +17,14 @@ func delegatedFile() string { return Path("cgroup-controllers") }
 
 // delegateControllers lets the cgroups below the lab's use the controllers:
 // cgroup v2 hands them down level by level. What was handed down at the root
-// before is noted, so that the rest can be taken back.
-func delegateControllers(root string) error {
+// before is noted in a file, so that the rest can be taken back.
+func delegateControllers(root, note string) error {
 	before, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control"))
 	if err != nil {
 		return fmt.Errorf("read the cgroup controllers: %w", err)
 	}
-	if _, err := os.Stat(delegatedFile()); errors.Is(err, fs.ErrNotExist) {
-		if err := os.WriteFile(delegatedFile(), before, 0o644); err != nil {
+	if _, err := os.Stat(note); errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(note, before, 0o644); err != nil {
 			return fmt.Errorf("note the cgroup controllers: %w", err)
 		}
 	}
@@ -50,8 +50,8 @@ func handDown(dir string) error {
 
 // withdrawControllers undoes delegateControllers. What somebody else relies on
 // by now stays.
-func withdrawControllers(root string) error {
-	before, err := os.ReadFile(delegatedFile())
+func withdrawControllers(root, note string) error {
+	before, err := os.ReadFile(note)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

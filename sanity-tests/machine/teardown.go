@@ -38,7 +38,7 @@ func Teardown(ctx context.Context) error {
 	if err := Until(ctx, "the lab's cgroups to empty", removeCgroups); err != nil {
 		return err
 	}
-	if err := withdrawControllers(cgroupRoot); err != nil {
+	if err := withdrawControllers(cgroupRoot, delegatedFile()); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(StateDir); err != nil {
