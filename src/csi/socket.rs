@@ -29,6 +29,12 @@ impl Endpoint {
         &self.0
     }
 
+    /// The folder of the socket.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.0.parent().unwrap_or(Path::new("/"))
+    }
+
     /// Listens here with the permissions `mode`. A socket left behind by a dead
     /// process is replaced; any other file in the way is an error.
     pub fn listen(&self, mode: u32) -> io::Result<UnixListener> {

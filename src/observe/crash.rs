@@ -2,6 +2,10 @@
 //! one on each side of every write to the world outside. They exist only in
 //! builds with the feature `crash-points`; in every other build a crash point
 //! is nothing at all.
+//!
+//! A test orders crashes by writing names of crash points, one per line, into the
+//! file `crash-at` beside the process's CSI socket. Each order is carried out once:
+//! its line is taken out before the process dies.
 
 /// One line per crash point; the list of all of them cannot fall behind.
 macro_rules! crash_points {
@@ -16,7 +20,7 @@ macro_rules! crash_points {
             /// Every crash point there is.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its name in `LIQO_CSI_CRASH_AT`.
+            /// Its name in orders.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -72,6 +76,42 @@ crash_points! {
     BeforeAttachmentDelete = "before-attachment-delete",
     /// The twin's attachment was deleted.
     AfterAttachmentDelete = "after-attachment-delete",
+    /// The room on a set of nodes is about to be published.
+    BeforeCapacityWrite = "before-capacity-write",
+    /// The room on a set of nodes was published.
+    AfterCapacityWrite = "after-capacity-write",
+    /// Obsolete news of room are about to be deleted.
+    BeforeCapacityDelete = "before-capacity-delete",
+    /// Obsolete news of room were deleted.
+    AfterCapacityDelete = "after-capacity-delete",
+    /// Labels and annotations of a claim are about to be carried to its twin.
+    BeforeSync = "before-sync",
+    /// Labels and annotations of a claim were carried to its twin.
+    AfterSync = "after-sync",
+    /// The claim of a pod with a fixed node is about to be told that node.
+    BeforeSelectNode = "before-select-node",
+    /// The claim of a pod with a fixed node was told that node.
+    AfterSelectNode = "after-select-node",
+    /// The PV of a dying twin is about to be set to Retain.
+    BeforeRescue = "before-rescue",
+    /// The PV of a dying twin was set to Retain.
+    AfterRescue = "after-rescue",
+    /// A retained PV is about to forget the uid of its former twin.
+    BeforeForgetTwin = "before-forget-twin",
+    /// A retained PV forgot the uid of its former twin.
+    AfterForgetTwin = "after-forget-twin",
+    /// A lost twin is about to be made again.
+    BeforeTwinAgain = "before-twin-again",
+    /// A lost twin was made again.
+    AfterTwinAgain = "after-twin-again",
+    /// A rescued PV is about to get its reclaim policy back.
+    BeforePolicyBack = "before-policy-back",
+    /// A rescued PV got its reclaim policy back.
+    AfterPolicyBack = "after-policy-back",
+    /// The lease of the background loops is about to be taken or renewed.
+    BeforeLeaseWrite = "before-lease-write",
+    /// The lease of the background loops was taken or renewed.
+    AfterLeaseWrite = "after-lease-write",
     /// The node's record of a volume is about to be written.
     BeforeRecordWrite = "before-record-write",
     /// The node's record of a volume was written.
@@ -98,24 +138,36 @@ crash_points! {
     AfterNodeUnstage = "after-node-unstage",
 }
 
-/// Dies here when `LIQO_CSI_CRASH_AT` says `name` or `name:n` (at the n-th
-/// passage) and the build has crash points. No destructor runs.
+#[cfg(feature = "crash-points")]
+static ORDERS: std::sync::OnceLock<std::path::PathBuf> = std::sync::OnceLock::new();
+
+/// Takes orders from the file `crash-at` in this folder from now on.
+#[cfg(feature = "crash-points")]
+pub fn take_crash_orders(folder: &std::path::Path) {
+    // A second start (tests) keeps the first one's folder.
+    let _already = ORDERS.set(folder.join("crash-at"));
+}
+
+/// Nothing, in a build without crash points.
+#[cfg(not(feature = "crash-points"))]
+pub fn take_crash_orders(_: &std::path::Path) {}
+
+/// Dies here when that is ordered and the build has crash points. No destructor runs.
 #[cfg(feature = "crash-points")]
 pub fn crash_point(point: CrashPoint) {
-    use std::sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
+    let Some(file) = ORDERS.get() else { return };
+    let Ok(orders) = std::fs::read_to_string(file) else {
+        return;
     };
-
-    static WISH: OnceLock<Option<(String, u64)>> = OnceLock::new();
-    static PASSED: AtomicU64 = AtomicU64::new(0);
-
-    let wish = WISH.get_or_init(|| parse(&std::env::var("LIQO_CSI_CRASH_AT").ok()?));
-    let Some((name, nth)) = wish else { return };
-    if name == point.name() && PASSED.fetch_add(1, Ordering::SeqCst) + 1 == *nth {
-        tracing::error!(crash_point = name, "dying on request");
-        std::process::abort();
+    let Some(rest) = without(&orders, point.name()) else {
+        return;
+    };
+    if let Err(error) = std::fs::write(file, rest) {
+        tracing::error!(%error, "the order to die at {} cannot be crossed out", point.name());
+        return;
     }
+    tracing::error!(crash_point = point.name(), "dying on request");
+    std::process::abort();
 }
 
 /// Nothing, in a build without crash points.
@@ -123,12 +175,11 @@ pub fn crash_point(point: CrashPoint) {
 #[inline]
 pub fn crash_point(_: CrashPoint) {}
 
+/// The orders without the one of this name; nothing, if there is none.
 #[cfg(any(test, feature = "crash-points"))]
-fn parse(wish: &str) -> Option<(String, u64)> {
-    match wish.split_once(':') {
-        Some((name, nth)) => Some((name.to_owned(), nth.parse().ok()?)),
-        None => (!wish.is_empty()).then(|| (wish.to_owned(), 1)),
-    }
+fn without(orders: &str, name: &str) -> Option<String> {
+    let rest: Vec<_> = orders.lines().filter(|line| *line != name).collect();
+    (rest.len() < orders.lines().count()).then(|| rest.join("\n"))
 }
 
 #[cfg(test)]
@@ -144,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_may_name_the_nth_passage() {
-        assert_eq!(parse("a"), Some(("a".into(), 1)));
-        assert_eq!(parse("a:3"), Some(("a".into(), 3)));
-        assert_eq!(parse("a:x"), None);
-        assert_eq!(parse(""), None);
+    fn an_order_is_crossed_out() {
+        assert_eq!(without("a\nb\nc", "b"), Some("a\nc".into()));
+        assert_eq!(without("a", "a"), Some(String::new()));
+        assert_eq!(without("ab", "a"), None);
+        assert_eq!(without("", "a"), None);
     }
 }

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Cluster, Objects, Precondition, facts},
+    observe::{CrashPoint, crash_point},
     placement::{
         BindingMode, Capacity, Class, KnownClasses, Published, RealDriver, StaticVolume, Surroundings,
         Wishes, choose_class, publish,
@@ -66,7 +67,10 @@ impl<'a> Capacities<'a> {
 
     async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
         let Some(is) = is else {
-            return self.published.create(&self.object(wanted)).await.map(|_| ());
+            crash_point(CrashPoint::BeforeCapacityWrite);
+            self.published.create(&self.object(wanted)).await?;
+            crash_point(CrashPoint::AfterCapacityWrite);
+            return Ok(());
         };
         let read = facts::capacity(is);
         if read.capacity == Some(wanted.room.capacity()) && read.maximum == Some(wanted.room.maximum()) {
@@ -76,7 +80,10 @@ impl<'a> Capacities<'a> {
             "capacity": quantity(wanted.room.capacity()),
             "maximumVolumeSize": quantity(wanted.room.maximum()),
         });
-        self.published.merge(&wanted.name, &patch).await.map(|_| ())
+        crash_point(CrashPoint::BeforeCapacityWrite);
+        self.published.merge(&wanted.name, &patch).await?;
+        crash_point(CrashPoint::AfterCapacityWrite);
+        Ok(())
     }
 
     fn object(&self, wanted: &Published) -> CSIStorageCapacity {
@@ -141,7 +148,10 @@ impl Rounds for Capacities<'_> {
                 uid: object.uid().unwrap_or_default(),
                 resource_version: None,
             };
-            self.published.delete(&object.name_any(), exactly).await
+            crash_point(CrashPoint::BeforeCapacityDelete);
+            self.published.delete(&object.name_any(), exactly).await?;
+            crash_point(CrashPoint::AfterCapacityDelete);
+            Ok(())
         })
         .await
     }

@@ -15,7 +15,10 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cluster::{ApiError, Cluster, Objects};
+use crate::{
+    cluster::{ApiError, Cluster, Objects},
+    observe::{CrashPoint, crash_point},
+};
 
 const NAME: &str = "storage-liqo-io-reconcilers";
 /// How many seconds the others wait for a holder that says nothing.
@@ -81,7 +84,10 @@ impl Lease {
                 },
                 spec: Some(self.spec(0)),
             };
-            return Ok(self.leases.create(&fresh).await?.is_some());
+            crash_point(CrashPoint::BeforeLeaseWrite);
+            let created = self.leases.create(&fresh).await?;
+            crash_point(CrashPoint::AfterLeaseWrite);
+            return Ok(created.is_some());
         };
         if !self.is_mine(&lease) && !self.is_free(&lease) {
             return Ok(false);
@@ -125,7 +131,10 @@ impl Lease {
     /// Writes onto exactly the lease that was read; false when it changed.
     async fn write(&self, read: &KubeLease, mut patch: Value) -> Result<bool, ApiError> {
         patch["metadata"]["resourceVersion"] = json!(read.metadata.resource_version);
-        match self.leases.merge(NAME, &patch).await {
+        crash_point(CrashPoint::BeforeLeaseWrite);
+        let written = self.leases.merge(NAME, &patch).await;
+        crash_point(CrashPoint::AfterLeaseWrite);
+        match written {
             Err(error) if error.is_conflict() => Ok(false),
             other => other.map(|written| written.is_some()),
         }

@@ -18,6 +18,7 @@ use crate::{
         events::{Events, Weight},
         slim::SELECTED_NODE,
     },
+    observe::{CrashPoint, crash_point},
     volume::{ClaimMark, DRIVER_NAME},
 };
 
@@ -92,7 +93,10 @@ impl<'a> Pinned<'a> {
             "resourceVersion": found.resource_version(),
             "annotations": {SELECTED_NODE: pod.node},
         }});
-        match claims.merge(&claim.name.name, &patch).await {
+        crash_point(CrashPoint::BeforeSelectNode);
+        let selected = claims.merge(&claim.name.name, &patch).await;
+        crash_point(CrashPoint::AfterSelectNode);
+        match selected {
             // Somebody else was faster.
             Err(error) if error.is_conflict() => return Ok(()),
             other => other?,

@@ -20,6 +20,7 @@ use serde_json::json;
 use super::watched::VirtualVolume;
 use crate::{
     cluster::{ApiError, Cluster},
+    observe::{CrashPoint, crash_point},
     twin::{FINALIZER, let_go, name_of},
     volume::{Carried, ClaimMark, Marks, Owner, mark},
 };
@@ -100,7 +101,9 @@ pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Res
             "metadata": {"uid": real.uid(), "annotations": {mark::POLICY_BEFORE: policy}},
             "spec": {"persistentVolumeReclaimPolicy": "Retain"},
         });
+        crash_point(CrashPoint::BeforeRescue);
         volumes.merge(&real.name_any(), &patch).await?;
+        crash_point(CrashPoint::AfterRescue);
     }
     let_go(home, &twin).await?;
     Ok(Rescue::Underway)
@@ -126,7 +129,9 @@ pub(super) async fn restore(home: &Cluster, volume: &VirtualVolume) -> Result<Re
         {
             forget_old_twin(home, &real).await?;
             let again = twin_again(home, volume, scene, real);
+            crash_point(CrashPoint::BeforeTwinAgain);
             home.stored::<PersistentVolumeClaim>().create(&again).await?;
+            crash_point(CrashPoint::AfterTwinAgain);
             return Ok(Rescue::Underway);
         }
     }
@@ -158,7 +163,10 @@ pub(super) async fn finish(home: &Cluster, volume: &VirtualVolume, real: &str) -
         },
         "spec": {"persistentVolumeReclaimPolicy": policy},
     });
-    match volumes.merge(&real.name_any(), &patch).await {
+    crash_point(CrashPoint::BeforePolicyBack);
+    let given_back = volumes.merge(&real.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterPolicyBack);
+    match given_back {
         Err(error) if error.is_conflict() => return Ok(()),
         other => other?,
     };
@@ -190,11 +198,11 @@ async fn forget_old_twin(home: &Cluster, real: &PersistentVolume) -> Result<(), 
         "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
         "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
     });
-    match home
-        .all::<PersistentVolume>()
-        .merge(&real.name_any(), &patch)
-        .await
-    {
+    let volumes = home.all::<PersistentVolume>();
+    crash_point(CrashPoint::BeforeForgetTwin);
+    let forgotten = volumes.merge(&real.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterForgetTwin);
+    match forgotten {
         // It was bound meanwhile, to a twin that somebody else made.
         Err(error) if error.is_conflict() => Ok(()),
         other => other.map(|_| ()),

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::{
     cluster::{ApiError, Cluster},
+    observe::{CrashPoint, crash_point},
     twin::name_of,
     volume::{Carried, ClaimMark, Owner, VolumeName},
 };
@@ -39,7 +40,10 @@ pub(super) async fn sync(home: &Cluster, volume: &VolumeName, claim: &ClaimMark)
         "labels": changes.labels,
         "annotations": changes.annotations,
     }});
-    match twins.merge(&twin.name_any(), &patch).await {
+    crash_point(CrashPoint::BeforeSync);
+    let synced = twins.merge(&twin.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterSync);
+    match synced {
         // The next round looks at what it has become.
         Err(error) if error.is_conflict() => Ok(()),
         other => other.map(|_| ()),
