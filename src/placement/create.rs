@@ -121,9 +121,9 @@ pub enum TwinState {
 pub enum Prebinding {
     /// The real class's provisioner.
     Provisioner,
-    /// A static volume is reserved for it; Kubernetes will bind it.
+    /// It was told its static volume; Kubernetes will bind it.
     Reserved(String),
-    /// We, and this static volume fits.
+    /// We, and this static volume fits or is reserved for it already.
     Found(String),
     /// We, and no static volume fits.
     NoneFits,

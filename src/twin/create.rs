@@ -142,16 +142,34 @@ fn refused_for_good(error: &ApiError) -> bool {
     )
 }
 
-/// Reserves a volume that nobody provisions. Without the uid in `claimRef`: with
-/// it, a reservation whose twin went away would turn the PV Released for ever.
-/// Then the twin is told, or Kubernetes would look at it again only after a while.
+/// Binds the twin to a volume that nobody provisions: reserves the volume, and
+/// tells the twin, or Kubernetes would look at it again only after a while.
 async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), CreateError> {
+    let Some(twin) = &sight.twin else { return Ok(()) };
+    if !reserve(home, volume, twin).await? {
+        return Ok(());
+    }
+    let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
+    crash_point(CrashPoint::BeforeTellVolume);
+    let told = home
+        .stored::<PersistentVolumeClaim>()
+        .merge(&twin.name_any(), &told)
+        .await;
+    crash_point(CrashPoint::AfterTellVolume);
+    unless_conflict(told)?;
+    Ok(())
+}
+
+/// Reserves a volume for the twin; false if somebody else was faster. Without the
+/// uid in `claimRef`: with it, a reservation whose twin went away would turn the
+/// PV Released for ever.
+async fn reserve(home: &Cluster, volume: &str, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     let volumes = home.all::<PersistentVolume>();
-    let (Some(twin), Some(found)) = (&sight.twin, volumes.get(volume).await?) else {
-        return Ok(());
+    let Some(found) = volumes.get(volume).await? else {
+        return Ok(false);
     };
-    if found.spec.as_ref().is_none_or(|spec| spec.claim_ref.is_some()) {
-        return Ok(());
+    if let Some(holder) = found.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) {
+        return Ok(holder.namespace == twin.metadata.namespace && holder.name == twin.metadata.name);
     }
     let claim_ref = json!({
         "apiVersion": "v1",
@@ -166,18 +184,7 @@ async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), Crea
     crash_point(CrashPoint::BeforePrebind);
     let reserved = volumes.merge(volume, &patch).await;
     crash_point(CrashPoint::AfterPrebind);
-    if unless_conflict(reserved)?.is_none() {
-        return Ok(());
-    }
-    let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
-    crash_point(CrashPoint::BeforeTellVolume);
-    let told = home
-        .stored::<PersistentVolumeClaim>()
-        .merge(&twin.name_any(), &told)
-        .await;
-    crash_point(CrashPoint::AfterTellVolume);
-    unless_conflict(told)?;
-    Ok(())
+    Ok(unless_conflict(reserved)?.is_some())
 }
 
 /// Marks the twin as its user's. False if it is not the twin that was looked at,

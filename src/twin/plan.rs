@@ -130,7 +130,6 @@ pub(super) async fn prebinding(
         .surroundings(class)
         .choose_volume(&name, told.as_ref(), &ask(order));
     Ok(match found {
-        Some(volume) if volume.claim.is_some() => Prebinding::Reserved(volume.name.clone()),
         Some(volume) => Prebinding::Found(volume.name.clone()),
         None => Prebinding::NoneFits,
     })
