@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"storage.liqo.io/sanity-tests/images"
 )
@@ -30,24 +31,22 @@ var notInTheLab = map[string]bool{"mkfs.btrfs": true, "mount.nfs": true}
 // building one; for those who have just built it otherwise.
 const BinaryVariable = "LIQO_CSI_BINARY"
 
-// Compile builds the driver as it is released, with the given cargo features.
+// Compile builds the driver as it is released; with cargo features quickly, in the
+// profile whose dependencies the tests have built.
 func Compile(ctx context.Context, root string, features []string) (binary string, err error) {
 	if given := os.Getenv(BinaryVariable); given != "" && len(features) == 0 {
 		return filepath.Abs(given)
 	}
-	target := filepath.Join(root, "target")
-	args := []string{"build", "--locked", "--release"}
-	for _, feature := range features {
-		// Beside the released binary, so that neither replaces the other.
-		target = filepath.Join(root, "target", feature)
-		args = append(args, "--features", feature)
+	args, profile := []string{"build", "--locked", "--release"}, "release"
+	if len(features) > 0 {
+		args, profile = []string{"build", "--locked", "--features", strings.Join(features, ",")}, "debug"
 	}
-	cargo := exec.CommandContext(ctx, "cargo", append(args, "--target-dir", target)...)
+	cargo := exec.CommandContext(ctx, "cargo", args...)
 	cargo.Dir = root
 	if out, err := cargo.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the driver: %w\n%s", err, out)
 	}
-	return filepath.Join(target, "release", "liqo-csi"), nil
+	return filepath.Join(root, "target", profile, "liqo-csi"), nil
 }
 
 // image is the content of the Dockerfile's image, taken from this machine.

@@ -53,7 +53,8 @@ func cniConflist(podCIDR string) string {
 // disk and memory, so a node never evicts for want of them unless the machine
 // itself is at its end; images are imported and could not be pulled again, so
 // they are never collected. syncFrequency makes an online expansion visible
-// after seconds instead of a minute.
+// after seconds instead of a minute; a container that died is back within a
+// second however often it dies, because tests kill many.
 func kubeletYaml(cgroup string) string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -73,6 +74,7 @@ failSwapOn: false
 resolvConf: ""
 syncFrequency: 10s
 serializeImagePulls: false
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%}

@@ -1,0 +1,126 @@
+// Package faults lets processes die while volumes are made, used and deleted,
+// and takes stock in the end: nothing may be lost, nothing leaked.
+//
+// walk_test.go dies at every crash point there is; chaos_test.go kills anything
+// at any moment.
+package faults
+
+import (
+	"context"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/account"
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+var (
+	seed   = flag.Int64("seed", 0, "seed of the chaos; 0 takes one from the clock")
+	cycles = flag.Int("cycles", 50, "volumes that live through the chaos")
+)
+
+func TestMain(m *testing.M) { user.Main(m) }
+
+// hurried are the timeouts that are shorter here than in the chart: whoever has
+// lost a process tries again soon, and an orphan is collected within seconds.
+func hurried(replicas int) chart.Values {
+	return chart.Values{"controller": chart.Values{
+		"replicas":    replicas,
+		"orphanGrace": "5s",
+		"provisioner": chart.Values{"retryIntervalMax": "5s"},
+		"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
+	}}
+}
+
+func install(t *testing.T, cluster *clusters.Cluster, replicas int, features ...string) {
+	t.Helper()
+	values := hurried(replicas)
+	t.Logf("timeouts shortened: %v", values)
+	err := driver.Install(t.Context(), cluster, driver.Options{Features: features, Values: values, Progress: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accounted compares the stock at the end of the test with that of now.
+func accounted(t *testing.T, cluster *clusters.Cluster) {
+	t.Helper()
+	before, err := account.Take(t.Context(), cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		defer cancel()
+		var leaked, lost []string
+		for ctx.Err() == nil {
+			after, err := account.Take(ctx, cluster)
+			if err == nil {
+				if leaked, lost = after.Beyond(before), before.Beyond(after); len(leaked)+len(lost) == 0 {
+					return
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+		t.Errorf("leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
+	})
+}
+
+// write puts a word into the volume of a pod, read expects it there. Both go on
+// trying: kubelet may be dead just now.
+func write(n *user.Namespace, pod, word string) {
+	n.Eventually("the pod "+pod+" writes", func(context.Context) (string, error) {
+		_, err := n.Kubectl("exec", pod, "--", "sh", "-c", "echo "+word+" > /data/file && sync")
+		return "", err
+	})
+}
+
+func read(t *testing.T, n *user.Namespace, pod, word string) {
+	t.Helper()
+	n.Eventually("the pod "+pod+" reads", func(context.Context) (string, error) {
+		got, err := n.Kubectl("exec", pod, "--", "cat", "/data/file")
+		if got = strings.TrimSpace(got); err == nil && got != word {
+			t.Fatalf("the data is %q, it was %q", got, word)
+		}
+		return "", err
+	})
+}
+
+// live is the life of a volume: a pod writes, another one reads, the claim goes.
+func live(t *testing.T, n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
+	t.Helper()
+	n.Claim("data", class, "64Mi")
+	n.Pod("writer", "data", edits...)
+	n.WaitReady("writer")
+	write(n, "writer", n.Name)
+	n.DeletePod("writer")
+	n.Pod("reader", "data", edits...)
+	n.WaitReady("reader")
+	read(t, n, "reader", n.Name)
+	n.DeletePod("reader")
+	deleteClaim(n, "data")
+}
+
+// deleteClaim deletes a claim and waits until it is gone.
+func deleteClaim(n *user.Namespace, name string) {
+	n.Eventually("the claim "+name+" goes away", func(ctx context.Context) (string, error) {
+		claims := n.Client.CoreV1().PersistentVolumeClaims(n.Name)
+		if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+			return "it is still there", err
+		}
+		return "", nil
+	})
+}

@@ -1,0 +1,239 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// Controller and node plugin die before and after every write, and come back:
+// each volume still becomes what it was asked to be, and nothing is left of it.
+func TestDyingAtEveryCrashPoint(t *testing.T) {
+	cluster := user.Cluster(t, "home")
+	// One controller, or orders would have to be given to one and reach another.
+	install(t, cluster, 1, crashBuild)
+	w := &walk{cluster: cluster}
+	for _, leg := range []struct {
+		name string
+		run  func(*testing.T, *user.Namespace)
+	}{
+		{"a volume that is attached", w.attached},
+		{"a static volume, mounted by us", w.static},
+		{"a volume to be retained", w.retained},
+		{"a node that the real driver refuses", w.refused},
+		{"a claim that goes while its volume is reserved", w.abandoned},
+		{"a twin deleted behind our back", w.rescued},
+		{"labels, a fixed node, room and the lease", w.loops},
+	} {
+		t.Run(leg.name, func(t *testing.T) {
+			accounted(t, cluster)
+			leg.run(t, user.NewNamespace(t, cluster))
+		})
+	}
+	w.report(t)
+}
+
+func (w *walk) attached(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("twin-create", "hand-over", "attachment-create", "attachment-delete", "twin-delete", "let-go"))
+	// Not all steps at once: kubelet waits twice as long after each failure.
+	node := w.onNode(t, "home-1", both("node-stage", "node-publish", "node-unstage", "record-remove"))
+	live(t, n, "liqo-reference-attach", user.OnNode("home-1"))
+	w.carriedOut(t, n, controller, node)
+}
+
+func (w *walk) static(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("prebind", "tell-volume"))
+	node := w.onNode(t, "home-2", both("record-write", "node-publish", "node-unpublish", "record-remove"))
+	live(t, n, "liqo-static-local", user.OnNode("home-2"))
+	w.carriedOut(t, n, controller, node)
+}
+
+func (w *walk) retained(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("retain"))
+	n.Claim("data", "liqo-retain", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	w.carriedOut(t, n, controller)
+	volume := n.WaitBound("data")
+	twin, real := w.behind(t, n, "data")
+	n.DeletePod("user")
+	deleteClaim(n, "data")
+
+	// What an administrator does who wants it gone after all.
+	core := n.Client.CoreV1()
+	n.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
+		found, err := core.PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		if err != nil || found.Status.Phase != corev1.VolumeReleased {
+			return "it is not released yet", err
+		}
+		if err := core.PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil {
+			return "", err
+		}
+		if _, err := core.PersistentVolumes().Patch(ctx, real.Name, types.MergePatchType,
+			[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {
+			return "", err
+		}
+		// A retained twin stays for whoever wants to look; discarding it releases its volume.
+		err = core.PersistentVolumeClaims(chart.StorageNamespace).Delete(ctx, twin.Name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return "", err
+	})
+}
+
+func (w *walk) refused(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("withdraw"))
+	remove, err := storage.BackendOf(w.cluster, storage.Attach).AddFault(storage.Fault{
+		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now", Times: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = remove() })
+	live(t, n, "liqo-reference-attach")
+	w.carriedOut(t, n, controller)
+}
+
+// Without kube-controller-manager a reserved volume is never bound, and a claim
+// goes only when somebody forces it.
+func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("release-prebind"))
+	const manager = "kube-controller-manager"
+	if err := w.cluster.Kill(t.Context(), manager); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.cluster.Restart(context.Background(), manager); err != nil {
+			t.Error(err)
+		}
+	})
+	node := w.cluster.Nodes()[0].Name
+	n.Claim("data", "liqo-static-local", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		// What kube-controller-manager and the scheduler would note.
+		claim.Annotations = map[string]string{
+			"volume.kubernetes.io/storage-provisioner": driver.CSIName,
+			"volume.kubernetes.io/selected-node":       node,
+		}
+	})
+	claims := n.Client.CoreV1().PersistentVolumeClaims(n.Name)
+	claim, err := claims.Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("a static volume is reserved", func(ctx context.Context) (string, error) {
+		volumes, err := n.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		for _, volume := range volumes.Items {
+			if ref := volume.Spec.ClaimRef; ref != nil && ref.Name == string(claim.UID) {
+				return "", err
+			}
+		}
+		return "none is", err
+	})
+	if err := claims.Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := claims.Patch(t.Context(), "data", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.carriedOut(t, n, controller)
+}
+
+func (w *walk) rescued(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	write(n, "user", n.Name)
+	twin, real := w.behind(t, n, "data")
+	controller := w.onController(t, n, both("rescue", "forget-twin", "twin-again", "policy-back"))
+	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.carriedOut(t, n, controller)
+	n.Eventually("the twin is bound to its data again", func(context.Context) (string, error) {
+		again, now := w.find(n, "data")
+		if again == nil || now == nil || again.UID == twin.UID || now.Name != real.Name ||
+			now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
+			return fmt.Sprintf("twin %v, volume %v", again, now), nil
+		}
+		return "", nil
+	})
+	read(t, n, "user", n.Name)
+	n.DeletePod("user")
+	deleteClaim(n, "data")
+}
+
+func (w *walk) loops(t *testing.T, n *user.Namespace) {
+	controller := w.onController(t, n, both("sync", "select-node", "capacity-write", "capacity-delete", "lease-write"))
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	class := &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: n.Name},
+		Provisioner:       driver.CSIName,
+		Parameters:        map[string]string{"realStorageClass": "reference-local"},
+		VolumeBindingMode: &wait,
+	}
+	classes := n.Client.StorageV1().StorageClasses()
+	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.Claim("data", n.Name, "64Mi")
+	n.Pod("user", "data", func(pod *corev1.Pod) { pod.Spec.NodeName = "home-2" })
+	n.WaitReady("user")
+	if _, err := n.Kubectl("label", "pvc", "data", "team=blue"); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the twin has the new label", func(context.Context) (string, error) {
+		twin, _ := w.find(n, "data")
+		if twin == nil || twin.Labels["team"] != "blue" {
+			return "it has not", nil
+		}
+		return "", nil
+	})
+	n.DeletePod("user")
+	deleteClaim(n, "data")
+	if err := classes.Delete(t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.carriedOut(t, n, controller)
+}
+
+// behind returns twin and real volume of a claim.
+func (w *walk) behind(t *testing.T, n *user.Namespace, claim string) (twin *corev1.PersistentVolumeClaim, real *corev1.PersistentVolume) {
+	t.Helper()
+	n.Eventually("the claim "+claim+" has a twin with a volume", func(context.Context) (string, error) {
+		if twin, real = w.find(n, claim); real == nil {
+			return "it has none", nil
+		}
+		return "", nil
+	})
+	return twin, real
+}
+
+// find returns what there is just now of twin and real volume.
+func (w *walk) find(n *user.Namespace, name string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
+	ctx, core := context.Background(), n.Client.CoreV1()
+	claim, err := core.PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil
+	}
+	twin, err := core.PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(claim.UID), metav1.GetOptions{})
+	if err != nil {
+		return nil, nil
+	}
+	real, err := core.PersistentVolumes().Get(ctx, twin.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil || twin.Spec.VolumeName == "" {
+		return twin, nil
+	}
+	return twin, real
+}
