@@ -53,7 +53,7 @@ func (w *walk) attached(t *testing.T, n *user.Namespace) {
 }
 
 func (w *walk) static(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("prebind", "tell-volume"))
+	controller := w.onController(t, n, []string{"before-prebind", "after-tell-volume"})
 	node := w.onNode(t, "home-2", both("record-write", "node-publish", "node-unpublish", "record-remove"))
 	live(t, n, "liqo-static-local", user.OnNode("home-2"))
 	w.carriedOut(t, n, controller, node)
@@ -95,21 +95,21 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 
 func (w *walk) refused(t *testing.T, n *user.Namespace) {
 	controller := w.onController(t, n, both("withdraw"))
-	remove, err := storage.BackendOf(w.cluster, storage.Attach).AddFault(storage.Fault{
+	remove, err := storage.BackendOf(w.cluster, storage.Local).AddFault(storage.Fault{
 		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now", Times: 3,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = remove() })
-	live(t, n, "liqo-reference-attach")
+	live(t, n, "liqo-reference-local")
 	w.carriedOut(t, n, controller)
 }
 
 // Without kube-controller-manager a reserved volume is never bound, and a claim
 // goes only when somebody forces it.
 func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("release-prebind"))
+	controller := w.onController(t, n, append(both("release-prebind"), "after-prebind", "before-tell-volume"))
 	const manager = "kube-controller-manager"
 	if err := w.cluster.Kill(t.Context(), manager); err != nil {
 		t.Fatal(err)
@@ -132,14 +132,12 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("a static volume is reserved", func(ctx context.Context) (string, error) {
-		volumes, err := n.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-		for _, volume := range volumes.Items {
-			if ref := volume.Spec.ClaimRef; ref != nil && ref.Name == string(claim.UID) {
-				return "", err
-			}
+	n.Eventually("the twin is told its static volume", func(ctx context.Context) (string, error) {
+		twin, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(claim.UID), metav1.GetOptions{})
+		if err != nil || twin.Spec.VolumeName == "" {
+			return "it is not yet", err
 		}
-		return "none is", err
+		return "", nil
 	})
 	if err := claims.Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
