@@ -2,7 +2,7 @@
 //! answer or the caller's time is up. The twin carries all there is to know, so
 //! it does not matter which call, or which replica, takes the next step.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -10,21 +10,20 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of, place_of,
+    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of,
+    news::News,
+    place_of,
     plan::{Plan, plan},
     record::{self, Chosen},
     sight::Sight,
     withdraw::{self, retain, withdraw},
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, slim, view::Changes},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, slim},
     observe::{CrashPoint, crash_point},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
-    volume::mark,
+    volume::{VolumeName, mark},
 };
-
-/// A watch may lag or be cut: every now and then we look for ourselves.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Makes the volume, or goes on making it.
 pub async fn create(
@@ -86,7 +85,7 @@ pub async fn create(
             CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
             CreateStep::Refuse(refusal) => return Err(refused(home, order, refusal)),
         };
-        if !news.wait(deadline).await {
+        if !news.wait(deadline, || wants_attention(home, &order.volume)).await {
             return Err(still_waiting(home, order, awaited).await);
         }
     }
@@ -292,50 +291,12 @@ fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>,
     }
 }
 
-/// News of one twin and its PV.
-struct News<'a> {
-    home: &'a Cluster,
-    name: &'a str,
-    twins: Changes<slim::Twin>,
-    volumes: Changes<slim::Volume>,
-}
-
-impl<'a> News<'a> {
-    fn of(home: &'a Cluster, name: &'a str) -> Self {
-        Self {
-            home,
-            name,
-            twins: home.views().twins.subscribe(name),
-            volumes: home.views().volumes.subscribe(name),
-        }
+/// Whether something has to be done: a twin on its way is changed several times before that.
+fn wants_attention(home: &Cluster, volume: &VolumeName) -> bool {
+    let volumes = home.views().volumes.of_topic(name_of(volume));
+    if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
+        return true;
     }
-
-    /// Waits for a reason to look again; false when time is up.
-    async fn wait(&mut self, deadline: Instant) -> bool {
-        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
-        loop {
-            let left = look_again.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Instant::now() < deadline;
-            }
-            tokio::select! {
-                () = self.twins.next(left) => {}
-                () = self.volumes.next(left) => {}
-            }
-            if self.worth_a_look() {
-                return true;
-            }
-        }
-    }
-
-    /// A twin on its way is changed several times before anything has to be done.
-    fn worth_a_look(&self) -> bool {
-        let volumes = self.home.views().volumes.of_topic(self.name);
-        if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
-            return true;
-        }
-        let key = format!("{}/{}", self.home.storage_namespace(), self.name);
-        let twin = self.home.views().twins.get(&key);
-        twin.is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
-    }
+    let twin = home.views().twins.get(&place_of(home, volume));
+    twin.is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
 }

@@ -1,8 +1,6 @@
 //! Deleting a volume: the twin at once, and then its PV is waited for, because
 //! only that says that the data is gone. Every fact is read live.
 
-use std::time::Duration;
-
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::VolumeAttachment,
@@ -11,7 +9,9 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, TWIN_VOLUME, name_of, place_of, record,
+    DeleteError, TWIN_VOLUME, name_of,
+    news::News,
+    place_of, record,
     withdraw::{is_reservation, let_go, unclaim},
 };
 use crate::{
@@ -21,17 +21,16 @@ use crate::{
     volume::{Owner, VolumeName, mark},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
-
 /// Deletes the volume, or goes on deleting it.
 pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> Result<(), DeleteError> {
     let name = name_of(volume);
-    let mut twins = home.views().twins.subscribe(name);
-    let mut volumes = home.views().volumes.subscribe(name);
+    let mut news = News::of(home, name);
     let mut real_volume = None;
+    // Asked once: a twin that is being deleted is attached nowhere any more.
+    let mut attached = attached_to(home, volume).await?;
     loop {
-        let (facts, twin) = look(home, volume, &mut real_volume).await?;
-        let (awaited, why) = match delete_step(&facts) {
+        let (facts, twin) = look(home, volume, attached.take(), &mut real_volume).await?;
+        let awaited = match delete_step(&facts) {
             DeleteStep::DeleteTwin => {
                 if let Some(twin) = &twin {
                     delete_twin(home, twin).await?;
@@ -39,12 +38,14 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
                 continue;
             }
             DeleteStep::AwaitTwin => {
-                if let Some(twin) = &twin {
-                    let_go(home, twin).await?;
+                if let Some(twin) = &twin
+                    && !let_go(home, twin).await?
+                {
+                    continue;
                 }
-                (format!("the twin {}", place_of(home, volume)), None)
+                Awaited::Twin
             }
-            DeleteStep::AwaitVolume { name, message } => (format!("the twin's PV {name}"), message),
+            DeleteStep::AwaitVolume { name, message } => Awaited::Volume { name, message },
             DeleteStep::Unclaim(reserved) => {
                 unclaim(home, &reserved, name).await?;
                 continue;
@@ -59,17 +60,44 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
                 });
             }
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(DeleteError::StillWaiting {
-                what: awaited,
-                cluster: home.id().to_string(),
-                why,
-            });
+        if !news.wait(deadline, || awaited.may_be_over(home, volume)).await {
+            return Err(awaited.still_there(home, volume));
         }
-        tokio::select! {
-            () = twins.next(left.min(LOOK_AGAIN)) => {}
-            () = volumes.next(left.min(LOOK_AGAIN)) => {}
+    }
+}
+
+/// What has to go.
+enum Awaited {
+    Twin,
+    Volume { name: String, message: Option<String> },
+}
+
+impl Awaited {
+    /// Whether it is gone, or will not go, as far as what is watched tells: both
+    /// are changed several times on their way.
+    fn may_be_over(&self, home: &Cluster, volume: &VolumeName) -> bool {
+        match self {
+            Self::Twin => {
+                let seen = home.views().twins.get(&place_of(home, volume));
+                seen.is_none_or(|twin| !twin.deleting)
+            }
+            Self::Volume { name, .. } => {
+                let seen = home.views().volumes.of_topic(name_of(volume));
+                let seen = seen.iter().find(|seen| seen.name == *name);
+                seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
+            }
+        }
+    }
+
+    fn still_there(self, home: &Cluster, volume: &VolumeName) -> DeleteError {
+        let (what, why) = match self {
+            Self::Twin => (format!("the twin {}", place_of(home, volume)), None),
+            Self::Volume { name, message } => (format!("the twin's PV {name}"), message),
+        };
+        DeleteError::StillWaiting {
+            what,
+            cluster: home.id().to_string(),
+            why,
         }
     }
 }
@@ -77,9 +105,9 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
 async fn look(
     home: &Cluster,
     volume: &VolumeName,
+    attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
-    let attached = attached_to(home, volume).await?;
     let found = home
         .stored::<PersistentVolumeClaim>()
         .get(name_of(volume))

@@ -9,6 +9,7 @@ mod data_path;
 mod delete;
 mod errors;
 mod list;
+mod news;
 mod plan;
 mod record;
 mod sight;
@@ -48,7 +49,8 @@ pub fn name_of(volume: &VolumeName) -> &str {
     volume.claim_uid().unwrap_or(volume.as_str())
 }
 
-/// The twin of a volume in its home cluster, as namespace/name: how people are told of it.
+/// The twin of a volume in its home cluster, as namespace/name: how people are
+/// told of it, and its key in the view.
 fn place_of(home: &Cluster, volume: &VolumeName) -> String {
     format!("{}/{}", home.storage_namespace(), name_of(volume))
 }

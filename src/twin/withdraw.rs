@@ -65,7 +65,8 @@ pub(super) async fn await_gone(
         let found = within(cluster, twin).get(&name).await?;
         match found.filter(|found| found.uid() == twin.uid()) {
             None => return Ok(true),
-            Some(found) => let_go(cluster, &found).await?,
+            Some(found) if !let_go(cluster, &found).await? => continue,
+            Some(_) => {}
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -75,11 +76,12 @@ pub(super) async fn await_gone(
     }
 }
 
-/// Takes our finalizer off a twin that is being deleted.
-pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
+/// Takes our finalizer off a twin that is being deleted; false if the twin has
+/// changed meanwhile and has to be looked at again.
+pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     let ours = twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
     if !ours || twin.metadata.deletion_timestamp.is_none() {
-        return Ok(());
+        return Ok(true);
     }
     let kept: Vec<_> = twin
         .finalizers()
@@ -95,8 +97,8 @@ pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<(
     let outcome = within(cluster, twin).merge(&twin.name_any(), &patch).await;
     crash_point(CrashPoint::AfterLetGo);
     match outcome {
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other.map(|_| ()),
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|_| true),
     }
 }
 

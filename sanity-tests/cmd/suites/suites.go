@@ -48,6 +48,7 @@ var suites = []suite{
 	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
 	check("driver build", root, "cargo", "build", "--locked", "--release"),
 	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
+	goTest("faults", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/faults"),
 	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
 }
 

@@ -1,0 +1,47 @@
+//! Waiting for one twin and its PV: woken by what is watched, and now and then
+//! without it, since a watch may be cut. What woke us is only a hint; whoever is
+//! woken looks for himself.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, slim, view::Changes};
+
+/// The longest time without a look of one's own.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// News of one twin and its PV.
+pub(super) struct News {
+    twins: Changes<slim::Twin>,
+    volumes: Changes<slim::Volume>,
+}
+
+impl News {
+    /// News of the twin of this name, from now on.
+    pub(super) fn of(cluster: &Cluster, name: &str) -> Self {
+        Self {
+            twins: cluster.views().twins.subscribe(name),
+            volumes: cluster.views().volumes.subscribe(name),
+        }
+    }
+
+    /// Waits for a reason to look again; false when time is up. News that are
+    /// not `worth_a_look` are slept through.
+    pub(super) async fn wait(&mut self, deadline: Instant, worth_a_look: impl Fn() -> bool) -> bool {
+        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
+        loop {
+            let left = look_again.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Instant::now() < deadline;
+            }
+            tokio::select! {
+                () = self.twins.next(left) => {}
+                () = self.volumes.next(left) => {}
+            }
+            if worth_a_look() {
+                return true;
+            }
+        }
+    }
+}
