@@ -14,8 +14,8 @@ type Cost struct {
 }
 
 // Measure runs something and reads what it cost the driver's controller.
-func Measure(audit *AuditLog, something func() error) (Cost, error) {
-	before, err := Processes(Controller)
+func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, error) {
+	before, err := i.Processes(Controller)
 	if err != nil {
 		return Cost{}, err
 	}
@@ -28,7 +28,7 @@ func Measure(audit *AuditLog, something func() error) (Cost, error) {
 	if err := something(); err != nil {
 		return Cost{}, err
 	}
-	after, err := Processes(Controller)
+	after, err := i.Processes(Controller)
 	if err != nil {
 		return Cost{}, err
 	}
@@ -71,13 +71,14 @@ func (r *Row) Charge(c Cost) {
 }
 
 // IdleMemory reads what the driver and its sidecars hold before any race.
-func IdleMemory() (Memory, error) {
-	all, err := Processes(append([]string{Controller, NodePlugin}, Sidecars...)...)
+func (i Installation) IdleMemory() (Memory, error) {
+	all, err := i.Processes(append([]string{Controller, NodePlugin}, Sidecars...)...)
 	if err != nil {
 		return Memory{}, err
 	}
 	var m Memory
 	for _, p := range all {
+		m.Total += p.RSS
 		switch p.Name {
 		case Controller:
 			m.ControllerIdle = max(m.ControllerIdle, p.RSS)

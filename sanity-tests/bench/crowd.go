@@ -27,16 +27,16 @@ const (
 // FullMemory makes as many volumes as objects, each as the driver would leave
 // them (claim, virtual PV, twin, real PV), reads the controller's memory when it
 // stops growing, and removes them again. No storage is behind them.
-func FullMemory(ctx context.Context, client kubernetes.Interface, volumes int) (int64, error) {
+func (i Installation) FullMemory(ctx context.Context, client kubernetes.Interface, volumes int) (int64, error) {
 	crowd, err := newCrowd(ctx, client)
 	if err != nil {
 		return 0, err
 	}
 	defer crowd.remove(context.WithoutCancel(ctx))
-	if err := each(volumes, func(i int) error { return crowd.add(ctx, i) }); err != nil {
+	if err := each(volumes, func(number int) error { return crowd.add(ctx, number) }); err != nil {
 		return 0, err
 	}
-	return settledRSS(ctx)
+	return i.settledRSS(ctx)
 }
 
 // crowd is many volumes that exist only as objects.
@@ -149,7 +149,7 @@ func each(n int, make func(int) error) error {
 }
 
 // settledRSS reads the controller's memory until it has not grown for a while.
-func settledRSS(ctx context.Context) (int64, error) {
+func (i Installation) settledRSS(ctx context.Context) (int64, error) {
 	const calm = 10
 	var largest int64
 	for quiet := 0; quiet < calm; {
@@ -158,7 +158,7 @@ func settledRSS(ctx context.Context) (int64, error) {
 			return 0, ctx.Err()
 		case <-time.After(time.Second):
 		}
-		found, err := Processes(Controller)
+		found, err := i.Processes(Controller)
 		if err != nil {
 			return 0, err
 		}

@@ -18,7 +18,7 @@ const (
 )
 
 // Sidecars run beside the controller.
-var Sidecars = []string{"csi-provisioner", "csi-attacher"}
+var Sidecars = []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"}
 
 // Row is one race on the real class and one on the virtual class above it.
 type Row struct {
@@ -55,7 +55,9 @@ func ratio(a, b float64) float64 {
 
 // Memory is what processes hold, in bytes.
 type Memory struct {
-	ControllerIdle, NodePlugin, Sidecars int64
+	ControllerIdle, NodePlugin int64
+	// Sidecars of all replicas, and everything together.
+	Sidecars, Total int64
 	// ControllerFull is the controller's with Volumes present as objects.
 	ControllerFull int64
 	Volumes        int
@@ -88,8 +90,8 @@ func (r Report) Print(out io.Writer) error {
 		return err
 	}
 	m := r.Memory
-	_, err := fmt.Fprintf(out, "memory (RSS): controller idle %.1f MiB, node plugin %.1f MiB, sidecars together %.1f MiB, controller with %d volumes %.1f MiB\n",
-		mebibytes(m.ControllerIdle), mebibytes(m.NodePlugin), mebibytes(m.Sidecars), m.Volumes, mebibytes(m.ControllerFull))
+	_, err := fmt.Fprintf(out, "memory (RSS): controller idle %.1f MiB, node plugin %.1f MiB, sidecars of both replicas %.1f MiB, all pods of the driver %.1f MiB; controller with %d volumes %.1f MiB\n",
+		mebibytes(m.ControllerIdle), mebibytes(m.NodePlugin), mebibytes(m.Sidecars), mebibytes(m.Total), m.Volumes, mebibytes(m.ControllerFull))
 	return err
 }
 

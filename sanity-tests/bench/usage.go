@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,6 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"storage.liqo.io/sanity-tests/chart"
 )
 
 // clockTick is the unit of CPU times in /proc: Linux fixes USER_HZ at 100.
@@ -23,9 +29,32 @@ type Process struct {
 	RSS  int64 // bytes
 }
 
-// Processes finds the running processes whose command is one of names, each
-// written as the words the command line begins with.
-func Processes(names ...string) ([]Process, error) {
+// Installation is the driver as it runs in a cluster: its pods. Others in the
+// lab run the same sidecars.
+type Installation struct{ pods []string }
+
+// Find finds the pods of the driver.
+func Find(ctx context.Context, client kubernetes.Interface) (Installation, error) {
+	pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return Installation{}, err
+	}
+	var found Installation
+	for _, pod := range pods.Items {
+		found.pods = append(found.pods, string(pod.UID))
+	}
+	return found, nil
+}
+
+// Processes finds the running processes of the installation whose command is one
+// of names, each written as the words the command line begins with.
+func (i Installation) Processes(names ...string) ([]Process, error) {
+	return processes(func(cgroups string) bool {
+		return slices.ContainsFunc(i.pods, func(uid string) bool { return strings.Contains(cgroups, uid) })
+	}, names...)
+}
+
+func processes(ours func(cgroups string) bool, names ...string) ([]Process, error) {
 	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return nil, err
@@ -35,6 +64,10 @@ func Processes(names ...string) ([]Process, error) {
 		line, err := os.ReadFile(entry)
 		if err != nil {
 			continue // it ended meanwhile
+		}
+		cgroups, err := os.ReadFile(filepath.Join(filepath.Dir(entry), "cgroup"))
+		if err != nil || !ours(string(cgroups)) {
+			continue
 		}
 		words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
 		words[0] = filepath.Base(words[0])

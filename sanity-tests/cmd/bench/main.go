@@ -50,7 +50,7 @@ func main() {
 }
 
 func run(ctx context.Context, counts string, classes []string, volumes int, save string) error {
-	track, err := openTrack()
+	track, err := openTrack(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func run(ctx context.Context, counts string, classes []string, volumes int, save
 		"home cluster of the lab; kube-controller-manager with --kube-api-qps=1000 --kube-api-burst=2000 (stock: 20/30);",
 		"every claim has its selected-node from the start, there are no pods; p50 and p99 are from POST to Bound.",
 	}}
-	if report.Memory, err = bench.IdleMemory(); err != nil {
+	if report.Memory, err = track.driver.IdleMemory(); err != nil {
 		return err
 	}
 	for _, class := range classes {
@@ -75,7 +75,7 @@ func run(ctx context.Context, counts string, classes []string, volumes int, save
 		}
 	}
 	if volumes > 0 {
-		if report.Memory.ControllerFull, err = bench.FullMemory(ctx, track.client, volumes); err != nil {
+		if report.Memory.ControllerFull, err = track.driver.FullMemory(ctx, track.client, volumes); err != nil {
 			return err
 		}
 		report.Memory.Volumes = volumes
@@ -86,11 +86,12 @@ func run(ctx context.Context, counts string, classes []string, volumes int, save
 // track is where races are held: one cluster, one node.
 type track struct {
 	client kubernetes.Interface
+	driver bench.Installation
 	audit  bench.AuditLog
 	node   string
 }
 
-func openTrack() (*track, error) {
+func openTrack(ctx context.Context) (*track, error) {
 	lab, err := clusters.Load()
 	if err != nil {
 		return nil, err
@@ -103,7 +104,11 @@ func openTrack() (*track, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &track{client, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
+	driver, err := bench.Find(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	return &track{client, driver, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
 }
 
 // race holds the same race on the real class and on a virtual class above it.
@@ -131,7 +136,7 @@ func (t *track) race(ctx context.Context, class string, n int) (bench.Row, error
 			return row, err
 		}
 		alone = append(alone, heat)
-		more, err := bench.Measure(&t.audit, func() (err error) {
+		more, err := t.driver.Measure(&t.audit, func() (err error) {
 			heat, err = on(virtual).Run(ctx)
 			return err
 		})
