@@ -5,12 +5,15 @@ package account
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -19,8 +22,12 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// recordDir is where the node plugin remembers volumes, below kubelet's root.
-const recordDir = "plugins/storage.liqo.io/state"
+const (
+	// recordDir is where the node plugin remembers volumes, below kubelet's root.
+	recordDir = "plugins/storage.liqo.io/state"
+	// localPathDir is where local-path-provisioner has its volumes on each node.
+	localPathDir = "/opt/local-path-provisioner"
+)
 
 // Stock is what there is, each thing under a name that people can look up.
 type Stock map[string]struct{}
@@ -113,24 +120,38 @@ func (s Stock) records(_ context.Context, cluster *clusters.Cluster) error {
 	return nil
 }
 
-// loops counts loop devices on files of the lab, by file: numbers are reused.
+// loops counts every loop device of the machine, by the name and inode of its file.
+// Neither its number nor the path in sysfs would do: numbers are reused, and the
+// path is the one inside the mount namespace that opened the file.
 func (s Stock) loops(context.Context, *clusters.Cluster) error {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return err
 	}
-	for _, file := range files {
-		backing, err := os.ReadFile(file)
-		if err != nil {
+	for _, path := range attached {
+		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
+		info, err := loopStatus(device)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
 			continue // detached meanwhile
 		}
-		if path := strings.TrimSpace(string(backing)); strings.HasPrefix(path, machine.Path()) {
-			s.add("loop device on %s", path)
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", device, err)
 		}
+		s.add("loop device on %s (inode %d)", unix.ByteSliceToString(info.File_name[:]), info.Inode)
 	}
 	return nil
 }
 
+func loopStatus(device string) (*unix.LoopInfo64, error) {
+	opened, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	return unix.IoctlLoopGetStatus64(int(opened.Fd()))
+}
+
+// data counts what real drivers remember, and what they hold, remembered or not.
 func (s Stock) data(_ context.Context, cluster *clusters.Cluster) error {
 	for _, driver := range storage.Drivers() {
 		volumes, err := storage.BackendOf(cluster, driver).Volumes()
@@ -138,8 +159,28 @@ func (s Stock) data(_ context.Context, cluster *clusters.Cluster) error {
 			return err
 		}
 		for _, volume := range volumes {
-			s.add("data %s of %s", volume.ID, driver.Name)
+			s.add("volume %s of %s", volume.ID, driver.Name)
 		}
+		if err := s.files("content of "+driver.Name, filepath.Join(driver.StateDir(cluster), "data")); err != nil {
+			return err
+		}
+	}
+	for _, node := range cluster.Nodes() {
+		if err := s.files("folder of local-path on "+node.Name, node.HostPath(localPathDir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files counts what is in a folder, if there is one.
+func (s Stock) files(what, folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, entry := range entries {
+		s.add("%s: %s", what, entry.Name())
 	}
 	return nil
 }

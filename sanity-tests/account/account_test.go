@@ -1,7 +1,11 @@
 package account
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -18,4 +22,40 @@ func TestBeyondNamesOnlyWhatIsNew(t *testing.T) {
 	if lost := before.Beyond(after); !slices.Equal(lost, []string{"twin a"}) {
 		t.Errorf("lost: %v", lost)
 	}
+}
+
+// Real drivers attach in a mount namespace of their own, where files have other paths.
+func TestLoopDevicesOfOtherNamespacesCount(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a loop device in a mount namespace")
+	}
+	folder := t.TempDir()
+	image := filepath.Join(folder, "vol-of-account-test")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	attach := `mount --bind "$0" /mnt && losetup --find --show /mnt/vol-of-account-test`
+	out, err := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", attach, folder).CombinedOutput()
+	device := strings.TrimSpace(string(out))
+	if err != nil {
+		t.Fatalf("attach a loop device: %v: %s", err, device)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	})
+	stock := Stock{}
+	if err := stock.loops(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for thing := range stock {
+		if strings.Contains(thing, "vol-of-account-test") {
+			return
+		}
+	}
+	t.Errorf("%s is not among %v", device, stock)
 }
