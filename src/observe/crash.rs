@@ -3,6 +3,9 @@
 //! builds with the feature `crash-points`; in every other build a crash point
 //! is nothing at all.
 //!
+//! Two writes have none: the node plugin's note of the cluster's id, written once,
+//! in one piece, before it serves anything; and events, which nothing rests on.
+//!
 //! A test orders crashes by writing names of crash points, one per line, into the
 //! file `crash-at` beside the process's CSI socket. Each order is carried out once:
 //! its line is taken out before the process dies.
@@ -155,7 +158,11 @@ pub fn take_crash_orders(_: &std::path::Path) {}
 /// Dies here when that is ordered and the build has crash points. No destructor runs.
 #[cfg(feature = "crash-points")]
 pub fn crash_point(point: CrashPoint) {
+    // Held until death: two points reached at once must not cross out each other's orders.
+    static DYING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     let Some(file) = ORDERS.get() else { return };
+    let _alone = DYING.lock();
     let Ok(orders) = std::fs::read_to_string(file) else {
         return;
     };

@@ -68,9 +68,9 @@ impl<'a> Capacities<'a> {
     async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
         let Some(is) = is else {
             crash_point(CrashPoint::BeforeCapacityWrite);
-            self.published.create(&self.object(wanted)).await?;
+            let created = self.published.create(&self.object(wanted)).await;
             crash_point(CrashPoint::AfterCapacityWrite);
-            return Ok(());
+            return created.map(|_| ());
         };
         let read = facts::capacity(is);
         if read.capacity == Some(wanted.room.capacity()) && read.maximum == Some(wanted.room.maximum()) {
@@ -81,9 +81,9 @@ impl<'a> Capacities<'a> {
             "maximumVolumeSize": quantity(wanted.room.maximum()),
         });
         crash_point(CrashPoint::BeforeCapacityWrite);
-        self.published.merge(&wanted.name, &patch).await?;
+        let changed = self.published.merge(&wanted.name, &patch).await;
         crash_point(CrashPoint::AfterCapacityWrite);
-        Ok(())
+        changed.map(|_| ())
     }
 
     fn object(&self, wanted: &Published) -> CSIStorageCapacity {
@@ -149,9 +149,9 @@ impl Rounds for Capacities<'_> {
                 resource_version: None,
             };
             crash_point(CrashPoint::BeforeCapacityDelete);
-            self.published.delete(&object.name_any(), exactly).await?;
+            let deleted = self.published.delete(&object.name_any(), exactly).await;
             crash_point(CrashPoint::AfterCapacityDelete);
-            Ok(())
+            deleted
         })
         .await
     }

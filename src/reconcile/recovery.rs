@@ -102,8 +102,9 @@ pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Res
             "spec": {"persistentVolumeReclaimPolicy": "Retain"},
         });
         crash_point(CrashPoint::BeforeRescue);
-        volumes.merge(&real.name_any(), &patch).await?;
+        let rescued = volumes.merge(&real.name_any(), &patch).await;
         crash_point(CrashPoint::AfterRescue);
+        rescued?;
     }
     let_go(home, &twin).await?;
     Ok(Rescue::Underway)
@@ -130,8 +131,9 @@ pub(super) async fn restore(home: &Cluster, volume: &VirtualVolume) -> Result<Re
             forget_old_twin(home, &real).await?;
             let again = twin_again(home, volume, scene, real);
             crash_point(CrashPoint::BeforeTwinAgain);
-            home.stored::<PersistentVolumeClaim>().create(&again).await?;
+            let made = home.stored::<PersistentVolumeClaim>().create(&again).await;
             crash_point(CrashPoint::AfterTwinAgain);
+            made?;
             return Ok(Rescue::Underway);
         }
     }

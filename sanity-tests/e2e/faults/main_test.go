@@ -1,14 +1,16 @@
 // Package faults lets processes die while volumes are made, used and deleted,
 // and takes stock in the end: nothing may be lost, nothing leaked.
 //
-// walk_test.go dies at every crash point there is; chaos_test.go kills anything
-// at any moment.
+// crash_walk_test.go dies at every crash point there is; kills_test.go, after it,
+// kills anything at any moment.
 package faults
 
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,9 +27,14 @@ import (
 )
 
 var (
-	seed   = flag.Int64("seed", 0, "seed of the chaos; 0 takes one from the clock")
+	seed   = flag.Int64("seed", seedOfEnvironment(), "seed of the kills, also by LIQO_CSI_SEED; 0 takes one from the clock")
 	cycles = flag.Int("cycles", 50, "volumes that live through the chaos")
 )
+
+func seedOfEnvironment() int64 {
+	seed, _ := strconv.ParseInt(os.Getenv("LIQO_CSI_SEED"), 10, 64)
+	return seed
+}
 
 func TestMain(m *testing.M) { user.Main(m) }
 
@@ -45,7 +52,7 @@ func hurried(replicas int) chart.Values {
 func install(t *testing.T, cluster *clusters.Cluster, replicas int, features ...string) {
 	t.Helper()
 	values := hurried(replicas)
-	t.Logf("timeouts shortened: %v", values)
+	t.Run(fmt.Sprintf("timeouts shortened: %v", values["controller"]), func(*testing.T) {})
 	err := driver.Install(t.Context(), cluster, driver.Options{Features: features, Values: values, Progress: os.Stderr})
 	if err != nil {
 		t.Fatal(err)

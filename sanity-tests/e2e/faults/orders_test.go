@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -34,6 +36,9 @@ type walk struct {
 type order struct {
 	file   string
 	points []string
+	// The pod of the process, and how often that had died before.
+	pod    string
+	deaths int32
 }
 
 // both are the points on the two sides of each step.
@@ -45,36 +50,64 @@ func both(steps ...string) (points []string) {
 }
 
 // onNode tells the node plugin of a node where to die.
-func (w *walk) onNode(t *testing.T, name string, points []string) order {
+func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []string) order {
 	t.Helper()
 	node, err := w.cluster.Node(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return give(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), points)
+	var pod corev1.Pod
+	n.Eventually("the node plugin runs on "+name, func(ctx context.Context) (missing string, err error) {
+		pod, missing, err = onlyPod(ctx, n, "node", name)
+		return missing, err
+	})
+	return give(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), pod, points)
 }
 
 // onController tells the controller where to die. There is one replica.
 func (w *walk) onController(t *testing.T, n *user.Namespace, points []string) order {
 	t.Helper()
 	var folder string
-	n.Eventually("the controller runs", func(ctx context.Context) (string, error) {
-		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
-		if err != nil || len(pods.Items) != 1 || pods.Items[0].Spec.NodeName == "" {
-			return "there is not exactly one pod", err
+	var pod corev1.Pod
+	n.Eventually("the controller runs", func(ctx context.Context) (missing string, err error) {
+		if pod, missing, err = onlyPod(ctx, n, "controller", ""); err != nil || missing != "" {
+			return missing, err
 		}
-		node, err := w.cluster.Node(pods.Items[0].Spec.NodeName)
+		node, err := w.cluster.Node(pod.Spec.NodeName)
 		if err != nil {
 			return "", err
 		}
-		folder = filepath.Join(node.KubeletRoot(), "pods", string(pods.Items[0].UID), "volumes/kubernetes.io~empty-dir/socket")
+		folder = filepath.Join(node.KubeletRoot(), "pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/socket")
 		_, err = os.Stat(filepath.Join(folder, "csi.sock"))
 		return "", err
 	})
-	return give(t, folder, points)
+	return give(t, folder, pod, points)
 }
 
-func give(t *testing.T, folder string, points []string) order {
+// onlyPod is the one pod of a component, on a node if one is named.
+func onlyPod(ctx context.Context, n *user.Namespace, component, node string) (pod corev1.Pod, missing string, err error) {
+	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component}
+	if node != "" {
+		options.FieldSelector = "spec.nodeName=" + node
+	}
+	pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, options)
+	if err != nil || len(pods.Items) != 1 || len(pods.Items[0].Status.ContainerStatuses) == 0 {
+		return pod, "there is not exactly one pod", err
+	}
+	return pods.Items[0], "", nil
+}
+
+// deaths counts how often the driver's container of a pod has been started again.
+func deaths(pod *corev1.Pod) int32 {
+	for _, container := range pod.Status.ContainerStatuses {
+		if container.Name == "driver" {
+			return container.RestartCount
+		}
+	}
+	return 0
+}
+
+func give(t *testing.T, folder string, pod corev1.Pod, points []string) order {
 	t.Helper()
 	file := filepath.Join(folder, "crash-at")
 	// Written beside and renamed: nobody may read half of it.
@@ -91,7 +124,7 @@ func give(t *testing.T, folder string, points []string) order {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(file) }) // of a test that failed
-	return order{file, points}
+	return order{file, points, pod.Name, deaths(&pod)}
 }
 
 // carriedOut waits until the process has died at every point of its orders.
@@ -101,6 +134,16 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 		n.Eventually("the process dies where it was told to", func(context.Context) (string, error) {
 			left, err := os.ReadFile(order.file)
 			return strings.TrimSpace(string(left)), err
+		})
+		n.Eventually("the process is back after each of its deaths", func(ctx context.Context) (string, error) {
+			pod, err := n.Client.CoreV1().Pods(chart.Namespace).Get(ctx, order.pod, metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			if died := deaths(pod) - order.deaths; int(died) < len(order.points) {
+				return fmt.Sprintf("it died %d times, not %d", died, len(order.points)), nil
+			}
+			return "", nil
 		})
 		if err := os.Remove(order.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)

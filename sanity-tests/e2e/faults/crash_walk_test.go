@@ -47,14 +47,14 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 func (w *walk) attached(t *testing.T, n *user.Namespace) {
 	controller := w.onController(t, n, both("twin-create", "hand-over", "attachment-create", "attachment-delete", "twin-delete", "let-go"))
 	// Not all steps at once: kubelet waits twice as long after each failure.
-	node := w.onNode(t, "home-1", both("node-stage", "node-publish", "node-unstage", "record-remove"))
+	node := w.onNode(t, n, "home-1", both("node-stage", "node-publish", "node-unstage", "record-remove"))
 	live(t, n, "liqo-reference-attach", user.OnNode("home-1"))
 	w.carriedOut(t, n, controller, node)
 }
 
 func (w *walk) static(t *testing.T, n *user.Namespace) {
 	controller := w.onController(t, n, []string{"before-prebind", "after-tell-volume"})
-	node := w.onNode(t, "home-2", both("record-write", "node-publish", "node-unpublish", "record-remove"))
+	node := w.onNode(t, n, "home-2", both("record-write", "node-publish", "node-unpublish", "record-remove"))
 	live(t, n, "liqo-static-local", user.OnNode("home-2"))
 	w.carriedOut(t, n, controller, node)
 }
