@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
@@ -104,6 +105,34 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	if err != nil || len(calls) < 2 {
 		t.Errorf("stage and publish with the secret: %v, %v", calls, err)
 	}
+	told := false
+	for pod, log := range logsOfTheDriver(t, n) {
+		told = told || strings.Contains(log, "NodeStageVolume")
+		if strings.Contains(log, "hunter2") {
+			t.Errorf("the log of %s has the password", pod)
+		}
+	}
+	if !told {
+		t.Error("no log tells of the call: this test would not see a password in it")
+	}
+}
+
+// logsOfTheDriver are the logs of all containers of its pods, by pod.
+func logsOfTheDriver(t *testing.T, n *user.Namespace) map[string]string {
+	t.Helper()
+	pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs := map[string]string{}
+	for _, pod := range pods.Items {
+		log, err := n.Kubectl("logs", "--namespace", pod.Namespace, pod.Name, "--all-containers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		logs[pod.Name] = log
+	}
+	return logs
 }
 
 // Our own CSIDriver asks kubelet for everything; a real driver gets what it asks
