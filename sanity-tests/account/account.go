@@ -124,31 +124,14 @@ func (s Stock) records(_ context.Context, cluster *clusters.Cluster) error {
 // Neither its number nor the path in sysfs would do: numbers are reused, and the
 // path is the one inside the mount namespace that opened the file.
 func (s Stock) loops(context.Context, *clusters.Cluster) error {
-	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	attached, err := machine.LoopDevices()
 	if err != nil {
 		return err
 	}
-	for _, path := range attached {
-		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
-		info, err := loopStatus(device)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
-			continue // detached meanwhile
-		}
-		if err != nil {
-			return fmt.Errorf("look at %s: %w", device, err)
-		}
+	for _, info := range attached {
 		s.add("loop device on %s (inode %d)", unix.ByteSliceToString(info.File_name[:]), info.Inode)
 	}
 	return nil
-}
-
-func loopStatus(device string) (*unix.LoopInfo64, error) {
-	opened, err := os.Open(device)
-	if err != nil {
-		return nil, err
-	}
-	defer opened.Close()
-	return unix.IoctlLoopGetStatus64(int(opened.Fd()))
 }
 
 // data counts what real drivers remember, and what they hold, remembered or not.

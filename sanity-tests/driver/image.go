@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -33,10 +34,15 @@ const BinaryVariable = "LIQO_CSI_BINARY"
 
 // Compile builds the driver as it is released; with cargo features quickly, in the
 // profile whose dependencies the tests have built.
-func Compile(ctx context.Context, root string, features []string) (binary string, err error) {
+func Compile(ctx context.Context, features ...string) (binary string, err error) {
 	if given := os.Getenv(BinaryVariable); given != "" && len(features) == 0 {
 		return filepath.Abs(given)
 	}
+	module, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	root := filepath.Dir(module)
 	args, profile := []string{"build", "--locked", "--release"}, "release"
 	if len(features) > 0 {
 		args, profile = []string{"build", "--locked", "--features", strings.Join(features, ",")}, "debug"

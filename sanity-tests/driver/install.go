@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,7 +20,6 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
-	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/machine"
 )
 
@@ -96,11 +94,7 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 }
 
 func importImage(ctx context.Context, cluster *clusters.Cluster, features []string) (content string, err error) {
-	root, err := components.ModuleRoot(ctx)
-	if err != nil {
-		return "", err
-	}
-	binary, err := Compile(ctx, filepath.Dir(root), features)
+	binary, err := Compile(ctx, features...)
 	if err != nil {
 		return "", err
 	}

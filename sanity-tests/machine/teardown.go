@@ -135,16 +135,11 @@ func namespacePids() ([]int, error) {
 func loopDevicesBelow(dir string) ([]string, error) {
 	type file struct{ device, inode uint64 }
 	devices := map[file][]string{}
-	attached, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, path := range attached {
-		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
-		info, err := loopStatus(device)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look at %s: %w", device, err)
-		}
+	attached, err := LoopDevices()
+	if err != nil {
+		return nil, err
+	}
+	for device, info := range attached {
 		backing := file{info.Device, info.Inode}
 		devices[backing] = append(devices[backing], device)
 	}
@@ -153,7 +148,7 @@ func loopDevicesBelow(dir string) ([]string, error) {
 	}
 
 	var below []string
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 			return nil
 		}
@@ -172,6 +167,24 @@ func loopDevicesBelow(dir string) ([]string, error) {
 		err = nil
 	}
 	return below, err
+}
+
+// LoopDevices tells of every attached loop device of the machine what is behind it.
+func LoopDevices() (map[string]*unix.LoopInfo64, error) {
+	devices := map[string]*unix.LoopInfo64{}
+	attached, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, path := range attached {
+		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(path)))
+		info, err := loopStatus(device)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+			continue // detached meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look at %s: %w", device, err)
+		}
+		devices[device] = info
+	}
+	return devices, nil
 }
 
 func loopStatus(device string) (*unix.LoopInfo64, error) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,7 +11,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -20,11 +18,7 @@ import (
 // look runs one of the commands that look around, as an administrator would.
 func look(t *testing.T, n *user.Namespace, args ...string) (stdout string, exit int) {
 	t.Helper()
-	module, err := components.ModuleRoot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := driver.Compile(t.Context(), filepath.Dir(module), nil)
+	program, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
-	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -154,11 +153,7 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 
 // report names every crash point as a test of its own.
 func (w *walk) report(t *testing.T) {
-	module, err := components.ModuleRoot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := driver.Compile(t.Context(), filepath.Dir(module), []string{crashBuild})
+	program, err := driver.Compile(t.Context(), crashBuild)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -219,13 +219,12 @@ func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home,
 		t.Fatal(err)
 	}
 	// Packets of before may still have to fail.
-	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		if err = askThroughProxy(ctx, home, remote); err == nil {
-			return
-		}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	err := machine.Until(ctx, "an answer after the partition", func() error { return askThroughProxy(ctx, home, remote) })
+	if err != nil {
+		t.Error(err)
 	}
-	t.Errorf("the remote cluster does not answer after the partition: %v", err)
 }
 
 func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster) {
