@@ -7,6 +7,7 @@ mod cap;
 mod connect;
 pub mod events;
 pub mod facts;
+pub mod kubeconfig;
 pub mod slim;
 #[cfg(test)]
 pub mod testing;
