@@ -1,0 +1,119 @@
+// Package cluster reaches one cluster by its kubeconfig and puts objects and
+// definitions into it, or takes them out, until the cluster says so. What the
+// objects of a fabric look like is the business of the packages liqo and kosmos.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+)
+
+// interval between two looks at what is waited for; how long is the context's
+// business.
+const interval = 200 * time.Millisecond
+
+// Cluster is a client of one cluster.
+type Cluster struct {
+	client.Client
+	Config *rest.Config
+}
+
+// Open makes a client from a kubeconfig file that knows the built-in kinds,
+// definitions, and the kinds that are added.
+func Open(kubeconfig string, kinds ...func(*runtime.Scheme) error) (Cluster, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return Cluster{}, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.QPS = -1 // the API server's own fairness is limit enough
+	config.WarningHandler = rest.NoWarnings{}
+
+	scheme := runtime.NewScheme()
+	for _, add := range append(kinds, clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme) {
+		if err := add(scheme); err != nil {
+			return Cluster{}, fmt.Errorf("register kinds: %w", err)
+		}
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return Cluster{}, fmt.Errorf("make a client of %s: %w", config.Host, err)
+	}
+	return Cluster{Client: c, Config: config}, nil
+}
+
+// Enforce creates the object, or updates it, so that it is as mutate makes it.
+func (c Cluster) Enforce(ctx context.Context, object client.Object, mutate func() error) error {
+	err := retry.OnError(retry.DefaultBackoff, lostRace, func() error {
+		_, err := controllerutil.CreateOrUpdate(ctx, c, object, mutate)
+		return err
+	})
+	return c.failed("apply", object, err)
+}
+
+// EnforceStatus updates the status of an object that exists, so that it is as
+// mutate makes it.
+func (c Cluster) EnforceStatus(ctx context.Context, object client.Object, mutate func()) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+			return err
+		}
+		mutate()
+		return c.Status().Update(ctx, object)
+	})
+	return c.failed("set the status of", object, err)
+}
+
+// DeleteAndWait deletes the object and waits until it is gone. Nothing to delete, or no
+// such kind, is fine.
+func (c Cluster) DeleteAndWait(ctx context.Context, object client.Object) error {
+	if err := c.Delete(ctx, object); err != nil {
+		return c.failed("delete", object, IgnoreAbsent(err))
+	}
+	uid := object.GetUID() // empty unless the object was read
+	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
+		err := c.Get(ctx, client.ObjectKeyFromObject(object), object)
+		if absent(err) {
+			return true, nil
+		}
+		return err == nil && uid != "" && object.GetUID() != uid, err
+	})
+	return c.failed("wait for the deletion of", object, err)
+}
+
+func (c Cluster) failed(do string, object client.Object, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := "object"
+	if gvk, unknown := apiutil.GVKForObject(object, c.Scheme()); unknown == nil {
+		kind = gvk.Kind
+	}
+	return fmt.Errorf("%s %s %s in %s: %w", do, kind, client.ObjectKeyFromObject(object), c.Config.Host, err)
+}
+
+// lostRace is true for what a second attempt may do better.
+func lostRace(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+
+func absent(err error) bool { return err != nil && IgnoreAbsent(err) == nil }
+
+// IgnoreAbsent drops an error that says that an object, or its kind, is not there.
+func IgnoreAbsent(err error) error {
+	if meta.IsNoMatchError(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
+}

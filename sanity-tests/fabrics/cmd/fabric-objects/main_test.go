@@ -1,0 +1,31 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestMistakesAreNamed(t *testing.T) {
+	for line, want := range map[string]string{
+		"":                                     "say a fabric",
+		"liqo":                                 "say a fabric",
+		"liqo pear":                            "liqo pear is unknown; known are: liqo install, liqo peer",
+		"liqo peer":                            "--kubeconfig is missing",
+		"--kubeconfig f liqo peer":             "--cluster-id is missing",
+		"liqo peer --kubeconfig f --node n":    "--cluster-id is missing",
+		"--kubeconfig f liqo map":              "needs HOME_NS=REMOTE_NS",
+		"--kubeconfig f liqo peer a=b":         `takes no "a=b"`,
+		"--kubeconfig f kosmos join --node n":  "not defined: -node",
+		"--kubeconfig /none liqo install":      "/none",
+		"--kubeconfig f liqo identity":         "--home-id is missing",
+		"--kubeconfig f kosmos join":           "--cluster is missing",
+		"--kubeconfig f liqo peer --help me":   "help requested",
+		"--kubeconfig f --timeout x liqo peer": "invalid value",
+	} {
+		err := run(t.Context(), strings.Fields(line), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+// Package kosmos makes in a home cluster (Kosmos: host) what `kosmosctl join`
+// would have made there: Cluster objects with a kubeconfig inside. Kosmos cannot
+// be imported as a Go module (it builds only with the thirty replacements of its
+// go.mod), so that its shapes are written down here, after files that are named. Nothing here
+// acts: no Node appears, no pod is copied.
+package kosmos
+
+import (
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"errors"
+	"fmt"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"storage.liqo.io/fabrics/cluster"
+)
+
+//go:embed clusters.yaml
+var definition []byte
+
+// clusterKind is the Cluster of Kosmos: pkg/apis/kosmos/v1alpha1/zz_generated.register.go.
+var clusterKind = schema.GroupVersionKind{Group: "kosmos.io", Version: "v1alpha1", Kind: "Cluster"}
+
+// Home is a cluster that others join.
+type Home struct{ cluster.Cluster }
+
+// OpenHome reaches a home cluster.
+func OpenHome(kubeconfig string) (Home, error) {
+	c, err := cluster.Open(kubeconfig)
+	return Home{c}, err
+}
+
+// Definitions are Kosmos' definitions that matter here: the one of Cluster.
+func Definitions() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	crd, err := cluster.Definition(definition)
+	if err != nil {
+		return nil, err
+	}
+	return []*apiextensionsv1.CustomResourceDefinition{crd}, nil
+}
+
+// Install puts the definitions into the cluster: a Kosmos that nobody has joined.
+func (h Home) Install(ctx context.Context) error {
+	definitions, err := Definitions()
+	if err != nil {
+		return err
+	}
+	return h.Define(ctx, definitions)
+}
+
+// Join makes the Cluster object of a remote cluster, or brings it up to date. The
+// kubeconfig is kept as it is, so that it may also be one that a driver must refuse.
+func (h Home) Join(ctx context.Context, name string, kubeconfig []byte) error {
+	if name == "" {
+		return errors.New("a cluster that joins needs a name")
+	}
+	if err := h.Install(ctx); err != nil {
+		return err
+	}
+	joined := named(name)
+	return h.Enforce(ctx, joined, func() error { return describe(joined, kubeconfig) })
+}
+
+// describe fills in what pkg/kosmosctl/join/join.go does: the kubeconfig inline,
+// and what --enable-tree alone turns on, which is to run pods there.
+func describe(joined *unstructured.Unstructured, kubeconfig []byte) error {
+	if err := setKubeconfig(joined, kubeconfig); err != nil {
+		return err
+	}
+	// One by one: what others wrote next to them stays.
+	for _, field := range []struct {
+		value any
+		path  []string
+	}{
+		{"kosmos-system", []string{"spec", "namespace"}},
+		{"ghcr.io/kosmos-io", []string{"spec", "imageRepository"}},
+		{false, []string{"spec", "clusterLinkOptions", "enable"}},
+		{"gateway", []string{"spec", "clusterLinkOptions", "networkType"}},
+		{"ipv4", []string{"spec", "clusterLinkOptions", "ipFamily"}},
+		{true, []string{"spec", "clusterTreeOptions", "enable"}},
+	} {
+		if err := unstructured.SetNestedField(joined.Object, field.value, field.path...); err != nil {
+			return fmt.Errorf("set %v of Cluster %s: %w", field.path, joined.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// Rotate writes another kubeconfig into a Cluster that has joined.
+func (h Home) Rotate(ctx context.Context, name string, kubeconfig []byte) error {
+	joined := named(name)
+	if err := h.Get(ctx, client.ObjectKeyFromObject(joined), joined); err != nil {
+		return fmt.Errorf("cluster %s has not joined: %w", name, err)
+	}
+	return h.Enforce(ctx, joined, func() error { return setKubeconfig(joined, kubeconfig) })
+}
+
+// Leave deletes a Cluster object.
+func (h Home) Leave(ctx context.Context, name string) error {
+	return h.DeleteAndWait(ctx, named(name))
+}
+
+// Remove deletes all Cluster objects and their definition.
+func (h Home) Remove(ctx context.Context) error {
+	definitions, err := Definitions()
+	if err != nil {
+		return err
+	}
+	return h.Undefine(ctx, definitions)
+}
+
+func named(name string) *unstructured.Unstructured {
+	joined := &unstructured.Unstructured{}
+	joined.SetGroupVersionKind(clusterKind)
+	joined.SetName(name)
+	return joined
+}
+
+// setKubeconfig leaves the field out when there is none, as Kosmos does: an API
+// server takes an empty text for no bytes at all, and refuses it.
+func setKubeconfig(joined *unstructured.Unstructured, kubeconfig []byte) error {
+	if len(kubeconfig) == 0 {
+		unstructured.RemoveNestedField(joined.Object, "spec", "kubeconfig")
+		return nil
+	}
+	text := base64.StdEncoding.EncodeToString(kubeconfig)
+	if err := unstructured.SetNestedField(joined.Object, text, "spec", "kubeconfig"); err != nil {
+		return fmt.Errorf("set the kubeconfig of Cluster %s: %w", joined.GetName(), err)
+	}
+	return nil
+}
