@@ -8,6 +8,7 @@ mod connect;
 pub mod events;
 pub mod facts;
 pub mod kubeconfig;
+pub mod remote_cluster;
 pub mod slim;
 #[cfg(test)]
 pub mod testing;

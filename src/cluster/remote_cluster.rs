@@ -1,0 +1,424 @@
+//! `RemoteCluster`: how an administrator tells us of another cluster when no
+//! fabric does. The type is the custom resource definition: its comments are what
+//! `kubectl explain` says, its rules are what the API server enforces. Following
+//! these objects and connecting are not done here.
+
+// KubeSchema copies each struct into a function to read its schema.
+#![allow(unreachable_pub)]
+// kubectl shows the comments as they are.
+#![allow(clippy::doc_markdown)]
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::topology::{LabelSelector, Labels, Operator, Requirement};
+
+/// Condition of a cluster in which twins can be made: its kubeconfig is accepted,
+/// it answers, and what we may do there suffices.
+pub const READY: &str = "Ready";
+
+/// Condition of a cluster whose API server answers us.
+pub const REACHABLE: &str = "Reachable";
+
+// Bounds below are wide for people and narrow enough for the API server to
+// estimate what evaluating the rules may cost.
+const MOST_ENTRIES: u32 = 512;
+const DNS_LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
+
+/// What is wanted of a remote cluster.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[kube(
+    group = "storage.liqo.io",
+    version = "v1alpha1",
+    kind = "RemoteCluster",
+    plural = "remoteclusters",
+    shortname = "rmc",
+    status = "RemoteClusterStatus",
+    derive = "PartialEq",
+    doc = "A cluster behind virtual nodes of this one, where claims of the virtual storage class may have their twins. Its name is the id of the cluster.",
+    validation = Rule::new("self.metadata.name.size() <= 63").message("the name is the id of the cluster, which nodes carry as a label: at most 63 characters"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether twins can be made there"),
+    printcolumn(name = "Reachable", type_ = "string", json_path = ".status.conditions[?(@.type==\"Reachable\")].status", description = "Whether its API server answers"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.serverVersion", description = "Its Kubernetes version"),
+    printcolumn(name = "Policy", type_ = "string", json_path = ".spec.bindingPolicy", description = "When a claim is Bound whose twin is there"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Error", type_ = "string", json_path = ".status.lastError", description = "What went wrong last", priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteClusterSpec {
+    /// The Secret with the kubeconfig. It lives in the namespace of the driver.
+    pub kubeconfig_secret_ref: KubeconfigSecretRef,
+
+    /// Which nodes of this cluster stand for the remote one: all that it selects.
+    pub node_selector: VirtualNodes,
+
+    /// Which namespace there a namespace here becomes.
+    #[serde(default)]
+    pub namespaces: Namespaces,
+
+    /// Which real storage class there a virtual class becomes.
+    #[serde(default)]
+    pub storage_classes: StorageClasses,
+
+    /// When a claim is Bound whose twin is there. Optimistic: as soon as the remote
+    /// cluster has accepted the twin; a failure after that is reported on the claim.
+    /// WaitForBound: not before the twin is Bound. Either way, classes that bind
+    /// immediately are waited for.
+    #[serde(default)]
+    pub binding_policy: BindingPolicy,
+
+    /// Whether twins there get a finalizer of ours, so that nobody else deletes the
+    /// data of a living claim. It is set where our rights there suffice to save the
+    /// volume.
+    #[serde(default = "yes")]
+    pub protect_twins: bool,
+}
+
+/// The Secret with the kubeconfig.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeconfigSecretRef {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
+    pub name: String,
+
+    /// Key in its data.
+    #[serde(default = "kubeconfig")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = "^[-._a-zA-Z0-9]+$"))]
+    pub key: String,
+}
+
+/// A selector of nodes by their labels. All of it must be met.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.size() > 0)").message("an empty selector would select every node: set matchLabels or matchExpressions"))]
+pub struct VirtualNodes {
+    /// Labels with exactly these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "match_labels")]
+    pub match_labels: BTreeMap<String, String>,
+
+    /// Conditions on labels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub match_expressions: Vec<NodeRequirement>,
+}
+
+/// A condition on a label.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(validation = Rule::new("(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)").message("In and NotIn need values; Exists and DoesNotExist take none"))]
+pub struct NodeRequirement {
+    /// Key of the label.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+
+    /// How its value is compared.
+    pub operator: NodeOperator,
+
+    /// With what: at least one value for In and NotIn, none for the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 63), regex(pattern = LABEL_VALUE)))]
+    pub values: Vec<String>,
+}
+
+/// How the value of a label is compared.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NodeOperator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+/// Which namespace there a namespace here becomes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(validation = Rule::new("self.strategy != 'Mapped' || (has(self.mapping) && self.mapping.size() > 0)").message("the strategy Mapped needs a mapping: without one no namespace could be used"))]
+pub struct Namespaces {
+    /// SameName: the one of the same name, unless the mapping says otherwise.
+    /// Mapped: only namespaces in the mapping are known there.
+    #[serde(default)]
+    pub strategy: NamespaceStrategy,
+
+    /// From namespaces here to namespaces there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "namespaces")]
+    #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 63)").message("the keys are names of namespaces of this cluster: 1 to 63 characters"))]
+    pub mapping: BTreeMap<String, String>,
+}
+
+/// What becomes of a namespace that is not in the mapping.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NamespaceStrategy {
+    #[default]
+    SameName,
+    Mapped,
+}
+
+/// Which real storage class there a virtual class becomes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageClasses {
+    /// From virtual classes here to real classes there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "storage_classes")]
+    #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 253)").message("the keys are names of storage classes of this cluster: 1 to 253 characters"))]
+    pub mapping: BTreeMap<String, String>,
+
+    /// The real class there of virtual classes that are not in the mapping. Without
+    /// it the default class of the remote cluster is taken, if we may read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "storage_class")]
+    pub default: Option<String>,
+}
+
+/// When a claim is Bound whose twin is in a remote cluster.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum BindingPolicy {
+    #[default]
+    Optimistic,
+    WaitForBound,
+}
+
+/// What is known of a remote cluster.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteClusterStatus {
+    /// The generation of the spec this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// Ready: twins can be made there. Reachable: its API server answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+
+    /// The Kubernetes version of its API server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_version: Option<String>,
+
+    /// The storage classes seen there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<String>,
+
+    /// What we may not do there, and what that costs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<String>,
+
+    /// What went wrong last, as long as it is not overcome.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+impl VirtualNodes {
+    /// Whether a node of these labels stands for the cluster.
+    #[must_use]
+    pub fn admit(&self, labels: &Labels) -> bool {
+        let equal = self
+            .match_labels
+            .iter()
+            .map(|(key, value)| Requirement::is_in(key, [value]));
+        let compared = self.match_expressions.iter().map(NodeRequirement::requirement);
+        let selector = LabelSelector(equal.chain(compared).collect());
+        // The API server refuses an empty selector; should one get here, it must
+        // not take every node of the cluster for a virtual one.
+        !selector.0.is_empty() && selector.admits(labels)
+    }
+}
+
+impl NodeRequirement {
+    fn requirement(&self) -> Requirement {
+        Requirement {
+            key: self.key.clone(),
+            operator: match self.operator {
+                NodeOperator::In => Operator::In,
+                NodeOperator::NotIn => Operator::NotIn,
+                NodeOperator::Exists => Operator::Exists,
+                NodeOperator::DoesNotExist => Operator::DoesNotExist,
+            },
+            values: self.values.clone(),
+        }
+    }
+}
+
+impl Namespaces {
+    /// The namespace there that this one becomes; `None` if it is not known there.
+    #[must_use]
+    pub fn remote_of<'a>(&'a self, home: &'a str) -> Option<&'a str> {
+        let mapped = self.mapping.get(home).map(String::as_str);
+        match self.strategy {
+            NamespaceStrategy::SameName => mapped.or(Some(home)),
+            NamespaceStrategy::Mapped => mapped,
+        }
+    }
+}
+
+impl StorageClasses {
+    /// The real class that this virtual class becomes, when the object names one.
+    #[must_use]
+    pub fn real_of(&self, virtual_class: &str) -> Option<&str> {
+        self.mapping
+            .get(virtual_class)
+            .or(self.default.as_ref())
+            .map(String::as_str)
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn kubeconfig() -> String {
+    "kubeconfig".to_owned()
+}
+
+fn match_labels(_: &mut schemars::SchemaGenerator) -> Schema {
+    map_to(
+        32,
+        &json_schema!({ "type": "string", "maxLength": 63, "pattern": LABEL_VALUE }),
+    )
+}
+
+fn namespaces(_: &mut schemars::SchemaGenerator) -> Schema {
+    map_to(
+        MOST_ENTRIES,
+        &json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": DNS_LABEL }),
+    )
+}
+
+fn storage_classes(generator: &mut schemars::SchemaGenerator) -> Schema {
+    map_to(MOST_ENTRIES, &storage_class(generator))
+}
+
+fn storage_class(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "minLength": 1, "maxLength": 253, "pattern": DNS_SUBDOMAIN })
+}
+
+fn map_to(most: u32, value: &Schema) -> Schema {
+    json_schema!({ "type": "object", "maxProperties": most, "additionalProperties": value })
+}
+
+/// As Kubernetes itself describes conditions.
+fn conditions(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": { "type": "string", "maxLength": 316 },
+                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+                "observedGeneration": { "type": "integer", "format": "int64" },
+                "lastTransitionTime": { "type": "string", "format": "date-time" },
+                "reason": { "type": "string", "minLength": 1, "maxLength": 1024 },
+                "message": { "type": "string", "maxLength": 32768 },
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(spec: Value) -> RemoteClusterSpec {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn least() -> Value {
+        json!({
+            "kubeconfigSecretRef": { "name": "there" },
+            "nodeSelector": { "matchLabels": { "cluster": "there" } },
+        })
+    }
+
+    #[test]
+    fn what_is_not_said_has_the_documented_defaults() {
+        let spec = read(least());
+        assert_eq!(spec.kubeconfig_secret_ref.key, "kubeconfig");
+        assert_eq!(spec.namespaces.strategy, NamespaceStrategy::SameName);
+        assert_eq!(spec.binding_policy, BindingPolicy::Optimistic);
+        assert!(spec.protect_twins);
+        assert_eq!(spec.storage_classes, StorageClasses::default());
+    }
+
+    #[test]
+    fn nodes_must_meet_all_of_the_selector() {
+        let labels = |pairs: &[(&str, &str)]| -> Labels {
+            pairs
+                .iter()
+                .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+                .collect()
+        };
+        let selector: VirtualNodes = serde_json::from_value(json!({
+            "matchLabels": { "type": "virtual" },
+            "matchExpressions": [
+                { "key": "zone", "operator": "In", "values": ["a", "b"] },
+                { "key": "zone", "operator": "NotIn", "values": ["c"] },
+                { "key": "cluster", "operator": "Exists" },
+                { "key": "broken", "operator": "DoesNotExist" },
+            ],
+        }))
+        .unwrap();
+        let node = [("type", "virtual"), ("zone", "a"), ("cluster", "there")];
+        assert!(selector.admit(&labels(&node)));
+        for (index, (key, _)) in node.iter().enumerate() {
+            let mut less = node.to_vec();
+            less.remove(index);
+            assert!(!selector.admit(&labels(&less)), "without {key}");
+        }
+        assert!(!selector.admit(&labels(&[&node[..], &[("broken", "")]].concat())));
+    }
+
+    #[test]
+    fn an_empty_selector_selects_nothing() {
+        assert!(!VirtualNodes::default().admit(&Labels::new()));
+        assert!(!VirtualNodes::default().admit(&[("a".to_owned(), "b".to_owned())].into()));
+    }
+
+    #[test]
+    fn namespaces_become_what_the_strategy_says() {
+        let mapping = json!({ "team": "tenant-team" });
+        for (strategy, home, there) in [
+            ("SameName", "team", Some("tenant-team")),
+            ("SameName", "other", Some("other")),
+            ("Mapped", "team", Some("tenant-team")),
+            ("Mapped", "other", None),
+        ] {
+            let namespaces: Namespaces =
+                serde_json::from_value(json!({ "strategy": strategy, "mapping": mapping })).unwrap();
+            assert_eq!(namespaces.remote_of(home), there, "{strategy} {home}");
+        }
+    }
+
+    #[test]
+    fn classes_become_the_mapped_one_or_the_default() {
+        let classes: StorageClasses =
+            serde_json::from_value(json!({ "mapping": { "liqo-fast": "ssd" }, "default": "hdd" })).unwrap();
+        assert_eq!(classes.real_of("liqo-fast"), Some("ssd"));
+        assert_eq!(classes.real_of("liqo"), Some("hdd"));
+        assert_eq!(StorageClasses::default().real_of("liqo"), None);
+    }
+
+    #[test]
+    fn an_object_survives_the_round_trip() {
+        let mut object = RemoteCluster::new("there", read(least()));
+        object.status = Some(RemoteClusterStatus {
+            observed_generation: Some(1),
+            classes: vec!["ssd".into()],
+            ..RemoteClusterStatus::default()
+        });
+        let written = serde_json::to_value(&object).unwrap();
+        assert_eq!(written["apiVersion"], "storage.liqo.io/v1alpha1");
+        assert_eq!(serde_json::from_value::<RemoteCluster>(written).unwrap(), object);
+    }
+}
