@@ -76,6 +76,11 @@ func (h *Helm) Render(ctx context.Context, release, namespace string, values Val
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace)
 }
 
+// RenderWithCRDs is Render preceded by the definitions that Helm would install.
+func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds")
+}
+
 // Lint is `helm lint --strict`.
 func (h *Helm) Lint(ctx context.Context) error {
 	_, err := h.run(ctx, nil, "lint", h.chart, "--strict")

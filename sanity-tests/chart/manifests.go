@@ -25,7 +25,7 @@ const manifestsHeader = `# liqo-csi with the chart's default values, for those w
 // Manifests renders what deploy/manifests holds. Helm's own labels are left out:
 // nobody manages these objects with Helm.
 func (h *Helm) Manifests(ctx context.Context) ([]byte, error) {
-	rendered, err := h.Render(ctx, Release, Namespace, nil)
+	rendered, err := h.RenderWithCRDs(ctx, Release, Namespace, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 //! The command line: what each subcommand is told, and how it wires the parts.
 
 mod controller;
+mod crds;
 mod doctor;
 mod looking;
 mod node;
@@ -29,6 +30,8 @@ enum Command {
     Volumes(volumes::Args),
     /// Look for what is wrong with an installation, and say how to mend it.
     Doctor(doctor::Args),
+    /// Print the custom resource definitions, for `kubectl apply -f -`.
+    Crds,
     /// List the places where a test can make this build die.
     #[cfg(feature = "crash-points")]
     CrashPoints,
@@ -45,6 +48,7 @@ pub fn run() -> ExitCode {
         Command::Node(args) => node::run(args).map(success),
         Command::Volumes(args) => volumes::run(args).map(success),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {
             for point in crate::observe::CrashPoint::ALL {
