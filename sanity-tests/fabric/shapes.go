@@ -1,0 +1,44 @@
+package fabric
+
+import (
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Plain is a virtual node that nobody marks: a Node like others, without a
+// kubelet behind it.
+func Plain(node string) Options { return Options{Node: node} }
+
+// Liqo is a virtual node as Liqo 1.2 makes it: pkg/virtualKubelet/liqoNodeProvider
+// (setup.go, utils.go) and pkg/consts of liqotech/liqo.
+func Liqo(node, clusterID string) Options {
+	yes := strconv.FormatBool(true)
+	return Options{
+		Node: node,
+		Labels: map[string]string{
+			"type":                           "virtual-kubelet",
+			"liqo.io/type":                   "virtual-node",
+			"liqo.io/remote-cluster-id":      clusterID,
+			"storage.liqo.io/available":      yes,
+			corev1.LabelNodeExcludeBalancers: yes,
+			"alpha.service-controller.kubernetes.io/exclude-balancer": yes,
+		},
+		Taints: []corev1.Taint{{Key: "virtual-node.liqo.io/not-allowed", Value: yes, Effect: corev1.TaintEffectNoExecute}},
+	}
+}
+
+// Kosmos is the one virtual node of a whole cluster (one2cluster) as Kosmos
+// makes it: names in pkg/utils/constants.go, the Node in pkg/utils/node.go
+// (BuildNodeTemplate), its name in
+// pkg/clustertree/cluster-manager/utils/leaf_model_handler.go of
+// kosmos-io/kosmos.
+func Kosmos(cluster string) Options {
+	yes := strconv.FormatBool(true)
+	return Options{
+		Node:        "kosmos-" + cluster,
+		Labels:      map[string]string{"kosmos.io/node": yes, "beta.kubernetes.io/os": "linux"},
+		Annotations: map[string]string{"kosmos-io/owned-by-cluster": cluster},
+		Taints:      []corev1.Taint{{Key: "kosmos.io/node", Value: yes, Effect: corev1.TaintEffectNoSchedule}},
+	}
+}
