@@ -43,7 +43,9 @@ var everything = Values{
 	"imagePullSecrets":          []Values{{"name": "registry"}},
 	"allowedRealStorageClasses": []string{"fast", "slow"},
 	"csiDriver":                 Values{"tokenRequests": []Values{{"audience": "sts.example.com", "expirationSeconds": 3600}}},
+	"liqo":                      Values{"tenantNamespaces": []string{"liqo-tenant-rome", "liqo-tenant-milan"}},
 	"controller": Values{
+		"allowProxy":   true,
 		"resizer":      Values{"enabled": true},
 		"snapshotter":  Values{"enabled": true},
 		"provisioner":  Values{"featureGates": Values{"Topology": true}, "extraArgs": []string{"--v=5"}},
@@ -62,11 +64,15 @@ var everything = Values{
 			}}},
 		},
 		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": ""},
+		{"name": "liqo-waiting", "remoteBindingPolicy": "WaitForBound"},
 	},
 }
 
 func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
-	for name, values := range map[string]Values{"defaults": nil, "everything": everything} {
+	for name, values := range map[string]Values{
+		"defaults": nil, "everything": everything,
+		"remote, full": remote("full"), "remote, namespaced": remote("namespaced", "apps"), "remote, minimal": remote("minimal", "apps"),
+	} {
 		t.Run(name, func(t *testing.T) {
 			for _, object := range render(t, values) {
 				accessor := object.(interface {
@@ -119,8 +125,12 @@ func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
 		"node":       only[*appsv1.DaemonSet](t, objects).Spec.Template.Spec,
 	} {
 		terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if len(terms) != 1 || len(terms[0].MatchExpressions) != 3 {
-			t.Errorf("%s: virtual nodes are not excluded: %v", name, terms)
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 4 {
+			t.Fatalf("%s: virtual nodes are not excluded: %v", name, terms)
+		}
+		ours := terms[0].MatchExpressions[0]
+		if ours.Key != "storage.liqo.io/virtual-node" || ours.Operator != corev1.NodeSelectorOpDoesNotExist {
+			t.Errorf("%s: nodes that the driver marks as virtual are not excluded: %v", name, ours)
 		}
 	}
 }
@@ -154,6 +164,10 @@ func TestClassParameters(t *testing.T) {
 	if len(slow.Parameters) != 1 || slow.Parameters["realStorageClass"] != "slow" {
 		t.Errorf("parameters of liqo-slow: %v", slow.Parameters)
 	}
+	waiting := classes["liqo-waiting"]
+	if len(waiting.Parameters) != 1 || waiting.Parameters["remoteBindingPolicy"] != "WaitForBound" {
+		t.Errorf("parameters of liqo-waiting: %v", waiting.Parameters)
+	}
 	if *slow.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("binding mode of liqo-slow: %s", *slow.VolumeBindingMode)
 	}
@@ -171,6 +185,13 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		values Values
 		says   string
 	}{
+		"unknown binding policy": {class(Values{"remoteBindingPolicy": "Pessimistic"}), "remoteBindingPolicy"},
+		"tenant of no name":      {Values{"liqo": Values{"tenantNamespaces": []string{"Rome!"}}}, "tenantNamespaces"},
+		"unknown remote level":   {remote("some"), "level"},
+		"remote nowhere":         {remote("minimal"), "set remoteAccess.namespaces"},
+		"remote in all and one":  {remote("full", "apps"), "level full is for all namespaces"},
+		"remote account nowhere": {Values{"remoteAccess": Values{"only": true, "subjects": []Values{{"kind": "ServiceAccount", "name": "a"}}}},
+			"needs a namespace"},
 		"unknown value":           {Values{"storageClass": "liqo"}, "storageClass"},
 		"wrong type":              {Values{"controller": Values{"replicas": "two"}}, "replicas"},
 		"unknown fsGroupPolicy":   {Values{"csiDriver": Values{"fsGroupPolicy": "Always"}}, "fsGroupPolicy"},
@@ -192,7 +213,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 
 // Each rule says in a comment what it is for.
 func TestEveryRuleOfRBACIsExplained(t *testing.T) {
-	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml"} {
+	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml"} {
 		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
 		if err != nil {
 			t.Fatal(err)

@@ -81,6 +81,20 @@ func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, va
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds")
 }
 
+// Notes is what Helm says after an installation, without asking any cluster.
+func (h *Helm) Notes(ctx context.Context, release, namespace string, values Values) (string, error) {
+	out, err := h.run(ctx, values, "install", release, h.chart, "--namespace", namespace,
+		"--dry-run=client", "--skip-crds", "--output", "json")
+	if err != nil {
+		return "", err
+	}
+	var installation struct{ Info struct{ Notes string } }
+	if err := json.Unmarshal(out, &installation); err != nil {
+		return "", fmt.Errorf("read what helm install says: %w", err)
+	}
+	return installation.Info.Notes, nil
+}
+
 // Lint is `helm lint --strict`.
 func (h *Helm) Lint(ctx context.Context) error {
 	_, err := h.run(ctx, nil, "lint", h.chart, "--strict")

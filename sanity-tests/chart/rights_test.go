@@ -1,0 +1,166 @@
+package chart
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// rights are what an account is given by the roles and bindings among objects.
+type rights struct {
+	account string
+	objects []runtime.Object
+}
+
+// check asks as `kubectl auth can-i` is asked: "patch nodes", "list secrets -n here",
+// "get configmaps/name -n here", "create csinodes.storage.k8s.io"; subresources are
+// written "remoteclusters.storage.liqo.io:status". Several verbs are split by commas.
+func (r rights) check(t *testing.T, may bool, questions ...string) {
+	t.Helper()
+	for _, question := range questions {
+		words := strings.Fields(question)
+		namespace := ""
+		if len(words) == 4 && words[2] == "-n" {
+			namespace = words[3]
+		}
+		resource, name, _ := strings.Cut(words[1], "/")
+		for verb := range strings.SplitSeq(words[0], ",") {
+			if r.may(verb, resource, name, namespace) != may {
+				t.Errorf("%s %s %s: want %t", verb, r.account, strings.Join(words[1:], " "), may)
+			}
+		}
+	}
+}
+
+func (r rights) may(verb, resource, name, namespace string) bool {
+	for _, object := range r.objects {
+		switch binding := object.(type) {
+		case *rbacv1.ClusterRoleBinding:
+			if r.isBound(binding.Subjects) && r.roleAllows(binding.RoleRef, "", verb, resource, name) {
+				return true
+			}
+		case *rbacv1.RoleBinding:
+			if binding.Namespace == namespace && r.isBound(binding.Subjects) &&
+				r.roleAllows(binding.RoleRef, namespace, verb, resource, name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isBound: accounts of the release are named, other subjects are written "Kind/name".
+func (r rights) isBound(subjects []rbacv1.Subject) bool {
+	return slices.ContainsFunc(subjects, func(subject rbacv1.Subject) bool {
+		if subject.Kind == rbacv1.ServiceAccountKind {
+			return subject.Name == r.account && subject.Namespace == Namespace
+		}
+		return fmt.Sprintf("%s/%s", subject.Kind, subject.Name) == r.account
+	})
+}
+
+func (r rights) roleAllows(ref rbacv1.RoleRef, namespace, verb, resource, name string) bool {
+	for _, object := range r.objects {
+		var rules []rbacv1.PolicyRule
+		switch role := object.(type) {
+		case *rbacv1.ClusterRole:
+			if ref.Kind == "ClusterRole" && role.Name == ref.Name {
+				rules = role.Rules
+			}
+		case *rbacv1.Role:
+			if ref.Kind == "Role" && role.Name == ref.Name && role.Namespace == namespace {
+				rules = role.Rules
+			}
+		}
+		if slices.ContainsFunc(rules, func(rule rbacv1.PolicyRule) bool { return ruleAllows(rule, verb, resource, name) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func ruleAllows(rule rbacv1.PolicyRule, verb, resource, name string) bool {
+	resource, subresource, _ := strings.Cut(resource, ":")
+	plural, group, _ := strings.Cut(resource, ".")
+	if subresource != "" {
+		plural += "/" + subresource
+	}
+	return slices.Contains(rule.Verbs, verb) && slices.Contains(rule.APIGroups, group) && slices.Contains(rule.Resources, plural) &&
+		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
+}
+
+func TestControllerMayServeRemoteClusters(t *testing.T) {
+	controller := rights{"liqo-csi-controller", render(t, everything)}
+	controller.check(t, true,
+		"get,list,watch,patch nodes",
+		"get,list,watch,create,patch csinodes.storage.k8s.io",
+		"patch persistentvolumes",
+		"patch persistentvolumeclaims:status -n anywhere",
+		"get,list,watch,patch remoteclusters.storage.liqo.io",
+		"patch remoteclusters.storage.liqo.io:status",
+		"get,list,watch virtualnodes.offloading.liqo.io -n liqo-tenant-rome",
+		"get,list,watch namespacemaps.offloading.liqo.io -n liqo-tenant-rome",
+		"get,list,watch clusters.kosmos.io",
+		"get,list,watch secrets -n "+Namespace,
+		"get,list,watch secrets -n liqo-tenant-rome",
+		"get,list,watch secrets -n liqo-tenant-milan",
+		"create configmaps -n "+Namespace,
+		"get,patch configmaps/liqo-csi-clusters -n "+Namespace,
+	)
+	controller.check(t, false,
+		"get,list,watch secrets",
+		"get,list,watch secrets -n liqo-tenant-turin",
+		"get,list,watch secrets -n "+StorageNamespace,
+		"create,patch,update,delete secrets -n "+Namespace,
+		"create,patch,update,delete secrets -n liqo-tenant-rome",
+		"get,patch,delete configmaps/other -n "+Namespace,
+		"list configmaps -n "+Namespace,
+		"delete,update,create nodes",
+		"delete csinodes.storage.k8s.io",
+		"create,delete remoteclusters.storage.liqo.io",
+		"create,delete persistentvolumeclaims -n anywhere",
+		"patch virtualnodes.offloading.liqo.io",
+		"patch clusters.kosmos.io",
+	)
+}
+
+func TestLiqosTenantsAreReadOnlyWhereListed(t *testing.T) {
+	rights{"liqo-csi-controller", render(t, nil)}.check(t, false, "get,list,watch secrets -n liqo-tenant-rome")
+}
+
+func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
+	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "get,list,watch events -n apps"}
+	quotas := []string{"get,list resourcequotas -n apps"}
+	elsewhere := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n other", "get,list,watch events -n other"}
+	cluster := []string{
+		"get,list,watch,patch persistentvolumes", "get,list,watch nodes",
+		"get,list,watch storageclasses.storage.k8s.io", "get,list,watch csidrivers.storage.k8s.io",
+		"get,list,watch csinodes.storage.k8s.io", "get,list,watch csistoragecapacities.storage.k8s.io",
+	}
+	never := []string{
+		"get,list,watch,create secrets -n apps", "get,list,watch secrets -n " + Namespace, "get,list,watch,create pods -n apps",
+		"create,delete persistentvolumes", "patch nodes", "create,patch csinodes.storage.k8s.io", "patch resourcequotas -n apps",
+		"create,patch,delete storageclasses.storage.k8s.io", "create,patch events -n apps", "get,list namespaces",
+	}
+	for name, level := range map[string]struct {
+		values   Values
+		may, not [][]string
+	}{
+		"full":       {remote("full"), [][]string{twins, elsewhere, quotas, cluster}, [][]string{never}},
+		"namespaced": {remote("namespaced", "apps", "more"), [][]string{twins, quotas, cluster}, [][]string{elsewhere, never}},
+		"minimal":    {remote("minimal", "apps", "more"), [][]string{twins}, [][]string{elsewhere, quotas, cluster, never}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := render(t, level.values)
+			for _, account := range []string{"liqo-csi-remote", "Group/home"} {
+				r := rights{account, objects}
+				r.check(t, true, slices.Concat(level.may...)...)
+				r.check(t, false, slices.Concat(level.not...)...)
+			}
+		})
+	}
+}
