@@ -6,7 +6,11 @@ use uuid::Uuid;
 
 use super::{Outcome, process::until_signalled};
 use crate::{
-    cluster::{Cluster, Settings, events::Events},
+    cluster::{
+        Cluster, Settings,
+        events::Events,
+        registry::{self, Registry},
+    },
     csi::{Controller, Endpoint, Identity, Readiness, Role, server, work::Work},
     observe::{
         Metrics,
@@ -51,6 +55,9 @@ pub(super) struct Args {
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
+    /// Let kubeconfigs of RemoteClusters and of Kosmos name a proxy (Liqo's may).
+    #[arg(long)]
+    allow_proxy: bool,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -109,11 +116,24 @@ async fn serve(args: Args) -> Outcome {
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
     tokio::spawn(when_complete(home.clone(), ready.clone()));
 
+    let registry = Registry::default();
+    let remotes = registry::Settings {
+        namespace: args.namespace.clone(),
+        call_timeout: args.call_timeout,
+        allow_proxy: args.allow_proxy,
+    };
+    tokio::spawn(stop.clone().run_until_cancelled_owned(registry::keep(
+        registry.clone(),
+        home.clone(),
+        remotes,
+    )));
+
     let policy = Policy {
         allowed_classes: args.allowed_classes.into_iter().collect(),
     };
     let loops = reconcile::run(
         home.clone(),
+        registry.clone(),
         Events::new(home.client().clone()),
         reconcile::Settings {
             namespace: args.lease_namespace.unwrap_or(args.namespace),
@@ -125,7 +145,7 @@ async fn serve(args: Args) -> Outcome {
         stop.clone(),
     );
     let work = Work::default();
-    let controller = Controller::new(home, policy, work.clone());
+    let controller = Controller::new(home, registry, policy, work.clone());
     let routes = Identity::new(Role::Controller, ready)
         .routes()
         .add_service(ControllerServer::new(controller));

@@ -1,6 +1,10 @@
 //! Connecting to the cluster this process runs in, or to the one of a kubeconfig.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use http::header::{HeaderValue, USER_AGENT};
 use k8s_openapi::api::core::v1::Namespace;
@@ -11,7 +15,7 @@ use kube::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{ApiError, Cluster, Inner, Views, cap::Cap};
+use super::{ApiError, Cluster, Inner, Rights, Views, cap::Cap};
 use crate::volume::{ClusterId, ClusterIdError};
 
 /// How audit logs know us.
@@ -116,19 +120,49 @@ impl Cluster {
         call_timeout: Duration,
         stop: &CancellationToken,
     ) -> Self {
-        let views = Views::start(&client, &id, &storage_namespace, stop);
+        let stop = stop.child_token();
+        let views = Views::start(&client, &id, &storage_namespace, &stop);
         Self(Arc::new(Inner {
+            home: id.clone(),
             id,
             client,
             storage_namespace,
             call_timeout,
             views,
+            rights: Rights::ALL,
+            by_namespace: Mutex::default(),
+            stop: stop.clone(),
+            _stops: stop.drop_guard(),
+        }))
+    }
+
+    /// A remote cluster. Its watches end with the last handle on it.
+    pub(super) fn remote(
+        id: ClusterId,
+        home: &ClusterId,
+        client: Client,
+        rights: Rights,
+        call_timeout: Duration,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let views = Views::start_remote(&client, home, rights, &stop);
+        Self(Arc::new(Inner {
+            id,
+            client,
+            storage_namespace: String::new(),
+            call_timeout,
+            views,
+            home: home.clone(),
+            rights,
+            by_namespace: Mutex::default(),
+            stop: stop.clone(),
+            _stops: stop.drop_guard(),
         }))
     }
 }
 
 /// A client that is bounded in time and size, and tells the audit log who asks.
-fn client(mut config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
+pub(super) fn client(mut config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
     // kube would retry for minutes; sidecars give up after seconds.
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
@@ -150,12 +184,9 @@ async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, 
     Ok(uid.parse()?)
 }
 
-fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
-    Ok(Cluster(Arc::new(Inner {
-        id: "unknown".parse()?,
-        client,
-        storage_namespace: String::new(),
-        call_timeout,
-        views: Views::none(),
-    })))
+/// A cluster to look into, of which nothing is watched.
+pub(super) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
+    let id: ClusterId = "unknown".parse()?;
+    let none = Rights::default();
+    Ok(Cluster::remote(id.clone(), &id, client, none, call_timeout))
 }

@@ -13,18 +13,35 @@ use k8s_openapi::{
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector as KubeLabelSelector},
 };
-use kube::ResourceExt;
+use kube::{ResourceExt, api::ObjectMeta};
 
 use crate::{
     placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
-    topology::{LabelSelector, NodeSelector, Operator, Requirement, Term},
+    topology::{LabelSelector, Node, NodeSelector, Operator, Requirement, Term},
     volume::{AccessMode, ClaimName, VolumeMode, parse_quantity},
 };
+
+/// Annotation by which Kosmos names the cluster behind a node.
+pub const KOSMOS_CLUSTER: &str = "kosmos-io/owned-by-cluster";
 
 const IS_DEFAULT: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
+
+/// A node, with the annotations by which fabrics tell which cluster is behind it.
+#[must_use]
+pub fn node(metadata: ObjectMeta) -> Node {
+    let told = metadata.annotations.unwrap_or_default();
+    Node {
+        name: metadata.name.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: told
+            .into_iter()
+            .filter(|(key, _)| key == KOSMOS_CLUSTER)
+            .collect(),
+    }
+}
 
 /// A storage class.
 #[must_use]
@@ -261,6 +278,7 @@ mod tests {
         let node = Node {
             name: "n".into(),
             labels: [("zone".to_owned(), "a1".to_owned())].into(),
+            ..Node::default()
         };
         assert!(!read.unwrap().admits(&node));
     }

@@ -8,19 +8,28 @@ mod connect;
 pub mod events;
 pub mod facts;
 pub mod kubeconfig;
+pub mod registry;
 pub mod remote_cluster;
+mod rights;
 pub mod slim;
 #[cfg(test)]
 pub mod testing;
 pub mod view;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use kube::{Client, Resource, core::NamespaceResourceScope};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::view::View;
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition},
     connect::{ConnectError, Settings},
+    rights::Rights,
     slim::Views,
 };
 use crate::volume::ClusterId;
@@ -35,6 +44,13 @@ struct Inner {
     storage_namespace: String,
     call_timeout: Duration,
     views: Views,
+    /// The cluster whose twins are looked for: itself, or the one of our users.
+    home: ClusterId,
+    rights: Rights,
+    /// Watches of single namespaces, where not all may be watched.
+    by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
+    stop: CancellationToken,
+    _stops: DropGuard,
 }
 
 impl Cluster {
@@ -61,6 +77,24 @@ impl Cluster {
     #[must_use]
     pub fn views(&self) -> &Views {
         &self.0.views
+    }
+
+    /// What we may do there.
+    #[must_use]
+    pub fn rights(&self) -> Rights {
+        self.0.rights
+    }
+
+    /// The view that shows the twins of a namespace, from now on if not yet.
+    #[must_use]
+    pub fn twins_in(&self, namespace: &str) -> View<slim::Twin> {
+        let inner = &self.0;
+        if inner.rights.all_claims {
+            return inner.views.twins.clone();
+        }
+        let mut views = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = || slim::twins_of(&inner.client, &inner.home, namespace, &inner.stop);
+        views.entry(namespace.to_owned()).or_insert_with(start).clone()
     }
 
     /// Objects of a kind without namespaces, or of all namespaces.

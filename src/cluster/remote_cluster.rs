@@ -15,7 +15,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::topology::{LabelSelector, Labels, Operator, Requirement};
+use crate::topology::{LabelSelector, Operator, Requirement};
 
 /// Condition of a cluster in which twins can be made: its kubeconfig is accepted,
 /// it answers, and what we may do there suffices.
@@ -218,18 +218,15 @@ pub struct RemoteClusterStatus {
 }
 
 impl VirtualNodes {
-    /// Whether a node of these labels stands for the cluster.
+    /// The selector, as the pure layer reads it.
     #[must_use]
-    pub fn admit(&self, labels: &Labels) -> bool {
+    pub fn selector(&self) -> LabelSelector {
         let equal = self
             .match_labels
             .iter()
             .map(|(key, value)| Requirement::is_in(key, [value]));
         let compared = self.match_expressions.iter().map(NodeRequirement::requirement);
-        let selector = LabelSelector(equal.chain(compared).collect());
-        // The API server refuses an empty selector; should one get here, it must
-        // not take every node of the cluster for a virtual one.
-        !selector.0.is_empty() && selector.admits(labels)
+        LabelSelector(equal.chain(compared).collect())
     }
 }
 
@@ -245,29 +242,6 @@ impl NodeRequirement {
             },
             values: self.values.clone(),
         }
-    }
-}
-
-impl Namespaces {
-    /// The namespace there that this one becomes; `None` if it is not known there.
-    #[must_use]
-    pub fn remote_of<'a>(&'a self, home: &'a str) -> Option<&'a str> {
-        let mapped = self.mapping.get(home).map(String::as_str);
-        match self.strategy {
-            NamespaceStrategy::SameName => mapped.or(Some(home)),
-            NamespaceStrategy::Mapped => mapped,
-        }
-    }
-}
-
-impl StorageClasses {
-    /// The real class that this virtual class becomes, when the object names one.
-    #[must_use]
-    pub fn real_of(&self, virtual_class: &str) -> Option<&str> {
-        self.mapping
-            .get(virtual_class)
-            .or(self.default.as_ref())
-            .map(String::as_str)
     }
 }
 
@@ -329,6 +303,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::topology::Labels;
 
     fn read(spec: Value) -> RemoteClusterSpec {
         serde_json::from_value(spec).unwrap()
@@ -370,43 +345,13 @@ mod tests {
         }))
         .unwrap();
         let node = [("type", "virtual"), ("zone", "a"), ("cluster", "there")];
-        assert!(selector.admit(&labels(&node)));
+        assert!(selector.selector().admits(&labels(&node)));
         for (index, (key, _)) in node.iter().enumerate() {
             let mut less = node.to_vec();
             less.remove(index);
-            assert!(!selector.admit(&labels(&less)), "without {key}");
+            assert!(!selector.selector().admits(&labels(&less)), "without {key}");
         }
-        assert!(!selector.admit(&labels(&[&node[..], &[("broken", "")]].concat())));
-    }
-
-    #[test]
-    fn an_empty_selector_selects_nothing() {
-        assert!(!VirtualNodes::default().admit(&Labels::new()));
-        assert!(!VirtualNodes::default().admit(&[("a".to_owned(), "b".to_owned())].into()));
-    }
-
-    #[test]
-    fn namespaces_become_what_the_strategy_says() {
-        let mapping = json!({ "team": "tenant-team" });
-        for (strategy, home, there) in [
-            ("SameName", "team", Some("tenant-team")),
-            ("SameName", "other", Some("other")),
-            ("Mapped", "team", Some("tenant-team")),
-            ("Mapped", "other", None),
-        ] {
-            let namespaces: Namespaces =
-                serde_json::from_value(json!({ "strategy": strategy, "mapping": mapping })).unwrap();
-            assert_eq!(namespaces.remote_of(home), there, "{strategy} {home}");
-        }
-    }
-
-    #[test]
-    fn classes_become_the_mapped_one_or_the_default() {
-        let classes: StorageClasses =
-            serde_json::from_value(json!({ "mapping": { "liqo-fast": "ssd" }, "default": "hdd" })).unwrap();
-        assert_eq!(classes.real_of("liqo-fast"), Some("ssd"));
-        assert_eq!(classes.real_of("liqo"), Some("hdd"));
-        assert_eq!(StorageClasses::default().real_of("liqo"), None);
+        assert!(!selector.selector().admits(&labels(&[&node[..], &[("broken", "")]].concat())));
     }
 
     #[test]

@@ -17,20 +17,23 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     facts,
+    rights::Rights,
     view::{Slim, View},
 };
 use crate::{
     placement::{Capacity, Class, ReclaimPolicy},
     topology::Node,
-    volume::{Carried, ClaimMark, ClusterId, DriverWants, Marks, TokenWish, VolumeName, mark},
+    volume::{Carried, ClaimMark, ClusterId, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// A twin of the home cluster's storage namespace. Its topic is its name.
+/// A twin. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Twin {
+    /// Its namespace.
+    pub namespace: String,
     /// Its name.
     pub name: String,
     /// The volume it holds.
@@ -91,6 +94,8 @@ pub struct CsiNode {
     pub node: String,
     /// Names of the drivers.
     pub drivers: Vec<String>,
+    /// The topology keys of this driver, if it is among them.
+    pub our_keys: Option<Vec<String>>,
 }
 
 /// What a driver's `CSIDriver` says. Its topic is its name.
@@ -204,6 +209,39 @@ impl Views {
         }
     }
 
+    /// Of a remote cluster: what is watched there depends on our rights, and the
+    /// volumes and attachments of others are not our business.
+    pub(super) fn start_remote(
+        client: &Client,
+        home: &ClusterId,
+        rights: Rights,
+        stop: &CancellationToken,
+    ) -> Self {
+        let everything = watcher::Config::default;
+        let mut views = Self::none();
+        if rights.all_claims {
+            let ours = everything().labels(&mark::selector(home));
+            views.twins = View::start(Api::all(client.clone()), ours, |it| twin(&it), stop);
+        }
+        if rights.nodes {
+            let nodes = Api::all(client.clone());
+            views.nodes = View::start(nodes, everything(), |it| Some(node(it)), stop);
+        }
+        if rights.classes {
+            let class = |it: StorageClass| Some(facts::class(&it));
+            views.classes = View::start(Api::all(client.clone()), everything(), class, stop);
+        }
+        if rights.capacities {
+            let csi_nodes = Api::all(client.clone());
+            views.csi_nodes = View::start(csi_nodes, everything(), |it| Some(csi_node(it)), stop);
+            let drivers = Api::all_with(client.clone(), &ApiResource::erase::<CSIDriver>(&()));
+            views.drivers = View::start(drivers, everything(), |it| Some(driver(&it)), stop);
+            let capacity = |it: CSIStorageCapacity| Some(facts::capacity(&it));
+            views.capacities = View::start(Api::all(client.clone()), everything(), capacity, stop);
+        }
+        views
+    }
+
     pub(super) fn none() -> Self {
         Self {
             twins: View::none(),
@@ -230,10 +268,27 @@ impl Views {
     }
 }
 
+/// The twins of one namespace, where no others may be watched.
+pub(super) fn twins_of(
+    client: &Client,
+    home: &ClusterId,
+    namespace: &str,
+    stop: &CancellationToken,
+) -> View<Twin> {
+    let ours = watcher::Config::default().labels(&mark::selector(home));
+    View::start(
+        Api::namespaced(client.clone(), namespace),
+        ours,
+        |it| twin(&it),
+        stop,
+    )
+}
+
 fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
     let marks = Marks::read(claim.labels(), claim.annotations()).ok()?;
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     Some(Twin {
+        namespace: claim.namespace().unwrap_or_default(),
         name: claim.name_any(),
         volume: marks.volume,
         phase: match phase {
@@ -269,14 +324,13 @@ fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
 
 /// Only the metadata travels: the status of a node is large and changes all the time.
 fn node(node: PartialObjectMeta<KubeNode>) -> Node {
-    Node {
-        name: node.metadata.name.unwrap_or_default(),
-        labels: node.metadata.labels.unwrap_or_default(),
-    }
+    facts::node(node.metadata)
 }
 
 fn csi_node(node: CSINode) -> CsiNode {
+    let ours = node.spec.drivers.iter().find(|driver| driver.name == DRIVER_NAME);
     CsiNode {
+        our_keys: ours.map(|driver| driver.topology_keys.clone().unwrap_or_default()),
         node: node.metadata.name.unwrap_or_default(),
         drivers: node.spec.drivers.into_iter().map(|driver| driver.name).collect(),
     }

@@ -6,7 +6,11 @@ use tonic::{Request, Response, Status};
 
 use super::{Deadline, parse, work::Work};
 use crate::{
-    cluster::{Cluster, events::Events},
+    cluster::{
+        Cluster,
+        events::Events,
+        registry::{Registry, Standing},
+    },
     topology::Segments,
     twin::{self, Policy},
     volume::{VolumeId, VolumeName},
@@ -16,6 +20,7 @@ use crate::{
 /// The service.
 pub struct Controller {
     home: Cluster,
+    registry: Registry,
     policy: Arc<Policy>,
     events: Events,
     work: Work,
@@ -24,29 +29,39 @@ pub struct Controller {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Controller {
-    /// A controller for the claims of one cluster.
+    /// A controller for the claims of one cluster, whose pods may go to others.
     #[must_use]
-    pub fn new(home: Cluster, policy: Policy, work: Work) -> Self {
+    pub fn new(home: Cluster, registry: Registry, policy: Policy, work: Work) -> Self {
         let events = Events::new(home.client().clone());
         Self {
             home,
+            registry,
             policy: Arc::new(policy),
             events,
             work,
         }
     }
 
-    /// The cluster of a volume.
-    fn cluster_of(&self, id: &VolumeId) -> Result<Cluster, Status> {
-        if id.cluster == *self.home.id() {
-            return Ok(self.home.clone());
+    /// Whether a volume lives here, and not behind a virtual node.
+    fn is_home(&self, id: &VolumeId) -> bool {
+        id.cluster == *self.home.id()
+    }
+
+    /// A volume of a remote cluster is where its pods run, and nowhere else: on the
+    /// node that stands for the cluster there is nothing to do.
+    async fn publish_remote(&self, id: &VolumeId, node: &str) -> Result<(), Status> {
+        let found = twin::node(&self.home, node)
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let found = found.ok_or_else(|| Status::not_found(format!("no node has the name {node:?}")))?;
+        match self.registry.behind(&found) {
+            Standing::Virtual(remote) if remote.id == id.cluster => Ok(()),
+            _ => Err(Status::failed_precondition(format!(
+                "the volume {} lives in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
+                 that stands for that cluster, or move the volume",
+                id.name, id.cluster
+            ))),
         }
-        // Neither there nor gone: only its cluster could tell.
-        Err(Status::unavailable(format!(
-            "the volume {id} lives in the cluster {}, which this driver does not know; its own is {}",
-            id.cluster,
-            self.home.id()
-        )))
     }
 }
 
@@ -58,16 +73,18 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
         let order = parse::order(request.into_inner())?;
-        let id = VolumeId {
-            cluster: self.home.id().clone(),
-            name: order.volume.clone(),
-        };
-        let (home, policy, events) = (self.home.clone(), Arc::clone(&self.policy), self.events.clone());
+        let name = order.volume.clone();
+        let (home, registry) = (self.home.clone(), self.registry.clone());
+        let (policy, events) = (Arc::clone(&self.policy), self.events.clone());
         let creation = async move {
-            let made = twin::create(&home, &policy, &events, &order, deadline.at()).await?;
+            let made = twin::create(&home, &registry, &policy, &events, &order, deadline.at()).await?;
             Ok(made)
         };
-        let made = self.work.run(id.name.as_str(), creation).await?;
+        let made = self.work.run(name.as_str(), creation).await?;
+        let id = VolumeId {
+            cluster: made.cluster,
+            name,
+        };
         Ok(Response::new(wire::CreateVolumeResponse {
             volume: Some(wire::Volume {
                 volume_id: id.to_string(),
@@ -88,9 +105,10 @@ impl wire::controller_server::Controller for Controller {
         let Some(id) = parse::ours(&id) else {
             return Ok(Response::new(wire::DeleteVolumeResponse {}));
         };
-        let (home, volume) = (self.cluster_of(&id)?, id.name.clone());
-        let delete = async move { Ok(twin::delete(&home, &volume, deadline.at()).await?) };
-        self.work.run(id.name.as_str(), delete).await?;
+        let (home, registry) = (self.home.clone(), self.registry.clone());
+        let name = id.name.clone();
+        let delete = async move { Ok(twin::delete(&home, &registry, &id, deadline.at()).await?) };
+        self.work.run(name.as_str(), delete).await?;
         Ok(Response::new(wire::DeleteVolumeResponse {}))
     }
 
@@ -104,7 +122,11 @@ impl wire::controller_server::Controller for Controller {
         let node = parse::required("node_id", request.node_id)?;
         let asked = parse::only_capability(request.volume_capability)?;
         let id = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
-        let home = self.cluster_of(&id)?;
+        if !self.is_home(&id) {
+            self.publish_remote(&id, &node).await?;
+            return Ok(Response::new(wire::ControllerPublishVolumeResponse::default()));
+        }
+        let home = self.home.clone();
         let key = format!("{} on {node}", id.name);
         let publish = async move { Ok(twin::publish(&home, &id.name, &node, &asked, deadline.at()).await?) };
         let path = self.work.run(&key, publish).await?;
@@ -126,7 +148,11 @@ impl wire::controller_server::Controller for Controller {
         let Some(id) = parse::ours(&id) else {
             return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
         };
-        let home = self.cluster_of(&id)?;
+        if !self.is_home(&id) {
+            // Nothing was attached for it.
+            return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
+        }
+        let home = self.home.clone();
         let node = request.node_id;
         let key = format!("{} on {node}", id.name);
         let unpublish = async move {
@@ -145,8 +171,7 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::volume_id(request.volume_id)?;
         let asked = parse::capabilities(request.volume_capabilities.clone())?;
         let known = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
-        let home = self.cluster_of(&known)?;
-        let capable = twin::validate(&home, &known.name).await?;
+        let capable = twin::validate(&self.home, &self.registry, &known).await?;
         let capable = capable.ok_or_else(|| no_such_volume(&id))?;
         let mut answer = wire::ValidateVolumeCapabilitiesResponse::default();
         if capable.contains(&asked) {
@@ -169,7 +194,7 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::ListVolumesResponse> {
         let request = request.into_inner();
         let page = Page::parse(request.max_entries, &request.starting_token)?;
-        let volumes = twin::list(&self.home)
+        let volumes = twin::list(&self.home, &self.registry)
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
         let rest: Vec<_> = volumes
@@ -183,7 +208,7 @@ impl wire::controller_server::Controller for Controller {
         let next_token = next.map(|last| last.volume.to_string()).unwrap_or_default();
         let entries = rest.into_iter().take(page.size).map(|listed| {
             let id = VolumeId {
-                cluster: self.home.id().clone(),
+                cluster: listed.cluster,
                 name: listed.volume,
             };
             let volume = wire::Volume {
@@ -279,7 +304,12 @@ mod tests {
 
     async fn controller() -> (FakeApi, Controller) {
         let api = FakeApi::start().await;
-        let controller = Controller::new(api.cluster().await, Policy::default(), Work::default());
+        let controller = Controller::new(
+            api.cluster().await,
+            Registry::default(),
+            Policy::default(),
+            Work::default(),
+        );
         (api, controller)
     }
 
@@ -373,11 +403,10 @@ mod tests {
         let (_api, controller) = controller().await;
         let elsewhere = id(1).replace(":home:", ":away:");
         assert_eq!(delete(&controller, &elsewhere).await, Code::Unavailable);
-        assert_eq!(unpublish(&controller, &elsewhere).await, Code::Unavailable);
-        assert_eq!(
-            publish(&controller, &elsewhere, "n", true).await,
-            Code::Unavailable
-        );
+        assert_eq!(validate(&controller, &elsewhere, true).await, Code::Unavailable);
+        // Nothing was ever attached for it here, and never is.
+        assert_eq!(unpublish(&controller, &elsewhere).await, Code::Ok);
+        assert_eq!(publish(&controller, &elsewhere, "n", true).await, Code::NotFound);
     }
 
     async fn list(

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::{
     placement::{DeleteRefusal, Refusal},
-    twin::{CreateError, DeleteError, PublishError, UnpublishError},
+    twin::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::SpecError,
 };
 
@@ -47,6 +47,8 @@ impl Coded for SpecError {
             | Self::UnknownAccessMode(_)
             | Self::UnknownParameter(_)
             | Self::HalfAClaim { .. }
+            | Self::UnknownBindingPolicy(_)
+            | Self::NotRemotely { .. }
             | Self::EmptyParameter(_) => Code::InvalidArgument,
         }
     }
@@ -56,10 +58,22 @@ impl Coded for CreateError {
     fn code(&self) -> Code {
         match self {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::Spec(error) => error.code(),
+            Self::NoSite(error) => error.code(),
             Self::Elsewhere(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
             Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for NoSite {
+    fn code(&self) -> Code {
+        match self {
+            // It may be there in a moment, and the claim's pod waits for it.
+            Self::Unreachable(_) | Self::Unmapped(_) => Code::Unavailable,
+            Self::Disputed { .. } => Code::FailedPrecondition,
         }
     }
 }
@@ -88,7 +102,7 @@ impl Coded for DeleteError {
                 refusal: DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_),
                 ..
             } => Code::FailedPrecondition,
-            Self::Unknown(_) | Self::Api(_) => Code::Unavailable,
+            Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }
@@ -105,7 +119,7 @@ impl Coded for PublishError {
                 None | Some(Code::Ok | Code::Unknown) => Code::Internal,
                 Some(code) => code,
             },
-            Self::Api(_) => Code::Unavailable,
+            Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting(_) => Code::DeadlineExceeded,
         }
     }

@@ -100,6 +100,7 @@ pub(super) fn node(name: &str) -> Node {
         labels: labels
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
+        ..Node::default()
     }
 }
 

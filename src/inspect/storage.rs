@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use super::{Told, cases};
 use crate::{
-    cluster::{Cluster, slim::SELECTED_NODE},
+    cluster::{Cluster, facts, slim::SELECTED_NODE},
     topology::{CLUSTER_KEY, Node},
     volume::{ClusterId, mark},
 };
@@ -136,10 +136,7 @@ impl Storage {
 
 async fn nodes(cluster: &Cluster) -> Told<Node> {
     let nodes = Told::<KubeNode>::all(cluster).await;
-    nodes.map(|node| Node {
-        name: node.metadata.name.unwrap_or_default(),
-        labels: node.metadata.labels.unwrap_or_default(),
-    })
+    nodes.map(|node| facts::node(node.metadata))
 }
 
 async fn claims(

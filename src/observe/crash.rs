@@ -87,6 +87,14 @@ crash_points! {
     BeforeCapacityDelete = "before-capacity-delete",
     /// Obsolete news of room were deleted.
     AfterCapacityDelete = "after-capacity-delete",
+    /// A virtual node is about to be labelled.
+    BeforeNodeLabel = "before-node-label",
+    /// A virtual node was labelled.
+    AfterNodeLabel = "after-node-label",
+    /// The `CSINode` of a virtual node is about to be written.
+    BeforeCsiNodeWrite = "before-csi-node-write",
+    /// The `CSINode` of a virtual node was written.
+    AfterCsiNodeWrite = "after-csi-node-write",
     /// Labels and annotations of a claim are about to be carried to its twin.
     BeforeSync = "before-sync",
     /// Labels and annotations of a claim were carried to its twin.

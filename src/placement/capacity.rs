@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use super::Surroundings;
 use crate::{
-    topology::{NODE_KEY, Node},
-    volume::digest,
+    topology::{CLUSTER_KEY, NODE_KEY, Node},
+    volume::{ClusterId, digest},
 };
 
 /// Stands for "no limit": the API wants a number, and this one is a valid quantity.
@@ -79,35 +79,70 @@ pub struct Published {
 /// best of them, since a wrong "full" cannot be corrected by anybody, while a
 /// wrong "free" is, by the claim being rescheduled. Without any, `CreateVolume`
 /// is to tell the user why, so nothing is hidden.
+///
+/// `remotes` is the room in each remote cluster, see [`room_in`]: its virtual
+/// nodes are told as one.
 #[must_use]
-pub fn publish(virtual_class: &str, possible: &[Surroundings<'_>], nodes: &[Node]) -> Vec<Published> {
-    let mut groups: BTreeMap<Room, Vec<String>> = BTreeMap::new();
+pub fn publish(
+    virtual_class: &str,
+    possible: &[Surroundings<'_>],
+    nodes: &[Node],
+    remotes: &[(ClusterId, Room)],
+) -> Vec<Published> {
+    let mut groups: BTreeMap<(&str, Room), Vec<String>> = BTreeMap::new();
+    for (cluster, room) in remotes {
+        let values = groups.entry((CLUSTER_KEY, *room)).or_default();
+        values.push(cluster.as_str().to_owned());
+    }
     for node in nodes {
         // The node plugin does not run elsewhere, so no claim of ours may go there.
         if let Some(value) = node.labels.get(NODE_KEY) {
             let best = possible.iter().map(|class| room_on(node, class)).max();
             groups
-                .entry(best.unwrap_or(Room::Unlimited))
+                .entry((NODE_KEY, best.unwrap_or(Room::Unlimited)))
                 .or_default()
                 .push(value.clone());
         }
     }
     groups
         .into_iter()
-        .flat_map(|(room, mut values)| {
+        .flat_map(|((key, room), mut values)| {
             values.sort();
-            let one = |values: &[String]| object(virtual_class, values, room);
+            let one = |values: &[String]| object(virtual_class, key, values, room);
             values.chunks(NODES_MAX).map(one).collect::<Vec<_>>()
         })
         .collect()
 }
 
-fn object(class: &str, values: &[String], room: Room) -> Published {
-    let parts = [class].into_iter().chain(values.iter().map(String::as_str));
+/// The room for a class anywhere in a remote cluster, with the nodes it has if
+/// they may be read. What a single volume can have is what counts.
+#[must_use]
+pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
+    let Some(nodes) = nodes else {
+        return Room::Unlimited;
+    };
+    let best = |real: &Surroundings<'_>| {
+        // Volumes made beforehand are bound there, by whom their pods are scheduled.
+        if real.is_static() {
+            return Room::Unlimited;
+        }
+        let rooms = nodes.iter().map(|node| room_on(node, real));
+        rooms.max().unwrap_or(Room::Zero)
+    };
+    possible.iter().map(best).max().unwrap_or(Room::Zero)
+}
+
+fn object(class: &str, key: &str, values: &[String], room: Room) -> Published {
+    // Nodes were there first, and are known by class and values alone.
+    let marked = (key != NODE_KEY).then_some(key);
+    let parts = [class]
+        .into_iter()
+        .chain(marked)
+        .chain(values.iter().map(String::as_str));
     Published {
         name: format!("storage-liqo-io-{}", digest(20, parts)),
         class: class.to_owned(),
-        key: NODE_KEY.to_owned(),
+        key: key.to_owned(),
         values: values.to_vec(),
         room,
     }
@@ -194,7 +229,7 @@ mod tests {
         let driver = RealDriver::default();
         let mut all = nodes(&["n3", "n1", "n2"]);
         all.push(node("without-our-plugin"));
-        let published = publish("liqo", &[surroundings(&real, &driver)], &all);
+        let published = publish("liqo", &[surroundings(&real, &driver)], &all, &[]);
         assert_eq!(
             rooms(&published),
             [(Room::Zero, vec!["n2"]), (Room::Unlimited, vec!["n1", "n3"])]
@@ -221,7 +256,7 @@ mod tests {
             capacities: &capacities,
             ..surroundings(&real, &driver)
         };
-        let published = publish("liqo", &[real], &nodes(&["n1", "n2", "n3"]));
+        let published = publish("liqo", &[real], &nodes(&["n1", "n2", "n3"]), &[]);
         let limited = |maximum, capacity| Room::Limited {
             maximum: maximum * GIB,
             capacity: Some(capacity * GIB),
@@ -254,7 +289,7 @@ mod tests {
             maximum: 2 * GIB,
             capacity: Some(3 * GIB),
         };
-        let published = publish("liqo", &[real], &nodes(&["n1", "n2"]));
+        let published = publish("liqo", &[real], &nodes(&["n1", "n2"]), &[]);
         assert_eq!(rooms(&published), [(Room::Zero, vec!["n2"]), (room, vec!["n1"])]);
     }
 
@@ -264,18 +299,54 @@ mod tests {
         let (here, anywhere) = (class("here", NO_PROVISIONER), class("anywhere", "x"));
         let both = [surroundings(&here, &driver), surroundings(&anywhere, &driver)];
         assert_eq!(
-            rooms(&publish("liqo", &both, &nodes(&["n1"]))),
+            rooms(&publish("liqo", &both, &nodes(&["n1"]), &[])),
             [(Room::Unlimited, vec!["n1"])]
         );
         assert_eq!(
-            rooms(&publish("liqo", &[], &nodes(&["n1"]))),
+            rooms(&publish("liqo", &[], &nodes(&["n1"]), &[])),
             [(Room::Unlimited, vec!["n1"])]
         );
     }
 
     #[test]
+    fn a_remote_cluster_is_told_as_one() {
+        let real = class("real", "real.example");
+        let driver = RealDriver {
+            registered_on: None,
+            publishes_capacity: true,
+        };
+        let capacities = [capacity(&["r1"], 5 * GIB, Some(2 * GIB)), capacity(&["r2"], GIB, None)];
+        let there = [Surroundings {
+            capacities: &capacities,
+            ..surroundings(&real, &driver)
+        }];
+        let r_nodes = [node("r1"), node("r2"), node("r3")];
+        let room = room_in(&there, Some(&r_nodes));
+        assert_eq!((room.maximum(), room.capacity()), (2 * GIB, 5 * GIB));
+        // No class, or no node, is no room; what cannot be read is no limit.
+        assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
+        assert_eq!(room_in(&there, Some(&[])), Room::Zero);
+        assert_eq!(room_in(&[], None), Room::Unlimited);
+
+        let id = |id: &str| id.parse().unwrap();
+        let remotes = [(id("a"), room), (id("b"), Room::Zero), (id("c"), room)];
+        let told: Vec<_> = publish("liqo", &[], &[], &remotes)
+            .into_iter()
+            .map(|one| (one.key, one.values, one.room))
+            .collect();
+        let key = CLUSTER_KEY.to_owned();
+        assert_eq!(
+            told,
+            [
+                (key.clone(), vec!["b".to_owned()], Room::Zero),
+                (key, vec!["a".to_owned(), "c".to_owned()], room),
+            ]
+        );
+    }
+
+    #[test]
     fn names_follow_class_and_nodes_only() {
-        let name = |class: &str, names: &[&str]| publish(class, &[], &nodes(names))[0].name.clone();
+        let name = |class: &str, names: &[&str]| publish(class, &[], &nodes(names), &[])[0].name.clone();
         assert_eq!(name("liqo", &["n1", "n2"]), name("liqo", &["n2", "n1"]));
         assert_ne!(name("liqo", &["n1", "n2"]), name("liqo", &["n1"]));
         assert_ne!(name("liqo", &["n1"]), name("other", &["n1"]));
@@ -295,7 +366,7 @@ mod tests {
                 .collect();
             let real = Surroundings { capacities: &capacities, ..surroundings(&real, &driver) };
             let all: Vec<Node> = names.iter().map(|name| registered(name)).collect();
-            let published = publish("liqo", &[real], &all);
+            let published = publish("liqo", &[real], &all, &[]);
 
             prop_assert!(published.len() <= 4);
             let unique: BTreeSet<&str> = published.iter().map(|one| one.name.as_str()).collect();

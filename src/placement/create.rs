@@ -12,7 +12,8 @@
 //!  ├─────┤ pending ├─┐ claim gone, other node, class loops
 //!  │     └───┬──▲──┘ │
 //!  │         │  └────┼─ PreBind (static volumes), Wait
-//!  │         │ bound │ Withdraw              (... until the twin is bound, or gone)
+//!  │         │ bound │ Withdraw              (... until the twin is bound, or gone;
+//!  │         │       │                        a remote one may be handed over before)
 //!  │     ┌───▼─────┐ │
 //!  ├─────┤ bound   ├─┘ not reachable from the node
 //!  │     └───┬─────┘
@@ -101,6 +102,8 @@ pub struct Twin {
     pub told_node: bool,
     /// The node it has now.
     pub node: Option<String>,
+    /// Whether it may be answered for before it is bound: its pod is what binds it.
+    pub answered_early: bool,
     /// How far it is.
     pub state: TwinState,
 }
@@ -351,6 +354,7 @@ fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep 
         return CreateStep::Withdraw(Withdrawal::OtherNode);
     }
     match prebinding {
+        Prebinding::Provisioner if twin.answered_early => CreateStep::HandOver,
         Prebinding::Provisioner | Prebinding::Reserved(_) => CreateStep::Wait,
         Prebinding::Found(volume) => CreateStep::PreBind {
             volume: volume.clone(),
@@ -369,6 +373,7 @@ fn with_users_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     }
     match &twin.state {
         TwinState::Lost => CreateStep::Refuse(Refusal::Lost),
+        TwinState::Pending(_) if twin.answered_early => early(facts, twin),
         TwinState::Pending(_) => CreateStep::Wait,
         TwinState::Bound(reach) => {
             if let Some(refusal) = mismatch(facts, twin) {
@@ -381,6 +386,15 @@ fn with_users_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
                 reach => bound(facts, twin, reach),
             }
         }
+    }
+}
+
+/// Nothing is known of the PV yet, so nothing about it can be wrong.
+fn early(facts: &CreateFacts, twin: &Twin) -> CreateStep {
+    match mismatch(facts, twin) {
+        Some(refusal) => CreateStep::Refuse(refusal),
+        None if twin.handed_over => CreateStep::Answer,
+        None => CreateStep::HandOver,
     }
 }
 

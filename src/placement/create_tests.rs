@@ -24,6 +24,7 @@ fn twin(state: TwinState) -> Twin {
         provisioner: Some("real.example".into()),
         told_node: true,
         node: Some("n1".into()),
+        answered_early: false,
         state,
     }
 }
@@ -133,6 +134,39 @@ fn while_the_twin_is_pending() {
             unchanged
         ),
         CreateStep::AwaitGone
+    );
+}
+
+#[test]
+fn a_twin_whose_pod_binds_it_is_handed_over_first() {
+    let early = || Twin {
+        answered_early: true,
+        told_node: false,
+        node: None,
+        ..pending()
+    };
+    assert_eq!(decide(early(), unchanged), CreateStep::HandOver);
+    let given = || Twin {
+        handed_over: true,
+        ..early()
+    };
+    assert_eq!(decide(given(), unchanged), CreateStep::Answer);
+    assert_eq!(decide(early(), gone), CreateStep::Withdraw(Withdrawal::ClaimGone));
+    let other = Twin {
+        differences: vec![Part::Size],
+        ..given()
+    };
+    assert!(matches!(
+        decide(other, unchanged),
+        CreateStep::Refuse(Refusal::Differs(_))
+    ));
+    let looping = Twin {
+        provisioner: Some(DRIVER_NAME.into()),
+        ..early()
+    };
+    assert_eq!(
+        decide(looping, unchanged),
+        CreateStep::Withdraw(Withdrawal::Loops(DRIVER_NAME.into()))
     );
 }
 
@@ -250,14 +284,14 @@ fn any_state() -> impl Strategy<Value = TwinState> {
 
 prop_compose! {
     fn any_twin()(
-        (handed_over, deleting, told_node) in any::<(bool, bool, bool)>(),
+        (handed_over, deleting, told_node, answered_early) in any::<(bool, bool, bool, bool)>(),
         differences in select(vec![vec![], vec![Part::Size]]),
         provisioner in select(vec![None, Some("real.example"), Some(DRIVER_NAME)]),
         node in select(vec![None, Some("n1"), Some("n2")]),
         state in any_state(),
     ) -> Twin {
         let (provisioner, node) = (provisioner.map(str::to_owned), node.map(str::to_owned));
-        Twin { handed_over, deleting, differences, provisioner, told_node, node, state }
+        Twin { handed_over, deleting, differences, provisioner, told_node, node, answered_early, state }
     }
 }
 
@@ -334,11 +368,12 @@ proptest! {
                 prop_assert!(!given_away && facts.claim != ClaimFact::Gone);
             }
             CreateStep::HandOver | CreateStep::Answer => {
-                prop_assert!(is_bound && lives);
+                let early = twin.is_some_and(|twin| twin.answered_early) && !is_bound;
+                prop_assert!((is_bound || early) && lives);
                 let retained = TwinState::Bound(Reach::FromTarget { retained: true });
                 let out_of_reach = TwinState::Bound(Reach::NotFromTarget);
                 let state = &twin.unwrap().state;
-                prop_assert!(!facts.retain || *state == retained || *state == out_of_reach);
+                prop_assert!(early || !facts.retain || *state == retained || *state == out_of_reach);
                 prop_assert_eq!(twin.unwrap().handed_over, step == CreateStep::Answer);
             }
             CreateStep::Refuse(_) | CreateStep::Elsewhere(_) => {

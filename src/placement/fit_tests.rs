@@ -15,6 +15,7 @@ pub(in crate::placement) fn node(name: &str) -> Node {
     Node {
         name: name.to_owned(),
         labels: BTreeMap::from([("host".to_owned(), name.to_owned())]),
+        ..Node::default()
     }
 }
 

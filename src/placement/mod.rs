@@ -7,8 +7,9 @@ mod class;
 mod create;
 mod delete;
 mod fit;
+mod offload;
 
-pub use capacity::{Published, Room, publish};
+pub use capacity::{Published, Room, publish, room_in};
 pub use class::{
     AllowedTopology, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, ReclaimPolicy,
     Wishes, choose_class, is_loop,
@@ -19,3 +20,6 @@ pub use create::{
 };
 pub use delete::{DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, TwinVolume, delete_step};
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
+pub use offload::{
+    Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes, behind,
+};

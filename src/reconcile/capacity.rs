@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,28 +25,38 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    cluster::{ApiError, Cluster, Objects, Precondition, facts},
+    cluster::{
+        ApiError, Cluster, Objects, Precondition, facts,
+        registry::{Registry, Remote, Unreachable},
+    },
     observe::{CrashPoint, crash_point},
     placement::{
-        BindingMode, Capacity, Class, KnownClasses, Published, RealDriver, StaticVolume, Surroundings,
-        Wishes, choose_class, publish,
+        BindingMode, Capacity, Class, ClassMap, KnownClasses, Published, RealDriver, Room, StaticVolume,
+        Surroundings, Wishes, choose_class, publish, room_in,
     },
     topology::Node,
-    volume::{DRIVER_NAME, mark, quantity},
+    volume::{ClusterId, DRIVER_NAME, mark, quantity},
 };
 
 /// The loop that publishes capacities.
 pub(super) struct Capacities<'a> {
     home: &'a Cluster,
+    registry: &'a Registry,
     watched: &'a Watched,
     settings: &'a Settings,
     published: Objects<CSIStorageCapacity>,
 }
 
 impl<'a> Capacities<'a> {
-    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, settings: &'a Settings) -> Self {
+    pub(super) fn new(
+        home: &'a Cluster,
+        registry: &'a Registry,
+        watched: &'a Watched,
+        settings: &'a Settings,
+    ) -> Self {
         Self {
             home,
+            registry,
             watched,
             settings,
             published: home.within(&settings.namespace),
@@ -53,14 +64,16 @@ impl<'a> Capacities<'a> {
     }
 
     fn wanted(&self) -> Vec<Published> {
-        let world = World::of(self.home, self.watched);
+        let world = World::of(self.home, self.watched.static_volumes());
+        let there: Vec<_> = self.registry.all().into_iter().map(There::of).collect();
         let ours = world.classes.iter().filter(|class| {
             class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
         });
         ours.flat_map(|class| {
-            let possible = world.possible(class, &self.settings.allowed_classes, self.home);
+            let possible = world.possible(class, &self.settings.allowed_classes, &ClassMap::default(), self.home);
             let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
-            publish(&class.name, &surroundings, &world.nodes)
+            let remotes: Vec<_> = there.iter().map(|there| there.room(class, self.settings)).collect();
+            publish(&class.name, &surroundings, &world.nodes, &remotes)
         })
         .collect()
     }
@@ -129,6 +142,7 @@ impl Rounds for Capacities<'_> {
             views.drivers.version(),
             views.capacities.version(),
             self.watched.volumes.version(),
+            self.registry.news(),
         ]
     }
 
@@ -168,8 +182,8 @@ struct World {
 }
 
 impl World {
-    fn of(home: &Cluster, watched: &Watched) -> Self {
-        let views = home.views();
+    fn of(cluster: &Cluster, volumes: Vec<StaticVolume>) -> Self {
+        let views = cluster.views();
         let mut drivers: HashMap<String, RealDriver> = HashMap::new();
         for driver in views.drivers.all() {
             let known = RealDriver {
@@ -197,23 +211,30 @@ impl World {
                 .iter()
                 .map(|it| Capacity::clone(it))
                 .collect(),
-            volumes: watched.static_volumes(),
+            volumes,
         }
     }
 
     /// The real classes that claims of a virtual class may get.
-    fn possible(&self, class: &Class, allowed: &BTreeSet<String>, home: &Cluster) -> Vec<&Class> {
+    fn possible(
+        &self,
+        class: &Class,
+        allowed: &BTreeSet<String>,
+        map: &ClassMap,
+        cluster: &Cluster,
+    ) -> Vec<&Class> {
         let known = KnownClasses::Listed(&self.classes);
-        let unannotated = (None, class.real_class());
+        let mapped = map.mapping.contains_key(&class.name);
+        let unannotated = (None, class.real_class().filter(|_| !mapped));
         let annotated = allowed.iter().map(|name| (Some(name.as_str()), None));
         let choose = |(annotation, parameter)| {
             let wishes = Wishes {
                 annotation,
                 allowed,
                 parameter,
-                mapping: None,
+                mapping: map.real(Some(&class.name)),
             };
-            let chosen = choose_class(&wishes, known, home.id()).ok()?;
+            let chosen = choose_class(&wishes, known, cluster.id()).ok()?;
             self.classes.iter().find(|class| class.name == chosen.name())
         };
         [unannotated]
@@ -230,6 +251,45 @@ impl World {
             capacities: &self.capacities,
             volumes: &self.volumes,
         }
+    }
+}
+
+/// A remote cluster, as far as it can be looked into now.
+struct There {
+    remote: Arc<Remote>,
+    /// Its world, or the room it has whatever the class.
+    world: Result<(Cluster, World), Room>,
+}
+
+impl There {
+    fn of(remote: Arc<Remote>) -> Self {
+        let world = match remote.reach() {
+            Ok(cluster) if cluster.rights().classes => {
+                let world = World::of(&cluster, Vec::new());
+                Ok((cluster, world))
+            }
+            Ok(_) | Err(Unreachable::Connecting(_)) => Err(Room::Unlimited),
+            // Pods that need a volume had better go elsewhere.
+            Err(Unreachable::Silent { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
+                Err(Room::Zero)
+            }
+        };
+        Self { remote, world }
+    }
+
+    fn room(&self, class: &Class, settings: &Settings) -> (ClusterId, Room) {
+        let room = match &self.world {
+            Err(room) => *room,
+            Ok((cluster, world)) => {
+                let allowed = &settings.allowed_classes;
+                let possible = world.possible(class, allowed, &self.remote.classes, cluster);
+                let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
+                let rights = cluster.rights();
+                let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());
+                room_in(&surroundings, nodes)
+            }
+        };
+        (self.remote.id.clone(), room)
     }
 }
 
@@ -317,7 +377,7 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        Capacities::new(&home, &watched, &settings()).round().await
+        Capacities::new(&home, &Registry::default(), &watched, &settings()).round().await
     }
 
     #[tokio::test]

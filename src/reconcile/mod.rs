@@ -4,6 +4,7 @@
 //!
 //! | loop | what it does |
 //! |---|---|
+//! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `orphans` | collects twins nobody was given, reports what else looks forgotten |
@@ -21,6 +22,7 @@ mod recovery;
 mod reports;
 mod rounds;
 mod sync;
+mod virtual_nodes;
 mod watched;
 
 use std::{collections::BTreeSet, time::Duration};
@@ -30,9 +32,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, capacity::Capacities, health::Health, lease::Lease, orphans::Orphans,
-    pinned::Pinned, reports::Reports, rounds::drive, watched::Watched,
+    pinned::Pinned, reports::Reports, rounds::drive, virtual_nodes::VirtualNodes, watched::Watched,
 };
-use crate::cluster::{Cluster, events::Events};
+use crate::cluster::{Cluster, events::Events, registry::Registry};
 
 /// How the loops behave.
 #[derive(Clone, Debug)]
@@ -52,6 +54,7 @@ pub struct Settings {
 /// they look at.
 pub async fn run(
     home: Cluster,
+    registry: Registry,
     events: Events,
     settings: Settings,
     metrics: Metrics,
@@ -60,7 +63,7 @@ pub async fn run(
     let lease = Lease::new(&home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
-        Box::pin(loops(&home, &events, &settings, &metrics)).await;
+        Box::pin(loops(&home, &registry, &events, &settings, &metrics)).await;
     };
     while !stop.is_cancelled() {
         stop.run_until_cancelled(lease.lead(turn)).await;
@@ -70,13 +73,20 @@ pub async fn run(
 }
 
 /// All loops, as one task: each waits for the API server nearly all of its time.
-async fn loops(home: &Cluster, events: &Events, settings: &Settings, metrics: &Metrics) {
+async fn loops(
+    home: &Cluster,
+    registry: &Registry,
+    events: &Events,
+    settings: &Settings,
+    metrics: &Metrics,
+) {
     let watched = Watched::start(home);
     home.views().complete().await;
     watched.complete().await;
     let reports = || Reports::new(events.clone());
     tokio::join!(
-        drive(Capacities::new(home, &watched, settings), metrics),
+        drive(VirtualNodes::new(home, registry), metrics),
+        drive(Capacities::new(home, registry, &watched, settings), metrics),
         drive(Pinned::new(home, &watched, events), metrics),
         drive(
             Orphans::new(home, &watched, reports(), settings, metrics),
@@ -119,7 +129,7 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(
-            run(home, events, settings, Metrics::default(), stop.clone()),
+            run(home, Registry::default(), events, settings, Metrics::default(), stop.clone()),
             watching
         );
         assert_eq!(api.object(LEASE).unwrap()["spec"]["holderIdentity"], "");

@@ -166,6 +166,7 @@ mod tests {
         Node {
             name: name.to_owned(),
             labels: labels.into_map(),
+            ..Node::default()
         }
     }
 

@@ -10,6 +10,9 @@ pub const CLUSTER_KEY: &str = "topology.storage.liqo.io/cluster";
 /// Key on real nodes only: the node itself.
 pub const NODE_KEY: &str = "topology.storage.liqo.io/node";
 
+/// Label on virtual nodes only, so that workloads of real nodes can stay away.
+pub const VIRTUAL_NODE: &str = "storage.liqo.io/virtual-node";
+
 /// Longest value of a label.
 const VALUE_MAX: usize = 63;
 const KEPT: usize = 50;

@@ -16,6 +16,8 @@ pub struct Node {
     pub name: String,
     /// Its labels.
     pub labels: Labels,
+    /// Those of its annotations by which fabrics tell which cluster is behind it.
+    pub annotations: Labels,
 }
 
 /// How a requirement compares a value.
@@ -176,6 +178,7 @@ mod tests {
             labels: labels
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
+            ..Node::default()
         }
     }
 

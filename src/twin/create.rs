@@ -4,156 +4,212 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, Made, Order, Policy, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, name_of,
+    CreateError, Made, Order, Policy, Site, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
     news::News,
-    place_of,
     plan::{Plan, plan},
     record::{self, Chosen},
-    sight::Sight,
+    sight::{self, Sight},
+    site,
     withdraw::{self, retain, withdraw},
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, slim},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, slim},
     observe::{CrashPoint, crash_point},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
-    volume::{VolumeName, mark},
+    topology::Segments,
+    volume::mark,
 };
 
 /// Makes the volume, or goes on making it.
 pub async fn create(
     home: &Cluster,
+    registry: &Registry,
     policy: &Policy,
     events: &Events,
     order: &Order,
     deadline: Instant,
 ) -> Result<Made, CreateError> {
-    let mut news = News::of(home, name_of(&order.volume));
+    let mut claim = sight::claim(home, order).await?;
+    let site = Box::pin(site::find(home, registry, order, &claim)).await?;
+    let mut news = News::of(&site);
     loop {
-        let mut sight = Box::pin(Sight::take(home, order)).await?;
-        let awaited = match sight.step(home, order).await? {
-            CreateStep::Create => {
-                if make_twin(home, policy, order, &sight).await? == Binder::Ourselves {
-                    continue;
-                }
-                "bound"
-            }
-            CreateStep::Wait => "bound",
-            CreateStep::AwaitGone => {
-                if let Some(twin) = &sight.twin {
-                    withdraw::let_go(home, twin).await?;
-                }
-                "gone"
-            }
-            CreateStep::PreBind { volume } => {
-                prebind(home, &volume, &sight).await?;
-                "bound"
-            }
-            CreateStep::Withdraw(why) => {
-                tracing::info!(volume = %order.volume, ?why, "withdrawing the twin");
-                let mut reason = None;
-                if let Some(twin) = &sight.twin {
-                    if why == Withdrawal::DriverRefused {
-                        reason = last_warning(home, twin).await;
-                    }
-                    withdraw(home, twin, deadline).await?;
-                }
-                match why.afterwards() {
-                    Afterwards::DecideAgain => continue,
-                    Afterwards::Elsewhere(what) => {
-                        return Err(CreateError::Elsewhere(with_reason(what, reason)));
-                    }
-                    Afterwards::Refuse(refusal) => return Err(refused(home, order, refusal)),
+        let mut sight = Box::pin(Sight::take(&site, registry, order, claim)).await?;
+        match turn(&site, policy, events, order, deadline, &mut sight).await? {
+            Turn::Over(made) => return Ok(made),
+            Turn::Again => {}
+            Turn::Await(what) => {
+                if !news.wait(deadline, || wants_attention(&site)).await {
+                    return Err(still_waiting(&site, what).await);
                 }
             }
-            CreateStep::Retain => {
-                retain_or_tell(home, events, &sight).await?;
-                continue;
-            }
-            CreateStep::HandOver => {
-                if !hand_over(home, &sight).await? {
-                    continue;
-                }
-                return Ok(made(home, &sight));
-            }
-            CreateStep::Answer => return Ok(made(home, &sight)),
-            CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
-            CreateStep::Refuse(refusal) => return Err(refused(home, order, refusal)),
-        };
-        if !news.wait(deadline, || wants_attention(home, &order.volume)).await {
-            return Err(still_waiting(home, order, awaited).await);
         }
+        claim = sight::claim(home, order).await?;
     }
 }
 
-/// Who binds a new twin.
+/// What follows a step.
+enum Turn {
+    /// The answer.
+    Over(Made),
+    /// Another look.
+    Again,
+    /// Another look when something has changed; this is what is waited for.
+    Await(&'static str),
+}
+
+async fn turn(
+    site: &Site,
+    policy: &Policy,
+    events: &Events,
+    order: &Order,
+    deadline: Instant,
+    sight: &mut Sight,
+) -> Result<Turn, CreateError> {
+    Ok(match sight.step(site, order).await? {
+        CreateStep::Create => match Box::pin(make_twin(site, policy, events, order, sight)).await? {
+            Next::Look => Turn::Again,
+            Next::Binding => Turn::Await("bound"),
+        },
+        CreateStep::Wait => Turn::Await("bound"),
+        CreateStep::AwaitGone => {
+            if let Some(twin) = &sight.twin {
+                withdraw::let_go(site.cluster(), twin).await?;
+            }
+            Turn::Await("gone")
+        }
+        CreateStep::PreBind { volume } => {
+            prebind(site, &volume, sight).await?;
+            Turn::Await("bound")
+        }
+        CreateStep::Withdraw(why) => {
+            take_back(site, order, sight, why, deadline).await?;
+            Turn::Again
+        }
+        CreateStep::Retain => {
+            retain_or_tell(site, events, sight).await?;
+            Turn::Again
+        }
+        CreateStep::HandOver => {
+            if hand_over(site, sight).await? {
+                Turn::Over(made(site, order, sight))
+            } else {
+                Turn::Again
+            }
+        }
+        CreateStep::Answer => Turn::Over(made(site, order, sight)),
+        CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
+        CreateStep::Refuse(refusal) => return Err(refused(site, refusal)),
+    })
+}
+
+/// Withdraws the twin; an error if that ends the matter.
+async fn take_back(
+    site: &Site,
+    order: &Order,
+    sight: &Sight,
+    why: Withdrawal,
+    deadline: Instant,
+) -> Result<(), CreateError> {
+    tracing::info!(volume = %order.volume, twin = site.place(), cluster = site.cluster_name(), ?why, "withdrawing the twin");
+    let mut reason = None;
+    if let Some(twin) = &sight.twin {
+        if why == Withdrawal::DriverRefused {
+            reason = last_warning(site, twin).await;
+        }
+        withdraw(site.cluster(), twin, deadline).await?;
+    }
+    match why.afterwards() {
+        Afterwards::DecideAgain => Ok(()),
+        Afterwards::Elsewhere(what) => Err(CreateError::Elsewhere(with_reason(what, reason))),
+        Afterwards::Refuse(refusal) => Err(refused(site, refusal)),
+    }
+}
+
+/// What to do after a twin was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Binder {
-    /// The real class's provisioner.
-    Provisioner,
-    /// We do: nobody provisions for its class.
-    Ourselves,
+enum Next {
+    /// Wait for the real class's provisioner.
+    Binding,
+    /// Look again: it is ours to bind, or may be answered for.
+    Look,
 }
 
 async fn make_twin(
-    home: &Cluster,
+    site: &Site,
     policy: &Policy,
+    events: &Events,
     order: &Order,
     sight: &Sight,
-) -> Result<Binder, CreateError> {
-    let (class, provisioner, node) = match plan(home, policy, order, sight).await? {
-        Plan::Make {
-            class,
-            provisioner,
-            node,
-        } => (class, provisioner, node),
+) -> Result<Next, CreateError> {
+    let planned = match plan(site, policy, order, sight).await? {
+        Plan::Make(planned) => planned,
         Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
     };
     let chosen = Chosen {
-        class: &class,
-        provisioner: provisioner.as_deref(),
-        node: node.as_deref(),
+        class: &planned.class,
+        provisioner: planned.provisioner.as_deref(),
+        node: planned.node.as_deref(),
+        access_modes: planned.access_modes.as_deref(),
     };
-    let twin = record::twin(home, order, sight.claim.as_ref(), &chosen);
+    let twin = record::twin(site, order, sight.claim.as_ref(), &chosen);
     crash_point(CrashPoint::BeforeTwinCreate);
-    let created = home.stored::<PersistentVolumeClaim>().create(&twin).await;
+    let created = site.twins().create(&twin).await;
     crash_point(CrashPoint::AfterTwinCreate);
     match created {
         // None: somebody was faster, most likely ourselves; the next look tells.
-        Ok(_) if provisioner.as_deref() == Some(NO_PROVISIONER) => Ok(Binder::Ourselves),
-        Ok(_) => Ok(Binder::Provisioner),
-        Err(error) if refused_for_good(&error) => Err(CreateError::NotAccepted(error)),
-        Err(error) => Err(error.into()),
+        Ok(_) => {}
+        Err(error) => return Err(not_taken(site, error)),
+    }
+    if sight.facts.retain && !site.cluster().rights().volume_changes {
+        tell_not_retained(site, events, sight).await;
+    }
+    let ours_to_bind =
+        planned.provisioner.as_deref() == Some(NO_PROVISIONER) && site.remote_cluster().is_none();
+    Ok(if ours_to_bind || planned.answered_early {
+        Next::Look
+    } else {
+        Next::Binding
+    })
+}
+
+/// Why the API server did not take a twin, and what that means for its claim.
+fn not_taken(site: &Site, error: ApiError) -> CreateError {
+    match (&error.cause, site.remote_cluster()) {
+        // At home only an administrator can mend it. Elsewhere there are other clusters.
+        (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
+        | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
+        (Cause::Forbidden(message), Some(_)) if !may_pass(message) => {
+            CreateError::Elsewhere(error.to_string())
+        }
+        _ => error.into(),
     }
 }
 
-/// Quota, admission, a missing namespace: the object was not stored, and will
-/// not be until somebody changes something.
-fn refused_for_good(error: &ApiError) -> bool {
-    matches!(
-        error.cause,
-        Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_)
-    )
+/// Whether something forbidden may be allowed in a moment: a namespace that is
+/// not there yet, whose roles are not, or that is on its way out. Quotas, limits
+/// and admission stay as they are.
+fn may_pass(message: &str) -> bool {
+    ["cannot create resource", "is being terminated"]
+        .iter()
+        .any(|sign| message.contains(sign))
 }
 
 /// Binds the twin to a volume that nobody provisions: reserves the volume, and
 /// tells the twin, or Kubernetes would look at it again only after a while.
-async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), CreateError> {
+async fn prebind(site: &Site, volume: &str, sight: &Sight) -> Result<(), CreateError> {
     let Some(twin) = &sight.twin else { return Ok(()) };
-    if !reserve(home, volume, twin).await? {
+    if !reserve(site, volume, twin).await? {
         return Ok(());
     }
     let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
     crash_point(CrashPoint::BeforeTellVolume);
-    let told = home
-        .stored::<PersistentVolumeClaim>()
-        .merge(&twin.name_any(), &told)
-        .await;
+    let told = site.twins().merge(&twin.name_any(), &told).await;
     crash_point(CrashPoint::AfterTellVolume);
     unless_conflict(told)?;
     Ok(())
@@ -162,8 +218,8 @@ async fn prebind(home: &Cluster, volume: &str, sight: &Sight) -> Result<(), Crea
 /// Reserves a volume for the twin; false if somebody else was faster. Without the
 /// uid in `claimRef`: with it, a reservation whose twin went away would turn the
 /// PV Released for ever.
-async fn reserve(home: &Cluster, volume: &str, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
-    let volumes = home.all::<PersistentVolume>();
+async fn reserve(site: &Site, volume: &str, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
+    let volumes = site.volumes();
     let Some(found) = volumes.get(volume).await? else {
         return Ok(false);
     };
@@ -189,28 +245,25 @@ async fn reserve(home: &Cluster, volume: &str, twin: &PersistentVolumeClaim) -> 
 /// Marks the twin as its user's. False if it is not the twin that was looked at,
 /// or on its way out. Its version does not matter: Kubernetes is still writing on
 /// it, and whoever withdraws it names the version he saw.
-async fn hand_over(home: &Cluster, sight: &Sight) -> Result<bool, CreateError> {
+async fn hand_over(site: &Site, sight: &Sight) -> Result<bool, CreateError> {
     let Some(twin) = &sight.twin else { return Ok(false) };
     let patch = json!({"metadata": {
         "uid": twin.uid(),
         "annotations": {mark::HANDED_OVER: "true"},
     }});
     crash_point(CrashPoint::BeforeHandOver);
-    let marked = home
-        .stored::<PersistentVolumeClaim>()
-        .merge(&twin.name_any(), &patch)
-        .await;
+    let marked = site.twins().merge(&twin.name_any(), &patch).await;
     crash_point(CrashPoint::AfterHandOver);
     let marked = unless_conflict(marked)?;
     Ok(marked.is_some_and(|twin| twin.metadata.deletion_timestamp.is_none()))
 }
 
 /// The user asked for Retain; where we lack the right to see to it, he must know.
-async fn retain_or_tell(home: &Cluster, events: &Events, sight: &Sight) -> Result<(), CreateError> {
+async fn retain_or_tell(site: &Site, events: &Events, sight: &Sight) -> Result<(), CreateError> {
     let Some(volume) = &sight.volume else {
         return Ok(());
     };
-    match retain(home, volume).await {
+    match retain(site.cluster(), volume).await {
         Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
             if let Some(claim) = &sight.claim {
                 let note = format!("The reclaim policy Retain cannot be applied to the real volume: {error}");
@@ -224,50 +277,75 @@ async fn retain_or_tell(home: &Cluster, events: &Events, sight: &Sight) -> Resul
     }
 }
 
-fn made(home: &Cluster, sight: &Sight) -> Made {
-    let volume = sight.volume.as_ref();
-    let capacity = volume.and_then(|volume| volume.spec.as_ref()?.capacity.as_ref()?.get("storage"));
-    let twin = sight.twin.as_ref().map(ResourceExt::name_any).unwrap_or_default();
+async fn tell_not_retained(site: &Site, events: &Events, sight: &Sight) {
+    if let Some(claim) = &sight.claim {
+        let note = format!(
+            "The reclaim policy Retain is not enforced in the cluster {}: this driver may not change PersistentVolumes there, \
+             so what becomes of the data is up to the reclaim policy of the real class",
+            site.cluster_name()
+        );
+        events
+            .warn(&record::claim_mark(claim), "RetainNotApplied", &note)
+            .await;
+    }
+}
+
+fn made(site: &Site, order: &Order, sight: &Sight) -> Made {
+    let twin = sight.twin.as_ref();
+    let of_volume = sight
+        .volume
+        .as_ref()
+        .and_then(|volume| volume.spec.as_ref()?.capacity.as_ref()?.get("storage"));
+    let of_twin = twin.and_then(|twin| twin.status.as_ref()?.capacity.as_ref()?.get("storage"));
+    let capacity = of_volume.or(of_twin).and_then(facts::bytes);
+    let volume = sight
+        .volume
+        .as_ref()
+        .map(ResourceExt::name_any)
+        .unwrap_or_default();
     Made {
-        bytes: capacity.and_then(facts::bytes).unwrap_or_default(),
-        topology: sight.topology.clone(),
+        cluster: site.cluster().id().clone(),
+        // What is answered for before it is bound will be as large as it was asked to be.
+        bytes: capacity.unwrap_or_else(|| order.spec.size.request()),
+        topology: if sight.topology.is_empty() {
+            vec![Segments::of_cluster(site.cluster().id())]
+        } else {
+            sight.topology.clone()
+        },
         context: BTreeMap::from([
-            (TWIN_NAMESPACE.to_owned(), home.storage_namespace().to_owned()),
-            (TWIN_NAME.to_owned(), twin),
-            (
-                TWIN_VOLUME.to_owned(),
-                volume.map(ResourceExt::name_any).unwrap_or_default(),
-            ),
+            (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),
+            (TWIN_NAME.to_owned(), site.name().to_owned()),
+            (TWIN_VOLUME.to_owned(), volume),
         ]),
     }
 }
 
-fn refused(home: &Cluster, order: &Order, refusal: Refusal) -> CreateError {
+fn refused(site: &Site, refusal: Refusal) -> CreateError {
     CreateError::Refused {
-        twin: place_of(home, &order.volume),
-        cluster: home.id().to_string(),
+        twin: site.place(),
+        cluster: site.cluster_name(),
         refusal,
     }
 }
 
-async fn still_waiting(home: &Cluster, order: &Order, awaited: &'static str) -> CreateError {
-    let twins = home.stored::<PersistentVolumeClaim>();
-    let why = match twins.get(name_of(&order.volume)).await {
-        Ok(Some(twin)) => last_warning(home, &twin).await,
+async fn still_waiting(site: &Site, awaited: &'static str) -> CreateError {
+    let why = match site.twins().get(site.name()).await {
+        Ok(Some(twin)) => last_warning(site, &twin).await,
         _ => None,
     };
     CreateError::StillWaiting {
-        twin: place_of(home, &order.volume),
-        cluster: home.id().to_string(),
+        twin: site.place(),
+        cluster: site.cluster_name(),
         awaited,
         why,
     }
 }
 
 /// The newest warning about a twin: what the real provisioner says, the user must hear.
-async fn last_warning(home: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<String> {
     let about = format!("involvedObject.uid={},type=Warning", twin.uid()?);
-    let warnings = home.stored::<Event>().select(None, Some(&about)).await.ok()?;
+    let events = site.cluster().within::<Event>(site.namespace());
+    let warnings = events.select(None, Some(&about)).await.ok()?;
     let newest = warnings.into_iter().max_by_key(|warning| {
         let seen = warning.last_timestamp.as_ref().map(|time| time.0);
         let noted = warning.event_time.as_ref().map(|time| time.0);
@@ -292,11 +370,11 @@ fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>,
 }
 
 /// Whether something has to be done: a twin on its way is changed several times before that.
-fn wants_attention(home: &Cluster, volume: &VolumeName) -> bool {
-    let volumes = home.views().volumes.of_topic(name_of(volume));
+fn wants_attention(site: &Site) -> bool {
+    let volumes = site.cluster().views().volumes.of_topic(site.name());
     if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
         return true;
     }
-    let twin = home.views().twins.get(&place_of(home, volume));
-    twin.is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
+    site.seen()
+        .is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
 }

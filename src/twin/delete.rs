@@ -9,37 +9,45 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, TWIN_VOLUME, name_of,
+    DeleteError, Site, TWIN_VOLUME,
     news::News,
-    place_of, record,
+    record, site,
     withdraw::{is_reservation, let_go, unclaim},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, facts},
+    cluster::{ApiError, Cluster, Precondition, facts, registry::Registry},
     observe::{CrashPoint, crash_point},
     placement::{DeleteFacts, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step},
-    volume::{Owner, VolumeName, mark},
+    volume::{VolumeId, VolumeName, mark},
 };
 
 /// Deletes the volume, or goes on deleting it.
-pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> Result<(), DeleteError> {
-    let name = name_of(volume);
-    let mut news = News::of(home, name);
+pub async fn delete(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    deadline: Instant,
+) -> Result<(), DeleteError> {
+    let Some(site) = site::find_again(home, registry, id).await? else {
+        return Ok(());
+    };
+    let volume = &id.name;
+    let mut news = News::of(&site);
     let mut real_volume = None;
     // Asked once: a twin that is being deleted is attached nowhere any more.
     let mut attached = attached_to(home, volume).await?;
     loop {
-        let (facts, twin) = look(home, volume, attached.take(), &mut real_volume).await?;
+        let (facts, twin) = look(&site, volume, attached.take(), &mut real_volume).await?;
         let awaited = match delete_step(&facts) {
             DeleteStep::DeleteTwin => {
                 if let Some(twin) = &twin {
-                    delete_twin(home, twin).await?;
+                    delete_twin(&site, twin).await?;
                 }
                 continue;
             }
             DeleteStep::AwaitTwin => {
                 if let Some(twin) = &twin
-                    && !let_go(home, twin).await?
+                    && !let_go(site.cluster(), twin).await?
                 {
                     continue;
                 }
@@ -47,21 +55,21 @@ pub async fn delete(home: &Cluster, volume: &VolumeName, deadline: Instant) -> R
             }
             DeleteStep::AwaitVolume { name, message } => Awaited::Volume { name, message },
             DeleteStep::Unclaim(reserved) => {
-                unclaim(home, &reserved, name).await?;
+                unclaim(site.cluster(), &reserved, site.name()).await?;
                 continue;
             }
             DeleteStep::Done => return Ok(()),
             DeleteStep::Unavailable(why) => return Err(DeleteError::Unknown(why)),
             DeleteStep::Refuse(refusal) => {
                 return Err(DeleteError::Refused {
-                    twin: place_of(home, volume),
-                    cluster: home.id().to_string(),
+                    twin: site.place(),
+                    cluster: site.cluster_name(),
                     refusal,
                 });
             }
         };
-        if !news.wait(deadline, || awaited.may_be_over(home, volume)).await {
-            return Err(awaited.still_there(home, volume));
+        if !news.wait(deadline, || awaited.may_be_over(&site)).await {
+            return Err(awaited.still_there(&site));
         }
     }
 }
@@ -75,58 +83,59 @@ enum Awaited {
 impl Awaited {
     /// Whether it is gone, or will not go, as far as what is watched tells: both
     /// are changed several times on their way.
-    fn may_be_over(&self, home: &Cluster, volume: &VolumeName) -> bool {
+    fn may_be_over(&self, site: &Site) -> bool {
         match self {
-            Self::Twin => {
-                let seen = home.views().twins.get(&place_of(home, volume));
-                seen.is_none_or(|twin| !twin.deleting)
-            }
+            Self::Twin => site.seen().is_none_or(|twin| !twin.deleting),
             Self::Volume { name, .. } => {
-                let seen = home.views().volumes.of_topic(name_of(volume));
+                let seen = site.cluster().views().volumes.of_topic(site.name());
                 let seen = seen.iter().find(|seen| seen.name == *name);
                 seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
             }
         }
     }
 
-    fn still_there(self, home: &Cluster, volume: &VolumeName) -> DeleteError {
+    fn still_there(self, site: &Site) -> DeleteError {
         let (what, why) = match self {
-            Self::Twin => (format!("the twin {}", place_of(home, volume)), None),
+            Self::Twin => (format!("the twin {}", site.place()), None),
             Self::Volume { name, message } => (format!("the twin's PV {name}"), message),
         };
         DeleteError::StillWaiting {
             what,
-            cluster: home.id().to_string(),
+            cluster: site.cluster_name(),
             why,
         }
     }
 }
 
 async fn look(
-    home: &Cluster,
+    site: &Site,
     volume: &VolumeName,
     attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
-    let found = home
-        .stored::<PersistentVolumeClaim>()
-        .get(name_of(volume))
-        .await?;
-    let owner = Owner::of_volume(home.id().clone(), volume.clone());
+    let found = site.twins().get(site.name()).await?;
+    let owner = site.owner(volume);
     let twin = match &found {
         None => DeleteTwin::Absent,
         Some(found) => match owner.recognise(found.labels(), found.annotations()) {
+            // Whoever made a claim of that name elsewhere did so after ours was gone.
+            Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) => DeleteTwin::Ours {
                 deleting: found.metadata.deletion_timestamp.is_some(),
             },
         },
     };
-    if let Some(name) = found.as_ref().and_then(record::volume_name) {
+    if let Some(name) = found.as_ref().and_then(record::volume_name)
+        && twin != DeleteTwin::Absent
+    {
         *real_volume = Some(name.to_owned());
     }
     let seen = match twin {
-        DeleteTwin::Absent => find_volume(home, volume, real_volume).await?,
+        DeleteTwin::Absent => {
+            let occupant = found.as_ref().and_then(ResourceExt::uid);
+            find_volume(site, volume, occupant.as_deref(), real_volume).await?
+        }
         // While there is a twin, the PV decides nothing.
         _ => TwinVolume::Absent,
     };
@@ -149,16 +158,13 @@ async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<Strin
         .map(|attachment| attachment.spec.node_name))
 }
 
-async fn delete_twin(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
+async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
     let exactly = Precondition {
         uid: twin.uid().unwrap_or_default(),
         resource_version: None,
     };
     crash_point(CrashPoint::BeforeTwinDelete);
-    let outcome = home
-        .stored::<PersistentVolumeClaim>()
-        .delete(&twin.name_any(), exactly)
-        .await;
+    let outcome = site.twins().delete(&twin.name_any(), exactly).await;
     crash_point(CrashPoint::AfterTwinDelete);
     match outcome {
         Err(error) if error.is_conflict() => Ok(()),
@@ -168,32 +174,42 @@ async fn delete_twin(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<(),
 
 /// The PV of a twin that is gone: by the name we know, by what the virtual PV
 /// remembers, by what we watch, and if all that says nothing, by looking at
-/// every PV there is. Only the last may conclude that there is none.
+/// every PV there is. Only the last may conclude that there is none. What belongs
+/// to the occupant, a later claim of the twin's name, is not ours.
 async fn find_volume(
-    home: &Cluster,
+    site: &Site,
     volume: &VolumeName,
+    occupant: Option<&str>,
     known: &mut Option<String>,
 ) -> Result<TwinVolume, ApiError> {
-    let (volumes, twin) = (home.all::<PersistentVolume>(), name_of(volume));
+    if !site.shows_volumes() {
+        // A loss that was stated: with the twin gone, the rest is that cluster's own matter.
+        return Ok(TwinVolume::Absent);
+    }
+    let volumes = site.volumes();
     let mut names: Vec<String> = known.iter().cloned().collect();
     if names.is_empty() {
-        names.extend(remembered(home, volume).await?);
-        let seen = home.views().volumes.of_topic(twin);
+        names.extend(remembered(site.home(), volume).await?);
+        let seen = site.cluster().views().volumes.of_topic(site.name());
         names.extend(seen.iter().map(|seen| seen.name.clone()));
     }
     let conclusive = !names.is_empty();
     for name in names {
-        if let Some(found) = volumes.get(&name).await?.filter(|found| is_of(home, found, twin)) {
+        if let Some(found) = volumes
+            .get(&name)
+            .await?
+            .filter(|found| is_of(site, occupant, found))
+        {
             *known = Some(name);
-            return Ok(describe(home, &found, twin));
+            return Ok(describe(site, &found));
         }
     }
     if conclusive {
         return Ok(TwinVolume::Absent);
     }
     let all = volumes.list(None).await?;
-    let found = all.iter().find(|found| is_of(home, found, twin));
-    Ok(found.map_or(TwinVolume::Absent, |found| describe(home, found, twin)))
+    let found = all.iter().find(|found| is_of(site, occupant, found));
+    Ok(found.map_or(TwinVolume::Absent, |found| describe(site, found)))
 }
 
 async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
@@ -203,16 +219,19 @@ async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String
     Ok(name.filter(|name| !name.is_empty()))
 }
 
-fn is_of(home: &Cluster, volume: &PersistentVolume, twin: &str) -> bool {
+/// Whether a PV is that of the twin.
+fn is_of(site: &Site, occupant: Option<&str>, volume: &PersistentVolume) -> bool {
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     claim.is_some_and(|claim| {
-        claim.namespace.as_deref() == Some(home.storage_namespace()) && claim.name.as_deref() == Some(twin)
+        claim.namespace.as_deref() == Some(site.namespace())
+            && claim.name.as_deref() == Some(site.name())
+            && (occupant.is_none() || claim.uid.as_deref() != occupant)
     })
 }
 
-fn describe(home: &Cluster, volume: &PersistentVolume, twin: &str) -> TwinVolume {
+fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
-    if is_reservation(volume, home.storage_namespace(), twin) {
+    if is_reservation(volume, site.namespace(), site.name()) {
         return TwinVolume::Reserved(name);
     }
     let status = volume.status.as_ref();

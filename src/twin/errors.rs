@@ -1,9 +1,10 @@
 //! What can go wrong with a twin, one enum per operation.
 
+use super::NoSite;
 use crate::{
-    cluster::ApiError,
+    cluster::{ApiError, registry::Unreachable},
     placement::{ClassError, DeleteRefusal, Refusal},
-    volume::VolumeName,
+    volume::{SpecError, VolumeName},
 };
 
 /// Why `CreateVolume` has no volume to answer with.
@@ -12,6 +13,12 @@ pub enum CreateError {
     /// No real class.
     #[error(transparent)]
     Class(#[from] ClassError),
+    /// It asks for what cannot be had where it would be.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// There is no place for its twin, or none that can be reached.
+    #[error(transparent)]
+    NoSite(#[from] NoSite),
     /// The node that was chosen cannot have the volume; another one may.
     #[error("{0}")]
     Elsewhere(String),
@@ -61,6 +68,9 @@ pub enum DeleteError {
     /// It cannot be told whether it is gone.
     #[error("it cannot be told whether the volume is gone: {0}")]
     Unknown(String),
+    /// Its cluster cannot be asked right now.
+    #[error("it cannot be told whether the volume is gone: {0}")]
+    Unreachable(#[from] Unreachable),
     /// The cluster cannot be asked right now.
     #[error("{0}")]
     Api(#[from] ApiError),
@@ -103,6 +113,9 @@ pub enum PublishError {
     /// The volume cannot be used in its present state.
     #[error("{0}")]
     Unusable(String),
+    /// Its cluster cannot be asked right now.
+    #[error("{0}")]
+    Unreachable(String),
     /// The real driver refuses to attach it.
     #[error("the volume cannot be attached to {node} by {driver}: {message}")]
     Refused {

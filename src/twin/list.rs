@@ -4,10 +4,10 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
-use super::{PublishError, attach::capabilities_of, name_of};
+use super::{PublishError, attach::capabilities_of, site};
 use crate::{
-    cluster::{ApiError, Cluster, facts},
-    volume::{Capabilities, Marks, Owner, VolumeName, mark},
+    cluster::{ApiError, Cluster, facts, registry::Registry},
+    volume::{Capabilities, ClusterId, Marks, Owner, VolumeId, VolumeName, mark},
 };
 
 /// A volume of a list.
@@ -15,20 +15,39 @@ use crate::{
 pub struct Listed {
     /// Its name.
     pub volume: VolumeName,
+    /// The cluster of its twin.
+    pub cluster: ClusterId,
     /// Its size.
     pub bytes: u64,
 }
 
-/// All volumes with a twin here that exist for their users, in the order of their names.
-pub async fn list(home: &Cluster) -> Result<Vec<Listed>, ApiError> {
+/// All volumes with a twin that exist for their users, in the order of their
+/// names. Those of clusters that cannot be asked right now are left out: they
+/// are not gone, but a list that fails would tell nobody anything.
+pub async fn list(home: &Cluster, registry: &Registry) -> Result<Vec<Listed>, ApiError> {
     let ours = mark::selector(home.id());
     let twins = home.stored::<PersistentVolumeClaim>().list(Some(&ours)).await?;
-    let mut listed: Vec<Listed> = twins.iter().filter_map(listed).collect();
-    listed.sort();
-    Ok(listed)
+    let mut volumes: Vec<Listed> = twins.iter().filter_map(|twin| listed(home, twin)).collect();
+    for remote in registry.all() {
+        let Ok(cluster) = remote.reach() else { continue };
+        let places: Vec<_> = if cluster.rights().all_claims {
+            vec![cluster.all::<PersistentVolumeClaim>()]
+        } else {
+            let named = remote.namespaces.named();
+            named.map(|namespace| cluster.within(namespace)).collect()
+        };
+        for place in places {
+            match place.list(Some(&ours)).await {
+                Ok(twins) => volumes.extend(twins.iter().filter_map(|twin| listed(&cluster, twin))),
+                Err(error) => tracing::warn!(%error, "volumes of a remote cluster are missing in a list"),
+            }
+        }
+    }
+    volumes.sort();
+    Ok(volumes)
 }
 
-fn listed(twin: &PersistentVolumeClaim) -> Option<Listed> {
+fn listed(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<Listed> {
     let marks = Marks::read(twin.labels(), twin.annotations()).ok()?;
     let exists = marks.handed_over && twin.metadata.deletion_timestamp.is_none();
     let capacity = twin
@@ -47,17 +66,23 @@ fn listed(twin: &PersistentVolumeClaim) -> Option<Listed> {
         });
     exists.then(|| Listed {
         volume: marks.volume,
+        cluster: cluster.id().clone(),
         bytes: capacity.and_then(facts::bytes).unwrap_or_default(),
     })
 }
 
 /// What the volume can do; `None` if there is no such volume.
-pub async fn validate(home: &Cluster, volume: &VolumeName) -> Result<Option<Capabilities>, PublishError> {
-    let twin = home
-        .stored::<PersistentVolumeClaim>()
-        .get(name_of(volume))
-        .await?;
-    let owner = Owner::of_volume(home.id().clone(), volume.clone());
+pub async fn validate(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+) -> Result<Option<Capabilities>, PublishError> {
+    let site = site::find_again(home, registry, id)
+        .await
+        .map_err(|error| PublishError::Unreachable(error.to_string()))?;
+    let Some(site) = site else { return Ok(None) };
+    let twin = site.twins().get(site.name()).await?;
+    let owner: Owner = site.owner(&id.name);
     let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     twin.filter(ours).as_ref().map(capabilities_of).transpose()
 }

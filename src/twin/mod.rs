@@ -10,9 +10,11 @@ mod delete;
 mod errors;
 mod list;
 mod news;
+mod offsite;
 mod plan;
 mod record;
 mod sight;
+mod site;
 mod withdraw;
 
 #[cfg(test)]
@@ -22,17 +24,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
     attach::{attachment_name, publish, unpublish},
-    create::create,
+    create::{create, last_warning},
     delete::delete,
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     list::{Listed, list, validate},
     record::FINALIZER,
+    sight::node,
+    site::{NoSite, Site, twin_in},
     withdraw::{let_go, retain, withdraw},
 };
 use crate::{
-    cluster::Cluster,
     topology::Segments,
-    volume::{VolumeName, VolumeSpec},
+    volume::{ClusterId, VolumeName, VolumeSpec},
 };
 
 /// Attribute of the virtual PV: namespace of the twin.
@@ -47,12 +50,6 @@ pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
 #[must_use]
 pub fn name_of(volume: &VolumeName) -> &str {
     volume.claim_uid().unwrap_or(volume.as_str())
-}
-
-/// The twin of a volume in its home cluster, as namespace/name: how people are
-/// told of it, and its key in the view.
-fn place_of(home: &Cluster, volume: &VolumeName) -> String {
-    format!("{}/{}", home.storage_namespace(), name_of(volume))
 }
 
 /// What the operator allows.
@@ -78,6 +75,8 @@ pub struct Order {
 /// A volume that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
+    /// The cluster of its twin.
+    pub cluster: ClusterId,
     /// Its size.
     pub bytes: u64,
     /// From where it can be reached.

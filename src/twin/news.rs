@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, slim, view::Changes};
+use super::Site;
+use crate::cluster::{slim, view::Changes};
 
 /// The longest time without a look of one's own.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -18,11 +19,11 @@ pub(super) struct News {
 }
 
 impl News {
-    /// News of the twin of this name, from now on.
-    pub(super) fn of(cluster: &Cluster, name: &str) -> Self {
+    /// News of the twin at this site, from now on.
+    pub(super) fn of(site: &Site) -> Self {
         Self {
-            twins: cluster.views().twins.subscribe(name),
-            volumes: cluster.views().volumes.subscribe(name),
+            twins: site.view().subscribe(site.name()),
+            volumes: site.cluster().views().volumes.subscribe(site.name()),
         }
     }
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    CreateError, Order, Policy, record,
+    CreateError, Order, Policy, Site, offsite, record,
     sight::{Sight, node, nodes},
 };
 use crate::{
@@ -16,36 +16,43 @@ use crate::{
         Ask, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding, RealDriver,
         StaticVolume, Surroundings, Target, Wishes, choose_class,
     },
-    volume::{ClaimName, mark},
+    volume::{AccessMode, ClaimName, mark},
 };
 
 /// How a twin is to be made.
 #[derive(Debug)]
 pub(super) enum Plan {
-    /// With this class, told this node.
-    Make {
-        class: String,
-        provisioner: Option<String>,
-        node: Option<String>,
-    },
+    /// Like this.
+    Make(Planned),
     /// Not for this node, or for none.
     Unfit(String),
 }
 
+/// What is decided about a twin before it is made.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    pub(super) class: String,
+    pub(super) provisioner: Option<String>,
+    /// The node it is told.
+    pub(super) node: Option<String>,
+    /// The access modes it has instead of those asked for.
+    pub(super) access_modes: Option<Vec<AccessMode>>,
+    /// Whether it may be answered for before it is bound.
+    pub(super) answered_early: bool,
+}
+
 /// Makes the plan.
 pub(super) async fn plan(
-    home: &Cluster,
+    site: &Site,
     policy: &Policy,
     order: &Order,
     sight: &Sight,
 ) -> Result<Plan, CreateError> {
-    let classes: Vec<Class> = home
-        .views()
-        .classes
-        .all()
-        .iter()
-        .map(|it| Class::clone(it))
-        .collect();
+    if let Some(remote) = site.remote_cluster() {
+        return Box::pin(offsite::plan(site, remote, policy, order, sight)).await;
+    }
+    let home = site.home();
+    let classes = classes(home);
     let annotation = sight
         .claim
         .as_ref()
@@ -58,20 +65,26 @@ pub(super) async fn plan(
     };
     let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), home.id())?;
     let ChosenClass::Known(class) = chosen else {
-        return Ok(Plan::Make {
+        return Ok(Plan::Make(Planned {
             class: chosen.name().to_owned(),
-            provisioner: None,
-            node: None,
-        });
+            ..Planned::default()
+        }));
     };
     Ok(match node_for(home, order, &sight.facts.target, class).await? {
-        Ok(node) => Plan::Make {
+        Ok(node) => Plan::Make(Planned {
             class: class.name.clone(),
             provisioner: Some(class.provisioner.clone()),
             node,
-        },
+            ..Planned::default()
+        }),
         Err(unfit) => Plan::Unfit(unfit),
     })
+}
+
+/// The classes of a cluster, as they were a moment ago.
+pub(super) fn classes(cluster: &Cluster) -> Vec<Class> {
+    let seen = cluster.views().classes.all();
+    seen.iter().map(|it| Class::clone(it)).collect()
 }
 
 /// The node the twin is told, or why there is none.
@@ -106,14 +119,17 @@ async fn node_for(
 
 /// Who binds a pending twin; for a class nobody provisions, which volume it gets.
 pub(super) async fn prebinding(
-    home: &Cluster,
+    site: &Site,
     order: &Order,
     twin: &PersistentVolumeClaim,
     class: Option<&Class>,
 ) -> Result<Prebinding, ApiError> {
-    let Some(class) = class.filter(|class| class.provisioner == NO_PROVISIONER) else {
+    // In a remote cluster a pod will come, so Kubernetes binds it there.
+    let ours = |class: &&Class| class.provisioner == NO_PROVISIONER && site.remote_cluster().is_none();
+    let Some(class) = class.filter(ours) else {
         return Ok(Prebinding::Provisioner);
     };
+    let home = site.home();
     if let Some(name) = record::volume_name(twin) {
         return Ok(Prebinding::Reserved(name.to_owned()));
     }
@@ -135,7 +151,7 @@ pub(super) async fn prebinding(
     })
 }
 
-fn ask(order: &Order) -> Ask<'_> {
+pub(super) fn ask(order: &Order) -> Ask<'_> {
     Ask {
         volume: &order.volume,
         size: order.spec.size.request(),
@@ -144,7 +160,7 @@ fn ask(order: &Order) -> Ask<'_> {
 }
 
 /// What decides where a class works.
-struct Known {
+pub(super) struct Known {
     driver: RealDriver,
     capacities: Vec<Capacity>,
     volumes: Vec<StaticVolume>,
@@ -152,7 +168,7 @@ struct Known {
 
 impl Known {
     /// About a class, on one node only or on all of them.
-    async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
+    pub(super) async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
         let views = home.views();
         let capacities = views.capacities.of_topic(&class.name);
         let volumes = if class.provisioner == NO_PROVISIONER {
@@ -169,7 +185,7 @@ impl Known {
         })
     }
 
-    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
+    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
         Surroundings {
             class,
             driver: &self.driver,

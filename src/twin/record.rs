@@ -11,11 +11,11 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, api::ObjectMeta};
 
-use super::{Order, name_of};
+use super::{Order, Site};
 use crate::{
     cluster::{Cluster, slim::SELECTED_NODE},
     placement::NO_PROVISIONER,
-    volume::{Carried, ClaimMark, Fingerprint, Marks, VolumeMode},
+    volume::{AccessMode, Carried, ClaimMark, Fingerprint, Marks, VolumeMode},
 };
 
 /// Keeps a deleted twin in sight until this driver agrees: a twin has no pod, so
@@ -31,17 +31,19 @@ pub(super) struct Chosen<'a> {
     pub(super) provisioner: Option<&'a str>,
     /// The node it is told, as a scheduler would tell it.
     pub(super) node: Option<&'a str>,
+    /// The access modes it has instead of those asked for.
+    pub(super) access_modes: Option<&'a [AccessMode]>,
 }
 
 /// The twin to create.
 pub(super) fn twin(
-    home: &Cluster,
+    site: &Site,
     order: &Order,
     claim: Option<&PersistentVolumeClaim>,
     chosen: &Chosen<'_>,
 ) -> PersistentVolumeClaim {
     let marks = Marks {
-        home: home.id().clone(),
+        home: site.home().id().clone(),
         volume: order.volume.clone(),
         claim: claim.map(claim_mark),
         request_name: order.request_name.clone(),
@@ -55,19 +57,19 @@ pub(super) fn twin(
     annotations.extend(binding_annotations(chosen));
     PersistentVolumeClaim {
         metadata: ObjectMeta {
-            name: Some(name_of(&order.volume).to_owned()),
-            namespace: Some(home.storage_namespace().to_owned()),
+            name: Some(site.name().to_owned()),
+            namespace: Some(site.namespace().to_owned()),
             labels: Some(labels),
             annotations: Some(annotations),
-            finalizers: Some(vec![FINALIZER.to_owned()]),
+            finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
-        spec: Some(spec(order, chosen.class)),
+        spec: Some(spec(order, chosen)),
         status: None,
     }
 }
 
-fn spec(order: &Order, class: &str) -> PersistentVolumeClaimSpec {
+fn spec(order: &Order, chosen: &Chosen<'_>) -> PersistentVolumeClaimSpec {
     let capabilities = &order.spec.capabilities;
     let mode = match capabilities.volume_mode() {
         VolumeMode::Filesystem => "Filesystem",
@@ -75,18 +77,19 @@ fn spec(order: &Order, class: &str) -> PersistentVolumeClaimSpec {
     };
     let size = Quantity(order.spec.size.request().to_string());
     PersistentVolumeClaimSpec {
-        access_modes: Some(
-            capabilities
+        access_modes: Some(match chosen.access_modes {
+            Some(others) => others.iter().map(ToString::to_string).collect(),
+            None => capabilities
                 .access_modes()
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-        ),
+        }),
         resources: Some(VolumeResourceRequirements {
             requests: Some([("storage".to_owned(), size)].into()),
             limits: None,
         }),
-        storage_class_name: Some(class.to_owned()),
+        storage_class_name: Some(chosen.class.to_owned()),
         volume_mode: Some(mode.to_owned()),
         ..PersistentVolumeClaimSpec::default()
     }
@@ -142,12 +145,12 @@ pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
 
 /// The PV of a twin. Kubernetes writes it on the twin last of all; a PV that is
 /// made for exactly this twin is its PV before that.
-pub(super) fn real_volume(home: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
     if phase(twin) == "Bound" {
         return volume_name(twin).map(str::to_owned);
     }
     let uid = twin.uid()?;
-    let seen = home.views().volumes.of_topic(&twin.name_any());
+    let seen = cluster.views().volumes.of_topic(&twin.name_any());
     let made = seen
         .iter()
         .find(|volume| volume.twin_uid == uid && !volume.deleting);

@@ -6,15 +6,18 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{Order, name_of, record};
+use super::{Order, Site, offsite, record};
 use crate::{
-    cluster::{ApiError, Cluster, facts},
+    cluster::{
+        ApiError, Cluster, facts,
+        registry::{Registry, Standing},
+    },
     placement::{
         BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Reach, ReclaimPolicy, Target, Twin, TwinFact,
         TwinState, create_step,
     },
-    topology::{CLUSTER_KEY, NODE_KEY, Node, Segments, accessible, node_value},
-    volume::{Fingerprint, Owner},
+    topology::{AffinityError, CLUSTER_KEY, NODE_KEY, Node, Segments, accessible, node_value},
+    volume::Fingerprint,
 };
 
 /// One look at everything.
@@ -30,17 +33,18 @@ pub(super) struct Sight {
 
 impl Sight {
     /// Looks.
-    pub(super) async fn take(home: &Cluster, order: &Order) -> Result<Box<Self>, ApiError> {
-        let (claim_fact, claim) = claim(home, order).await?;
-        let twin = home
-            .stored::<PersistentVolumeClaim>()
-            .get(name_of(&order.volume))
-            .await?;
-        let virtual_class = claim.as_ref().and_then(|claim| class(home, claim));
+    pub(super) async fn take(
+        site: &Site,
+        registry: &Registry,
+        order: &Order,
+        (claim_fact, claim): (ClaimFact, Option<PersistentVolumeClaim>),
+    ) -> Result<Box<Self>, ApiError> {
+        let twin = site.twins().get(site.name()).await?;
+        let virtual_class = claim.as_ref().and_then(|claim| class(site.home(), claim));
         let mut sight = Box::new(Self {
             facts: CreateFacts {
                 claim: claim_fact,
-                target: target(home, order, claim.as_ref(), virtual_class.as_deref()),
+                target: target(site, registry, order, claim.as_ref(), virtual_class.as_deref()).await?,
                 unfit: None,
                 twin: TwinFact::Absent,
                 virtual_pv: false,
@@ -52,14 +56,14 @@ impl Sight {
             topology: Vec::new(),
         });
         if let Some(twin) = twin {
-            sight.look_at_twin(home, order, twin).await?;
+            sight.look_at_twin(site, order, twin).await?;
         }
         Ok(sight)
     }
 
     /// The next step. Whether a PV of the volume exists is only read when the
     /// step depends on it.
-    pub(super) async fn step(&mut self, home: &Cluster, order: &Order) -> Result<CreateStep, ApiError> {
+    pub(super) async fn step(&mut self, site: &Site, order: &Order) -> Result<CreateStep, ApiError> {
         let mut given = self.facts.clone();
         given.virtual_pv = true;
         let step = create_step(&self.facts);
@@ -68,19 +72,21 @@ impl Sight {
         }
         let name = order.spec.parameters.volume.as_deref();
         let name = name.unwrap_or(order.volume.as_str());
-        let found = home.all::<PersistentVolume>().get(name).await?;
+        let found = site.home().all::<PersistentVolume>().get(name).await?;
         self.facts.virtual_pv = found.is_some();
         Ok(create_step(&self.facts))
     }
 
     async fn look_at_twin(
         &mut self,
-        home: &Cluster,
+        site: &Site,
         order: &Order,
         twin: PersistentVolumeClaim,
     ) -> Result<(), ApiError> {
-        let owner = Owner::of_volume(home.id().clone(), order.volume.clone());
-        let marks = match owner.recognise(twin.labels(), twin.annotations()) {
+        let marks = match site
+            .owner(&order.volume)
+            .recognise(twin.labels(), twin.annotations())
+        {
             Ok(marks) => marks,
             Err(foreign) => {
                 self.facts.twin = TwinFact::Foreign(foreign);
@@ -88,10 +94,11 @@ impl Sight {
             }
         };
         let asked = Fingerprint::of(&order.spec);
-        let real_class = class(home, &twin);
+        let real_class = class(site.cluster(), &twin);
         let waits = real_class
             .as_ref()
             .is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
+        let answered_early = offsite::answered_early(site, order, real_class.as_deref());
         self.facts.twin = TwinFact::Ours(Twin {
             handed_over: marks.handed_over,
             deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -100,9 +107,10 @@ impl Sight {
                 .map(|made| made.differences(&asked))
                 .unwrap_or_default(),
             provisioner: record::provisioner(&twin).map(str::to_owned),
-            told_node: waits || matches!(self.facts.target, Target::Node(_)),
+            told_node: !answered_early && (waits || matches!(self.facts.target, Target::Node(_))),
             node: record::selected_node(&twin).map(str::to_owned),
-            state: self.state(home, order, &twin, real_class.as_deref()).await?,
+            answered_early,
+            state: self.state(site, order, &twin, real_class.as_deref()).await?,
         });
         self.twin = Some(twin);
         Ok(())
@@ -110,7 +118,7 @@ impl Sight {
 
     async fn state(
         &mut self,
-        home: &Cluster,
+        site: &Site,
         order: &Order,
         twin: &PersistentVolumeClaim,
         real_class: Option<&Class>,
@@ -118,53 +126,71 @@ impl Sight {
         if record::phase(twin) == "Lost" {
             return Ok(TwinState::Lost);
         }
-        if let Some(name) = record::real_volume(home, twin) {
-            return Ok(TwinState::Bound(self.reach(home, twin, &name).await?));
+        if let Some(name) = record::real_volume(site.cluster(), twin) {
+            return Ok(TwinState::Bound(self.reach(site, twin, &name).await?));
         }
-        let prebinding = super::plan::prebinding(home, order, twin, real_class).await?;
+        let prebinding = super::plan::prebinding(site, order, twin, real_class).await?;
         Ok(TwinState::Pending(prebinding))
     }
 
     async fn reach(
         &mut self,
-        home: &Cluster,
+        site: &Site,
         twin: &PersistentVolumeClaim,
         name: &str,
     ) -> Result<Reach, ApiError> {
-        let found = home.all::<PersistentVolume>().get(name).await?;
+        if !site.shows_volumes() {
+            // Bound is all that can be known, and nothing could be done about the rest.
+            return Ok(Reach::FromTarget { retained: true });
+        }
+        let found = site.volumes().get(name).await?;
         let Some(volume) = found.filter(|found| record::is_bound_to(found, twin)) else {
             return Ok(Reach::Unread);
-        };
-        let nodes = nodes(home);
-        let affinity = facts::affinity(&volume);
-        let topology = match accessible(home.id(), affinity.as_ref(), &nodes) {
-            Ok(topology) => topology,
-            Err(error) => return Ok(Reach::Nowhere(error)),
-        };
-        let reached = match &self.facts.target {
-            Target::Node(name) => {
-                let node = node(home, name).await?;
-                node.is_some_and(|node| topology.iter().any(|place| place.admits(&node.labels)))
-            }
-            Target::Any | Target::Disagrees { .. } => true,
         };
         let policy = volume
             .spec
             .as_ref()
             .and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-        let retained = facts::reclaim_policy(policy) == ReclaimPolicy::Retain;
+        let retained =
+            facts::reclaim_policy(policy) == ReclaimPolicy::Retain || !site.cluster().rights().volume_changes;
+        let reach = match self.topology_of(site, &volume).await? {
+            Ok(reached) if reached => Reach::FromTarget { retained },
+            Ok(_) => Reach::NotFromTarget,
+            Err(error) => Reach::Nowhere(error),
+        };
         self.volume = Some(volume);
-        self.topology = topology;
-        Ok(if reached {
-            Reach::FromTarget { retained }
-        } else {
-            Reach::NotFromTarget
-        })
+        Ok(reach)
+    }
+
+    /// From where a PV can be reached; whether the target is among it. Where in a
+    /// remote cluster it is, is for the scheduler of that cluster.
+    async fn topology_of(
+        &mut self,
+        site: &Site,
+        volume: &PersistentVolume,
+    ) -> Result<Result<bool, AffinityError>, ApiError> {
+        let home = site.home();
+        if site.remote_cluster().is_some() {
+            self.topology = vec![Segments::of_cluster(site.cluster().id())];
+            return Ok(Ok(true));
+        }
+        let affinity = facts::affinity(volume);
+        self.topology = match accessible(home.id(), affinity.as_ref(), &nodes(home)) {
+            Ok(topology) => topology,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Ok(match &self.facts.target {
+            Target::Node(name) => {
+                let node = node(home, name).await?;
+                node.is_some_and(|node| self.topology.iter().any(|place| place.admits(&node.labels)))
+            }
+            Target::Any | Target::Disagrees { .. } => true,
+        }))
     }
 }
 
 /// A claim is known by its uid: one of another uid, or on its way out, is gone.
-async fn claim(
+pub(super) async fn claim(
     home: &Cluster,
     order: &Order,
 ) -> Result<(ClaimFact, Option<PersistentVolumeClaim>), ApiError> {
@@ -187,41 +213,56 @@ async fn claim(
 }
 
 /// The node the volume is for. The request names it by our topology keys, the
-/// claim by its selected node; where both speak they must agree.
-fn target(
-    home: &Cluster,
+/// claim by its selected node; where both speak they must agree. In a remote
+/// cluster any node will do that stands for it.
+async fn target(
+    site: &Site,
+    registry: &Registry,
     order: &Order,
     claim: Option<&PersistentVolumeClaim>,
     virtual_class: Option<&Class>,
-) -> Target {
-    let requested = || {
+) -> Result<Target, ApiError> {
+    let home = site.home();
+    let disagrees = |selected: Option<&str>| {
         let places = order.requisite.iter().map(describe).collect::<Vec<_>>();
-        places.join(" or ")
+        Target::Disagrees {
+            selected: selected.map(str::to_owned),
+            requested: places.join(" or "),
+        }
     };
     let Some(claim) = claim else {
-        return requested_node(home, order).map_or(Target::Any, Target::Node);
+        return Ok(match site.remote_cluster() {
+            Some(_) => Target::Any,
+            None => requested_node(home, order).map_or(Target::Any, Target::Node),
+        });
     };
     if let Some(selected) = record::selected_node(claim) {
-        let here = Segments::of_node(home.id(), selected).into_map();
-        let agrees = order.requisite.is_empty() || order.requisite.iter().any(|place| place.admits(&here));
-        return if agrees {
-            Target::Node(selected.to_owned())
-        } else {
-            Target::Disagrees {
-                selected: Some(selected.to_owned()),
-                requested: requested(),
+        let here = match site.remote_cluster() {
+            None => Segments::of_node(home.id(), selected),
+            Some(remote) => {
+                let standing = node(home, selected).await?.map(|node| registry.behind(&node));
+                match standing {
+                    Some(Standing::Virtual(behind)) if behind.id == remote.id => {}
+                    // It was sent elsewhere meanwhile.
+                    _ => return Ok(disagrees(Some(selected))),
+                }
+                Segments::of_cluster(&remote.id)
             }
         };
+        let here = here.into_map();
+        let agrees = order.requisite.is_empty() || order.requisite.iter().any(|place| place.admits(&here));
+        return Ok(match site.remote_cluster() {
+            _ if !agrees => disagrees(Some(selected)),
+            None => Target::Node(selected.to_owned()),
+            Some(_) => Target::Any,
+        });
     }
     let waits = virtual_class.is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
     if waits && !order.requisite.is_empty() {
         // The scheduler took its choice back; the request is from before that.
-        return Target::Disagrees {
-            selected: None,
-            requested: requested(),
-        };
+        return Ok(disagrees(None));
     }
-    Target::Any
+    Ok(Target::Any)
 }
 
 fn requested_node(home: &Cluster, order: &Order) -> Option<String> {
@@ -254,17 +295,15 @@ pub(super) fn nodes(home: &Cluster) -> Vec<Node> {
 }
 
 /// A node; one that is very new is read live.
-pub(super) async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
+pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
     if let Some(node) = home.views().nodes.get(name) {
         return Ok(Some(Node::clone(&node)));
     }
     let found = home.all::<KubeNode>().get(name).await?;
-    Ok(found.map(|node| Node {
-        name: node.name_any(),
-        labels: node.metadata.labels.unwrap_or_default(),
-    }))
+    Ok(found.map(|node| facts::node(node.metadata)))
 }
 
-fn class(home: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
-    home.views().classes.get(record::class_name(claim)?)
+/// The class of a claim in its cluster, if classes can be read there.
+pub(super) fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
+    cluster.views().classes.get(record::class_name(claim)?)
 }

@@ -12,12 +12,14 @@ use crate::{
     cluster::{
         Cluster,
         events::Events,
+        registry::Registry,
         testing::{Act, FakeApi, Fault},
     },
     placement::{DeleteRefusal, Refusal},
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{
-        Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, RealSource, SizeRange, mark,
+        Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, RealSource, SizeRange, VolumeId,
+        mark,
     },
 };
 
@@ -64,17 +66,25 @@ impl World {
         }
     }
 
+    fn id(&self) -> VolumeId {
+        VolumeId {
+            cluster: self.home.id().clone(),
+            name: self.order.volume.clone(),
+        }
+    }
+
     fn until(&self) -> Instant {
         Instant::now() + self.deadline
     }
 
     async fn create(&self) -> Result<Made, CreateError> {
         let events = Events::new(self.home.client().clone());
-        create(&self.home, &self.policy, &events, &self.order, self.until()).await
+        let (home, registry) = (&self.home, &Registry::default());
+        create(home, registry, &self.policy, &events, &self.order, self.until()).await
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
-        delete(&self.home, &self.order.volume, self.until()).await
+        delete(&self.home, &Registry::default(), &self.id(), self.until()).await
     }
 
     async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
@@ -165,6 +175,7 @@ fn order() -> Order {
             capabilities: Capabilities::new([capability]).unwrap(),
             parameters: Parameters {
                 real_class: Some("real".into()),
+                binding_policy: None,
                 claim: Some(ClaimName {
                     namespace: "shop".into(),
                     name: "data".into(),
@@ -735,21 +746,21 @@ async fn the_real_attachers_word_is_passed_on() {
 #[tokio::test]
 async fn lists_what_was_handed_over() {
     let world = World::new(Real::Works).await;
-    assert_eq!(list(&world.home).await.unwrap(), []);
+    assert_eq!(list(&world.home, &Registry::default()).await.unwrap(), []);
     world.create().await.unwrap();
-    let listed = list(&world.home).await.unwrap();
+    let listed = list(&world.home, &Registry::default()).await.unwrap();
     assert_eq!(listed[0].volume, world.order.volume);
     assert_eq!(listed[0].bytes, 1 << 30);
     assert!(
-        validate(&world.home, &world.order.volume)
+        validate(&world.home, &Registry::default(), &world.id())
             .await
             .unwrap()
             .is_some()
     );
     world.delete().await.unwrap();
-    assert_eq!(list(&world.home).await.unwrap(), []);
+    assert_eq!(list(&world.home, &Registry::default()).await.unwrap(), []);
     assert!(
-        validate(&world.home, &world.order.volume)
+        validate(&world.home, &Registry::default(), &world.id())
             .await
             .unwrap()
             .is_none()

@@ -60,7 +60,9 @@ pub(super) async fn await_gone(
     deadline: Instant,
 ) -> Result<bool, ApiError> {
     let name = twin.name_any();
-    let mut news = cluster.views().twins.subscribe(&name);
+    let mut news = cluster
+        .twins_in(&twin.namespace().unwrap_or_default())
+        .subscribe(&name);
     loop {
         let found = within(cluster, twin).get(&name).await?;
         match found.filter(|found| found.uid() == twin.uid()) {

@@ -58,6 +58,7 @@ impl Fingerprint {
                 Part::Capabilities => capabilities(spec),
                 Part::Source => source(spec),
                 // The claim's name is left out: the volume's own name says which claim it is.
+                // So is the binding policy: when a volume is answered for changes nothing about it.
                 Part::Parameters => spec.parameters.real_class.iter().cloned().collect(),
             };
             digest(DIGITS, facts.iter().map(String::as_str))

@@ -6,6 +6,11 @@ use super::ClusterId;
 /// Annotation of a claim that chooses its real class.
 pub const REAL_CLASS: &str = "storage.liqo.io/real-storage-class";
 
+/// Liqo's annotation of a claim that chooses its real class in a remote cluster.
+pub const LIQO_REAL_CLASS: &str = "liqo.io/remote-storage-class";
+/// Liqo's annotation of a claim that chooses the access modes of its twin there.
+pub const LIQO_ACCESS_MODES: &str = "liqo.io/remote-access-modes";
+
 /// Label: the home cluster a twin serves.
 pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";
 /// Label: the volume a twin holds.

@@ -27,7 +27,7 @@ pub use in_flight::{Busy, Guard, InFlight};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
 pub use size::SizeRange;
-pub use spec::{ClaimName, ContentSource, Parameters, SpecError, VolumeSpec};
+pub use spec::{BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec};
 
 /// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
 pub const DRIVER_NAME: &str = "storage.liqo.io";

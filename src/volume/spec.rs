@@ -3,7 +3,7 @@
 //! Values of these types cannot contradict themselves; whatever a request says
 //! that they cannot hold is a [`SpecError`]. Reading gRPC messages is not done here.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use super::{Capabilities, SizeRange};
 
@@ -39,7 +39,7 @@ pub enum SpecError {
     /// A parameter this driver does not know.
     #[error(
         "the storage class has an unknown parameter {0:?}; this driver knows {known:?}",
-        known = Parameters::REAL_CLASS
+        known = [Parameters::REAL_CLASS, Parameters::BINDING_POLICY]
     )]
     UnknownParameter(String),
     /// Half a claim name.
@@ -50,9 +50,58 @@ pub enum SpecError {
         /// What it lacks.
         missing: &'static str,
     },
+    /// A binding policy nobody knows.
+    #[error("{0:?} is no binding policy: it is Optimistic or WaitForBound")]
+    UnknownBindingPolicy(String),
+    /// Something a volume in a remote cluster cannot have.
+    #[error("{field} cannot be honoured by a volume in a remote cluster: {why}")]
+    NotRemotely {
+        /// Where it was asked for.
+        field: &'static str,
+        /// Why not, and what to do instead.
+        why: &'static str,
+    },
     /// A parameter without a value.
     #[error("the parameter {0:?} is empty")]
     EmptyParameter(&'static str),
+}
+
+/// When a volume in a remote cluster is answered for.
+///
+/// A remote class that waits for its first consumer binds only when the pod
+/// arrives there, and the pod arrives only when the claim here is bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BindingPolicy {
+    /// As soon as the remote cluster has taken the twin. What goes wrong later is
+    /// told on the claim.
+    #[default]
+    Optimistic,
+    /// When the twin is bound; a node is chosen for it there.
+    WaitForBound,
+}
+
+impl BindingPolicy {
+    const ALL: [Self; 2] = [Self::Optimistic, Self::WaitForBound];
+
+    /// As parameters and objects spell it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Optimistic => "Optimistic",
+            Self::WaitForBound => "WaitForBound",
+        }
+    }
+}
+
+impl FromStr for BindingPolicy {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.as_str() == text)
+            .ok_or_else(|| SpecError::UnknownBindingPolicy(text.to_owned()))
+    }
 }
 
 /// Name of a claim in its cluster.
@@ -76,6 +125,8 @@ impl fmt::Display for ClaimName {
 pub struct Parameters {
     /// The real class named by the virtual one.
     pub real_class: Option<String>,
+    /// When a volume in a remote cluster is answered for, if the class says.
+    pub binding_policy: Option<BindingPolicy>,
     /// The claim the volume is for.
     pub claim: Option<ClaimName>,
     /// Name of the PV that will be made.
@@ -85,6 +136,8 @@ pub struct Parameters {
 impl Parameters {
     /// Parameter of the virtual class that names the real one.
     pub const REAL_CLASS: &'static str = "realStorageClass";
+    /// Parameter of the virtual class: when volumes in remote clusters are answered for.
+    pub const BINDING_POLICY: &'static str = "remoteBindingPolicy";
     const CLAIM_NAMESPACE: &'static str = "csi.storage.k8s.io/pvc/namespace";
     const CLAIM_NAME: &'static str = "csi.storage.k8s.io/pvc/name";
     const VOLUME: &'static str = "csi.storage.k8s.io/pv/name";
@@ -101,6 +154,10 @@ impl Parameters {
             match key.as_str() {
                 Self::REAL_CLASS => {
                     read.real_class = Some(value.ok_or(SpecError::EmptyParameter(Self::REAL_CLASS))?);
+                }
+                Self::BINDING_POLICY => {
+                    let value = value.ok_or(SpecError::EmptyParameter(Self::BINDING_POLICY))?;
+                    read.binding_policy = Some(value.parse()?);
                 }
                 Self::CLAIM_NAMESPACE => namespace = value,
                 Self::CLAIM_NAME => name = value,
@@ -171,6 +228,14 @@ mod tests {
         assert_eq!(read.claim.unwrap().to_string(), "shop/data");
         assert_eq!(read.volume.as_deref(), Some("pvc-1"));
         assert_eq!(parse(&[]).unwrap(), Parameters::default());
+    }
+
+    #[test]
+    fn policies_have_names() {
+        for policy in BindingPolicy::ALL {
+            assert_eq!(policy.as_str().parse(), Ok(policy));
+        }
+        assert!("optimistic".parse::<BindingPolicy>().is_err());
     }
 
     #[test]

@@ -1,0 +1,298 @@
+//! Keeps the registry as the declarations say: a link for each cluster, made again
+//! when its credentials change, ended when nobody declares it any more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::select_all;
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{Api, runtime::watcher};
+use tokio::{sync::watch, time};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    Link, Registry, Remote,
+    link::{self, Way},
+    source::{Context, Credentials, Installed, SecretRef, Told},
+};
+use crate::{
+    cluster::{
+        Cluster,
+        kubeconfig::Allowed,
+        view::{Slim, View},
+    },
+    placement::{Declared, Fabric},
+    volume::ClusterId,
+};
+
+/// How soon a fabric that is installed later is noticed.
+const LOOK_FOR_FABRICS: Duration = Duration::from_secs(20);
+/// Changes come in bursts.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// How remote clusters are treated.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Namespace of this driver: where Secrets of `RemoteCluster`s are.
+    pub namespace: String,
+    /// Longest time for one call to a remote API server.
+    pub call_timeout: Duration,
+    /// Whether kubeconfigs that are not Liqo's may name a proxy.
+    pub allow_proxy: bool,
+}
+
+/// Keeps the registry up to date, for ever.
+pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
+    let mut keeper = Keeper {
+        context: Context {
+            client: home.client().clone(),
+            namespace: settings.namespace.clone(),
+            allowed: Allowed {
+                proxy: settings.allow_proxy,
+            },
+        },
+        registry,
+        home,
+        settings,
+        installed: Installed::default(),
+        secrets: Secrets::default(),
+        links: BTreeMap::new(),
+        declared: Vec::new(),
+    };
+    loop {
+        keeper.look_for_fabrics().await;
+        let next = time::Instant::now() + LOOK_FOR_FABRICS;
+        while time::Instant::now() < next {
+            let mut signs = keeper.signs();
+            keeper.apply();
+            wait(&mut signs, next).await;
+        }
+    }
+}
+
+async fn wait(signs: &mut [watch::Receiver<u64>], until: time::Instant) {
+    if signs.is_empty() {
+        time::sleep_until(until).await;
+        return;
+    }
+    let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+    let _enough = time::timeout_at(until, select_all(changes)).await;
+    time::sleep(SETTLE).await;
+}
+
+struct Keeper {
+    registry: Registry,
+    home: Cluster,
+    settings: Settings,
+    context: Context,
+    installed: Installed,
+    secrets: Secrets,
+    links: BTreeMap<ClusterId, Held>,
+    /// What the registry was made of last.
+    declared: Vec<Declared>,
+}
+
+/// A link, and what it was made with.
+struct Held {
+    way: Result<Way, String>,
+    link: watch::Receiver<Link>,
+    _ends: Option<DropGuard>,
+}
+
+impl Keeper {
+    async fn look_for_fabrics(&mut self) {
+        let asked = time::timeout(self.settings.call_timeout, self.home.client().list_api_groups()).await;
+        match asked {
+            Ok(Ok(found)) => {
+                let groups: BTreeSet<String> = found.groups.into_iter().map(|group| group.name).collect();
+                self.installed.follow(&groups, &self.context);
+            }
+            // What was installed a moment ago still is.
+            Ok(Err(error)) => tracing::warn!(%error, "it cannot be told which fabrics are installed"),
+            Err(_) => tracing::warn!("it cannot be told in time which fabrics are installed"),
+        }
+    }
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        let mut signs = self.installed.signs();
+        signs.extend(self.secrets.signs());
+        for sign in &mut signs {
+            sign.mark_unchanged();
+        }
+        signs
+    }
+
+    fn apply(&mut self) {
+        let Some(told) = self.installed.told() else {
+            return;
+        };
+        let told = without_disputes(told, self.home.id());
+        self.secrets.follow(&self.context, &told);
+        let known: BTreeSet<&ClusterId> = told.iter().map(|(one, _)| &one.declared.id).collect();
+        let before = self.links.len();
+        self.links.retain(|id, _| known.contains(id));
+        let mut changed = before != self.links.len();
+        for (one, trouble) in &told {
+            let way = match trouble {
+                Some(why) => Err(why.clone()),
+                None => self.way(one),
+            };
+            let id = &one.declared.id;
+            if self.links.get(id).is_none_or(|held| held.way != way) {
+                let held = self.link(id, way);
+                self.links.insert(id.clone(), held);
+                changed = true;
+            }
+        }
+        let declared: Vec<Declared> = told.into_iter().map(|(one, _)| one.declared).collect();
+        if changed || declared != self.declared || !self.registry.is_complete() {
+            let remotes = declared.iter().filter_map(|declared| {
+                let link = self.links.get(&declared.id)?.link.clone();
+                let remote = Remote {
+                    declared: declared.clone(),
+                    link,
+                };
+                Some((declared.id.clone(), Arc::new(remote)))
+            });
+            self.registry.replace(remotes.collect());
+            self.declared = declared;
+        }
+    }
+
+    fn way(&self, told: &Told) -> Result<Way, String> {
+        let text = match &told.credentials {
+            Credentials::Inline(text) => Arc::clone(text),
+            Credentials::Missing(why) => return Err(why.clone()),
+            Credentials::Secret { secret, key } => self.secrets.text(secret, key)?,
+        };
+        Ok(Way {
+            text,
+            allowed: told.allowed,
+        })
+    }
+
+    fn link(&self, id: &ClusterId, way: Result<Way, String>) -> Held {
+        let link = match &way {
+            Ok(way) => {
+                let stop = CancellationToken::new();
+                let ends = stop.clone().drop_guard();
+                let known = link::start(
+                    self.registry.clone(),
+                    id.clone(),
+                    self.home.id().clone(),
+                    way.clone(),
+                    self.settings.call_timeout,
+                    stop,
+                );
+                (known, Some(ends))
+            }
+            Err(why) => {
+                tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
+                (watch::Sender::new(Link::Refused(why.clone())).subscribe(), None)
+            }
+        };
+        Held {
+            way,
+            link: link.0,
+            _ends: link.1,
+        }
+    }
+}
+
+/// Declarations, each with what forbids to use it.
+fn without_disputes(told: Vec<Told>, home: &ClusterId) -> Vec<(Told, Option<String>)> {
+    let mut by_id: BTreeMap<ClusterId, Vec<Told>> = BTreeMap::new();
+    for one in told {
+        by_id.entry(one.declared.id.clone()).or_default().push(one);
+    }
+    let judged = by_id.into_iter().filter_map(|(id, mut all)| {
+        let names: Vec<String> = all.iter().map(|one| one.declared.object.clone()).collect();
+        all.sort_by_key(|one| (one.declared.fabric != Fabric::Native, one.declared.fabric));
+        let many = all.len() > 1;
+        let first = all.into_iter().next()?;
+        let trouble = if id == *home {
+            Some(format!(
+                "{id} is the id of the home cluster: give it another name"
+            ))
+        } else {
+            many.then(|| format!("it is declared more than once ({}): keep one", names.join(", ")))
+        };
+        Some((first, trouble))
+    });
+    judged.collect()
+}
+
+/// The Secrets that are needed, each watched by itself.
+#[derive(Default)]
+struct Secrets {
+    watched: BTreeMap<SecretRef, (View<Text>, DropGuard)>,
+}
+
+/// The content of a Secret. It has no `Debug`, so that it is never logged.
+struct Text {
+    name: String,
+    data: BTreeMap<String, Arc<[u8]>>,
+}
+
+impl Slim for Text {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Secrets {
+    fn follow(&mut self, context: &Context, told: &[(Told, Option<String>)]) {
+        let needed: BTreeSet<&SecretRef> = told
+            .iter()
+            .filter_map(|(one, _)| match &one.credentials {
+                Credentials::Secret { secret, .. } => Some(secret),
+                Credentials::Inline(_) | Credentials::Missing(_) => None,
+            })
+            .collect();
+        self.watched.retain(|secret, _| needed.contains(secret));
+        for secret in needed {
+            if !self.watched.contains_key(secret) {
+                let stop = CancellationToken::new();
+                let api: Api<Secret> = Api::namespaced(context.client.clone(), &secret.namespace);
+                let only = watcher::Config::default().fields(&format!("metadata.name={}", secret.name));
+                let view = View::start(api, only, |it| Some(text(it)), &stop);
+                self.watched.insert(secret.clone(), (view, stop.drop_guard()));
+            }
+        }
+    }
+
+    fn signs(&self) -> impl Iterator<Item = watch::Receiver<u64>> {
+        self.watched.values().map(|(view, _)| view.version())
+    }
+
+    fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, String> {
+        let view = self.watched.get(secret).map(|(view, _)| view);
+        let heard = view.filter(|view| *view.version().borrow() > 0);
+        let Some(view) = heard else {
+            return Err(format!(
+                "the {secret} with its kubeconfig was not read yet: see whether this driver may watch it"
+            ));
+        };
+        let found = view.of_topic(&secret.name);
+        let found = found
+            .first()
+            .ok_or_else(|| format!("the {secret} with its kubeconfig does not exist"))?;
+        let text = found.data.get(key);
+        text.cloned()
+            .ok_or_else(|| format!("the {secret} has no key {key:?}"))
+    }
+}
+
+fn text(secret: Secret) -> Text {
+    let data = secret.data.unwrap_or_default();
+    Text {
+        name: secret.metadata.name.unwrap_or_default(),
+        data: data
+            .into_iter()
+            .map(|(key, ByteString(value))| (key, Arc::from(value)))
+            .collect(),
+    }
+}

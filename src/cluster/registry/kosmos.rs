@@ -1,0 +1,158 @@
+//! Clusters that Kosmos declares: a `Cluster` carries its kubeconfig itself, its
+//! nodes carry its name in an annotation, and namespaces keep their names.
+
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DynamicObject},
+    core::GroupVersionKind,
+    runtime::watcher,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::source::{Context, Credentials, Source, Told};
+use crate::{
+    cluster::{
+        facts::KOSMOS_CLUSTER,
+        kubeconfig::Allowed,
+        view::{Slim, View},
+    },
+    placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
+    volume::BindingPolicy,
+};
+
+/// The clusters of Kosmos.
+pub(super) struct Kosmos {
+    clusters: View<Member>,
+    allowed: Allowed,
+}
+
+/// A `Cluster`.
+struct Member {
+    name: String,
+    kubeconfig: Option<Arc<[u8]>>,
+    trees: bool,
+}
+
+impl Slim for Member {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Kosmos {
+    pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("kosmos.io", "v1alpha1", "Cluster"));
+        let clusters = Api::all_with(context.client.clone(), &kind);
+        let everything = watcher::Config::default();
+        Self {
+            clusters: View::start(clusters, everything, |it| Some(member(&it)), stop),
+            allowed: context.allowed,
+        }
+    }
+}
+
+impl Source for Kosmos {
+    fn told(&self) -> Option<Vec<Told>> {
+        if *self.clusters.version().borrow() == 0 {
+            return None;
+        }
+        let members = self.clusters.all();
+        // Without its tree a cluster has no nodes here: it shares a network, no pods.
+        let offloading = members.iter().filter(|member| member.trees);
+        Some(
+            offloading
+                .filter_map(|member| told(member, self.allowed))
+                .collect(),
+        )
+    }
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        vec![self.clusters.version()]
+    }
+}
+
+fn told(member: &Member, allowed: Allowed) -> Option<Told> {
+    let object = format!("Cluster {}", member.name);
+    // A longer name is no label, and so no id.
+    let Ok(id) = member.name.parse() else {
+        tracing::warn!(object, "its name cannot be a cluster id: at most 63 characters");
+        return None;
+    };
+    let credentials = match &member.kubeconfig {
+        Some(text) => Credentials::Inline(Arc::clone(text)),
+        None => Credentials::Missing("spec.kubeconfig is empty or not in base64".to_owned()),
+    };
+    Some(Told {
+        declared: Declared {
+            id,
+            fabric: Fabric::Kosmos,
+            object,
+            nodes: NodeRule::Annotation {
+                key: KOSMOS_CLUSTER.to_owned(),
+                value: member.name.clone(),
+            },
+            namespaces: Namespaces {
+                same_name: true,
+                ..Namespaces::default()
+            },
+            classes: ClassMap::default(),
+            policy: BindingPolicy::default(),
+            protect: true,
+        },
+        credentials,
+        allowed,
+    })
+}
+
+fn member(cluster: &DynamicObject) -> Member {
+    let spec = &cluster.data["spec"];
+    let decoded = serde_json::from_value(spec["kubeconfig"].clone()).map(|ByteString(text)| text);
+    Member {
+        name: cluster.name_any(),
+        kubeconfig: decoded.ok().filter(|text| !text.is_empty()).map(Arc::from),
+        trees: spec["clusterTreeOptions"]["enable"].as_bool().unwrap_or(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn cluster(name: &str, spec: &serde_json::Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "kosmos.io/v1alpha1", "kind": "Cluster", "metadata": {"name": name}, "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_kubeconfig_is_in_the_object() {
+        let read = member(&cluster(
+            "c38",
+            &json!({"kubeconfig": ByteString(b"text".to_vec())}),
+        ));
+        let told = told(&read, Allowed::default()).unwrap();
+        assert!(matches!(&told.credentials, Credentials::Inline(text) if **text == *b"text"));
+        assert_eq!(told.declared.id.as_str(), "c38");
+        assert_eq!(
+            told.declared.namespaces.remote("any", &told.declared.id),
+            Ok("any")
+        );
+    }
+
+    #[test]
+    fn a_cluster_without_credentials_is_known_and_not_reached() {
+        for kubeconfig in [json!(null), json!(""), json!("%%")] {
+            let read = member(&cluster("c38", &json!({ "kubeconfig": kubeconfig })));
+            let told = told(&read, Allowed::default()).unwrap();
+            assert!(matches!(told.credentials, Credentials::Missing(_)));
+        }
+        assert!(told(&member(&cluster(&"x".repeat(64), &json!({}))), Allowed::default()).is_none());
+    }
+}

@@ -1,0 +1,210 @@
+//! The remote clusters, whoever declared them. Three questions are answered: which
+//! cluster is this node, which namespace there is this namespace, how is it
+//! reached. Nobody else knows which fabric is installed.
+//!
+//! ```text
+//!  RemoteCluster ─┐
+//!  Liqo ──────────┼─ sources ─▶ declared ─▶ keeper ─▶ one link per cluster ─▶ Remote
+//!  Kosmos ────────┘                                   (vetted, probed, rotated)
+//! ```
+
+mod keeper;
+mod kosmos;
+mod link;
+mod liqo;
+mod native;
+mod source;
+
+use std::{collections::BTreeMap, fmt, ops::Deref, sync::Arc};
+
+use tokio::sync::watch;
+
+pub use self::{
+    keeper::{Settings, keep},
+    link::{Connected, Link},
+};
+use super::Cluster;
+use crate::{
+    placement::{Behind, Declared, behind},
+    topology::Node,
+    volume::ClusterId,
+};
+
+/// The remote clusters of this moment. Cheap to clone.
+#[derive(Clone)]
+pub struct Registry {
+    remotes: watch::Sender<Arc<Remotes>>,
+    /// Changes whenever anything about a remote cluster does.
+    news: watch::Sender<u64>,
+    /// Whether all declarations have been seen.
+    complete: watch::Sender<bool>,
+}
+
+type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
+
+/// A remote cluster: as it was declared, and how it is reached.
+pub struct Remote {
+    declared: Declared,
+    link: watch::Receiver<Link>,
+}
+
+impl Deref for Remote {
+    type Target = Declared;
+
+    fn deref(&self) -> &Declared {
+        &self.declared
+    }
+}
+
+/// Why nothing can be done in a remote cluster right now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreachable {
+    /// There is no such cluster, or none any more.
+    #[error("the cluster {0} is not known to this driver: `liqo-csi clusters` lists those that are")]
+    Unknown(ClusterId),
+    /// Its declaration or its credentials cannot be used.
+    #[error("the cluster {cluster} ({object}) cannot be used: {why}")]
+    Refused {
+        /// The cluster.
+        cluster: ClusterId,
+        /// The object that declares it.
+        object: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// It was not asked yet.
+    #[error("the cluster {0} was not reached yet")]
+    Connecting(ClusterId),
+    /// It does not answer.
+    #[error("the cluster {cluster} is unreachable: {why}")]
+    Silent {
+        /// The cluster.
+        cluster: ClusterId,
+        /// What came of the last attempt.
+        why: String,
+    },
+}
+
+impl Remote {
+    /// The cluster, if it can be reached.
+    pub fn reach(&self) -> Result<Cluster, Unreachable> {
+        let cluster = || self.id.clone();
+        match &*self.link.borrow() {
+            Link::Up(connected) => Ok(connected.cluster.clone()),
+            Link::Connecting => Err(Unreachable::Connecting(cluster())),
+            Link::Refused(why) => Err(Unreachable::Refused {
+                cluster: cluster(),
+                object: self.object.clone(),
+                why: why.clone(),
+            }),
+            Link::Silent(why) => Err(Unreachable::Silent {
+                cluster: cluster(),
+                why: why.clone(),
+            }),
+        }
+    }
+
+    /// How it is with the connection.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        self.link.borrow().clone()
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.declared.fmt(f)
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self {
+            remotes: watch::Sender::default(),
+            news: watch::Sender::new(0),
+            complete: watch::Sender::new(false),
+        }
+    }
+}
+
+impl Registry {
+    /// All remote clusters.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Remote>> {
+        self.remotes.borrow().values().cloned().collect()
+    }
+
+    /// The remote cluster of this id.
+    pub fn get(&self, id: &ClusterId) -> Result<Arc<Remote>, Unreachable> {
+        let known = self.remotes.borrow().get(id).cloned();
+        known.ok_or_else(|| Unreachable::Unknown(id.clone()))
+    }
+
+    /// Who stands behind a node of the home cluster.
+    #[must_use]
+    pub fn behind(&self, node: &Node) -> Standing {
+        let remotes = self.remotes.borrow();
+        match behind(node, remotes.values().map(|remote| &remote.declared)) {
+            Behind::Itself => Standing::Real,
+            Behind::Remote(declared) => match remotes.get(&declared.id) {
+                Some(remote) => Standing::Virtual(Arc::clone(remote)),
+                None => Standing::Real,
+            },
+            Behind::Disputed(ids) => {
+                let names: Vec<&str> = ids.into_iter().map(ClusterId::as_str).collect();
+                Standing::Disputed(names.join(", "))
+            }
+        }
+    }
+
+    /// Changes whenever anything about a remote cluster does.
+    #[must_use]
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// Whether all declarations have been seen: before that a cluster that is
+    /// missing may well be there.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        *self.complete.borrow()
+    }
+
+    fn stir(&self) {
+        self.news.send_modify(|version| *version += 1);
+    }
+
+    fn replace(&self, remotes: Remotes) {
+        self.remotes.send_replace(Arc::new(remotes));
+        self.complete.send_replace(true);
+        self.stir();
+    }
+}
+
+/// What a node of the home cluster is.
+#[derive(Clone, Debug)]
+pub enum Standing {
+    /// Itself.
+    Real,
+    /// A stand-in for this cluster.
+    Virtual(Arc<Remote>),
+    /// A stand-in claimed by all of these.
+    Disputed(String),
+}
+
+#[cfg(test)]
+impl Registry {
+    /// A registry of clusters that are as they are.
+    pub(crate) fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {
+        let registry = Self::default();
+        let known = remotes.into_iter().map(|(declared, link)| {
+            let remote = Remote {
+                declared,
+                link: watch::Sender::new(link).subscribe(),
+            };
+            (remote.id.clone(), Arc::new(remote))
+        });
+        registry.replace(known.collect());
+        registry
+    }
+}

@@ -1,0 +1,307 @@
+//! Makes nodes that stand for remote clusters usable for scheduler and provisioner:
+//! no kubelet of ours runs there, so nobody else writes the label and the `CSINode`
+//! entry by which both know where volumes can be. Repairs them, and removes them
+//! when a node stands for nothing any more.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::{
+        core::v1::Node as KubeNode,
+        storage::v1::{CSINode, CSINodeDriver, CSINodeSpec},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::rounds::{Rounds, each};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        registry::{Registry, Standing},
+        slim::CsiNode,
+    },
+    observe::{CrashPoint, crash_point},
+    topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE},
+    volume::{ClusterId, DRIVER_NAME},
+};
+
+/// The loop for virtual nodes.
+pub(super) struct VirtualNodes<'a> {
+    home: &'a Cluster,
+    registry: &'a Registry,
+}
+
+/// What has to be done about a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Deed {
+    /// It stands for this cluster, and is to say so.
+    Mark(ClusterId),
+    /// It stands for nothing any more.
+    Unmark,
+}
+
+impl<'a> VirtualNodes<'a> {
+    pub(super) fn new(home: &'a Cluster, registry: &'a Registry) -> Self {
+        Self { home, registry }
+    }
+
+    /// What the node lacks, as far as what is watched tells.
+    fn deed(&self, node: &Node) -> Option<Deed> {
+        let csi_node = self.home.views().csi_nodes.get(&node.name);
+        match self.registry.behind(node) {
+            Standing::Virtual(remote) => {
+                let marked = is_marked(node, &remote.id) && has_entry(csi_node.as_deref());
+                (!marked).then(|| Deed::Mark(remote.id.clone()))
+            }
+            // A cluster that was not heard of yet is no reason to strip its nodes.
+            Standing::Real if self.registry.is_complete() => {
+                let marked = node.labels.contains_key(VIRTUAL_NODE);
+                marked.then_some(Deed::Unmark)
+            }
+            Standing::Real => None,
+            Standing::Disputed(clusters) => {
+                tracing::warn!(node = node.name, clusters, "several remote clusters claim a node");
+                None
+            }
+        }
+    }
+
+    async fn mark(&self, node: &str, cluster: &ClusterId) -> Result<(), ApiError> {
+        let Some(found) = self.home.all::<KubeNode>().get(node).await? else {
+            return Ok(());
+        };
+        self.label(node, json!({CLUSTER_KEY: cluster.as_str(), VIRTUAL_NODE: "true"}))
+            .await?;
+        let csi_nodes = self.home.all::<CSINode>();
+        match csi_nodes.get(node).await? {
+            None => {
+                crash_point(CrashPoint::BeforeCsiNodeWrite);
+                let created = csi_nodes.create(&csi_node(&found)).await;
+                crash_point(CrashPoint::AfterCsiNodeWrite);
+                created?;
+            }
+            Some(csi_node) => {
+                let others = without_ours(&csi_node);
+                if others.len() < csi_node.spec.drivers.len() && !is_ours_there(&csi_node) {
+                    // An entry cannot be changed, only removed and made again.
+                    self.set_drivers(&csi_node, &others).await?;
+                    return Ok(());
+                }
+                let mut drivers = others;
+                drivers.push(entry(node));
+                if drivers.len() > csi_node.spec.drivers.len() {
+                    self.set_drivers(&csi_node, &drivers).await?;
+                }
+            }
+        }
+        tracing::info!(node, %cluster, "a virtual node can have volumes");
+        Ok(())
+    }
+
+    async fn unmark(&self, node: &str) -> Result<(), ApiError> {
+        if let Some(csi_node) = self.home.all::<CSINode>().get(node).await?
+            && is_ours_there(&csi_node)
+        {
+            self.set_drivers(&csi_node, &without_ours(&csi_node)).await?;
+        }
+        tracing::info!(node, "a node stands for no remote cluster any more");
+        let real = self.home.views().nodes.get(node);
+        let is_real = real.is_some_and(|node| node.labels.contains_key(NODE_KEY));
+        // A real node's label is its kubelet's.
+        let labels = if is_real {
+            json!({VIRTUAL_NODE: null})
+        } else {
+            json!({CLUSTER_KEY: null, VIRTUAL_NODE: null})
+        };
+        self.label(node, labels).await
+    }
+
+    async fn label(&self, node: &str, labels: serde_json::Value) -> Result<(), ApiError> {
+        let patch = json!({"metadata": {"labels": labels}});
+        crash_point(CrashPoint::BeforeNodeLabel);
+        let labelled = self.home.all::<KubeNode>().merge(node, &patch).await;
+        crash_point(CrashPoint::AfterNodeLabel);
+        labelled.map(|_| ())
+    }
+
+    async fn set_drivers(&self, csi_node: &CSINode, drivers: &[CSINodeDriver]) -> Result<(), ApiError> {
+        let patch = json!({
+            "metadata": {"resourceVersion": csi_node.resource_version()},
+            "spec": {"drivers": drivers},
+        });
+        crash_point(CrashPoint::BeforeCsiNodeWrite);
+        let written = self.home.all::<CSINode>().merge(&csi_node.name_any(), &patch).await;
+        crash_point(CrashPoint::AfterCsiNodeWrite);
+        match written {
+            // Another driver registered meanwhile; the next round looks again.
+            Err(error) if error.is_conflict() => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+}
+
+fn is_marked(node: &Node, cluster: &ClusterId) -> bool {
+    let told = node.labels.get(CLUSTER_KEY).map(String::as_str);
+    told == Some(cluster.as_str()) && node.labels.contains_key(VIRTUAL_NODE)
+}
+
+fn has_entry(csi_node: Option<&CsiNode>) -> bool {
+    csi_node.is_some_and(|node| node.our_keys.as_deref().is_some_and(|keys| keys == [CLUSTER_KEY]))
+}
+
+fn is_ours_there(csi_node: &CSINode) -> bool {
+    let drivers = csi_node.spec.drivers.iter();
+    drivers
+        .filter(|driver| driver.name == DRIVER_NAME)
+        .any(|driver| driver.topology_keys.as_deref().is_some_and(|keys| keys == [CLUSTER_KEY]))
+}
+
+fn without_ours(csi_node: &CSINode) -> Vec<CSINodeDriver> {
+    let drivers = csi_node.spec.drivers.iter();
+    drivers.filter(|driver| driver.name != DRIVER_NAME).cloned().collect()
+}
+
+fn entry(node: &str) -> CSINodeDriver {
+    CSINodeDriver {
+        name: DRIVER_NAME.to_owned(),
+        node_id: node.to_owned(),
+        topology_keys: Some(vec![CLUSTER_KEY.to_owned()]),
+        ..CSINodeDriver::default()
+    }
+}
+
+/// It goes with its node.
+fn csi_node(node: &KubeNode) -> CSINode {
+    CSINode {
+        metadata: ObjectMeta {
+            name: Some(node.name_any()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.name_any(),
+                uid: node.uid().unwrap_or_default(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: CSINodeSpec {
+            drivers: vec![entry(&node.name_any())],
+        },
+    }
+}
+
+impl Rounds for VirtualNodes<'_> {
+    const NAME: &'static str = "virtual-nodes";
+    const REST: Duration = Duration::from_secs(30);
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        let views = self.home.views();
+        vec![
+            self.registry.news(),
+            views.nodes.version(),
+            views.csi_nodes.version(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let nodes = self.home.views().nodes.all();
+        let deeds = nodes
+            .iter()
+            .filter_map(|node| Some((Arc::clone(node), self.deed(node)?)));
+        let this = &*self;
+        each(deeds, async |(node, deed): (Arc<Node>, Deed)| match deed {
+            Deed::Mark(cluster) => this.mark(&node.name, &cluster).await,
+            Deed::Unmark => this.unmark(&node.name).await,
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{
+        cluster::{registry::Link, testing::FakeApi},
+        placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
+        topology::{LabelSelector, Requirement},
+        volume::BindingPolicy,
+    };
+
+    const NODE: &str = "/api/v1/nodes/milan";
+    const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/milan";
+
+    fn registry() -> Registry {
+        let declared = Declared {
+            id: "milan".parse().unwrap(),
+            fabric: Fabric::Native,
+            object: "RemoteCluster milan".into(),
+            nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
+            namespaces: Namespaces::default(),
+            classes: ClassMap::default(),
+            policy: BindingPolicy::Optimistic,
+            protect: true,
+        };
+        Registry::fixed([(declared, Link::Connecting)])
+    }
+
+    async fn round(api: &FakeApi, registry: &Registry) {
+        let home = api.cluster().await;
+        VirtualNodes::new(&home, registry).round().await.unwrap();
+    }
+
+    fn keys(api: &FakeApi) -> Vec<(String, Value)> {
+        let drivers = api.object(CSI_NODE).unwrap()["spec"]["drivers"].clone();
+        let drivers = drivers.as_array().unwrap().iter();
+        drivers
+            .map(|one| (one["name"].as_str().unwrap().to_owned(), one["topologyKeys"].clone()))
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn a_virtual_node_is_marked_once_and_repaired() {
+        let api = FakeApi::start().await;
+        api.put(NODE, json!({"metadata": {"labels": {"to": "milan"}}}));
+        round(&api, &registry()).await;
+        let node = api.object(NODE).unwrap();
+        assert_eq!(node["metadata"]["labels"][CLUSTER_KEY], "milan");
+        assert_eq!(keys(&api), [(DRIVER_NAME.to_owned(), json!([CLUSTER_KEY]))]);
+        let owner = &api.object(CSI_NODE).unwrap()["metadata"]["ownerReferences"][0];
+        assert_eq!(owner["uid"], node["metadata"]["uid"]);
+
+        let writes = api.writes();
+        round(&api, &registry()).await;
+        assert_eq!(api.writes(), writes, "nothing to do");
+
+        api.change(NODE, |node| node["metadata"]["labels"][CLUSTER_KEY] = json!("other"));
+        api.remove(CSI_NODE);
+        round(&api, &registry()).await;
+        assert_eq!(api.object(NODE).unwrap()["metadata"]["labels"][CLUSTER_KEY], "milan");
+        assert_eq!(keys(&api).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn entries_of_others_stay() {
+        let api = FakeApi::start().await;
+        api.put(NODE, json!({"metadata": {"labels": {"to": "milan"}}}));
+        let other = json!({"name": "other", "nodeID": "x", "topologyKeys": ["zone"]});
+        let wrong = json!({"name": DRIVER_NAME, "nodeID": "x", "topologyKeys": [CLUSTER_KEY, NODE_KEY]});
+        api.put(CSI_NODE, json!({"spec": {"drivers": [other, wrong]}}));
+        round(&api, &registry()).await;
+        assert_eq!(keys(&api).len(), 1, "what cannot be changed is removed");
+        round(&api, &registry()).await;
+        let ours = (DRIVER_NAME.to_owned(), json!([CLUSTER_KEY]));
+        assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"])), ours]);
+
+        round(&api, &Registry::default()).await;
+        assert_eq!(keys(&api).len(), 2, "nobody has said that the cluster is gone");
+        round(&api, &Registry::fixed([])).await;
+        assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"]))]);
+        let labels = api.object(NODE).unwrap()["metadata"]["labels"].clone();
+        assert_eq!(labels, json!({"to": "milan"}));
+    }
+}

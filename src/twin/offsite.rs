@@ -1,0 +1,253 @@
+//! Before a twin is made in a remote cluster: whether what was asked for can be
+//! had there, its real class, its access modes, and for volumes that are waited
+//! for the node it is told.
+
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+
+use super::{
+    CreateError, Order, Policy, Site,
+    plan::{self, Known, Plan, Planned},
+    record,
+    sight::{self, Sight},
+};
+use crate::{
+    cluster::{ApiError, facts, registry::Remote},
+    placement::{
+        Ask, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, access_modes, choose_class,
+    },
+    topology::Node,
+    volume::{AccessMode, BindingPolicy, SpecError, VolumeName, mark},
+};
+
+/// Whether a twin may be answered for before it is bound. A class that binds at
+/// once is waited for whatever the policy: it costs nothing, and failures show.
+pub(super) fn answered_early(site: &Site, order: &Order, class: Option<&Class>) -> bool {
+    let Some(remote) = site.remote_cluster() else {
+        return false;
+    };
+    let immediate = class.is_some_and(|class| class.binding == BindingMode::Immediate);
+    let policy = order.spec.parameters.binding_policy.unwrap_or(remote.policy);
+    policy == BindingPolicy::Optimistic && !immediate
+}
+
+/// Makes the plan for a twin in a remote cluster.
+pub(super) async fn plan(
+    site: &Site,
+    remote: &Remote,
+    policy: &Policy,
+    order: &Order,
+    sight: &Sight,
+) -> Result<Plan, CreateError> {
+    if let Some(claim) = &sight.claim
+        && let Some(pod) = ephemeral_of(claim)
+    {
+        return Ok(Plan::Unfit(format!(
+            "the claim {} is the generic ephemeral volume of the pod {pod}, which cannot work in the cluster {}: the pod \
+             would make a claim of its own there. Use a claim of its own, or let the pod run elsewhere",
+            claim.name_any(),
+            remote.id
+        )));
+    }
+    let modes = wished_modes(order, sight.claim.as_ref())?;
+    let classes = plan::classes(site.cluster());
+    let known = if site.cluster().rights().classes {
+        KnownClasses::Listed(&classes)
+    } else {
+        KnownClasses::Unreadable
+    };
+    let chosen = match choose(remote, policy, order, sight.claim.as_ref(), known) {
+        Ok(chosen) => chosen,
+        // The claim's own mistake is one in every cluster.
+        Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
+        Err(error) => return Ok(Plan::Unfit(error.to_string())),
+    };
+    let ChosenClass::Known(class) = chosen else {
+        return Ok(Plan::Make(Planned {
+            class: chosen.name().to_owned(),
+            access_modes: modes,
+            answered_early: answered_early(site, order, None),
+            ..Planned::default()
+        }));
+    };
+    let answered_early = answered_early(site, order, Some(class));
+    let planned = Planned {
+        class: class.name.clone(),
+        provisioner: Some(class.provisioner.clone()),
+        node: None,
+        access_modes: modes,
+        answered_early,
+    };
+    if class.binding == BindingMode::Immediate || !site.cluster().rights().nodes {
+        return if answered_early || class.binding == BindingMode::Immediate {
+            Ok(Plan::Make(planned))
+        } else {
+            Err(CreateError::Spec(SpecError::NotRemotely {
+                field: "the binding policy WaitForBound",
+                why: "a node has to be chosen there for a class that waits for its first consumer, and this driver may not \
+                      read the nodes of that cluster: grant it, or use the policy Optimistic",
+            }))
+        };
+    }
+    Ok(
+        match node_there(site, order, sight, class, answered_early).await? {
+            Ok(_) if answered_early => Plan::Make(planned),
+            Ok(node) => Plan::Make(Planned {
+                node: Some(node),
+                ..planned
+            }),
+            Err(none) => Plan::Unfit(none),
+        },
+    )
+}
+
+/// The pod whose generic ephemeral volume a claim is.
+fn ephemeral_of(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    owners
+        .filter(|owner| owner.controller == Some(true))
+        .find(|owner| owner.kind == "Pod")
+        .map(|owner| owner.name.as_str())
+}
+
+/// The access modes of the twin, where they are not those of the claim.
+fn wished_modes(
+    order: &Order,
+    claim: Option<&PersistentVolumeClaim>,
+) -> Result<Option<Vec<AccessMode>>, SpecError> {
+    if !order.spec.capabilities.mount_flags().is_empty() {
+        return Err(SpecError::NotRemotely {
+            field: "mountOptions of the virtual class",
+            why: "the volume is mounted by the remote cluster, as its own class says: set them there",
+        });
+    }
+    let text = claim.and_then(|claim| claim.annotations().get(mark::LIQO_ACCESS_MODES));
+    text.map(|text| access_modes(text)).transpose()
+}
+
+/// The real class. An administrator who maps this very class for this very
+/// cluster means more by it than the parameter that holds for all clusters.
+fn choose<'a>(
+    remote: &Remote,
+    policy: &Policy,
+    order: &Order,
+    claim: Option<&PersistentVolumeClaim>,
+    known: KnownClasses<'a>,
+) -> Result<ChosenClass<'a>, ClassError> {
+    let virtual_class = claim.and_then(record::class_name);
+    let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
+    let annotation = claim.and_then(|claim| {
+        let annotations = claim.annotations();
+        annotations
+            .get(mark::REAL_CLASS)
+            .or_else(|| annotations.get(mark::LIQO_REAL_CLASS))
+    });
+    let wishes = Wishes {
+        annotation: annotation.map(String::as_str),
+        allowed: &policy.allowed_classes,
+        parameter: order
+            .spec
+            .parameters
+            .real_class
+            .as_deref()
+            .filter(|_| mapped.is_none()),
+        mapping: remote.classes.real(virtual_class),
+    };
+    choose_class(&wishes, known, &remote.id)
+}
+
+/// A node of the remote cluster that can have the volume, or why there is none.
+/// All claims of one pod get the same, because that is where it will have to run.
+async fn node_there(
+    site: &Site,
+    order: &Order,
+    sight: &Sight,
+    class: &Class,
+    any: bool,
+) -> Result<Result<String, String>, ApiError> {
+    let cluster = site.cluster();
+    let known = Known::about(cluster, class, None).await?;
+    let surroundings = known.surroundings(class);
+    let choose = |nodes: &[Node], lot: &VolumeName| {
+        let ask = Ask {
+            volume: lot,
+            ..plan::ask(order)
+        };
+        let choice = surroundings.choose_node(nodes, &ask);
+        choice
+            .map(|node| node.name.clone())
+            .map_err(|none| format!("in the cluster {} {none}", cluster.id()))
+    };
+    if any {
+        return Ok(choose(&sight::nodes(cluster), &order.volume));
+    }
+    let open: Vec<Node> = cluster
+        .all::<KubeNode>()
+        .list(None)
+        .await?
+        .into_iter()
+        .filter(takes_pods)
+        .map(|node| facts::node(node.metadata))
+        .collect();
+    let siblings = match &sight.claim {
+        Some(claim) => siblings(site, claim).await?,
+        None => Vec::new(),
+    };
+    for sibling in &siblings {
+        let twin = site.twins().get(&sibling.name_any()).await?;
+        if let Some(told) = twin.as_ref().and_then(record::selected_node)
+            && let Some(node) = open.iter().find(|node| node.name == told)
+        {
+            let unfit = surroundings.unfit(node, &plan::ask(order));
+            return Ok(unfit.map_or_else(|| Ok(told.to_owned()), |unfit| Err(unfit.to_string())));
+        }
+    }
+    let volumes = siblings.iter().filter_map(ResourceExt::uid);
+    let lot = volumes
+        .map(|uid| VolumeName::from_request(&format!("pvc-{uid}")))
+        .min()
+        .unwrap_or_else(|| order.volume.clone());
+    Ok(choose(&open, &lot))
+}
+
+/// Whether an ordinary pod may be sent to a node.
+fn takes_pods(node: &KubeNode) -> bool {
+    let Some(spec) = &node.spec else { return true };
+    let closed = spec
+        .taints
+        .iter()
+        .flatten()
+        .any(|taint| taint.effect != "PreferNoSchedule");
+    !closed && spec.unschedulable != Some(true)
+}
+
+/// The claims of the pod that waits for this one, itself among them.
+async fn siblings(
+    site: &Site,
+    claim: &PersistentVolumeClaim,
+) -> Result<Vec<PersistentVolumeClaim>, ApiError> {
+    let namespace = claim.namespace().unwrap_or_default();
+    let waiting = site
+        .home()
+        .within::<Pod>(&namespace)
+        .select(None, Some("status.phase=Pending"))
+        .await?;
+    let pod = waiting
+        .iter()
+        .map(claims_of)
+        .find(|claims| claims.contains(&claim.name_any()));
+    let claims = site.home().within::<PersistentVolumeClaim>(&namespace);
+    let mut siblings = Vec::new();
+    for name in pod.unwrap_or_default() {
+        let found = claims.get(&name).await?;
+        siblings.extend(found.filter(|found| record::selected_node(found) == record::selected_node(claim)));
+    }
+    Ok(siblings)
+}
+
+fn claims_of(pod: &Pod) -> Vec<String> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes
+        .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
+        .collect()
+}

@@ -1,0 +1,317 @@
+//! Where a twin lives, and how one gets there: in the storage namespace at home
+//! under the uid of its claim, or in a remote cluster under the claim's own name,
+//! because pods arrive there with their volumes as they were written.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::{CreateError, DeleteError, Order, TWIN_NAME, TWIN_NAMESPACE, name_of, record, sight};
+use crate::{
+    cluster::{
+        ApiError, Cluster, Objects,
+        registry::{Registry, Remote, Standing, Unreachable},
+        slim,
+        view::View,
+    },
+    placement::{ClaimFact, Refusal, Unmapped},
+    topology::{CLUSTER_KEY, Segments},
+    volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, mark},
+};
+
+/// Where a twin lives. Cheap to clone.
+#[derive(Clone)]
+pub struct Site {
+    home: Cluster,
+    cluster: Cluster,
+    remote: Option<Arc<Remote>>,
+    namespace: String,
+    name: String,
+}
+
+/// Why a claim has no place for its twin.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSite {
+    /// The cluster cannot be used right now.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// The claim's namespace is not offloaded.
+    #[error(transparent)]
+    Unmapped(#[from] Unmapped),
+    /// Several clusters claim the node.
+    #[error(
+        "the node {node} is claimed by several clusters ({clusters}): their node selectors must not overlap"
+    )]
+    Disputed {
+        /// The node.
+        node: String,
+        /// Their ids.
+        clusters: String,
+    },
+}
+
+impl Site {
+    /// The site of a volume's twin at home.
+    #[must_use]
+    pub fn local(home: &Cluster, volume: &VolumeName) -> Self {
+        Self {
+            home: home.clone(),
+            cluster: home.clone(),
+            remote: None,
+            namespace: home.storage_namespace().to_owned(),
+            name: name_of(volume).to_owned(),
+        }
+    }
+
+    /// The site of a claim's twin in a remote cluster.
+    pub fn remote(home: &Cluster, remote: Arc<Remote>, claim: &ClaimName) -> Result<Self, NoSite> {
+        let namespace = remote.namespaces.remote(&claim.namespace, &remote.id)?.to_owned();
+        Ok(Self::recorded(home, remote, namespace, claim.name.clone())?)
+    }
+
+    /// The site of a twin in a remote cluster that was noted down before.
+    pub fn recorded(
+        home: &Cluster,
+        remote: Arc<Remote>,
+        namespace: String,
+        name: String,
+    ) -> Result<Self, Unreachable> {
+        Ok(Self {
+            home: home.clone(),
+            cluster: remote.reach()?,
+            remote: Some(remote),
+            namespace,
+            name,
+        })
+    }
+
+    /// The site of a volume that was handed over, from what its PV remembers.
+    pub fn of_volume(
+        home: &Cluster,
+        registry: &Registry,
+        id: &VolumeId,
+        remembered: Option<&ClaimName>,
+    ) -> Result<Option<Self>, Unreachable> {
+        if id.cluster == *home.id() {
+            return Ok(Some(Self::local(home, &id.name)));
+        }
+        let remote = registry.get(&id.cluster)?;
+        let Some(twin) = remembered else {
+            return Ok(None);
+        };
+        Self::recorded(home, remote, twin.namespace.clone(), twin.name.clone()).map(Some)
+    }
+
+    /// The cluster of the user.
+    #[must_use]
+    pub fn home(&self) -> &Cluster {
+        &self.home
+    }
+
+    /// The cluster of the twin.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The remote cluster, if it is one.
+    #[must_use]
+    pub fn remote_cluster(&self) -> Option<&Arc<Remote>> {
+        self.remote.as_ref()
+    }
+
+    /// Namespace of the twin.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Name of the twin.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Namespace and name of the twin: how people are told of it, and its key in the view.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Name of its cluster, for people.
+    #[must_use]
+    pub fn cluster_name(&self) -> String {
+        self.cluster.id().to_string()
+    }
+
+    /// The claims of the twin's namespace.
+    #[must_use]
+    pub fn twins(&self) -> Objects<PersistentVolumeClaim> {
+        self.cluster.within(&self.namespace)
+    }
+
+    /// The PVs of the twin's cluster.
+    #[must_use]
+    pub fn volumes(&self) -> Objects<PersistentVolume> {
+        self.cluster.all()
+    }
+
+    /// The view that shows the twin.
+    #[must_use]
+    pub fn view(&self) -> View<slim::Twin> {
+        self.cluster.twins_in(&self.namespace)
+    }
+
+    /// The twin as it was a moment ago.
+    #[must_use]
+    pub fn seen(&self) -> Option<Arc<slim::Twin>> {
+        self.view().get(&self.place())
+    }
+
+    /// Whether what is at the site belongs to a volume of ours.
+    #[must_use]
+    pub fn owner(&self, volume: &VolumeName) -> Owner {
+        Owner::of_volume(self.home.id().clone(), volume.clone())
+    }
+
+    /// Whether PVs can be read there.
+    #[must_use]
+    pub fn shows_volumes(&self) -> bool {
+        self.cluster.rights().volumes
+    }
+
+    /// Whether a twin made here gets our finalizer: where we could do nothing for
+    /// its data it would only be in the way.
+    #[must_use]
+    pub fn protects(&self) -> bool {
+        let wanted = self.remote.as_ref().is_none_or(|remote| remote.protect);
+        wanted && self.cluster.rights().volume_changes
+    }
+}
+
+/// Finds where the twin of an order is to be, from where its claim's pod was sent.
+pub(super) async fn find(
+    home: &Cluster,
+    registry: &Registry,
+    order: &Order,
+    claim: &(ClaimFact, Option<PersistentVolumeClaim>),
+) -> Result<Site, CreateError> {
+    let (fact, claim) = claim;
+    let Some(remote) = remote_of(home, registry, order, claim.as_ref()).await? else {
+        return Ok(Site::local(home, &order.volume));
+    };
+    let Some(name) = &order.spec.parameters.claim else {
+        return Err(CreateError::Spec(SpecError::NotRemotely {
+            field: "a volume without a claim",
+            why: "its twin has the name of the claim; csi-provisioner tells it with --extra-create-metadata",
+        }));
+    };
+    match Site::remote(home, remote, name) {
+        Ok(site) => Ok(site),
+        // Nobody waits for it, and what may be left of it is found by the orphans' loop.
+        Err(NoSite::Unmapped(_)) if *fact == ClaimFact::Gone => Err(CreateError::Refused {
+            twin: name.to_string(),
+            cluster: home.id().to_string(),
+            refusal: Refusal::ClaimGone,
+        }),
+        Err(other) => Err(other.into()),
+    }
+}
+
+/// The remote cluster the volume is for; `None` for the home cluster.
+async fn remote_of(
+    home: &Cluster,
+    registry: &Registry,
+    order: &Order,
+    claim: Option<&PersistentVolumeClaim>,
+) -> Result<Option<Arc<Remote>>, CreateError> {
+    let Some(name) = claim.and_then(record::selected_node) else {
+        return Ok(match requested_cluster(&order.requisite) {
+            Some(id) if id != *home.id() => Some(registry.get(&id).map_err(NoSite::from)?),
+            _ => None,
+        });
+    };
+    let Some(node) = sight::node(home, name).await? else {
+        return Ok(None);
+    };
+    match registry.behind(&node) {
+        Standing::Virtual(remote) => Ok(Some(remote)),
+        Standing::Disputed(clusters) => Err(CreateError::NoSite(NoSite::Disputed {
+            node: name.to_owned(),
+            clusters,
+        })),
+        Standing::Real => {
+            let label = node.labels.get(CLUSTER_KEY).and_then(|id| id.parse().ok());
+            match label.filter(|id: &ClusterId| id != home.id()) {
+                // It stood for a cluster that nobody declares any more.
+                Some(id) => Err(CreateError::NoSite(Unreachable::Unknown(id).into())),
+                None => Ok(None),
+            }
+        }
+    }
+}
+
+/// The cluster of all places a request names, if it is the same.
+fn requested_cluster(requisite: &[Segments]) -> Option<ClusterId> {
+    let mut clusters = requisite.iter().map(|place| place.get(CLUSTER_KEY));
+    let first = clusters.next()??;
+    let same = clusters.all(|other| other == Some(first));
+    first.parse().ok().filter(|_| same)
+}
+
+/// Finds where the twin of a volume to be deleted is: as its PV remembers, or by
+/// looking for it. `None` if it is seen to be nowhere.
+pub(super) async fn find_again(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+) -> Result<Option<Site>, DeleteError> {
+    if id.cluster == *home.id() {
+        return Ok(Some(Site::local(home, &id.name)));
+    }
+    let remote = registry.get(&id.cluster)?;
+    let cluster = remote.reach()?;
+    let at = |twin: &PersistentVolumeClaim| {
+        let namespace = twin.namespace().unwrap_or_default();
+        Site::recorded(home, Arc::clone(&remote), namespace, twin.name_any())
+    };
+    if let Some(twin) = remembered(home, &id.name).await? {
+        return Ok(Some(Site::recorded(home, remote, twin.namespace, twin.name)?));
+    }
+    let ours = format!("{},{}={}", mark::selector(home.id()), mark::VOLUME, id.name);
+    if cluster.rights().all_claims {
+        let found = cluster.all::<PersistentVolumeClaim>().list(Some(&ours)).await?;
+        return Ok(found.first().map(at).transpose()?);
+    }
+    for namespace in remote.namespaces.named() {
+        let found = cluster
+            .within::<PersistentVolumeClaim>(namespace)
+            .list(Some(&ours))
+            .await?;
+        if let Some(twin) = found.first() {
+            return Ok(Some(at(twin)?));
+        }
+    }
+    Err(DeleteError::Unknown(format!(
+        "the PersistentVolume {} that says where its twin is is gone, and claims of the cluster {} can only be read in \
+         namespaces that are offloaded now",
+        id.name, id.cluster
+    )))
+}
+
+/// Where the PV of a volume says its twin is.
+async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<ClaimName>, ApiError> {
+    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
+    let attributes = found.and_then(|found| found.spec?.csi?.volume_attributes);
+    Ok(attributes.and_then(|attributes| twin_in(&attributes)))
+}
+
+/// The twin that the attributes of a PV name.
+#[must_use]
+pub fn twin_in(attributes: &std::collections::BTreeMap<String, String>) -> Option<ClaimName> {
+    Some(ClaimName {
+        namespace: attributes.get(TWIN_NAMESPACE)?.clone(),
+        name: attributes.get(TWIN_NAME)?.clone(),
+    })
+}
