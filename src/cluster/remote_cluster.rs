@@ -351,7 +351,11 @@ mod tests {
             less.remove(index);
             assert!(!selector.selector().admits(&labels(&less)), "without {key}");
         }
-        assert!(!selector.selector().admits(&labels(&[&node[..], &[("broken", "")]].concat())));
+        assert!(
+            !selector
+                .selector()
+                .admits(&labels(&[&node[..], &[("broken", "")]].concat()))
+        );
     }
 
     #[test]

@@ -315,7 +315,10 @@ mod tests {
             registered_on: None,
             publishes_capacity: true,
         };
-        let capacities = [capacity(&["r1"], 5 * GIB, Some(2 * GIB)), capacity(&["r2"], GIB, None)];
+        let capacities = [
+            capacity(&["r1"], 5 * GIB, Some(2 * GIB)),
+            capacity(&["r2"], GIB, None),
+        ];
         let there = [Surroundings {
             capacities: &capacities,
             ..surroundings(&real, &driver)

@@ -70,9 +70,17 @@ impl<'a> Capacities<'a> {
             class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
         });
         ours.flat_map(|class| {
-            let possible = world.possible(class, &self.settings.allowed_classes, &ClassMap::default(), self.home);
+            let possible = world.possible(
+                class,
+                &self.settings.allowed_classes,
+                &ClassMap::default(),
+                self.home,
+            );
             let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
-            let remotes: Vec<_> = there.iter().map(|there| there.room(class, self.settings)).collect();
+            let remotes: Vec<_> = there
+                .iter()
+                .map(|there| there.room(class, self.settings))
+                .collect();
             publish(&class.name, &surroundings, &world.nodes, &remotes)
         })
         .collect()
@@ -268,7 +276,7 @@ impl There {
                 let world = World::of(&cluster, Vec::new());
                 Ok((cluster, world))
             }
-            Ok(_) | Err(Unreachable::Connecting(_)) => Err(Room::Unlimited),
+            Ok(_) | Err(Unreachable::Connecting { .. }) => Err(Room::Unlimited),
             // Pods that need a volume had better go elsewhere.
             Err(Unreachable::Silent { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
                 Err(Room::Zero)
@@ -377,7 +385,9 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        Capacities::new(&home, &Registry::default(), &watched, &settings()).round().await
+        Capacities::new(&home, &Registry::default(), &watched, &settings())
+            .round()
+            .await
     }
 
     #[tokio::test]

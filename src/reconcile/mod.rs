@@ -73,13 +73,7 @@ pub async fn run(
 }
 
 /// All loops, as one task: each waits for the API server nearly all of its time.
-async fn loops(
-    home: &Cluster,
-    registry: &Registry,
-    events: &Events,
-    settings: &Settings,
-    metrics: &Metrics,
-) {
+async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &Settings, metrics: &Metrics) {
     let watched = Watched::start(home);
     home.views().complete().await;
     watched.complete().await;
@@ -129,7 +123,14 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(
-            run(home, Registry::default(), events, settings, Metrics::default(), stop.clone()),
+            run(
+                home,
+                Registry::default(),
+                events,
+                settings,
+                Metrics::default(),
+                stop.clone()
+            ),
             watching
         );
         assert_eq!(api.object(LEASE).unwrap()["spec"]["holderIdentity"], "");

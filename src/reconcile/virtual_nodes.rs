@@ -133,7 +133,11 @@ impl<'a> VirtualNodes<'a> {
             "spec": {"drivers": drivers},
         });
         crash_point(CrashPoint::BeforeCsiNodeWrite);
-        let written = self.home.all::<CSINode>().merge(&csi_node.name_any(), &patch).await;
+        let written = self
+            .home
+            .all::<CSINode>()
+            .merge(&csi_node.name_any(), &patch)
+            .await;
         crash_point(CrashPoint::AfterCsiNodeWrite);
         match written {
             // Another driver registered meanwhile; the next round looks again.
@@ -154,14 +158,20 @@ fn has_entry(csi_node: Option<&CsiNode>) -> bool {
 
 fn is_ours_there(csi_node: &CSINode) -> bool {
     let drivers = csi_node.spec.drivers.iter();
-    drivers
-        .filter(|driver| driver.name == DRIVER_NAME)
-        .any(|driver| driver.topology_keys.as_deref().is_some_and(|keys| keys == [CLUSTER_KEY]))
+    drivers.filter(|driver| driver.name == DRIVER_NAME).any(|driver| {
+        driver
+            .topology_keys
+            .as_deref()
+            .is_some_and(|keys| keys == [CLUSTER_KEY])
+    })
 }
 
 fn without_ours(csi_node: &CSINode) -> Vec<CSINodeDriver> {
     let drivers = csi_node.spec.drivers.iter();
-    drivers.filter(|driver| driver.name != DRIVER_NAME).cloned().collect()
+    drivers
+        .filter(|driver| driver.name != DRIVER_NAME)
+        .cloned()
+        .collect()
 }
 
 fn entry(node: &str) -> CSINodeDriver {
@@ -246,7 +256,7 @@ mod tests {
             policy: BindingPolicy::Optimistic,
             protect: true,
         };
-        Registry::fixed([(declared, Link::Connecting)])
+        Registry::fixed([(declared, Link::Connecting(String::new()))])
     }
 
     async fn round(api: &FakeApi, registry: &Registry) {
@@ -258,7 +268,12 @@ mod tests {
         let drivers = api.object(CSI_NODE).unwrap()["spec"]["drivers"].clone();
         let drivers = drivers.as_array().unwrap().iter();
         drivers
-            .map(|one| (one["name"].as_str().unwrap().to_owned(), one["topologyKeys"].clone()))
+            .map(|one| {
+                (
+                    one["name"].as_str().unwrap().to_owned(),
+                    one["topologyKeys"].clone(),
+                )
+            })
             .collect()
     }
 
@@ -277,10 +292,15 @@ mod tests {
         round(&api, &registry()).await;
         assert_eq!(api.writes(), writes, "nothing to do");
 
-        api.change(NODE, |node| node["metadata"]["labels"][CLUSTER_KEY] = json!("other"));
+        api.change(NODE, |node| {
+            node["metadata"]["labels"][CLUSTER_KEY] = json!("other")
+        });
         api.remove(CSI_NODE);
         round(&api, &registry()).await;
-        assert_eq!(api.object(NODE).unwrap()["metadata"]["labels"][CLUSTER_KEY], "milan");
+        assert_eq!(
+            api.object(NODE).unwrap()["metadata"]["labels"][CLUSTER_KEY],
+            "milan"
+        );
         assert_eq!(keys(&api).len(), 1);
     }
 

@@ -97,9 +97,18 @@ struct Keeper {
 
 /// A link, and what it was made with.
 struct Held {
-    way: Result<Way, String>,
+    way: Result<Way, NoWay>,
     link: watch::Receiver<Link>,
     _ends: Option<DropGuard>,
+}
+
+/// Why a cluster cannot be connected to.
+#[derive(Clone, PartialEq, Eq)]
+enum NoWay {
+    /// Not everything about it was seen yet.
+    NotYet(String),
+    /// What was seen cannot be used.
+    Refused(String),
 }
 
 impl Keeper {
@@ -137,7 +146,7 @@ impl Keeper {
         let mut changed = before != self.links.len();
         for (one, trouble) in &told {
             let way = match trouble {
-                Some(why) => Err(why.clone()),
+                Some(why) => Err(NoWay::Refused(why.clone())),
                 None => self.way(one),
             };
             let id = &one.declared.id;
@@ -162,10 +171,10 @@ impl Keeper {
         }
     }
 
-    fn way(&self, told: &Told) -> Result<Way, String> {
+    fn way(&self, told: &Told) -> Result<Way, NoWay> {
         let text = match &told.credentials {
             Credentials::Inline(text) => Arc::clone(text),
-            Credentials::Missing(why) => return Err(why.clone()),
+            Credentials::Missing(why) => return Err(NoWay::Refused(why.clone())),
             Credentials::Secret { secret, key } => self.secrets.text(secret, key)?,
         };
         Ok(Way {
@@ -174,7 +183,7 @@ impl Keeper {
         })
     }
 
-    fn link(&self, id: &ClusterId, way: Result<Way, String>) -> Held {
+    fn link(&self, id: &ClusterId, way: Result<Way, NoWay>) -> Held {
         let link = match &way {
             Ok(way) => {
                 let stop = CancellationToken::new();
@@ -189,7 +198,8 @@ impl Keeper {
                 );
                 (known, Some(ends))
             }
-            Err(why) => {
+            Err(NoWay::NotYet(why)) => (watch::Sender::new(Link::Connecting(why.clone())).subscribe(), None),
+            Err(NoWay::Refused(why)) => {
                 tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
                 (watch::Sender::new(Link::Refused(why.clone())).subscribe(), None)
             }
@@ -268,21 +278,20 @@ impl Secrets {
         self.watched.values().map(|(view, _)| view.version())
     }
 
-    fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, String> {
+    fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, NoWay> {
         let view = self.watched.get(secret).map(|(view, _)| view);
-        let heard = view.filter(|view| *view.version().borrow() > 0);
-        let Some(view) = heard else {
-            return Err(format!(
-                "the {secret} with its kubeconfig was not read yet: see whether this driver may watch it"
-            ));
+        let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {
+            return Err(NoWay::NotYet(format!(
+                "the {secret} with its kubeconfig was not read yet; if this lasts, see whether this driver may watch it"
+            )));
         };
         let found = view.of_topic(&secret.name);
-        let found = found
-            .first()
-            .ok_or_else(|| format!("the {secret} with its kubeconfig does not exist"))?;
-        let text = found.data.get(key);
-        text.cloned()
-            .ok_or_else(|| format!("the {secret} has no key {key:?}"))
+        let Some(found) = found.first() else {
+            let why = format!("the {secret} with its kubeconfig does not exist");
+            return Err(NoWay::Refused(why));
+        };
+        let text = found.data.get(key).cloned();
+        text.ok_or_else(|| NoWay::Refused(format!("the {secret} has no key {key:?}")))
     }
 }
 

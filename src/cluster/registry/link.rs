@@ -29,8 +29,8 @@ const LOST_IN_A_ROW: u32 = 2;
 /// How it is with the connection to a cluster.
 #[derive(Clone)]
 pub enum Link {
-    /// It was not reached yet.
-    Connecting,
+    /// It was not reached yet, and what is waited for.
+    Connecting(String),
     /// It answers.
     Up(Arc<Connected>),
     /// It does not answer, and why.
@@ -63,7 +63,7 @@ pub(super) fn start(
     call_timeout: Duration,
     stop: CancellationToken,
 ) -> watch::Receiver<Link> {
-    let (link, known) = watch::channel(Link::Connecting);
+    let (link, known) = watch::channel(Link::Connecting("it has not answered yet".to_owned()));
     let keeper = Keeper {
         registry,
         id,

@@ -73,8 +73,13 @@ pub enum Unreachable {
         why: String,
     },
     /// It was not asked yet.
-    #[error("the cluster {0} was not reached yet")]
-    Connecting(ClusterId),
+    #[error("the cluster {cluster} was not reached yet: {why}")]
+    Connecting {
+        /// The cluster.
+        cluster: ClusterId,
+        /// What is waited for.
+        why: String,
+    },
     /// It does not answer.
     #[error("the cluster {cluster} is unreachable: {why}")]
     Silent {
@@ -91,7 +96,10 @@ impl Remote {
         let cluster = || self.id.clone();
         match &*self.link.borrow() {
             Link::Up(connected) => Ok(connected.cluster.clone()),
-            Link::Connecting => Err(Unreachable::Connecting(cluster())),
+            Link::Connecting(why) => Err(Unreachable::Connecting {
+                cluster: cluster(),
+                why: why.clone(),
+            }),
             Link::Refused(why) => Err(Unreachable::Refused {
                 cluster: cluster(),
                 object: self.object.clone(),

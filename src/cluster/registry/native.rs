@@ -122,7 +122,10 @@ mod tests {
             declaration(RemoteCluster::new("milan", from_value(spec).unwrap())).unwrap()
         };
         let read_same = read(json!({"mapping": {"team": "tenant"}}));
-        assert_eq!((read_same.secret.as_str(), read_same.key.as_str()), ("milan", "kubeconfig"));
+        assert_eq!(
+            (read_same.secret.as_str(), read_same.key.as_str()),
+            ("milan", "kubeconfig")
+        );
         let declared = read_same.declared;
         assert_eq!(declared.policy, BindingPolicy::WaitForBound);
         assert_eq!(declared.classes.real(Some("liqo-fast")), Some("ssd"));

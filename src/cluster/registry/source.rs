@@ -62,7 +62,9 @@ pub(super) trait Source: Send {
 
 /// The fabrics this driver knows, by the API group that tells whether they are installed.
 const FABRICS: [(&str, Start); 3] = [
-    ("storage.liqo.io", |context, stop| Box::new(Native::start(context, stop))),
+    ("storage.liqo.io", |context, stop| {
+        Box::new(Native::start(context, stop))
+    }),
     ("offloading.liqo.io", |context, stop| {
         Box::new(Liqo::start(context, stop))
     }),
