@@ -55,7 +55,7 @@ pub(super) struct Args {
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
-    /// Let kubeconfigs of RemoteClusters and of Kosmos name a proxy (Liqo's may).
+    /// Let kubeconfigs of remote clusters and of Kosmos name a proxy (Liqo's may).
     #[arg(long)]
     allow_proxy: bool,
     /// How log lines look.

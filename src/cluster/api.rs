@@ -172,6 +172,18 @@ where
         .await
     }
 
+    /// Applies a JSON merge patch to the status; `None` when there is no such object.
+    pub async fn merge_status(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
+        let params = PatchParams {
+            field_manager: Some(DRIVER_NAME.to_owned()),
+            ..PatchParams::default()
+        };
+        self.bounded("change the status of", name, || async {
+            absent_is_none(self.api.patch_status(name, &params, &Patch::Merge(patch)).await)
+        })
+        .await
+    }
+
     /// Deletes exactly this object. One that is gone already is deleted.
     pub async fn delete(&self, name: &str, exactly: Precondition) -> Result<(), ApiError> {
         let params = DeleteParams {

@@ -54,6 +54,8 @@ pub struct Twin {
     pub claim: Option<ClaimMark>,
     /// Digest of what it carries of its claim.
     pub carried: String,
+    /// Its size in bytes, once it has one.
+    pub bytes: Option<u64>,
 }
 
 /// How far a claim is.
@@ -303,6 +305,10 @@ fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         uid: claim.uid().unwrap_or_default(),
         claim: marks.claim,
         carried: Carried::on_twin(claim.labels(), claim.annotations()).digest(),
+        bytes: claim
+            .status
+            .as_ref()
+            .and_then(|status| facts::bytes(status.capacity.as_ref()?.get("storage")?)),
     })
 }
 

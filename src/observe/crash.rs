@@ -95,6 +95,10 @@ crash_points! {
     BeforeCsiNodeWrite = "before-csi-node-write",
     /// The `CSINode` of a virtual node was written.
     AfterCsiNodeWrite = "after-csi-node-write",
+    /// What a claim says about its remote twin is about to be changed.
+    BeforeMirror = "before-mirror",
+    /// What a claim says about its remote twin was changed.
+    AfterMirror = "after-mirror",
     /// Labels and annotations of a claim are about to be carried to its twin.
     BeforeSync = "before-sync",
     /// Labels and annotations of a claim were carried to its twin.

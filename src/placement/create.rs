@@ -89,6 +89,10 @@ pub enum TwinFact {
 
 /// The twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub struct Twin {
     /// Whether success was answered before.
     pub handed_over: bool,

@@ -1,14 +1,21 @@
 //! Is every volume's twin well? A twin is only deleted by `DeleteVolume`; when it
 //! is deleted or vanishes otherwise, the user hears of it at once and the data is
-//! rescued as long as that is possible.
+//! rescued as long as that is possible. What a remote cluster says about a twin is
+//! told at home, where its user looks.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::{
     Metrics, Reports,
+    mirror::{self, Told},
     recovery::{self, Rescue},
     rounds::{Rounds, each},
     sync::sync,
@@ -17,19 +24,24 @@ use super::{
 use crate::{
     cluster::{
         ApiError, Cluster, facts,
-        slim::{Phase, Twin, Volume},
+        registry::Registry,
+        slim::{Phase, Twin},
     },
     placement::ReclaimPolicy,
-    twin::{name_of, retain},
-    volume::ClaimMark,
+    twin::{Site, last_warning, retain},
+    volume::{ClaimMark, VolumeId, mark},
 };
 
 /// How a volume is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Condition {
     Healthy,
+    /// Handed over, and bound when its pod arrives in its cluster.
+    Waiting,
     /// Being deleted, or not in use by a claim: what happens to its twin is meant.
     Ending,
+    /// Its cluster cannot be asked.
+    Unreachable,
     /// Its twin is being deleted behind our back.
     Terminating,
     /// It has no twin.
@@ -39,9 +51,11 @@ enum Condition {
 }
 
 impl Condition {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 7] = [
         Self::Healthy,
+        Self::Waiting,
         Self::Ending,
+        Self::Unreachable,
         Self::Terminating,
         Self::Vanished,
         Self::Lost,
@@ -50,85 +64,190 @@ impl Condition {
     fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
+            Self::Waiting => "twin-waiting",
             Self::Ending => "ending",
+            Self::Unreachable => "cluster-unreachable",
             Self::Terminating => "twin-terminating",
             Self::Vanished => "twin-vanished",
             Self::Lost => "twin-lost",
         }
     }
+
+    /// Reason of the event and of the condition on the claim.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Healthy | Self::Ending => "TwinBound",
+            Self::Waiting => "TwinPending",
+            Self::Unreachable => "ClusterUnreachable",
+            Self::Terminating => "TwinTerminating",
+            Self::Vanished => "TwinVanished",
+            Self::Lost => "TwinLost",
+        }
+    }
 }
 
-fn diagnose(volume: &VirtualVolume, claim: Option<&Claim>, twin: Option<&Twin>) -> Condition {
+fn diagnose(volume: &VirtualVolume, claim: Option<&Claim>, remote: bool, twin: Option<&Twin>) -> Condition {
     let ending = !volume.bound || volume.deleting || claim.is_some_and(|claim| claim.deleting);
     match twin {
         _ if ending => Condition::Ending,
         None => Condition::Vanished,
         Some(twin) if twin.deleting => Condition::Terminating,
         Some(twin) if twin.phase == Phase::Lost => Condition::Lost,
+        Some(twin) if remote && twin.phase == Phase::Pending => Condition::Waiting,
         Some(_) => Condition::Healthy,
+    }
+}
+
+/// A volume as it is seen now.
+struct Patient {
+    volume: VirtualVolume,
+    claim: Option<Arc<Claim>>,
+    /// Where its twin is, or why that cannot be asked.
+    site: Result<Site, String>,
+    twin: Option<Arc<Twin>>,
+    condition: Condition,
+}
+
+impl Patient {
+    fn is_remote(&self) -> bool {
+        self.site
+            .as_ref()
+            .map_or(true, |site| site.remote_cluster().is_some())
     }
 }
 
 /// The loop that looks after volumes.
 pub(super) struct Health<'a> {
     home: &'a Cluster,
+    registry: &'a Registry,
     watched: &'a Watched,
     reports: Reports,
     metrics: &'a Metrics,
+    /// Remote twins, by uid, whose PVs were looked at since they were bound.
+    settled: HashSet<String>,
 }
 
 impl<'a> Health<'a> {
     pub(super) fn new(
         home: &'a Cluster,
+        registry: &'a Registry,
         watched: &'a Watched,
         reports: Reports,
         metrics: &'a Metrics,
     ) -> Self {
         Self {
             home,
+            registry,
             watched,
             reports,
             metrics,
+            settled: HashSet::new(),
         }
     }
 
-    fn twin(&self, volume: &VirtualVolume) -> Option<std::sync::Arc<Twin>> {
-        let key = format!("{}/{}", self.home.storage_namespace(), name_of(&volume.volume));
-        self.home.views().twins.get(&key)
+    /// Looks at a volume; `None` if its twins were not listed yet.
+    fn examine(&self, volume: VirtualVolume) -> Option<Patient> {
+        let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
+        let id = VolumeId {
+            cluster: volume.cluster.clone(),
+            name: volume.volume.clone(),
+        };
+        let site = match Site::of_volume(self.home, self.registry, &id, volume.twin.as_ref()) {
+            Ok(Some(site)) => Ok(site),
+            Ok(None) => Err(format!(
+                "the PersistentVolume {} does not say where its twin is",
+                volume.name
+            )),
+            Err(_) if !self.registry.is_complete() => return None,
+            Err(unreachable) => Err(unreachable.to_string()),
+        };
+        let Ok(site) = site else {
+            let ending = diagnose(&volume, claim.as_deref(), true, None) == Condition::Ending;
+            return Some(Patient {
+                condition: if ending {
+                    Condition::Ending
+                } else {
+                    Condition::Unreachable
+                },
+                volume,
+                claim,
+                site,
+                twin: None,
+            });
+        };
+        if *site.view().version().borrow() == 0 {
+            return None;
+        }
+        let twin = site.seen();
+        let remote = site.remote_cluster().is_some();
+        Some(Patient {
+            condition: diagnose(&volume, claim.as_deref(), remote, twin.as_deref()),
+            volume,
+            claim,
+            site: Ok(site),
+            twin,
+        })
     }
 
-    /// What a healthy volume needs, seldom anything.
-    async fn maintain(
-        &self,
-        volume: &VirtualVolume,
-        claim: Option<&Claim>,
-        twin: &Twin,
-    ) -> Result<(), ApiError> {
-        if let (Some(claim), Some(mark)) = (claim, &volume.claim)
+    /// What a healthy volume needs, seldom anything. Returns the uid of its twin
+    /// when there is nothing more to see to.
+    async fn maintain(&self, patient: &Patient) -> Result<Option<String>, ApiError> {
+        let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
+            return Ok(None);
+        };
+        let volume = &patient.volume;
+        if let (Some(claim), Some(mark)) = (&patient.claim, &volume.claim)
             && claim.carried != twin.carried
         {
-            Box::pin(sync(self.home, &volume.volume, mark)).await?;
+            Box::pin(sync(site, &volume.volume, mark)).await?;
+        }
+        if twin.phase != Phase::Bound {
+            return Ok(None);
+        }
+        if site.remote_cluster().is_some() {
+            if !self.settled.contains(&twin.uid) {
+                Box::pin(self.settle(site, volume, twin)).await?;
+            }
+            return Ok(Some(twin.uid.clone()));
         }
         let real = twin
             .real_volume
             .as_ref()
             .and_then(|name| self.home.views().volumes.get(name));
-        let Some(real) = real.filter(|_| twin.phase == Phase::Bound) else {
-            return Ok(());
+        let Some(real) = real else {
+            return Ok(None);
         };
         if volume.retain && !real.retain {
-            Box::pin(self.retain(volume, &real)).await?;
+            Box::pin(self.retain(site, volume, &real.name)).await?;
         }
         if real.rescued && real.phase == "Bound" {
-            Box::pin(recovery::finish(self.home, volume, &real.name)).await?;
+            Box::pin(recovery::finish(site, volume, &real.name)).await?;
+        }
+        Ok(None)
+    }
+
+    /// Looks at the PV of a remote twin once it is bound: nobody watches it.
+    async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<(), ApiError> {
+        let Some(name) = &twin.real_volume else {
+            return Ok(());
+        };
+        if !site.cluster().rights().volume_changes {
+            return Ok(());
+        }
+        if volume.retain {
+            self.retain(site, volume, name).await?;
+        }
+        let real = site.volumes().get(name).await?;
+        if real.is_some_and(|real| real.annotations().contains_key(mark::POLICY_BEFORE)) {
+            recovery::finish(site, volume, name).await?;
         }
         Ok(())
     }
 
     /// The user wants the data to stay: so it is said where it counts, if they still do.
-    async fn retain(&self, volume: &VirtualVolume, real: &Volume) -> Result<(), ApiError> {
-        let volumes = self.home.all::<PersistentVolume>();
-        let (wish, real) = tokio::try_join!(volumes.get(&volume.name), volumes.get(&real.name))?;
+    async fn retain(&self, site: &Site, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
+        let (outer, inner) = (self.home.all::<PersistentVolume>(), site.volumes());
+        let (wish, real) = tokio::try_join!(outer.get(&volume.name), inner.get(real))?;
         let policy = |volume: &Option<PersistentVolume>| {
             let spec = volume.as_ref().and_then(|volume| volume.spec.as_ref());
             facts::reclaim_policy(spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()))
@@ -137,18 +256,28 @@ impl<'a> Health<'a> {
             Some(found)
                 if policy(&wish) == ReclaimPolicy::Retain && policy(&real) != ReclaimPolicy::Retain =>
             {
-                retain(self.home, found).await
+                retain(site.cluster(), found).await
             }
             _ => Ok(()),
         }
     }
 
-    async fn treat(&mut self, volume: &VirtualVolume, condition: Condition) -> Result<(), ApiError> {
+    async fn treat(&mut self, patient: &Patient) -> Result<(), ApiError> {
+        let (volume, condition) = (&patient.volume, patient.condition);
+        let site = match &patient.site {
+            Ok(site) => site,
+            Err(why) => {
+                let note = format!("nothing can be told of the twin of this volume: {why}");
+                return self.tell(patient, &note).await;
+            }
+        };
         let rescue = match condition {
-            Condition::Healthy | Condition::Ending => return Ok(()),
-            Condition::Terminating => Box::pin(recovery::rescue(self.home, volume)).await,
-            Condition::Vanished => Box::pin(recovery::restore(self.home, volume)).await,
+            Condition::Terminating => Box::pin(recovery::rescue(site, volume)).await,
+            Condition::Vanished => Box::pin(recovery::restore(site, volume)).await,
             Condition::Lost => Ok(Rescue::Hopeless),
+            Condition::Healthy | Condition::Waiting | Condition::Ending | Condition::Unreachable => {
+                return Ok(());
+            }
         };
         // A user hears of it also when nothing can be done right now.
         let (known, outcome) = match rescue {
@@ -161,27 +290,72 @@ impl<'a> Health<'a> {
         // A twin that vanishes while it is rescued is what they were told to expect.
         let expected = condition == Condition::Vanished && known == Some(Rescue::Underway);
         if known != Some(Rescue::FalseAlarm) && !(expected && self.reports.any(&claim.uid)) {
-            let note = self.note(volume, condition, known);
-            self.reports.warn(claim, reason(condition), &note).await;
+            let note = note(site, condition, known);
+            return outcome.and(self.tell(patient, &note).await);
         }
         outcome
     }
 
-    fn note(&self, volume: &VirtualVolume, condition: Condition, rescue: Option<Rescue>) -> String {
-        let twin = format!("{}/{}", self.home.storage_namespace(), name_of(&volume.volume));
-        let what = match condition {
-            Condition::Terminating => {
-                format!("the twin {twin} of this volume is being deleted, not by this driver")
+    /// A twin that is not bound yet: what its cluster says about it, if it complains.
+    async fn await_bound(&mut self, patient: &Patient) -> Result<(), ApiError> {
+        let Ok(site) = &patient.site else { return Ok(()) };
+        let Some(twin) = site.twins().get(site.name()).await? else {
+            return Ok(());
+        };
+        let why = last_warning(site, &twin).await;
+        let place = format!("the twin {} in the cluster {}", site.place(), site.cluster_name());
+        let Some(why) = why else {
+            let note = format!("{place} is bound when its pod arrives there");
+            return self.mirror(patient, &note).await;
+        };
+        self.tell(patient, &format!("{place} is not bound: {why}")).await
+    }
+
+    /// Tells the user: by an event, and for what is elsewhere on the claim as well.
+    async fn tell(&mut self, patient: &Patient, note: &str) -> Result<(), ApiError> {
+        if let Some(claim) = &patient.volume.claim {
+            self.reports.warn(claim, patient.condition.reason(), note).await;
+        }
+        self.mirror(patient, note).await
+    }
+
+    /// Brings what the claim says of a remote twin up to date.
+    async fn mirror(&self, patient: &Patient, note: &str) -> Result<(), ApiError> {
+        let (Some(claim), Some(mark)) = (&patient.claim, &patient.volume.claim) else {
+            return Ok(());
+        };
+        if !patient.is_remote() {
+            return Ok(());
+        }
+        let told = Told {
+            status: match patient.condition {
+                Condition::Healthy | Condition::Ending => "True",
+                Condition::Unreachable => "Unknown",
+                _ => "False",
+            },
+            reason: patient.condition.reason(),
+            message: note,
+        };
+        mirror::condition(self.home, claim, mark, &told).await
+    }
+
+    /// A remote volume that is well: its claim says so, and how large it is.
+    async fn show(&self, patient: &Patient) -> Result<(), ApiError> {
+        let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
+            return Ok(());
+        };
+        let note = format!(
+            "the twin {} in the cluster {} is bound",
+            site.place(),
+            site.cluster_name()
+        );
+        self.mirror(patient, &note).await?;
+        match twin.bytes {
+            Some(bytes) if bytes != patient.volume.bytes => {
+                mirror::capacity(self.home, &patient.volume, bytes).await
             }
-            Condition::Lost => format!("the PersistentVolume of the twin {twin} is gone"),
-            _ => format!("the twin {twin} of this volume is gone, not by this driver"),
-        };
-        let then = match rescue {
-            Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again",
-            Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place",
-            Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible",
-        };
-        format!("{what}. {then}")
+            _ => Ok(()),
+        }
     }
 
     /// Who was told that a volume is ill is told that it is well again.
@@ -193,17 +367,28 @@ impl<'a> Health<'a> {
     }
 }
 
-fn reason(condition: Condition) -> &'static str {
-    match condition {
-        Condition::Terminating => "TwinTerminating",
-        Condition::Lost => "TwinLost",
-        _ => "TwinVanished",
+fn note(site: &Site, condition: Condition, rescue: Option<Rescue>) -> String {
+    let mut twin = format!("the twin {}", site.place());
+    if site.remote_cluster().is_some() {
+        twin += " in the cluster ";
+        twin += &site.cluster_name();
     }
+    let what = match condition {
+        Condition::Terminating => format!("{twin} of this volume is being deleted, not by this driver"),
+        Condition::Lost => format!("the PersistentVolume of {twin} is gone"),
+        _ => format!("{twin} of this volume is gone, not by this driver"),
+    };
+    let then = match rescue {
+        Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again",
+        Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place",
+        Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible",
+    };
+    format!("{what}. {then}")
 }
 
 impl Rounds for Health<'_> {
     const NAME: &'static str = "health";
-    const REST: Duration = Duration::from_mins(1);
+    const REST: Duration = Duration::from_secs(30);
 
     fn signs(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
@@ -212,21 +397,23 @@ impl Rounds for Health<'_> {
             views.volumes.version(),
             self.watched.volumes.version(),
             self.watched.claims.version(),
+            self.registry.news(),
         ]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut counts: HashMap<Condition, usize> = HashMap::new();
-        let (mut healthy, mut ill) = (Vec::new(), Vec::new());
+        let (mut well, mut waiting, mut ill) = (Vec::new(), Vec::new(), Vec::new());
         for volume in self.watched.virtual_volumes() {
-            let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
-            let twin = self.twin(&volume);
-            let condition = diagnose(&volume, claim.as_deref(), twin.as_deref());
-            *counts.entry(condition).or_default() += 1;
-            match (condition, twin) {
-                (Condition::Healthy, Some(twin)) => healthy.push((volume, claim, twin)),
-                (Condition::Healthy | Condition::Ending, _) => {}
-                _ => ill.push((volume, condition)),
+            let Some(patient) = self.examine(volume) else {
+                continue;
+            };
+            *counts.entry(patient.condition).or_default() += 1;
+            match patient.condition {
+                Condition::Healthy => well.push(patient),
+                Condition::Waiting => waiting.push(patient),
+                Condition::Ending => {}
+                _ => ill.push(patient),
             }
         }
         for condition in Condition::ALL {
@@ -238,17 +425,32 @@ impl Rounds for Health<'_> {
 
         // Data first.
         let mut outcome = Ok(());
-        for (volume, condition) in &ill {
-            outcome = outcome.and(self.treat(volume, *condition).await);
+        for patient in &ill {
+            outcome = outcome.and(self.treat(patient).await);
         }
-        for claim in healthy.iter().filter_map(|(volume, ..)| volume.claim.as_ref()) {
-            self.recovered(claim).await;
+        for patient in &waiting {
+            outcome = outcome.and(self.await_bound(patient).await);
+        }
+        for patient in &well {
+            if let Some(claim) = &patient.volume.claim {
+                self.recovered(claim).await;
+            }
         }
         let this = &*self;
-        let maintained = each(&healthy, async |(volume, claim, twin)| {
-            this.maintain(volume, claim.as_deref(), twin).await
-        });
-        outcome.and(maintained.await)
+        let settled = std::sync::Mutex::new(HashSet::new());
+        let maintained = each(well.iter().chain(&waiting), async |patient| {
+            let uid = this.maintain(patient).await?;
+            if let (Some(uid), Ok(mut settled)) = (uid, settled.lock()) {
+                settled.insert(uid);
+            }
+            if patient.condition == Condition::Healthy && patient.is_remote() {
+                this.show(patient).await?;
+            }
+            Ok(())
+        })
+        .await;
+        self.settled = settled.into_inner().unwrap_or_default();
+        outcome.and(maintained)
     }
 }
 

@@ -97,7 +97,8 @@ async fn round_after(api: &FakeApi, reports: &mut Option<Reports>) -> Result<(),
     let known = reports
         .take()
         .unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
-    let mut health = Health::new(&home, &watched, known, &metrics);
+    let registry = Registry::default();
+    let mut health = Health::new(&home, &registry, &watched, known, &metrics);
     let outcome = health.round().await;
     *reports = Some(health.reports);
     outcome

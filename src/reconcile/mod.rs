@@ -16,6 +16,7 @@ mod capacity;
 mod health;
 mod lease;
 mod metrics;
+mod mirror;
 mod orphans;
 mod pinned;
 mod recovery;
@@ -86,7 +87,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             Orphans::new(home, &watched, reports(), settings, metrics),
             metrics
         ),
-        drive(Health::new(home, &watched, reports(), metrics), metrics),
+        drive(Health::new(home, registry, &watched, reports(), metrics), metrics),
         drive(Attachments::new(home, &watched, settings), metrics),
     );
 }

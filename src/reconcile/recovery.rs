@@ -19,10 +19,10 @@ use serde_json::json;
 
 use super::watched::VirtualVolume;
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::ApiError,
     observe::{CrashPoint, crash_point},
-    twin::{FINALIZER, let_go, name_of},
-    volume::{Carried, ClaimMark, Marks, Owner, mark},
+    twin::{FINALIZER, Site, let_go},
+    volume::{Carried, ClaimMark, Marks, mark},
 };
 
 /// How it stands with the data.
@@ -45,16 +45,15 @@ struct Scene {
 
 impl Scene {
     /// The scene, if the volume is still somebody's.
-    async fn look(home: &Cluster, volume: &VirtualVolume) -> Result<Option<Self>, ApiError> {
+    async fn look(site: &Site, volume: &VirtualVolume) -> Result<Option<Self>, ApiError> {
         let Some(mark) = &volume.claim else {
             return Ok(None);
         };
-        let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
-        let twins = home.stored::<PersistentVolumeClaim>();
-        let volumes = home.all::<PersistentVolume>();
+        let claims = site.home().within::<PersistentVolumeClaim>(&mark.namespace);
+        let (twins, volumes) = (site.twins(), site.home().all::<PersistentVolume>());
         let (claim, twin, outer) = tokio::try_join!(
             claims.get(&mark.name),
-            twins.get(name_of(&volume.volume)),
+            twins.get(site.name()),
             volumes.get(&volume.name),
         )?;
         let wanted = |claim: &PersistentVolumeClaim| {
@@ -73,11 +72,11 @@ impl Scene {
 }
 
 /// Makes the data of a twin that is being deleted safe, then lets the twin go.
-pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
-    let Some(scene) = Scene::look(home, volume).await? else {
+pub(super) async fn rescue(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+    let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
-    let owner = Owner::of_volume(home.id().clone(), volume.volume.clone());
+    let owner = site.owner(&volume.volume);
     let dying = |twin: &PersistentVolumeClaim| {
         twin.metadata.deletion_timestamp.is_some()
             && owner.recognise(twin.labels(), twin.annotations()).is_ok()
@@ -86,13 +85,13 @@ pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Res
         return Ok(Rescue::FalseAlarm);
     };
     let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    let volumes = home.all::<PersistentVolume>();
+    let volumes = site.volumes();
     let real = match name {
-        Some(name) => volumes.get(name).await?,
-        None => None,
+        Some(name) if site.cluster().rights().volume_changes => volumes.get(name).await?,
+        _ => None,
     };
     let Some(real) = real else {
-        let_go(home, &twin).await?;
+        let_go(site.cluster(), &twin).await?;
         return Ok(Rescue::Hopeless);
     };
     let policy = policy(&real);
@@ -106,32 +105,25 @@ pub(super) async fn rescue(home: &Cluster, volume: &VirtualVolume) -> Result<Res
         crash_point(CrashPoint::AfterRescue);
         rescued?;
     }
-    let_go(home, &twin).await?;
+    let_go(site.cluster(), &twin).await?;
     Ok(Rescue::Underway)
 }
 
 /// Makes the twin of a volume again, if the PV of the old one is still there.
-pub(super) async fn restore(home: &Cluster, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
-    let Some(scene) = Scene::look(home, volume).await? else {
+pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+    let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
     if scene.twin.is_some() {
         return Ok(Rescue::FalseAlarm);
     }
-    let twin = name_of(&volume.volume);
-    let seen = home.views().volumes.of_topic(twin);
-    let volumes = home.all::<PersistentVolume>();
-    for seen in seen {
-        let Some(real) = volumes.get(&seen.name).await? else {
-            continue;
-        };
+    for real in candidates(site).await? {
         // One that is not retained is being deleted: whoever binds it binds nothing.
-        if is_of(home, &real, twin) && policy(&real) == "Retain" && real.metadata.deletion_timestamp.is_none()
-        {
-            forget_old_twin(home, &real).await?;
-            let again = twin_again(home, volume, scene, real);
+        if is_of(site, &real) && policy(&real) == "Retain" && real.metadata.deletion_timestamp.is_none() {
+            forget_old_twin(site, &real).await?;
+            let again = twin_again(site, volume, scene, real);
             crash_point(CrashPoint::BeforeTwinAgain);
-            let made = home.stored::<PersistentVolumeClaim>().create(&again).await;
+            let made = site.twins().create(&again).await;
             crash_point(CrashPoint::AfterTwinAgain);
             made?;
             return Ok(Rescue::Underway);
@@ -140,12 +132,27 @@ pub(super) async fn restore(home: &Cluster, volume: &VirtualVolume) -> Result<Re
     Ok(Rescue::Hopeless)
 }
 
+/// The PVs that may be that of the twin. Those of remote clusters are not watched.
+async fn candidates(site: &Site) -> Result<Vec<PersistentVolume>, ApiError> {
+    let volumes = site.volumes();
+    if site.remote_cluster().is_some() {
+        return if site.cluster().rights().volume_changes {
+            volumes.list(None).await
+        } else {
+            Ok(Vec::new())
+        };
+    }
+    let mut found = Vec::new();
+    for seen in site.cluster().views().volumes.of_topic(site.name()) {
+        found.extend(volumes.get(&seen.name).await?);
+    }
+    Ok(found)
+}
+
 /// Gives the PV of a twin that was made again the reclaim policy it had.
-pub(super) async fn finish(home: &Cluster, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
-    let volumes = home.all::<PersistentVolume>();
-    let twins = home.stored::<PersistentVolumeClaim>();
-    let (Some(real), Some(twin)) = tokio::try_join!(volumes.get(real), twins.get(name_of(&volume.volume)))?
-    else {
+pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
+    let (volumes, twins) = (site.volumes(), site.twins());
+    let (Some(real), Some(twin)) = tokio::try_join!(volumes.get(real), twins.get(site.name()))? else {
         return Ok(());
     };
     let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
@@ -182,16 +189,16 @@ fn policy(volume: &PersistentVolume) -> &str {
     policy.unwrap_or("Delete")
 }
 
-fn is_of(home: &Cluster, volume: &PersistentVolume, twin: &str) -> bool {
+fn is_of(site: &Site, volume: &PersistentVolume) -> bool {
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     claim.is_some_and(|claim| {
-        claim.namespace.as_deref() == Some(home.storage_namespace()) && claim.name.as_deref() == Some(twin)
+        claim.namespace.as_deref() == Some(site.namespace()) && claim.name.as_deref() == Some(site.name())
     })
 }
 
 /// A PV that remembers the uid of its claim never binds another: without it, it
 /// waits for one of that name.
-async fn forget_old_twin(home: &Cluster, real: &PersistentVolume) -> Result<(), ApiError> {
+async fn forget_old_twin(site: &Site, real: &PersistentVolume) -> Result<(), ApiError> {
     let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     if claim.is_none_or(|claim| claim.uid.is_none()) {
         return Ok(());
@@ -200,7 +207,7 @@ async fn forget_old_twin(home: &Cluster, real: &PersistentVolume) -> Result<(), 
         "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
         "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
     });
-    let volumes = home.all::<PersistentVolume>();
+    let volumes = site.volumes();
     crash_point(CrashPoint::BeforeForgetTwin);
     let forgotten = volumes.merge(&real.name_any(), &patch).await;
     crash_point(CrashPoint::AfterForgetTwin);
@@ -213,13 +220,13 @@ async fn forget_old_twin(home: &Cluster, real: &PersistentVolume) -> Result<(), 
 
 /// The twin as it was, as far as claim and PV tell.
 fn twin_again(
-    home: &Cluster,
+    site: &Site,
     volume: &VirtualVolume,
     scene: Scene,
     real: PersistentVolume,
 ) -> PersistentVolumeClaim {
     let marks = Marks {
-        home: home.id().clone(),
+        home: site.home().id().clone(),
         volume: volume.volume.clone(),
         claim: Some(scene.mark),
         request_name: volume.name.clone(),
@@ -235,11 +242,11 @@ fn twin_again(
     );
     PersistentVolumeClaim {
         metadata: ObjectMeta {
-            name: Some(name_of(&volume.volume).to_owned()),
-            namespace: Some(home.storage_namespace().to_owned()),
+            name: Some(site.name().to_owned()),
+            namespace: Some(site.namespace().to_owned()),
             labels: Some(labels),
             annotations: Some(annotations),
-            finalizers: Some(vec![FINALIZER.to_owned()]),
+            finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeClaimSpec {

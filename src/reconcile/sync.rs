@@ -5,22 +5,18 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::ApiError,
     observe::{CrashPoint, crash_point},
-    twin::name_of,
-    volume::{Carried, ClaimMark, Owner, VolumeName},
+    twin::Site,
+    volume::{Carried, ClaimMark, VolumeName},
 };
 
 /// Brings labels and annotations of a twin up to date, from what both are now.
-pub(super) async fn sync(home: &Cluster, volume: &VolumeName, claim: &ClaimMark) -> Result<(), ApiError> {
-    let twins = home.stored::<PersistentVolumeClaim>();
-    let claims = home.within::<PersistentVolumeClaim>(&claim.namespace);
-    let (twin, source) = tokio::try_join!(twins.get(name_of(volume)), claims.get(&claim.name))?;
-    let owner = Owner {
-        home: home.id().clone(),
-        volume: volume.clone(),
-        claim_uid: Some(claim.uid.clone()),
-    };
+pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<(), ApiError> {
+    let twins = site.twins();
+    let claims = site.home().within::<PersistentVolumeClaim>(&claim.namespace);
+    let (twin, source) = tokio::try_join!(twins.get(site.name()), claims.get(&claim.name))?;
+    let owner = site.owner(volume);
     let is_its_twin =
         |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     let Some(twin) = twin.filter(is_its_twin) else {

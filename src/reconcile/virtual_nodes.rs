@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(api.writes(), writes, "nothing to do");
 
         api.change(NODE, |node| {
-            node["metadata"]["labels"][CLUSTER_KEY] = json!("other")
+            node["metadata"]["labels"][CLUSTER_KEY] = json!("other");
         });
         api.remove(CSI_NODE);
         round(&api, &registry()).await;

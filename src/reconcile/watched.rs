@@ -9,6 +9,7 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt, runtime::watcher};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::mirror;
 use crate::{
     cluster::{
         Cluster, facts,
@@ -16,7 +17,8 @@ use crate::{
         view::{Slim, View},
     },
     placement::{ReclaimPolicy, StaticVolume},
-    volume::{Carried, ClaimMark, ClaimName, DRIVER_NAME, VolumeId, VolumeName},
+    twin::twin_in,
+    volume::{Carried, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeName},
 };
 
 const PROVISIONERS: [&str; 2] = [
@@ -45,6 +47,8 @@ pub(super) struct Claim {
     pub(super) deleting: bool,
     /// Digest of what its twin is to carry.
     pub(super) carried: String,
+    /// Digest of what it says about its twin.
+    pub(super) said: String,
 }
 
 /// A PV that matters to the loops.
@@ -62,6 +66,12 @@ pub(super) struct VirtualVolume {
     /// Name of the PV.
     pub(super) name: String,
     pub(super) volume: VolumeName,
+    /// The cluster of its twin.
+    pub(super) cluster: ClusterId,
+    /// The twin, where its name does not follow from the volume's.
+    pub(super) twin: Option<ClaimName>,
+    /// Its size in bytes.
+    pub(super) bytes: u64,
     pub(super) claim: Option<ClaimMark>,
     pub(super) bound: bool,
     pub(super) deleting: bool,
@@ -181,6 +191,7 @@ fn claim(claim: &PersistentVolumeClaim) -> Option<Claim> {
         has_node: annotations.contains_key(SELECTED_NODE),
         deleting: claim.metadata.deletion_timestamp.is_some(),
         carried: Carried::of(claim.labels(), annotations).digest(),
+        said: mirror::said(claim),
     })
 }
 
@@ -193,6 +204,13 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
         return Some(Volume::Virtual(VirtualVolume {
             name: volume.name_any(),
             volume: id.name,
+            cluster: id.cluster,
+            twin: csi.volume_attributes.as_ref().and_then(twin_in),
+            bytes: spec
+                .capacity
+                .as_ref()
+                .and_then(|capacity| facts::bytes(capacity.get("storage")?))
+                .unwrap_or_default(),
             claim: spec.claim_ref.as_ref().map(|claim| ClaimMark {
                 namespace: claim.namespace.clone().unwrap_or_default(),
                 name: claim.name.clone().unwrap_or_default(),

@@ -198,7 +198,10 @@ impl Keeper {
                 );
                 (known, Some(ends))
             }
-            Err(NoWay::NotYet(why)) => (watch::Sender::new(Link::Connecting(why.clone())).subscribe(), None),
+            Err(NoWay::NotYet(why)) => (
+                watch::Sender::new(Link::Connecting(why.clone())).subscribe(),
+                None,
+            ),
             Err(NoWay::Refused(why)) => {
                 tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
                 (watch::Sender::new(Link::Refused(why.clone())).subscribe(), None)

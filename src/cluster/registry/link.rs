@@ -72,7 +72,7 @@ pub(super) fn start(
         link,
     };
     tokio::spawn(async move {
-        stop.run_until_cancelled(keeper.keep(way)).await;
+        stop.run_until_cancelled(Box::pin(keeper.keep(way))).await;
     });
     known
 }
@@ -100,7 +100,7 @@ impl Keeper {
                 Ok(()) => {
                     answered = answered.wrapping_add(1);
                     lost = 0;
-                    time::sleep(REST).await;
+                    self.rest().await;
                 }
                 Err(why) => {
                     lost += 1;
@@ -160,6 +160,23 @@ impl Keeper {
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         self.tell(Link::Up(Arc::new(Connected { cluster, version })));
         Ok(())
+    }
+
+    /// Rests, and passes on that twins there change.
+    async fn rest(&self) {
+        let twins = match &*self.link.borrow() {
+            Link::Up(connected) => Some(connected.cluster.views().twins.version()),
+            Link::Connecting(_) | Link::Silent(_) | Link::Refused(_) => None,
+        };
+        let until = time::Instant::now() + REST;
+        let Some(mut twins) = twins else {
+            return time::sleep_until(until).await;
+        };
+        twins.mark_unchanged();
+        while let Ok(Ok(())) = time::timeout_at(until, twins.changed()).await {
+            self.registry.stir();
+        }
+        time::sleep_until(until).await;
     }
 
     fn tell(&self, link: Link) {

@@ -37,7 +37,7 @@ impl Native {
     pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
         let all: Api<RemoteCluster> = Api::all(context.client.clone());
         Self {
-            clusters: View::start(all, watcher::Config::default(), |it| declaration(it), stop),
+            clusters: View::start(all, watcher::Config::default(), declaration, stop),
             context: context.clone(),
         }
     }

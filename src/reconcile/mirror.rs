@@ -1,0 +1,115 @@
+//! What a claim says about its twin in a remote cluster, where its user looks: a
+//! condition, and the real capacity.
+
+use k8s_openapi::{
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::watched::{Claim, VirtualVolume};
+use crate::{
+    cluster::{ApiError, Cluster},
+    observe::{CrashPoint, crash_point},
+    volume::{ClaimMark, digest, quantity},
+};
+
+/// Type of the condition.
+pub(super) const TWIN_READY: &str = "storage.liqo.io/TwinReady";
+
+/// What is to be told.
+pub(super) struct Told<'a> {
+    pub(super) status: &'a str,
+    pub(super) reason: &'a str,
+    pub(super) message: &'a str,
+}
+
+impl Told<'_> {
+    fn digest(&self) -> String {
+        digest(16, [self.status, self.reason, self.message])
+    }
+}
+
+/// Stands for what a claim says now; empty if it says nothing.
+pub(super) fn said(claim: &PersistentVolumeClaim) -> String {
+    let conditions = claim
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
+    ours.map_or_else(String::new, |one| {
+        let told = Told {
+            status: &one.status,
+            reason: one.reason.as_deref().unwrap_or_default(),
+            message: one.message.as_deref().unwrap_or_default(),
+        };
+        told.digest()
+    })
+}
+
+/// Has the claim say it, unless it does already.
+pub(super) async fn condition(
+    home: &Cluster,
+    seen: &Claim,
+    mark: &ClaimMark,
+    told: &Told<'_>,
+) -> Result<(), ApiError> {
+    if seen.said == told.digest() {
+        return Ok(());
+    }
+    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+    let Some(claim) = claims.get(&mark.name).await? else {
+        return Ok(());
+    };
+    if claim.uid().as_deref() != Some(&mark.uid) || said(&claim) == told.digest() {
+        return Ok(());
+    }
+    let before = claim.status.as_ref().and_then(|status| status.conditions.clone());
+    let (ours, mut conditions): (Vec<_>, Vec<_>) = before
+        .unwrap_or_default()
+        .into_iter()
+        .partition(|one| one.type_ == TWIN_READY);
+    let turned = ours.first().is_none_or(|one| one.status != told.status);
+    let since = ours.first().and_then(|one| one.last_transition_time.clone());
+    conditions.push(PersistentVolumeClaimCondition {
+        type_: TWIN_READY.to_owned(),
+        status: told.status.to_owned(),
+        reason: Some(told.reason.to_owned()),
+        message: Some(told.message.to_owned()),
+        last_transition_time: since
+            .filter(|_| !turned)
+            .or_else(|| Some(Time(jiff::Timestamp::now()))),
+        last_probe_time: None,
+    });
+    let patch = json!({
+        "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
+        "status": {"conditions": conditions},
+    });
+    crash_point(CrashPoint::BeforeMirror);
+    let written = claims.merge_status(&mark.name, &patch).await;
+    crash_point(CrashPoint::AfterMirror);
+    unless_conflict(written)
+}
+
+/// Has PV and claim say how large the volume really is.
+pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64) -> Result<(), ApiError> {
+    let size = json!({"storage": quantity(bytes)});
+    let patch = json!({"spec": {"capacity": size}});
+    crash_point(CrashPoint::BeforeMirror);
+    let written = home.all::<PersistentVolume>().merge(&volume.name, &patch).await;
+    crash_point(CrashPoint::AfterMirror);
+    unless_conflict(written)?;
+    let Some(mark) = &volume.claim else { return Ok(()) };
+    let patch = json!({"metadata": {"uid": mark.uid}, "status": {"capacity": size}});
+    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+    unless_conflict(claims.merge_status(&mark.name, &patch).await)
+}
+
+/// Somebody changed it meanwhile: the next round looks again.
+fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<(), ApiError> {
+    match outcome {
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
