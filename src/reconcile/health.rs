@@ -24,7 +24,7 @@ use super::{
 use crate::{
     cluster::{
         ApiError, Cluster, facts,
-        registry::Registry,
+        registry::{Registry, Unreachable},
         slim::{Phase, Twin},
     },
     placement::ReclaimPolicy,
@@ -145,7 +145,7 @@ impl<'a> Health<'a> {
         }
     }
 
-    /// Looks at a volume; `None` if its twins were not listed yet.
+    /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
     fn examine(&self, volume: VirtualVolume) -> Option<Patient> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = VolumeId {
@@ -158,6 +158,7 @@ impl<'a> Health<'a> {
                 "the PersistentVolume {} does not say where its twin is",
                 volume.name
             )),
+            Err(Unreachable::Connecting { .. }) => return None,
             Err(_) if !self.registry.is_complete() => return None,
             Err(unreachable) => Err(unreachable.to_string()),
         };

@@ -68,7 +68,10 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
         while time::Instant::now() < next {
             let mut signs = keeper.signs();
             keeper.apply();
-            wait(&mut signs, next).await;
+            // A Secret that is watched from now on is awaited as well.
+            if keeper.signs().len() == signs.len() {
+                wait(&mut signs, next).await;
+            }
         }
     }
 }
