@@ -6,9 +6,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Plain is a virtual node that nobody marks: a Node like others, without a
-// kubelet behind it.
-func Plain(node string) Options { return Options{Node: node} }
+// Plain is a virtual node of no fabric in particular. Like those of most it has
+// the label that keeps DaemonSets off before anybody else has looked at it.
+func Plain(node string) Options {
+	return Options{Node: node, Labels: map[string]string{"type": "virtual-kubelet"}}
+}
 
 // Liqo is a virtual node as Liqo 1.2 makes it: pkg/virtualKubelet/liqoNodeProvider
 // (setup.go, utils.go) and pkg/consts of liqotech/liqo.

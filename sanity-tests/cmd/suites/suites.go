@@ -42,12 +42,15 @@ var suites = []suite{
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
+	goTest("fabric objects", "sanity-tests/fabrics", nothing, 15*time.Minute, "./..."),
 	// What the lab runs is built apart from its tests, whose time is not for building.
 	check("lab build", root, "make", "lab-build"),
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
 	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
+	goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric"),
 	check("driver build", root, "cargo", "build", "--locked", "--release"),
 	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
+	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/remote"),
 	goTest("faults", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/faults"),
 	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
 }

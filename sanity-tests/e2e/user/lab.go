@@ -20,12 +20,13 @@ import (
 var lab *clusters.Lab
 
 // Main is for TestMain of packages that need the lab: it attaches to the lab
-// that runs, or starts one with storage and takes it down in the end.
-func Main(m *testing.M) {
+// that runs, or starts one with storage and takes it down in the end. What the
+// tests share is removed by undo, after the last of them.
+func Main(m *testing.M, undo ...func(context.Context) error) {
 	if os.Getuid() != 0 {
 		os.Exit(m.Run()) // tests skip themselves
 	}
-	code, err := runWithLab(m)
+	code, err := runWithLab(m, undo)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -33,10 +34,10 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-func runWithLab(m *testing.M) (code int, err error) {
+func runWithLab(m *testing.M, undo []func(context.Context) error) (code int, err error) {
 	lab, err = clusters.Load()
 	if err == nil {
-		return m.Run(), nil
+		return runAndUndo(m, undo)
 	}
 	if !errors.Is(err, clusters.ErrNoLab) {
 		return 1, err
@@ -49,7 +50,17 @@ func runWithLab(m *testing.M) (code int, err error) {
 	if err := storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stderr}); err != nil {
 		return 1, err
 	}
-	return m.Run(), nil
+	return runAndUndo(m, undo)
+}
+
+func runAndUndo(m *testing.M, undo []func(context.Context) error) (code int, err error) {
+	code = m.Run()
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	for _, one := range undo {
+		err = errors.Join(err, one(ctx))
+	}
+	return code, err
 }
 
 // Lab is the lab of this test run.

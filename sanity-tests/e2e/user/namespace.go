@@ -36,11 +36,16 @@ type Namespace struct {
 // it: claims, and so volumes, must be deletable.
 func NewNamespace(t *testing.T, cluster *clusters.Cluster) *Namespace {
 	t.Helper()
+	return NewNamespaceNamed(t, cluster, "e2e-"+strings.ToLower(rand.Text()[:8]))
+}
+
+// NewNamespaceNamed is NewNamespace for tests to whom the name matters.
+func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
+	t.Helper()
 	client, err := cluster.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := "e2e-" + strings.ToLower(rand.Text()[:8])
 	n := &Namespace{Name: name, Cluster: cluster, Client: client, t: t, kubectl: lab.Binaries().Path("kubectl")}
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Annotations: map[string]string{"e2e/test": t.Name()},

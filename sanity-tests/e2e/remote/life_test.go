@@ -1,0 +1,89 @@
+package remote
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	pod := p.remote.WaitReady("user")
+	if _, err := p.remote.Cluster.Node(pod.Spec.NodeName); err != nil {
+		t.Errorf("the pod runs on %s: %v", pod.Spec.NodeName, err)
+	}
+	found := p.follow("data")
+	wantOurs(t, p, found)
+	wantGravity(t, p, found.object)
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+
+	p.remote.Exec("user", "echo precious > /data/file && sync")
+	p.home.DeletePod("user")
+	p.home.Pod("user", "data") // wherever the scheduler likes
+	p.home.WaitReady("user")
+	p.remote.WaitReady("user")
+	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
+		t.Errorf("the next pod reads %q", got)
+	}
+
+	p.home.DeletePod("user")
+	if err := p.data(found); err != nil {
+		t.Errorf("before the claim is deleted: %v", err)
+	}
+	p.deleteClaim("data")
+	p.wantGone(found)
+}
+
+// wantOurs is that the twin can be told from what others made there.
+func wantOurs(t *testing.T, p *pair, v volume) {
+	t.Helper()
+	node, err := p.home.Client.CoreV1().Nodes().Get(t.Context(), p.home.Cluster.Nodes()[0].Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if home := node.Labels[clusterKey]; home == "" || v.twin.Labels[homeLabel] != home || home == p.cluster {
+		t.Errorf("the twin is said to be of cluster %q, home is %q", v.twin.Labels[homeLabel], home)
+	}
+	if v.twin.Labels[volumeLabel] != v.object.Name || v.twin.Annotations[homeAnnotation] != string(v.claim.UID) {
+		t.Errorf("labels %v, annotations %v", v.twin.Labels, v.twin.Annotations)
+	}
+	if *v.twin.Spec.StorageClassName != "reference" || v.object.Spec.CSI.Driver != driver.CSIName {
+		t.Errorf("twin of class %s, volume of %s", *v.twin.Spec.StorageClassName, v.object.Spec.CSI.Driver)
+	}
+}
+
+// wantGravity is that pods with the volume go to its cluster, to any node of it.
+func wantGravity(t *testing.T, p *pair, object *corev1.PersistentVolume) {
+	t.Helper()
+	terms := object.Spec.NodeAffinity.Required.NodeSelectorTerms
+	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 {
+		t.Fatalf("affinity %v", terms)
+	}
+	if only := terms[0].MatchExpressions[0]; only.Key != clusterKey || len(only.Values) != 1 || only.Values[0] != p.cluster {
+		t.Errorf("affinity %v", terms)
+	}
+}
+
+// A remote class that waits for its first consumer is bound by the pod that can
+// only arrive there when its claim is.
+func TestClaimIsBoundBeforeItsTwinIs(t *testing.T) {
+	p := offloaded(t)
+	heal := p.spoil(storage.Fault{RPC: "CreateVolume", Hang: true})
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitBound("data")
+	p.waitCondition("data", corev1.ConditionFalse, "TwinPending")
+	if phase := claimIn(p.remote, t, "data").Status.Phase; phase != corev1.ClaimPending {
+		t.Errorf("the twin is %s without storage", phase)
+	}
+	heal()
+	p.home.WaitReady("user")
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+}

@@ -1,0 +1,160 @@
+// Package remote shows on the lab what users of class liqo get when their pod
+// lands on a virtual node: its twin in the cluster behind that node, under the
+// name the pod asks for there, and pods that run there and return to their data.
+//
+// Volumes at home are e2e/driver's business, the fabric alone is e2e/fabric's.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/fabric"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+func TestMain(m *testing.M) {
+	user.Main(m, func(ctx context.Context) error { return shared.remove(ctx) })
+}
+
+const (
+	// sharedName is the id of the remote cluster that most tests use, and the
+	// name of all that was made for it.
+	sharedName = "remote"
+	// sharedNode stands for it.
+	sharedNode = "virtual-remote"
+	// clusterLabel is how the RemoteClusters of these tests select their nodes.
+	clusterLabel = "e2e.storage.test/cluster"
+)
+
+// shared is made by the first test that needs it, and removed after the last.
+var shared setup
+
+type setup struct {
+	once       sync.Once
+	err        error
+	home       *clusters.Cluster
+	kubeconfig []byte
+	fabric     *fabric.Fabric
+}
+
+// offloaded gives the test a namespace of the same name in both clusters, beside
+// the other tests.
+func offloaded(t *testing.T) *pair {
+	t.Helper()
+	t.Parallel()
+	return offloadedAlone(t)
+}
+
+// offloadedAlone is for tests that disturb everybody.
+func offloadedAlone(t *testing.T) *pair {
+	t.Helper()
+	prepare(t)
+	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
+	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: remote}
+	t.Cleanup(p.wantNoTwins)
+	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	return p
+}
+
+func prepare(t *testing.T) {
+	t.Helper()
+	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
+	shared.once.Do(func() { shared.err = shared.make(context.WithoutCancel(t.Context()), home, remote) })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+}
+
+func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
+	s.home = home
+	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr}); err != nil {
+		return err
+	}
+	var err error
+	if s.kubeconfig, err = os.ReadFile(remote.ProxyKubeconfig()); err != nil {
+		return fmt.Errorf("the kubeconfig of the remote cluster: %w", err)
+	}
+	if err := putSecret(ctx, home, sharedName, s.kubeconfig); err != nil {
+		return err
+	}
+	if err := putRemoteCluster(ctx, home, sharedName, spec{}); err != nil {
+		return err
+	}
+	options := virtualNode(sharedNode, sharedName)
+	options.Home, options.Remote = home, remote
+	if s.fabric, err = fabric.Start(ctx, options); err != nil {
+		return err
+	}
+	return awaitMarked(ctx, home, sharedNode, sharedName)
+}
+
+func (s *setup) remove(ctx context.Context) error {
+	if s.home == nil {
+		return nil
+	}
+	errs := []error{deleteRemoteCluster(ctx, s.home, sharedName), deleteSecret(ctx, s.home, sharedName)}
+	if s.fabric != nil {
+		errs = append(errs, s.fabric.Stop(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// virtualNode is a node that the RemoteCluster of that name selects. Its tests
+// make remote namespaces themselves.
+func virtualNode(node, cluster string) fabric.Options {
+	options := fabric.Plain(node)
+	options.Labels[clusterLabel] = cluster
+	options.NoNamespaces = true
+	return options
+}
+
+// awaitMarked waits until the scheduler and csi-provisioner can use the node.
+func awaitMarked(ctx context.Context, home *clusters.Cluster, node, cluster string) error {
+	client, err := home.Client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	defer cancel()
+	return machine.Until(ctx, "node "+node+" to be marked", func() error {
+		what, err := unmarked(ctx, client, node, cluster)
+		if what != "" {
+			return errors.New(what)
+		}
+		return err
+	})
+}
+
+// start starts another fabric, which ends before the namespaces of the test do.
+func start(t *testing.T, options fabric.Options) {
+	t.Helper()
+	options.Home, options.Remote = user.Cluster(t, "home"), user.Cluster(t, "remote")
+	f, err := fabric.Start(context.WithoutCancel(t.Context()), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+		defer cancel()
+		if err := f.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// there makes the scheduler choose the virtual node.
+func (p *pair) there(pod *corev1.Pod) {
+	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.node}
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
