@@ -1,11 +1,13 @@
 //! The command line: what each subcommand is told, and how it wires the parts.
 
+mod clusters;
 mod controller;
 mod crds;
 mod doctor;
 mod looking;
 mod node;
 mod process;
+mod table;
 mod volumes;
 
 use std::process::ExitCode;
@@ -28,6 +30,8 @@ enum Command {
     Node(node::Args),
     /// List the volumes of the driver: claim, twin, real class, place and health.
     Volumes(volumes::Args),
+    /// List the remote clusters, and the pods that wait for them.
+    Clusters(clusters::Args),
     /// Look for what is wrong with an installation, and say how to mend it.
     Doctor(doctor::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
@@ -47,6 +51,7 @@ pub fn run() -> ExitCode {
         Command::Controller(args) => controller::run(args).map(success),
         Command::Node(args) => node::run(args).map(success),
         Command::Volumes(args) => volumes::run(args).map(success),
+        Command::Clusters(args) => clusters::run(args).map(success),
         Command::Doctor(args) => doctor::run(&args),
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]

@@ -4,6 +4,7 @@
 use super::{
     Outcome,
     looking::{Format, Looking, block_on, print_json, print_unknown},
+    table::Table,
 };
 use crate::inspect::{
     Scope, State, Storage,
@@ -21,15 +22,15 @@ const HEADER: [&str; 9] = [
     "NODE",
     "TWIN",
 ];
-const GAP: &str = "   ";
 
 /// As many nodes as fit in a line.
 const NODES_SHOWN: usize = 2;
 
 const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "cannotBeTold": [...]}. A volume has
 volume, claim {namespace, name}, class, size, state, message, advice,
-twin {namespace, name}, realClass, realVolume, cluster and nodes (["*"] for all
-of the cluster). What is not there or not known is null.
+twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
+waits because it can only run where the data is) and nodes (["*"] for all of the
+cluster). What is not there or not known is null.
 States: Bound, Waiting, Pending, Deleting, Retained, Abandoned, Orphaned, Guest,
 Foreign, Lost, TwinMissing, TwinTerminating, TwinPending, TwinLost, Unreachable,
 Unknown."#;
@@ -84,35 +85,17 @@ async fn list(args: Args) -> Outcome {
 
 /// A line for each row, and what its state means below if there is something to say.
 fn table(rows: &[Row]) -> String {
-    let cells: Vec<[String; 9]> = rows.iter().map(cells).collect();
-    let mut widths = HEADER.map(str::len);
-    for line in &cells {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let line = |cells: [&str; 9]| {
-        let padded = cells
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"));
-        padded.collect::<Vec<_>>().join(GAP).trim_end().to_owned() + "\n"
-    };
-    let mut table = line(HEADER);
-    for (row, cells) in rows.iter().zip(&cells) {
-        table += &line(cells.each_ref().map(String::as_str));
+    let mut table = Table::new(HEADER);
+    for row in rows {
+        table.row(cells(row));
         if !row.message.is_empty() {
-            table += "  └ ";
-            table += &row.message;
-            table += "\n";
+            table.note(&format!("  └ {}", row.message));
         }
         if !row.advice.is_empty() && row.state != State::Pending {
-            table += "    → ";
-            table += &row.advice;
-            table += "\n";
+            table.note(&format!("    → {}", row.advice));
         }
     }
-    table
+    table.to_string()
 }
 
 fn cells(row: &Row) -> [String; 9] {
@@ -167,6 +150,7 @@ mod tests {
             real_class: None,
             real_volume: None,
             cluster: Some("home".into()),
+            held_by_gravity: false,
             nodes: Some(places.iter().map(|&it| it.to_owned()).collect()),
         }
     }

@@ -10,6 +10,7 @@ pub mod facts;
 pub mod kubeconfig;
 pub mod registry;
 pub mod remote_cluster;
+pub mod report;
 mod rights;
 pub mod slim;
 #[cfg(test)]

@@ -118,6 +118,7 @@ pub(super) fn storage() -> Storage {
         twins: told([twin()]),
         volumes: told([volume(), real()]),
         nodes: nodes.map(|named| node(&named.metadata.name.unwrap())),
+        closed: std::collections::BTreeMap::new(),
         events: Told::default(),
         consumers: Told::default(),
     }

@@ -10,6 +10,7 @@ use super::{
     consumers::{consumer, why_unscheduled},
     events,
     leftovers::{of_leftover, of_twin, of_volume},
+    remote,
 };
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
@@ -191,15 +192,15 @@ fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
         return Health::new(State::Foreign, format!("its PV {name} is not of this driver"), "");
     };
     if let Some(home) = storage.home.as_ref().filter(|home| **home != id.cluster) {
-        let advice = if case.twin.is_some() {
-            "Start the driver with the --cluster-id (chart: clusterID) it had when the volume was made."
-        } else {
-            ""
-        };
+        if case.twin.is_none() {
+            return remote::health(claim, volume, &id.cluster, storage);
+        }
         let message = format!(
-            "its twin is in cluster {}; this is cluster {home}, which cannot see it",
+            "its twin is here, but it says that it is in cluster {}; this is {home}",
             id.cluster
         );
+        let advice =
+            "Start the driver with the --cluster-id (chart: clusterID) it had when the volume was made.";
         return Health::new(State::Unknown, message, advice);
     }
     match case.twin {

@@ -6,9 +6,11 @@
 mod cases;
 mod consumers;
 mod events;
+mod gravity;
 mod health;
 mod installation;
 mod leftovers;
+mod remote;
 mod setup;
 mod storage;
 mod told;

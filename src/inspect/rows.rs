@@ -9,7 +9,9 @@ use serde::Serialize;
 use super::{
     Scope, State, Storage,
     cases::{Case, cases, class_name, class_of, volume_name},
+    gravity::gravity,
     health::{health, reach},
+    remote,
 };
 use crate::cluster::slim::SELECTED_NODE;
 
@@ -39,6 +41,8 @@ pub(crate) struct Row {
     pub(crate) real_volume: Option<String>,
     /// The cluster of the twin.
     pub(crate) cluster: Option<String>,
+    /// Whether a pod waits because it can only run where the data is.
+    pub(crate) held_by_gravity: bool,
     /// The nodes the volume can be reached from: `["*"]` for all of the cluster,
     /// before it exists the one selected for it, `null` when that is not known.
     pub(crate) nodes: Option<Vec<String>>,
@@ -104,7 +108,17 @@ fn claim_of(case: &Case<'_>) -> Option<Name> {
 }
 
 fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
-    let health = health(case, storage);
+    let mut health = health(case, storage);
+    let pull = case
+        .claim
+        .zip(case.volume)
+        .and_then(|(claim, volume)| gravity(claim, volume, storage));
+    let held_by_gravity = pull.is_some();
+    if let Some(pull) = pull
+        && health.message.is_empty()
+    {
+        (health.message, health.advice) = (pull.message, pull.advice);
+    }
     let volume_class = |volume| class_of(volume).map(str::to_owned);
     let real_class = case.twin.and_then(class_name).map(str::to_owned);
     let cluster = case.id.as_ref().map(|id| id.cluster.to_string());
@@ -120,7 +134,8 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
         state: health.state,
         message: health.message,
         advice: health.advice,
-        twin: case.twin.map(Name::of),
+        twin: case.twin.map(Name::of).or_else(|| remote::twin(case.volume?)),
+        held_by_gravity,
         real_class: real_class.or_else(|| volume_class(case.real?)),
         real_volume: case.real.map(ResourceExt::name_any),
         // A twin that can be seen is in this cluster.

@@ -1,6 +1,6 @@
 //! Everything that volumes of this driver are made of, read once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::join_all;
 use k8s_openapi::api::{
@@ -9,15 +9,16 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{Told, cases};
+use super::{Told, cases, gravity};
 use crate::{
-    cluster::{Cluster, facts, slim::SELECTED_NODE},
+    cluster::{Cluster, facts},
     topology::{CLUSTER_KEY, Node},
     volume::{ClusterId, mark},
 };
 
 /// Lives as long as its cluster; its uid is the cluster's id.
 const ETERNAL_NAMESPACE: &str = "kube-system";
+const WAITING: &str = "status.phase=Pending";
 
 /// Whose claims to look at.
 #[derive(Clone, Debug)]
@@ -45,9 +46,11 @@ pub(crate) struct Storage {
     pub(crate) volumes: Told<PersistentVolume>,
     /// All nodes.
     pub(crate) nodes: Told<Node>,
+    /// Those that take no new pods, and why.
+    pub(crate) closed: BTreeMap<String, String>,
     /// Events about claims, twins among them.
     pub(crate) events: Told<Event>,
-    /// Pods beside claims that no node was selected for yet.
+    /// Pods that wait, beside claims of this driver.
     pub(crate) consumers: Told<Pod>,
 }
 
@@ -59,7 +62,7 @@ impl Storage {
         namespace: &str,
         id: Option<ClusterId>,
     ) -> Self {
-        let (classes, volumes, nodes, (claims, twins), events, home) = tokio::join!(
+        let (classes, volumes, (nodes, closed), (claims, twins), events, home) = tokio::join!(
             Told::<StorageClass>::all(cluster),
             Told::<PersistentVolume>::all(cluster),
             nodes(cluster),
@@ -75,6 +78,7 @@ impl Storage {
             twins,
             volumes,
             nodes,
+            closed,
             events,
             consumers: Told::default(),
         };
@@ -117,26 +121,26 @@ impl Storage {
     }
 
     async fn read_consumers(&self, cluster: &Cluster) -> Told<Pod> {
-        let homeless = |claim: &&PersistentVolumeClaim| {
-            let bound = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some());
-            !bound && !claim.annotations().contains_key(SELECTED_NODE) && cases::is_ours(claim, self)
-        };
         let namespaces: BTreeSet<String> = self
             .claims
             .iter()
-            .filter(homeless)
+            .filter(|claim| cases::is_ours(claim, self))
             .filter_map(ResourceExt::namespace)
             .collect();
         let asked = namespaces
             .iter()
-            .map(async |namespace| Told::ask(&cluster.within::<Pod>(namespace), None, None).await);
+            .map(async |namespace| Told::ask(&cluster.within::<Pod>(namespace), None, Some(WAITING)).await);
         join_all(asked).await.into_iter().fold(Told::default(), Told::and)
     }
 }
 
-async fn nodes(cluster: &Cluster) -> Told<Node> {
+async fn nodes(cluster: &Cluster) -> (Told<Node>, BTreeMap<String, String>) {
     let nodes = Told::<KubeNode>::all(cluster).await;
-    nodes.map(|node| facts::node(node.metadata))
+    let closed = nodes
+        .iter()
+        .filter_map(|node| Some((node.name_any(), gravity::closed(node)?)))
+        .collect();
+    (nodes.map(|node| facts::node(node.metadata)), closed)
 }
 
 async fn claims(

@@ -95,6 +95,10 @@ crash_points! {
     BeforeCsiNodeWrite = "before-csi-node-write",
     /// The `CSINode` of a virtual node was written.
     AfterCsiNodeWrite = "after-csi-node-write",
+    /// Finalizer or status of a `RemoteCluster` is about to be written.
+    BeforeClusterWrite = "before-cluster-write",
+    /// Finalizer or status of a `RemoteCluster` was written.
+    AfterClusterWrite = "after-cluster-write",
     /// What a claim says about its remote twin is about to be changed.
     BeforeMirror = "before-mirror",
     /// What a claim says about its remote twin was changed.

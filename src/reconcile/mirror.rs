@@ -12,11 +12,8 @@ use super::watched::{Claim, VirtualVolume};
 use crate::{
     cluster::{ApiError, Cluster},
     observe::{CrashPoint, crash_point},
-    volume::{ClaimMark, digest, quantity},
+    volume::{ClaimMark, digest, mark::TWIN_READY, quantity},
 };
-
-/// Type of the condition.
-pub(super) const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 
 /// What is to be told.
 pub(super) struct Told<'a> {

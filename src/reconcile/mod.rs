@@ -5,6 +5,7 @@
 //! | loop | what it does |
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
+//! | `clusters` | says how it is with each remote cluster, holds one that still has volumes |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `orphans` | collects twins nobody was given, reports what else looks forgotten |
@@ -13,6 +14,7 @@
 
 mod attachments;
 mod capacity;
+mod clusters;
 mod health;
 mod lease;
 mod metrics;
@@ -32,8 +34,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::Metrics;
 use self::{
-    attachments::Attachments, capacity::Capacities, health::Health, lease::Lease, orphans::Orphans,
-    pinned::Pinned, reports::Reports, rounds::drive, virtual_nodes::VirtualNodes, watched::Watched,
+    attachments::Attachments, capacity::Capacities, clusters::Clusters, health::Health, lease::Lease,
+    orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive, virtual_nodes::VirtualNodes,
+    watched::Watched,
 };
 use crate::cluster::{Cluster, events::Events, registry::Registry};
 
@@ -81,6 +84,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     let reports = || Reports::new(events.clone());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), metrics),
+        drive(Clusters::new(home, registry, &watched, settings), metrics),
         drive(Capacities::new(home, registry, &watched, settings), metrics),
         drive(Pinned::new(home, &watched, events), metrics),
         drive(

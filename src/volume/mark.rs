@@ -40,6 +40,9 @@ pub const CARRIED: &str = "storage.liqo.io/carried";
 /// Retain to rescue its data, and gets back when it has a twin again.
 pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
+/// Condition of a claim: how its twin in a remote cluster is.
+pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
+
 /// Label selector of all twins that serve a home cluster.
 #[must_use]
 pub fn selector(home: &ClusterId) -> String {

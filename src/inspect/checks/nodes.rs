@@ -14,14 +14,15 @@ use crate::{
     cluster::facts,
     inspect::health::full_name,
     placement::BindingMode,
-    topology::{CLUSTER_KEY, NODE_KEY, Node, node_value},
+    topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE, node_value},
     volume::DRIVER_NAME,
 };
 
 /// Stands for another cluster; no kubelet of ours runs there.
 fn is_virtual(node: &Node) -> bool {
     let is = |key: &str, value: &str| node.labels.get(key).is_some_and(|it| it == value);
-    is("liqo.io/type", "virtual-node")
+    node.labels.contains_key(VIRTUAL_NODE)
+        || is("liqo.io/type", "virtual-node")
         || node.labels.contains_key("kosmos.io/node")
         || is("type", "virtual-kubelet")
 }

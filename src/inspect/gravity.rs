@@ -1,0 +1,130 @@
+//! Why a pod waits that has its volume: it can only run where the data is, and
+//! there it cannot run now.
+
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::{
+    Storage,
+    cases::id,
+    consumers::{consumer, why_unscheduled},
+    health::reach,
+};
+
+/// As many nodes as a sentence takes.
+const NODES_NAMED: usize = 3;
+
+/// What holds the pod of a bound claim back, and the way out.
+pub(super) struct Gravity {
+    pub(super) message: String,
+    pub(super) advice: String,
+}
+
+/// The pull of a volume on a pod that is not scheduled, if there is one.
+pub(super) fn gravity(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    storage: &Storage,
+) -> Option<Gravity> {
+    let pod = consumer(claim, storage)?;
+    if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) || !storage.nodes.is_complete() {
+        return None;
+    }
+    let reached = reach(volume, storage);
+    if reached.len() == storage.nodes.iter().len() {
+        return None;
+    }
+    let place = match id(volume) {
+        Some(id) if Some(&id.cluster) != storage.home.as_ref() => format!("in the cluster {}", id.cluster),
+        _ => "in this cluster".to_owned(),
+    };
+    let closed = |name: &str| storage.closed.get(name);
+    let mut named: Vec<String> = reached
+        .iter()
+        .take(NODES_NAMED)
+        .map(|node| {
+            closed(&node.name).map_or_else(|| node.name.clone(), |why| format!("{} ({why})", node.name))
+        })
+        .collect();
+    if reached.len() > NODES_NAMED {
+        named.push(format!("{} more", reached.len() - NODES_NAMED));
+    }
+    let nodes = if named.is_empty() {
+        "no node of this cluster leads there".to_owned()
+    } else {
+        format!("only reached through {}", named.join(", "))
+    };
+    let advice = if reached.is_empty() {
+        "Bring back the node that stood for it, or its RemoteCluster: a pod follows its data."
+    } else if reached.iter().all(|node| closed(&node.name).is_some()) {
+        "Uncordon or bring back one of these nodes: a pod follows its data and goes nowhere else."
+    } else {
+        "See what the scheduler says of these nodes: a pod follows its data and goes nowhere else."
+    };
+    Some(Gravity {
+        message: format!(
+            "its pod {} waits because its data is {place}, {nodes}; it {}",
+            pod.name_any(),
+            why_unscheduled(pod)
+        ),
+        advice: advice.to_owned(),
+    })
+}
+
+/// Why a node takes no new pods, if so.
+pub(super) fn closed(node: &KubeNode) -> Option<String> {
+    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+    if cordoned {
+        return Some("cordoned".to_owned());
+    }
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == "Ready");
+    let is_ready = ready.is_none_or(|condition| condition.status == "True");
+    (!is_ready).then(|| "not ready".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::inspect::fixtures::{claim, object, storage, told, volume};
+
+    #[test]
+    fn a_pod_waits_where_its_data_is() {
+        let mut storage = storage();
+        let (claim, volume) = (object(claim()), object(volume()));
+        assert!(gravity(&claim, &volume, &storage).is_none(), "nobody waits");
+        let pod = json!({
+            "metadata": {"namespace": "shop", "name": "web-0"},
+            "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+            "status": {"phase": "Pending", "conditions": [
+                {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
+        });
+        storage.consumers = told([pod]);
+        storage.closed = [("one".to_owned(), "cordoned".to_owned())].into();
+        let pull = gravity(&claim, &volume, &storage).unwrap();
+        for part in ["web-0", "one (cordoned)", "in this cluster", "0/2 nodes"] {
+            assert!(pull.message.contains(part), "{}", pull.message);
+        }
+        assert!(pull.advice.contains("Uncordon"));
+    }
+
+    #[test]
+    fn a_node_is_closed_for_a_reason() {
+        let node = |spec, status: &str| {
+            object::<KubeNode>(json!({
+                "metadata": {}, "spec": {"unschedulable": spec},
+                "status": {"conditions": [{"type": "Ready", "status": status}]},
+            }))
+        };
+        assert_eq!(closed(&node(false, "True")), None);
+        assert_eq!(closed(&node(true, "True")).as_deref(), Some("cordoned"));
+        assert_eq!(closed(&node(false, "Unknown")).as_deref(), Some("not ready"));
+    }
+}

@@ -1,0 +1,65 @@
+//! How a volume is whose twin is in a remote cluster. This side cannot look there:
+//! it reads what the controller, which can, has said on the claim.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+use super::{
+    Storage,
+    health::{Health, State, reach},
+    rows::Name,
+};
+use crate::{
+    twin::twin_in,
+    volume::{ClusterId, mark::TWIN_READY},
+};
+
+/// How it is.
+pub(super) fn health(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    cluster: &ClusterId,
+    storage: &Storage,
+) -> Health {
+    let conditions = claim
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let told = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
+    let reason = told.and_then(|one| one.reason.as_deref()).unwrap_or_default();
+    let message = told.and_then(|one| one.message.clone()).unwrap_or_default();
+    let advice = "liqo-csi clusters shows how it is with the cluster.";
+    let state = match reason {
+        "TwinPending" => State::TwinPending,
+        "TwinTerminating" => State::TwinTerminating,
+        "TwinVanished" => State::TwinMissing,
+        "TwinLost" => State::TwinLost,
+        "ClusterUnreachable" => State::Unreachable,
+        _ if storage.nodes.is_complete() && reach(volume, storage).is_empty() => {
+            return Health::new(
+                State::Unreachable,
+                format!("its data is in the cluster {cluster}, and no node leads there"),
+                advice,
+            );
+        }
+        "TwinBound" => return Health::new(State::Bound, "", ""),
+        _ => {
+            return Health::new(
+                State::Bound,
+                "the controller has said nothing about its twin yet",
+                advice,
+            );
+        }
+    };
+    let advice = if state == State::TwinPending { "" } else { advice };
+    Health::new(state, message, advice)
+}
+
+/// Where the PV says its twin is.
+pub(super) fn twin(volume: &PersistentVolume) -> Option<Name> {
+    let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    let twin = twin_in(attributes)?;
+    Some(Name {
+        namespace: twin.namespace,
+        name: twin.name,
+    })
+}

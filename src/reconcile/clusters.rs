@@ -1,0 +1,464 @@
+//! Says how it is with each remote cluster, where people look: in the status of
+//! the `RemoteCluster` that declares it, and for all fabrics alike in a `ConfigMap`
+//! that `liqo-csi clusters` reads. Nothing is ever decided by what is written here.
+//!
+//! A `RemoteCluster` that is deleted while volumes live there is held until they
+//! are gone, and says which they are: without it nobody could delete their data.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::core::v1::ConfigMap,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::{
+    Settings,
+    rounds::{Rounds, each},
+    watched::{VirtualVolume, Watched},
+};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        registry::{Link, Registry, Remote},
+        remote_cluster::{REACHABLE, READY, RemoteCluster},
+        report::{ClusterReport, REPORT, Report, State},
+    },
+    observe::{CrashPoint, crash_point},
+    placement::Fabric,
+    volume::ClusterId,
+};
+
+/// Keeps a `RemoteCluster` while volumes live there.
+const FINALIZER: &str = "storage.liqo.io/volumes";
+/// As many volumes as a message names.
+const NAMED: usize = 5;
+
+/// The loop that reports.
+pub(super) struct Clusters<'a> {
+    home: &'a Cluster,
+    registry: &'a Registry,
+    watched: &'a Watched,
+    settings: &'a Settings,
+    /// What was written last, so that nothing is written twice.
+    written: Option<Vec<ClusterReport>>,
+}
+
+impl<'a> Clusters<'a> {
+    pub(super) fn new(
+        home: &'a Cluster,
+        registry: &'a Registry,
+        watched: &'a Watched,
+        settings: &'a Settings,
+    ) -> Self {
+        Self {
+            home,
+            registry,
+            watched,
+            settings,
+            written: None,
+        }
+    }
+
+    fn reports(&self, volumes: &HashMap<ClusterId, Vec<String>>) -> Vec<ClusterReport> {
+        let nodes = self.home.views().nodes.all();
+        let remotes = self.registry.all();
+        let report = |remote: &Arc<Remote>| {
+            let standing = nodes.iter().filter(|node| remote.nodes.admits(node));
+            let mut nodes: Vec<String> = standing.map(|node| node.name.clone()).collect();
+            nodes.sort();
+            report(remote, nodes, volumes.get(&remote.id).map_or(0, Vec::len))
+        };
+        remotes.iter().map(report).collect()
+    }
+
+    async fn publish(&mut self, reports: Vec<ClusterReport>) -> Result<(), ApiError> {
+        if self.written.as_ref() == Some(&reports) {
+            return Ok(());
+        }
+        let report = Report {
+            version: 1,
+            written: jiff::Timestamp::now().to_string(),
+            by: self.settings.identity.clone(),
+            clusters: reports.clone(),
+        };
+        let text = serde_json::to_string_pretty(&report).unwrap_or_default();
+        let maps = self.home.within::<ConfigMap>(&self.settings.namespace);
+        let data = BTreeMap::from([(REPORT.to_owned(), text)]);
+        let patch = json!({"data": data});
+        if maps
+            .merge(crate::cluster::report::CONFIG_MAP, &patch)
+            .await?
+            .is_none()
+        {
+            let map = ConfigMap {
+                metadata: ObjectMeta {
+                    name: Some(crate::cluster::report::CONFIG_MAP.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                data: Some(data),
+                ..ConfigMap::default()
+            };
+            maps.create(&map).await?;
+        }
+        self.written = Some(reports);
+        Ok(())
+    }
+
+    /// Status and finalizer of one `RemoteCluster`.
+    async fn tend(
+        &self,
+        object: &RemoteCluster,
+        report: &ClusterReport,
+        volumes: &[String],
+    ) -> Result<(), ApiError> {
+        let all = self.home.all::<RemoteCluster>();
+        let held = object.finalizers().iter().any(|one| one == FINALIZER);
+        let leaving = object.metadata.deletion_timestamp.is_some();
+        if held == volumes.is_empty() && (held || !leaving) {
+            let mut finalizers = object.finalizers().to_vec();
+            finalizers.retain(|one| one != FINALIZER);
+            if !held {
+                finalizers.push(FINALIZER.to_owned());
+            }
+            let patch = json!({"metadata": {
+                "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
+            }});
+            crash_point(CrashPoint::BeforeClusterWrite);
+            let changed = all.merge(&object.name_any(), &patch).await;
+            crash_point(CrashPoint::AfterClusterWrite);
+            match changed {
+                // The next round looks again.
+                Err(error) if error.is_conflict() => return Ok(()),
+                other => other?,
+            };
+            if held && leaving {
+                return Ok(());
+            }
+        }
+        let status = status(object, report, volumes);
+        if object
+            .status
+            .as_ref()
+            .map(serde_json::to_value)
+            .and_then(Result::ok)
+            == Some(status.clone())
+        {
+            return Ok(());
+        }
+        crash_point(CrashPoint::BeforeClusterWrite);
+        let written = all
+            .merge_status(&object.name_any(), &json!({"status": whole(status)}))
+            .await;
+        crash_point(CrashPoint::AfterClusterWrite);
+        written.map(|_| ())
+    }
+}
+
+fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport {
+    let mut report = ClusterReport {
+        id: remote.id.to_string(),
+        fabric: remote.fabric.to_string(),
+        object: remote.object.clone(),
+        policy: remote.policy.as_str().to_owned(),
+        nodes,
+        volumes,
+        state: State::Connecting,
+        message: String::new(),
+        server_version: None,
+        classes: Vec::new(),
+        limits: Vec::new(),
+    };
+    match remote.link() {
+        Link::Connecting(why) => report.message = why,
+        Link::Silent(why) => (report.state, report.message) = (State::Unreachable, why),
+        Link::Refused(why) => (report.state, report.message) = (State::Refused, why),
+        Link::Up(connected) => {
+            report.state = State::Ready;
+            report.server_version = Some(connected.version.clone());
+            let classes = connected.cluster.views().classes.all();
+            report.classes = classes.iter().map(|class| class.name.clone()).collect();
+            report.classes.sort();
+            let losses = connected.cluster.rights().losses();
+            report.limits = losses.into_iter().map(str::to_owned).collect();
+        }
+    }
+    report
+}
+
+fn status(object: &RemoteCluster, report: &ClusterReport, volumes: &[String]) -> Value {
+    let before = object.status.as_ref().map(|status| status.conditions.as_slice());
+    let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+        let known = before.unwrap_or_default().iter().find(|one| one.type_ == kind);
+        let since = known.filter(|one| one.status == status);
+        Condition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            last_transition_time: since.map_or_else(
+                || Time(jiff::Timestamp::now()),
+                |one| one.last_transition_time.clone(),
+            ),
+            observed_generation: object.metadata.generation,
+        }
+    };
+    let (reachable, reason) = match report.state {
+        State::Ready => ("True", "Answers"),
+        State::Connecting => ("Unknown", "Connecting"),
+        State::Unreachable => ("False", "Unreachable"),
+        State::Refused => ("Unknown", "Refused"),
+    };
+    let leaving = object.metadata.deletion_timestamp.is_some();
+    let ready = if leaving {
+        condition(READY, "False", "HoldsVolumes", &held_by(volumes))
+    } else if report.state == State::Ready {
+        let message = if report.nodes.is_empty() {
+            "no node stands for it yet: no pod can get there"
+        } else {
+            "twins can be made there"
+        };
+        condition(READY, "True", "Usable", message)
+    } else {
+        condition(READY, "False", reason, &report.message)
+    };
+    let mut status = json!({
+        "observedGeneration": object.metadata.generation,
+        "conditions": [ready, condition(REACHABLE, reachable, reason, &report.message)],
+    });
+    let mut set = |key: &str, value: Value| {
+        if let Some(status) = status.as_object_mut() {
+            status.insert(key.to_owned(), value);
+        }
+    };
+    if let Some(version) = &report.server_version {
+        set("serverVersion", json!(version));
+    }
+    if !report.classes.is_empty() {
+        set("classes", json!(report.classes));
+    }
+    if !report.limits.is_empty() {
+        set("limits", json!(report.limits));
+    }
+    if !report.message.is_empty() {
+        set("lastError", json!(report.message));
+    }
+    status
+}
+
+/// The status with what it no longer says taken out of the old one.
+fn whole(mut status: Value) -> Value {
+    for key in ["serverVersion", "classes", "limits", "lastError"] {
+        if status[key].is_null() {
+            status[key] = Value::Null;
+        }
+    }
+    status
+}
+
+fn held_by(volumes: &[String]) -> String {
+    let named: Vec<&str> = volumes.iter().take(NAMED).map(String::as_str).collect();
+    let more = volumes.len().saturating_sub(NAMED);
+    let others = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!(
+        "it is being deleted, but {} volumes live there and would be out of reach: {}{others}. Delete their claims, or move \
+         their data, and it goes",
+        volumes.len(),
+        named.join(", ")
+    )
+}
+
+/// What each cluster holds, as claims that people know.
+fn volumes_by_cluster(volumes: Vec<VirtualVolume>, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
+    let mut by_cluster: HashMap<ClusterId, Vec<String>> = HashMap::new();
+    for volume in volumes {
+        if volume.cluster != *home {
+            let claim = volume
+                .claim
+                .map(|claim| format!("{}/{}", claim.namespace, claim.name));
+            let all = by_cluster.entry(volume.cluster).or_default();
+            all.push(claim.unwrap_or(volume.name));
+        }
+    }
+    for all in by_cluster.values_mut() {
+        all.sort();
+    }
+    by_cluster
+}
+
+impl Rounds for Clusters<'_> {
+    const NAME: &'static str = "clusters";
+    const REST: Duration = Duration::from_mins(1);
+
+    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        vec![
+            self.registry.news(),
+            self.watched.volumes.version(),
+            self.home.views().nodes.version(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        if !self.registry.is_complete() {
+            return Ok(());
+        }
+        let volumes = volumes_by_cluster(self.watched.virtual_volumes(), self.home.id());
+        let reports = self.reports(&volumes);
+        let native: Vec<&ClusterReport> = reports
+            .iter()
+            .filter(|report| report.fabric == Fabric::Native.to_string())
+            .collect();
+        let mut outcome = Ok(());
+        if !native.is_empty() {
+            let objects = self.home.all::<RemoteCluster>().list(None).await?;
+            let this = &*self;
+            outcome = each(&objects, async |object: &RemoteCluster| {
+                let name = object.name_any();
+                let Some(report) = native.iter().find(|report| report.id == name) else {
+                    return Ok(());
+                };
+                let held = name.parse().ok().and_then(|id: ClusterId| volumes.get(&id));
+                this.tend(object, report, held.map_or(&[], Vec::as_slice)).await
+            })
+            .await;
+        }
+        outcome.and(self.publish(reports).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{
+        cluster::testing::FakeApi,
+        placement::{ClassMap, Declared, Namespaces, NodeRule},
+        topology::{LabelSelector, Requirement},
+        volume::{BindingPolicy, DRIVER_NAME},
+    };
+
+    const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+    const MAP: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-clusters";
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    fn registry(link: Link) -> Registry {
+        let declared = Declared {
+            id: "milan".parse().unwrap(),
+            fabric: Fabric::Native,
+            object: "RemoteCluster milan".into(),
+            nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
+            namespaces: Namespaces::default(),
+            classes: ClassMap::default(),
+            policy: BindingPolicy::Optimistic,
+            protect: true,
+        };
+        Registry::fixed([(declared, link)])
+    }
+
+    async fn world() -> FakeApi {
+        let api = FakeApi::start().await;
+        api.put(
+            "/api/v1/nodes/to-milan",
+            json!({"metadata": {"labels": {"to": "milan"}}}),
+        );
+        let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}});
+        api.put(OBJECT, json!({"metadata": {"generation": 1}, "spec": spec}));
+        api
+    }
+
+    fn put_volume(api: &FakeApi) {
+        let handle = "v1:milan:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+        api.put(
+            VOLUME,
+            json!({"spec": {
+                "csi": {"driver": DRIVER_NAME, "volumeHandle": handle},
+                "claimRef": {"namespace": "shop", "name": "data", "uid": "u"},
+            }}),
+        );
+    }
+
+    async fn round(api: &FakeApi, registry: &Registry) {
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let settings = Settings {
+            namespace: "ours".into(),
+            identity: "a".into(),
+            grace: Duration::ZERO,
+            allowed_classes: BTreeSet::new(),
+        };
+        Clusters::new(&home, registry, &watched, &settings)
+            .round()
+            .await
+            .unwrap();
+    }
+
+    fn condition(api: &FakeApi, at: usize) -> (String, String) {
+        let one = api.object(OBJECT).unwrap()["status"]["conditions"][at].clone();
+        let text = |key: &str| one[key].as_str().unwrap().to_owned();
+        (text("status"), text("message"))
+    }
+
+    #[tokio::test]
+    async fn people_are_told_how_it_is() {
+        let api = world().await;
+        round(&api, &registry(Link::Silent("no route".into()))).await;
+        assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
+        assert_eq!(api.object(OBJECT).unwrap()["status"]["lastError"], "no route");
+        let text = api.object(MAP).unwrap()["data"][REPORT]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let report: Report = serde_json::from_str(&text).unwrap();
+        assert_eq!(report.clusters[0].nodes, ["to-milan"]);
+        assert_eq!(report.clusters[0].state, State::Unreachable);
+
+        let there = FakeApi::start().await;
+        let connected = crate::cluster::registry::Connected {
+            cluster: there.cluster().await,
+            version: "v1.36.3".into(),
+        };
+        round(&api, &registry(Link::Up(Arc::new(connected)))).await;
+        assert_eq!(condition(&api, 0).0, "True");
+        let status = api.object(OBJECT).unwrap()["status"].clone();
+        assert_eq!(status["serverVersion"], "v1.36.3");
+        assert!(status["lastError"].is_null());
+    }
+
+    #[tokio::test]
+    async fn a_cluster_with_volumes_is_held_and_says_which() {
+        let api = world().await;
+        put_volume(&api);
+        let registry = registry(Link::Silent("no route".into()));
+        round(&api, &registry).await;
+        assert_eq!(
+            api.object(OBJECT).unwrap()["metadata"]["finalizers"],
+            json!([FINALIZER])
+        );
+        api.change(OBJECT, |object| {
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        });
+        round(&api, &registry).await;
+        let (status, message) = condition(&api, 0);
+        assert!(status == "False" && message.contains("shop/data"), "{message}");
+
+        api.remove(VOLUME);
+        round(&api, &registry).await;
+        let gone = api
+            .object(OBJECT)
+            .is_none_or(|object| object["metadata"]["finalizers"] == json!([]));
+        assert!(gone);
+    }
+}
