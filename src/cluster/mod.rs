@@ -98,6 +98,15 @@ impl Cluster {
         views.entry(namespace.to_owned()).or_insert_with(start).clone()
     }
 
+    /// All twins that are watched.
+    #[must_use]
+    pub fn all_twins(&self) -> Vec<Arc<slim::Twin>> {
+        let mut twins = self.views().twins.all();
+        let views = self.0.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+        twins.extend(views.values().flat_map(View::all));
+        twins
+    }
+
     /// Objects of a kind without namespaces, or of all namespaces.
     #[must_use]
     pub fn all<K>(&self) -> Objects<K>

@@ -46,6 +46,15 @@ impl Room {
         }
     }
 
+    /// The same, for volumes up to this size only.
+    #[must_use]
+    pub fn up_to(self, bytes: u64) -> Self {
+        if self.maximum() <= bytes {
+            return self;
+        }
+        limited(bytes, Some(self.capacity().min(bytes)))
+    }
+
     /// `maximumVolumeSize` of the object, which the scheduler prefers.
     #[must_use]
     pub fn maximum(self) -> u64 {
@@ -330,6 +339,9 @@ mod tests {
         assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
         assert_eq!(room_in(&there, Some(&[])), Room::Zero);
         assert_eq!(room_in(&[], None), Room::Unlimited);
+        // What was refused lately is too large.
+        assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
+        assert_eq!(Room::Unlimited.up_to(0), Room::Zero);
 
         let id = |id: &str| id.parse().unwrap();
         let remotes = [(id("a"), room), (id("b"), Room::Zero), (id("c"), room)];

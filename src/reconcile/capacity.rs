@@ -77,13 +77,32 @@ impl<'a> Capacities<'a> {
                 self.home,
             );
             let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
-            let remotes: Vec<_> = there
-                .iter()
-                .map(|there| there.room(class, self.settings))
-                .collect();
+            let room = |there: &There| {
+                let (cluster, room) = there.room(class, self.settings);
+                let room = self.smallest_refused(class, &cluster).map_or(room, |bytes| {
+                    // This one did not fit; what is smaller may.
+                    room.up_to(bytes.saturating_sub(1))
+                });
+                (cluster, room)
+            };
+            let remotes: Vec<_> = there.iter().map(room).collect();
             publish(&class.name, &surroundings, &world.nodes, &remotes)
         })
         .collect()
+    }
+
+    /// The smallest volume of a class that a cluster would not take a moment ago.
+    fn smallest_refused(&self, class: &Class, cluster: &ClusterId) -> Option<u64> {
+        let now = jiff::Timestamp::now().as_second();
+        let claims = self.watched.claims.all();
+        let refused = claims
+            .iter()
+            .filter(|claim| claim.pending && claim.class.as_ref() == Some(&class.name))
+            .filter_map(|claim| claim.refused.as_ref());
+        refused
+            .filter(|refused| refused.counts(cluster, now))
+            .map(|refused| refused.bytes)
+            .min()
     }
 
     async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
@@ -150,6 +169,7 @@ impl Rounds for Capacities<'_> {
             views.drivers.version(),
             views.capacities.version(),
             self.watched.volumes.version(),
+            self.watched.refusals.clone(),
             self.registry.news(),
         ]
     }

@@ -88,7 +88,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
         drive(Capacities::new(home, registry, &watched, settings), metrics),
         drive(Pinned::new(home, &watched, events), metrics),
         drive(
-            Orphans::new(home, &watched, reports(), settings, metrics),
+            Orphans::new(home, registry, &watched, reports(), settings, metrics),
             metrics
         ),
         drive(Health::new(home, registry, &watched, reports(), metrics), metrics),

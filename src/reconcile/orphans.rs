@@ -2,9 +2,12 @@
 //! gone, is collected after a grace period, by what is read live at that moment.
 //! Everything else that looks so (a cluster restored from a backup, a retained PV
 //! somebody removed) may be all that is left of somebody's data: it is reported.
+//! So it is with twins in remote clusters, as far as they can be seen; and one
+//! that was left behind when its claim was served elsewhere is collected too.
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,9 +17,9 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{Metrics, Reports, Settings, rounds::Rounds, watched::Watched};
 use crate::{
-    cluster::{ApiError, Cluster, slim::Twin},
+    cluster::{ApiError, Cluster, registry::Registry, slim::Twin},
     twin::{CreateError, withdraw},
-    volume::{ClaimMark, Marks, VolumeName},
+    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeName},
 };
 
 /// For one twin to be gone.
@@ -70,6 +73,7 @@ fn look(handed_over: bool, deleting: bool, origin: Origin) -> Look {
 /// The loop for forgotten twins.
 pub(super) struct Orphans<'a> {
     home: &'a Cluster,
+    registry: &'a Registry,
     watched: &'a Watched,
     reports: Reports,
     grace: Duration,
@@ -81,6 +85,7 @@ pub(super) struct Orphans<'a> {
 impl<'a> Orphans<'a> {
     pub(super) fn new(
         home: &'a Cluster,
+        registry: &'a Registry,
         watched: &'a Watched,
         reports: Reports,
         settings: &Settings,
@@ -88,6 +93,7 @@ impl<'a> Orphans<'a> {
     ) -> Self {
         Self {
             home,
+            registry,
             watched,
             reports,
             grace: settings.grace,
@@ -96,12 +102,20 @@ impl<'a> Orphans<'a> {
         }
     }
 
-    fn origin(&self, twin: &Twin) -> Origin {
+    fn origin(&self, cluster: &Cluster, twin: &Twin) -> Origin {
         match &twin.claim {
             None => Origin::Unknown,
+            Some(_) if self.is_served_elsewhere(cluster, twin) => Origin::Gone,
             Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
             Some(_) => Origin::Gone,
         }
+    }
+
+    /// Whether the volume of a twin has its PV, with its data in another cluster.
+    fn is_served_elsewhere(&self, cluster: &Cluster, twin: &Twin) -> bool {
+        let volumes = self.watched.virtual_volumes();
+        let volume = volumes.iter().find(|volume| volume.volume == twin.volume);
+        volume.is_some_and(|volume| volume.cluster != *cluster.id())
     }
 
     /// Notes how a twin looks; true once it has for the grace period.
@@ -115,21 +129,22 @@ impl<'a> Orphans<'a> {
     }
 
     /// Collects a twin if what is read now still says so.
-    async fn collect(&self, seen: &Twin) -> Result<(), ApiError> {
-        let found = self
-            .home
-            .stored::<PersistentVolumeClaim>()
-            .get(&seen.name)
-            .await?;
+    async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
+        let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
+        let found = twins.get(&seen.name).await?;
         let Some(twin) = found.filter(|twin| twin.uid().as_deref() == Some(&seen.uid)) else {
             return Ok(());
         };
         let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) else {
             return Ok(());
         };
-        let origin = self.origin_now(&marks).await?;
         let deleting = twin.metadata.deletion_timestamp.is_some();
-        if look(marks.handed_over, deleting, origin) != Look::Collectable || self.has_volume(&marks).await? {
+        let origin = match self.place_of_volume(&marks).await? {
+            Some(elsewhere) if elsewhere != *cluster.id() => Origin::Gone,
+            Some(_) => return Ok(()),
+            None => self.origin_now(&marks).await?,
+        };
+        if look(marks.handed_over, deleting, origin) != Look::Collectable {
             return Ok(());
         }
         let deed = if deleting {
@@ -138,7 +153,7 @@ impl<'a> Orphans<'a> {
             "collecting a twin that nobody was given"
         };
         tracing::info!(twin = seen.name, volume = %marks.volume, "{deed}");
-        match withdraw(self.home, &twin, Instant::now() + PATIENCE).await {
+        match withdraw(cluster, &twin, Instant::now() + PATIENCE).await {
             Err(CreateError::Api(error)) => Err(error),
             Err(error) => {
                 tracing::info!(twin = seen.name, %error, "not collected yet");
@@ -158,19 +173,28 @@ impl<'a> Orphans<'a> {
         Ok(if same { Origin::Live } else { Origin::Gone })
     }
 
-    /// Whether there is a PV of the volume, under the name csi-provisioner gives it.
-    async fn has_volume(&self, marks: &Marks) -> Result<bool, ApiError> {
+    /// The cluster that a PV of the volume says its data is in, under the names
+    /// csi-provisioner gives it; `None` if there is no PV.
+    async fn place_of_volume(&self, marks: &Marks) -> Result<Option<ClusterId>, ApiError> {
         let volumes = self.home.all::<PersistentVolume>();
-        let by_name = volumes.get(marks.volume.as_str()).await?.is_some();
         let asked_for = &marks.request_name;
         let other_name =
             !asked_for.is_empty() && asked_for != marks.volume.as_str() && asked_for.len() <= 253;
-        Ok(by_name || (other_name && volumes.get(&asked_for.to_lowercase()).await?.is_some()))
+        let mut found = volumes.get(marks.volume.as_str()).await?;
+        if found.is_none() && other_name {
+            found = volumes.get(&asked_for.to_lowercase()).await?;
+        }
+        Ok(found.map(|found| {
+            let id = found
+                .spec
+                .and_then(|spec| spec.csi?.volume_handle.parse::<VolumeId>().ok());
+            id.map_or_else(|| self.home.id().clone(), |id| id.cluster)
+        }))
     }
 
-    async fn report(&mut self, twin: &Twin, look: Look) {
+    async fn report(&mut self, cluster: &Cluster, twin: &Twin, look: Look) {
         let on = ClaimMark {
-            namespace: self.home.storage_namespace().to_owned(),
+            namespace: twin.namespace.clone(),
             name: twin.name.clone(),
             uid: twin.uid.clone(),
         };
@@ -185,7 +209,42 @@ impl<'a> Orphans<'a> {
             look.reason(),
             claim.as_deref().unwrap_or("<unknown>"),
         );
-        self.reports.warn(&on, "OrphanedTwin", &note).await;
+        if cluster.id() == self.home.id() {
+            self.reports.warn(&on, "OrphanedTwin", &note).await;
+        } else {
+            // Events over there would need rights that we have no other use for.
+            let place = format!("{}/{}", on.namespace, on.name);
+            tracing::warn!(cluster = %cluster.id(), twin = place, "{note}");
+        }
+    }
+
+    /// Twins without a PV of their volume in their cluster, everywhere.
+    fn alone(&self) -> Vec<(Cluster, Arc<Twin>)> {
+        let volumes: BTreeSet<(VolumeName, ClusterId)> = self
+            .watched
+            .virtual_volumes()
+            .into_iter()
+            .map(|volume| (volume.volume, volume.cluster))
+            .collect();
+        let remote = self.registry.all();
+        let reachable = remote.iter().filter_map(|remote| {
+            let cluster = remote.reach().ok()?;
+            for namespace in remote.namespaces.named() {
+                // From now on watched, where not all namespaces can be at once.
+                drop(cluster.twins_in(namespace));
+            }
+            Some(cluster)
+        });
+        let clusters = std::iter::once(self.home.clone()).chain(reachable);
+        let mut alone = Vec::new();
+        for cluster in clusters {
+            for twin in cluster.all_twins() {
+                if !volumes.contains(&(twin.volume.clone(), cluster.id().clone())) {
+                    alone.push((cluster.clone(), twin));
+                }
+            }
+        }
+        alone
     }
 }
 
@@ -199,32 +258,22 @@ impl Rounds for Orphans<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let volumes: BTreeSet<VolumeName> = self
-            .watched
-            .virtual_volumes()
-            .into_iter()
-            .map(|volume| volume.volume)
-            .collect();
-        let twins = self.home.views().twins.all();
-        let alone: Vec<_> = twins
-            .iter()
-            .filter(|twin| !volumes.contains(&twin.volume))
-            .collect();
+        let alone = self.alone();
         self.since
-            .retain(|uid, _| alone.iter().any(|twin| twin.uid == *uid));
+            .retain(|uid, _| alone.iter().any(|(_, twin)| twin.uid == *uid));
 
         let mut outcome = Ok(());
         let mut reported: HashMap<Look, usize> = HashMap::new();
-        for twin in alone {
-            let look = look(twin.handed_over, twin.deleting, self.origin(twin));
+        for (cluster, twin) in &alone {
+            let look = look(twin.handed_over, twin.deleting, self.origin(cluster, twin));
             if !self.persists(twin, look) {
                 continue;
             }
             match look {
                 Look::InTheMaking => {}
-                Look::Collectable => outcome = outcome.and(self.collect(twin).await),
+                Look::Collectable => outcome = outcome.and(self.collect(cluster, twin).await),
                 Look::Unclaimed | Look::GivenAway => {
-                    self.report(twin, look).await;
+                    self.report(cluster, twin, look).await;
                     *reported.entry(look).or_default() += 1;
                 }
             }
@@ -316,7 +365,8 @@ mod tests {
         };
         let metrics = Metrics::default();
         let reports = Reports::new(Events::new(home.client().clone()));
-        let mut orphans = Orphans::new(home, watched, reports, &settings, &metrics);
+        let registry = Registry::default();
+        let mut orphans = Orphans::new(home, &registry, watched, reports, &settings, &metrics);
         orphans.round().await?;
         for (_, since) in orphans.since.values_mut() {
             *since -= looked;

@@ -7,6 +7,7 @@ use k8s_openapi::api::{
     storage::v1::VolumeAttachment,
 };
 use kube::{Api, ResourceExt, runtime::watcher};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::mirror;
@@ -18,7 +19,7 @@ use crate::{
     },
     placement::{ReclaimPolicy, StaticVolume},
     twin::twin_in,
-    volume::{Carried, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeName},
+    volume::{Carried, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, Refused, VolumeId, VolumeName, mark},
 };
 
 const PROVISIONERS: [&str; 2] = [
@@ -33,6 +34,8 @@ pub(super) struct Watched {
     pub(super) volumes: View<Volume>,
     pub(super) starting: View<Starting>,
     pub(super) outer: View<Outer>,
+    /// Changes when a claim was refused somewhere: few are, and all change often.
+    pub(super) refusals: watch::Receiver<u64>,
     _stops: DropGuard,
 }
 
@@ -49,6 +52,8 @@ pub(super) struct Claim {
     pub(super) carried: String,
     /// Digest of what it says about its twin.
     pub(super) said: String,
+    /// Where its twin was not taken.
+    pub(super) refused: Option<Refused>,
 }
 
 /// A PV that matters to the loops.
@@ -129,8 +134,17 @@ impl Watched {
         let everything = watcher::Config::default;
         // The few that are on their way: claims of all others are bound long since.
         let starting_pods = everything().fields("status.phase=Pending,spec.nodeName!=");
+        let (refused, refusals) = watch::channel(0);
+        let claim = move |it: PersistentVolumeClaim| {
+            let claim = claim(&it)?;
+            if claim.refused.is_some() && claim.pending {
+                refused.send_modify(|version| *version += 1);
+            }
+            Some(claim)
+        };
         Self {
-            claims: View::start(Api::all(client()), everything(), |it| claim(&it), &stop),
+            refusals,
+            claims: View::start(Api::all(client()), everything(), claim, &stop),
             volumes: View::start(Api::all(client()), everything(), |it| volume(&it), &stop),
             starting: View::start(Api::all(client()), starting_pods, |it| starting(&it), &stop),
             outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
@@ -192,6 +206,9 @@ fn claim(claim: &PersistentVolumeClaim) -> Option<Claim> {
         deleting: claim.metadata.deletion_timestamp.is_some(),
         carried: Carried::of(claim.labels(), annotations).digest(),
         said: mirror::said(claim),
+        refused: annotations
+            .get(mark::REFUSED)
+            .and_then(|text| Refused::parse(text)),
     })
 }
 

@@ -23,8 +23,11 @@ use crate::{
     observe::{CrashPoint, crash_point},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
     topology::Segments,
-    volume::mark,
+    volume::{Refused, mark},
 };
+
+/// How many seconds a refusal counts: quotas change, and nobody tells.
+const REFUSAL_COUNTS: i64 = 120;
 
 /// Makes the volume, or goes on making it.
 pub async fn create(
@@ -164,7 +167,13 @@ async fn make_twin(
     match created {
         // None: somebody was faster, most likely ourselves; the next look tells.
         Ok(_) => {}
-        Err(error) => return Err(not_taken(site, error)),
+        Err(error) => {
+            let error = not_taken(site, error);
+            if matches!(error, CreateError::Elsewhere(_)) {
+                note_refusal(site, order, sight).await;
+            }
+            return Err(error);
+        }
     }
     if sight.facts.retain && !site.cluster().rights().volume_changes {
         tell_not_retained(site, events, sight).await;
@@ -188,6 +197,29 @@ fn not_taken(site: &Site, error: ApiError) -> CreateError {
             CreateError::Elsewhere(error.to_string())
         }
         _ => error.into(),
+    }
+}
+
+/// Notes on the claim that its twin was not taken. A help for the scheduler: if
+/// it cannot be written, the pod only comes back sooner.
+async fn note_refusal(site: &Site, order: &Order, sight: &Sight) {
+    let Some(claim) = &sight.claim else { return };
+    let until = jiff::Timestamp::now().as_second() + REFUSAL_COUNTS;
+    let refused = Refused::new(site.cluster().id(), order.spec.size.request(), until);
+    let known = claim.annotations().get(mark::REFUSED);
+    let known = known.and_then(|text| Refused::parse(text));
+    if known.is_some_and(|known| known.counts(site.cluster().id(), until - REFUSAL_COUNTS / 2)) {
+        return;
+    }
+    let patch = json!({"metadata": {
+        "uid": claim.uid(),
+        "annotations": {mark::REFUSED: refused.to_string()},
+    }});
+    let claims = site
+        .home()
+        .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
+    if let Err(error) = claims.merge(&claim.name_any(), &patch).await {
+        tracing::warn!(%error, "a refusal could not be noted on the claim");
     }
 }
 

@@ -11,6 +11,9 @@ pub const LIQO_REAL_CLASS: &str = "liqo.io/remote-storage-class";
 /// Liqo's annotation of a claim that chooses the access modes of its twin there.
 pub const LIQO_ACCESS_MODES: &str = "liqo.io/remote-access-modes";
 
+/// Annotation of a claim: a remote cluster would not take its twin, see [`super::Refused`].
+pub const REFUSED: &str = "storage.liqo.io/refused";
+
 /// Label: the home cluster a twin serves.
 pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";
 /// Label: the volume a twin holds.

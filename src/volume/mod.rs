@@ -12,6 +12,7 @@ mod in_flight;
 pub mod mark;
 mod marks;
 mod quantity;
+mod refused;
 mod size;
 mod spec;
 
@@ -26,6 +27,7 @@ pub use id::{ClusterId, ClusterIdError, ForeignId, VolumeId, VolumeName};
 pub use in_flight::{Busy, Guard, InFlight};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
+pub use refused::Refused;
 pub use size::SizeRange;
 pub use spec::{BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec};
 

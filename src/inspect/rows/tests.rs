@@ -42,6 +42,7 @@ fn a_healthy_volume_tells_everything_and_needs_no_words() {
         "realClass": "fast",
         "realVolume": "pvc-twin",
         "cluster": "home",
+        "heldByGravity": false,
         "nodes": ["one"],
     });
     assert_eq!(row, expected);
