@@ -18,6 +18,8 @@ mod site;
 mod withdraw;
 
 #[cfg(test)]
+mod offsite_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};

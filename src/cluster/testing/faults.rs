@@ -7,6 +7,8 @@ use std::sync::Mutex;
 pub(crate) enum Act {
     /// Answers with this code and does nothing.
     Refuse(u16),
+    /// Forbids it with this message.
+    Forbid(&'static str),
     /// Does it, then answers with this code: the answer got lost.
     DoAndRefuse(u16),
     /// Never answers.

@@ -52,6 +52,9 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         None if watch => follow(server, path, query),
         None => act(&server.store, &method, &path, &query, &body),
         Some(Act::Refuse(code)) => refusal(code, "scripted"),
+        Some(Act::Forbid(message)) => {
+            (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
+        }
         Some(Act::DoAndRefuse(code)) => {
             act(&server.store, &method, &path, &query, &body);
             refusal(code, "scripted")

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
 use self::store::Store;
-use super::{Cluster, Settings};
+use super::{Cluster, Rights, Settings, connect};
 
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
@@ -65,6 +65,18 @@ impl FakeApi {
             call_timeout: Duration::from_secs(1),
         };
         Cluster::from_config(config, settings, &self.stop).await.unwrap()
+    }
+
+    /// The same API server as a remote cluster of the one named `home`.
+    pub(crate) async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
+        let _installed = rustls::crypto::ring::default_provider().install_default();
+        let config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        let timeout = Duration::from_secs(1);
+        let client = connect::client(config, timeout).unwrap();
+        let home = "home".parse().unwrap();
+        let cluster = Cluster::remote(id.parse().unwrap(), &home, client, rights, timeout);
+        cluster.views().complete().await;
+        cluster
     }
 
     pub(crate) fn store(&self) -> &Store {

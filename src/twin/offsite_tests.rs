@@ -1,0 +1,413 @@
+//! Twins in a remote cluster: two fake API servers, one for each side.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    cluster::{
+        Cluster, Rights,
+        events::Events,
+        registry::{Connected, Link, Registry},
+        testing::{Act, FakeApi, Fault},
+    },
+    placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Refusal},
+    topology::{CLUSTER_KEY, LabelSelector, Requirement},
+    volume::{
+        Access, AccessMode, BindingPolicy, Capabilities, Capability, ClaimName, Foreign, Parameters, Refused,
+        SizeRange, VolumeId, mark,
+    },
+};
+
+const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+const GIB: i64 = 1 << 30;
+
+/// A home cluster with one virtual node, and the cluster behind it.
+struct World {
+    home_api: FakeApi,
+    there: FakeApi,
+    home: Cluster,
+    declared: Declared,
+    rights: Rights,
+    order: Order,
+    policy: Policy,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (home_api, there) = (FakeApi::start().await, FakeApi::start().await);
+        let labels = json!({"to": "milan", CLUSTER_KEY: "milan"});
+        home_api.put("/api/v1/nodes/to-milan", json!({"metadata": {"labels": labels}}));
+        class(&home_api, "liqo", "storage.liqo.io", "WaitForFirstConsumer");
+        class(&there, "real", "real.test", "WaitForFirstConsumer");
+        class(&there, "instant", "real.test", "Immediate");
+        there.put("/api/v1/nodes/r1", json!({"metadata": {"labels": {}}}));
+        claim(&home_api, &json!({}));
+        let home = home_api.cluster().await;
+        Self {
+            home_api,
+            there,
+            home,
+            declared: declared(),
+            rights: Rights::ALL,
+            order: order(),
+            policy: Policy::default(),
+        }
+    }
+
+    async fn registry(&self) -> Registry {
+        let cluster = self.there.remote_cluster("milan", self.rights).await;
+        let connected = Connected {
+            cluster,
+            version: "v1.36.3".into(),
+        };
+        Registry::fixed([(self.declared.clone(), Link::Up(Arc::new(connected)))])
+    }
+
+    async fn create(&self) -> Result<Made, CreateError> {
+        self.create_with(&self.registry().await).await
+    }
+
+    async fn create_with(&self, registry: &Registry) -> Result<Made, CreateError> {
+        let events = Events::new(self.home.client().clone());
+        let until = Instant::now() + Duration::from_millis(1500);
+        create(&self.home, registry, &self.policy, &events, &self.order, until).await
+    }
+
+    async fn delete(&self) -> Result<(), DeleteError> {
+        let id = VolumeId {
+            cluster: "milan".parse().unwrap(),
+            name: self.order.volume.clone(),
+        };
+        let until = Instant::now() + Duration::from_millis(1500);
+        delete(&self.home, &self.registry().await, &id, until).await
+    }
+
+    fn twin(&self) -> Option<Value> {
+        self.there.object(TWIN)
+    }
+
+    /// Binds the twin as the real class would.
+    async fn bind(&self) {
+        self.there.until(|store| store.get(TWIN).is_some()).await;
+        let uid = self.twin().unwrap()["metadata"]["uid"].clone();
+        self.there.put(
+            "/api/v1/persistentvolumes/pv",
+            json!({
+                "spec": {
+                    "capacity": {"storage": "2Gi"}, "persistentVolumeReclaimPolicy": "Delete",
+                    "claimRef": {"namespace": "shop-home", "name": "data", "uid": uid},
+                },
+                "status": {"phase": "Bound"},
+            }),
+        );
+        self.there.change(TWIN, |twin| {
+            twin["spec"]["volumeName"] = json!("pv");
+            twin["status"] = json!({"phase": "Bound"});
+        });
+    }
+}
+
+fn declared() -> Declared {
+    Declared {
+        id: "milan".parse().unwrap(),
+        fabric: Fabric::Native,
+        object: "RemoteCluster milan".into(),
+        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
+        namespaces: Namespaces {
+            mapping: [("shop".to_owned(), Mapped::To("shop-home".into()))].into(),
+            same_name: false,
+        },
+        classes: ClassMap {
+            mapping: BTreeMap::new(),
+            default: Some("real".into()),
+        },
+        policy: BindingPolicy::Optimistic,
+        protect: true,
+    }
+}
+
+fn class(api: &FakeApi, name: &str, provisioner: &str, binding: &str) {
+    let class = json!({"provisioner": provisioner, "volumeBindingMode": binding});
+    api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+}
+
+fn claim(api: &FakeApi, more: &Value) {
+    let mut annotations = json!({"volume.kubernetes.io/selected-node": "to-milan", "team": "shop"});
+    annotations
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    api.put(
+        CLAIM,
+        json!({"metadata": {"uid": UID, "annotations": annotations}, "spec": {"storageClassName": "liqo"}}),
+    );
+}
+
+fn order() -> Order {
+    let capability = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+    };
+    let request_name = format!("pvc-{UID}");
+    Order {
+        volume: VolumeName::from_request(&request_name),
+        request_name,
+        spec: VolumeSpec {
+            size: SizeRange::new(GIB, 0).unwrap(),
+            capabilities: Capabilities::new([capability]).unwrap(),
+            parameters: Parameters {
+                claim: Some(ClaimName {
+                    namespace: "shop".into(),
+                    name: "data".into(),
+                }),
+                ..Parameters::default()
+            },
+            source: None,
+        },
+        requisite: vec![Segments::of_cluster(&"milan".parse().unwrap())],
+    }
+}
+
+fn elsewhere(outcome: Result<Made, CreateError>) -> String {
+    match outcome {
+        Err(CreateError::Elsewhere(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.cluster.as_str(), "milan");
+    assert_eq!(made.topology, [Segments::of_cluster(&made.cluster)]);
+    assert_eq!(made.bytes, GIB.unsigned_abs());
+    assert_eq!(made.context[TWIN_NAMESPACE], "shop-home");
+    assert_eq!(made.context[TWIN_NAME], "data");
+    let twin = world.twin().unwrap();
+    assert_eq!(twin["spec"]["storageClassName"], "real");
+    assert_eq!(twin["metadata"]["annotations"]["team"], "shop");
+    assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
+    assert_eq!(twin["metadata"]["finalizers"], json!([FINALIZER]));
+    // And again, as csi-provisioner does when the answer got lost.
+    assert_eq!(world.create().await.unwrap(), made);
+}
+
+#[tokio::test]
+async fn a_class_that_binds_at_once_is_waited_for() {
+    let mut world = World::new().await;
+    world.declared.classes.default = Some("instant".into());
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::StillWaiting { .. })
+    ));
+    world.bind().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.bytes, 2 * GIB.unsigned_abs());
+    assert_eq!(made.context[TWIN_VOLUME], "pv");
+}
+
+#[tokio::test]
+async fn a_volume_that_is_waited_for_is_told_its_node() {
+    let mut world = World::new().await;
+    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::StillWaiting { .. })
+    ));
+    let annotations = world.twin().unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(annotations["volume.kubernetes.io/selected-node"], "r1");
+
+    // Nothing was told of nodes that may not be read.
+    let mut blind = World::new().await;
+    blind.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    blind.rights.nodes = false;
+    assert!(matches!(blind.create().await, Err(CreateError::Spec(_))));
+    assert!(blind.twin().is_none());
+}
+
+#[tokio::test]
+async fn where_it_cannot_be_is_said_and_nothing_made() {
+    let mut world = World::new().await;
+    world.declared.namespaces = Namespaces::default();
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::NoSite(NoSite::Unmapped(_)))
+    ));
+
+    let silent = Registry::fixed([(declared(), Link::Silent("no route".into()))]);
+    let error = world.create_with(&silent).await.unwrap_err();
+    assert!(error.to_string().contains("no route"), "{error}");
+    // A node whose cluster nobody declares any more is not a real node.
+    let unknown = world.create_with(&Registry::default()).await.unwrap_err();
+    assert!(unknown.to_string().contains("not known"), "{unknown}");
+    assert!(world.twin().is_none());
+}
+
+#[tokio::test]
+async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
+    let mut world = World::new().await;
+    world.declared.classes.default = Some("gold".into());
+    let why = elsewhere(world.create().await);
+    assert!(why.contains("gold") && why.contains("milan"), "{why}");
+
+    // Liqo's annotation counts, within the allow-list.
+    claim(&world.home_api, &json!({mark::LIQO_REAL_CLASS: "instant"}));
+    assert!(matches!(world.create().await, Err(CreateError::Class(_))));
+    world.policy.allowed_classes = ["instant".to_owned()].into();
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::StillWaiting { .. })
+    ));
+    assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "instant");
+}
+
+#[tokio::test]
+async fn the_mapping_of_a_class_counts_before_its_parameter() {
+    let mut world = World::new().await;
+    world.order.spec.parameters.real_class = Some("gold".into());
+    world.declared.classes.mapping = [("liqo".to_owned(), "real".to_owned())].into();
+    world.create().await.unwrap();
+    assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "real");
+}
+
+#[tokio::test]
+async fn access_modes_may_differ_there() {
+    let world = World::new().await;
+    claim(&world.home_api, &json!({mark::LIQO_ACCESS_MODES: "RWX"}));
+    world.create().await.unwrap();
+    assert_eq!(
+        world.twin().unwrap()["spec"]["accessModes"],
+        json!(["ReadWriteMany"])
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_there_is_refused() {
+    let mut world = World::new().await;
+    world.home_api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}]);
+    });
+    assert!(elsewhere(world.create().await).contains("generic ephemeral"));
+
+    claim(&world.home_api, &json!({}));
+    let capability = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Mount {
+            fs_type: None,
+            flags: vec!["noatime".into()],
+        },
+    };
+    world.order.spec.capabilities = Capabilities::new([capability]).unwrap();
+    let error = world.create().await.unwrap_err();
+    assert!(error.to_string().contains("mountOptions"), "{error}");
+    assert!(world.twin().is_none());
+}
+
+#[tokio::test]
+async fn somebody_elses_claim_of_that_name_is_left_alone() {
+    let world = World::new().await;
+    world
+        .there
+        .put(TWIN, json!({"spec": {"storageClassName": "real"}}));
+    let before = world.twin();
+    let error = world.create().await.unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            CreateError::Refused {
+                refusal: Refusal::Foreign(Foreign::Unmarked(_)),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // Deleting the volume does not touch it either.
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), before);
+}
+
+#[tokio::test]
+async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
+    let world = World::new().await;
+    let quota = Act::Forbid("exceeded quota: storage, requested: 1Gi, used: 9Gi, limited: 9Gi");
+    world
+        .there
+        .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", quota));
+    assert!(elsewhere(world.create().await).contains("exceeded quota"));
+    let annotations = world.home_api.object(CLAIM).unwrap()["metadata"]["annotations"].clone();
+    let noted = Refused::parse(annotations[mark::REFUSED].as_str().unwrap()).unwrap();
+    assert_eq!(noted.bytes, GIB.unsigned_abs());
+}
+
+#[tokio::test]
+async fn a_role_that_is_not_there_yet_may_come() {
+    let world = World::new().await;
+    let rbac =
+        Act::Forbid("cannot create resource \"persistentvolumeclaims\" in the namespace \"shop-home\"");
+    world
+        .there
+        .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", rbac));
+    assert!(matches!(world.create().await, Err(CreateError::Api(_))));
+}
+
+#[tokio::test]
+async fn with_the_least_of_rights_it_works_all_the_same() {
+    let mut world = World::new().await;
+    world.rights = Rights::default();
+    let made = world.create().await.unwrap();
+    assert_eq!(made.bytes, GIB.unsigned_abs());
+    assert!(world.twin().unwrap()["metadata"]["finalizers"].is_null());
+    let asked = world.there.requests();
+    let beyond = |request: &&String| !request.contains("/shop-home/");
+    assert_eq!(asked.iter().find(beyond), None);
+
+    // Nobody named a class, and none may be read.
+    world.there.remove(TWIN);
+    world.declared.classes.default = None;
+    assert!(elsewhere(world.create().await).contains("has to be named"));
+}
+
+#[tokio::test]
+async fn a_volume_is_deleted_with_its_data() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    let attributes: BTreeMap<_, _> = made.context;
+    let handle = format!("v1:milan:pvc-{UID}");
+    world.home_api.put(
+        &format!("/api/v1/persistentvolumes/pvc-{UID}"),
+        json!({"spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle, "volumeAttributes": attributes}}}),
+    );
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::StillWaiting { .. })
+    ));
+    assert!(world.twin().is_none(), "the twin goes at once");
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
+    let world = World::new().await;
+    // No PV remembers the twin, and its place has another occupant with a PV of its own.
+    let occupant = world.there.put(TWIN, json!({"spec": {"volumeName": "pv"}}));
+    world.there.put(
+        "/api/v1/persistentvolumes/pv",
+        json!({"spec": {"claimRef": {
+            "namespace": "shop-home", "name": "data", "uid": occupant["metadata"]["uid"],
+        }}, "status": {"phase": "Bound"}}),
+    );
+    world.delete().await.unwrap();
+    assert!(world.twin().is_some());
+}
