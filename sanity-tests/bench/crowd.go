@@ -36,7 +36,7 @@ func (i Installation) FullMemory(ctx context.Context, client kubernetes.Interfac
 	if err := each(volumes, func(number int) error { return crowd.add(ctx, number) }); err != nil {
 		return 0, err
 	}
-	return i.settledRSS(ctx)
+	return i.SettledRSS(ctx)
 }
 
 // crowd is many volumes that exist only as objects.
@@ -148,8 +148,8 @@ func each(n int, make func(int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// settledRSS reads the controller's memory until it has not grown for a while.
-func (i Installation) settledRSS(ctx context.Context) (int64, error) {
+// SettledRSS reads the controller's memory until it has not grown for a while.
+func (i Installation) SettledRSS(ctx context.Context) (int64, error) {
 	const calm = 10
 	var largest int64
 	for quiet := 0; quiet < calm; {

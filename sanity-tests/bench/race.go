@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -35,6 +36,8 @@ type Race struct {
 	Class     string
 	Node      string
 	Count     int
+	// Sent is told when each claim was posted; nil for nobody.
+	Sent map[string]time.Time
 }
 
 // Heat is one run of a race: what each claim took from its POST to Bound, and
@@ -85,6 +88,11 @@ func (r Race) Run(ctx context.Context) (Heat, error) {
 	defer watcher.Stop()
 
 	sent := &stopwatch{at: map[string]time.Time{}}
+	defer func() {
+		if r.Sent != nil {
+			maps.Copy(r.Sent, sent.at)
+		}
+	}()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {

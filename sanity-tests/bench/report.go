@@ -70,6 +70,8 @@ type Report struct {
 	Conditions []string
 	Rows       []Row
 	Memory     Memory
+	// Remote is what was measured across clusters, if it was.
+	Remote *RemoteReport
 }
 
 // Print writes the report as tables.
@@ -89,6 +91,11 @@ func (r Report) Print(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
+	if r.Remote != nil {
+		if err := r.Remote.Print(out); err != nil {
+			return err
+		}
+	}
 	m := r.Memory
 	_, err := fmt.Fprintf(out, "memory (RSS): controller idle %.1f MiB, node plugin %.1f MiB, sidecars of both replicas %.1f MiB, all pods of the driver %.1f MiB; controller with %d volumes %.1f MiB\n",
 		mebibytes(m.ControllerIdle), mebibytes(m.NodePlugin), mebibytes(m.Sidecars), mebibytes(m.Total), m.Volumes, mebibytes(m.ControllerFull))
@@ -105,7 +112,7 @@ func (r Report) Save(path string) error {
 	for i, row := range r.Rows {
 		rows[i] = rowWithRatios{row, row.Bound(), row.Throughput()}
 	}
-	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "memory": r.Memory}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "remote": r.Remote, "memory": r.Memory}, "", "  ")
 	if err != nil {
 		return err
 	}

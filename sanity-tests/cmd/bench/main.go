@@ -34,6 +34,8 @@ const (
 func main() {
 	counts := flag.String("n", "1,100,1000", "numbers of claims per race")
 	classes := flag.String("classes", "reference,reference-ext4,reference-slow", "real classes to race against: instant, file systems in images, one second per volume")
+	remoteCounts := flag.String("remote", "1,10,50,200", "numbers of claims per race whose volumes are in the remote cluster; empty for none")
+	delays := flag.String("delays", "0s,5ms,50ms", "what the proxy between the clusters adds to each call of the remote races")
 	volumes := flag.Int("volumes", 10000, "volumes present as objects when the controller's memory is read; 0 skips it")
 	limit := flag.Duration("timeout", 30*time.Minute, "bound on the whole run")
 	save := flag.String("json", "../bench-results/bench.json", "where the JSON report goes")
@@ -43,14 +45,64 @@ func main() {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, *limit)
 	defer cancel()
-	if err := run(ctx, *counts, strings.Split(*classes, ","), *volumes, *save); err != nil {
+	plan, err := parse(*counts, *classes, *remoteCounts, *delays)
+	if err == nil {
+		plan.volumes = *volumes
+		err = run(ctx, plan, *save)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, counts string, classes []string, volumes int, save string) error {
-	track, err := openTrack(ctx)
+// plan is what to measure.
+type plan struct {
+	counts  []int
+	classes []string
+	remote  []int
+	delays  []time.Duration
+	volumes int
+}
+
+func parse(counts, classes, remote, delays string) (plan, error) {
+	var wanted plan
+	var errs [3]error
+	wanted.counts, errs[0] = each(counts, count)
+	wanted.remote, errs[1] = each(remote, count)
+	wanted.delays, errs[2] = each(delays, time.ParseDuration)
+	wanted.classes, _ = each(classes, func(name string) (string, error) { return name, nil })
+	return wanted, errors.Join(errs[:]...)
+}
+
+func each[T any](list string, parse func(string) (T, error)) (all []T, err error) {
+	for text := range strings.SplitSeq(list, ",") {
+		if text == "" {
+			continue
+		}
+		one, err := parse(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func count(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%q is no number of claims", text)
+	}
+	return n, nil
+}
+
+func run(ctx context.Context, plan plan, save string) error {
+	lab, err := clusters.Load()
+	if err != nil {
+		return err
+	}
+	track, err := openTrack(ctx, lab)
 	if err != nil {
 		return err
 	}
@@ -61,12 +113,8 @@ func run(ctx context.Context, counts string, classes []string, volumes int, save
 	if report.Memory, err = track.driver.IdleMemory(); err != nil {
 		return err
 	}
-	for _, class := range classes {
-		for _, text := range strings.Split(counts, ",") {
-			n, err := strconv.Atoi(text)
-			if err != nil || n < 1 {
-				return fmt.Errorf("-n: %q is no number of claims", text)
-			}
+	for _, class := range plan.classes {
+		for _, n := range plan.counts {
 			row, err := track.race(ctx, class, n)
 			if err != nil {
 				return fmt.Errorf("%d claims of class %s: %w", n, class, err)
@@ -74,11 +122,18 @@ func run(ctx context.Context, counts string, classes []string, volumes int, save
 			report.Rows = append(report.Rows, row)
 		}
 	}
-	if volumes > 0 {
-		if report.Memory.ControllerFull, err = track.driver.FullMemory(ctx, track.client, volumes); err != nil {
+	if len(plan.remote) > 0 {
+		remote, err := runRemote(ctx, track, lab, plan.remote, plan.delays)
+		if err != nil {
 			return err
 		}
-		report.Memory.Volumes = volumes
+		report.Remote = &remote
+	}
+	if plan.volumes > 0 {
+		if report.Memory.ControllerFull, err = track.driver.FullMemory(ctx, track.client, plan.volumes); err != nil {
+			return err
+		}
+		report.Memory.Volumes = plan.volumes
 	}
 	return errors.Join(report.Print(os.Stdout), report.Save(save))
 }
@@ -91,11 +146,7 @@ type track struct {
 	node   string
 }
 
-func openTrack(ctx context.Context) (*track, error) {
-	lab, err := clusters.Load()
-	if err != nil {
-		return nil, err
-	}
+func openTrack(ctx context.Context, lab *clusters.Lab) (*track, error) {
 	home, err := lab.Cluster("home")
 	if err != nil {
 		return nil, err
