@@ -9,7 +9,7 @@ use super::{
     rows::Name,
 };
 use crate::{
-    twin::twin_in,
+    twin::{TWIN_CLASS, twin_in},
     volume::{ClusterId, mark::TWIN_READY},
 };
 
@@ -62,4 +62,10 @@ pub(super) fn twin(volume: &PersistentVolume) -> Option<Name> {
         namespace: twin.namespace,
         name: twin.name,
     })
+}
+
+/// The real class that the PV names.
+pub(super) fn real_class(volume: &PersistentVolume) -> Option<String> {
+    let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    attributes.get(TWIN_CLASS).cloned()
 }

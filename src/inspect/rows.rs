@@ -136,7 +136,9 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
         advice: health.advice,
         twin: case.twin.map(Name::of).or_else(|| remote::twin(case.volume?)),
         held_by_gravity,
-        real_class: real_class.or_else(|| volume_class(case.real?)),
+        real_class: real_class
+            .or_else(|| volume_class(case.real?))
+            .or_else(|| remote::real_class(case.volume?)),
         real_volume: case.real.map(ResourceExt::name_any),
         // A twin that can be seen is in this cluster.
         cluster: cluster.or_else(|| {

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, Made, Order, Policy, Site, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
+    CreateError, Made, Order, Policy, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
     news::News,
     plan::{Plan, plan},
     record::{self, Chosen},
@@ -348,6 +348,10 @@ fn made(site: &Site, order: &Order, sight: &Sight) -> Made {
             (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),
             (TWIN_NAME.to_owned(), site.name().to_owned()),
             (TWIN_VOLUME.to_owned(), volume),
+            (
+                TWIN_CLASS.to_owned(),
+                twin.and_then(record::class_name).unwrap_or_default().to_owned(),
+            ),
         ]),
     }
 }

@@ -47,6 +47,9 @@ pub const TWIN_NAME: &str = "storage.liqo.io/twin-name";
 /// Attribute of the virtual PV: the twin's PV. Without the twin, this is how it is found.
 pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
 
+/// Attribute of the virtual PV: the real class, for people who cannot look at the twin.
+pub const TWIN_CLASS: &str = "storage.liqo.io/twin-class";
+
 /// Name of the twin of a volume in its home cluster: the claim's uid, or the
 /// volume's name when no claim is known.
 #[must_use]

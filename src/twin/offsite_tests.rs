@@ -192,6 +192,7 @@ async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
     assert_eq!(made.bytes, GIB.unsigned_abs());
     assert_eq!(made.context[TWIN_NAMESPACE], "shop-home");
     assert_eq!(made.context[TWIN_NAME], "data");
+    assert_eq!(made.context[TWIN_CLASS], "real");
     let twin = world.twin().unwrap();
     assert_eq!(twin["spec"]["storageClassName"], "real");
     assert_eq!(twin["metadata"]["annotations"]["team"], "shop");
