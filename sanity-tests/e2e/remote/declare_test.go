@@ -2,7 +2,9 @@ package remote
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +15,7 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/machine"
 )
 
 // This file does what the administrator does who declares remote clusters.
@@ -30,31 +33,46 @@ func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, 
 		"kubeconfigSecretRef": map[string]any{"name": sharedName},
 		"nodeSelector":        map[string]any{"matchLabels": map[string]any{clusterLabel: name}},
 	}
-	for key, value := range more {
-		said[key] = value
+	maps.Copy(said, more)
+	object, err := all.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		object = &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
+			"metadata": map[string]any{"name": name}, "spec": said,
+		}}
+		_, err = all.Create(ctx, object, metav1.CreateOptions{})
+	case err == nil:
+		object.Object["spec"] = said
+		_, err = all.Update(ctx, object, metav1.UpdateOptions{})
 	}
-	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-		"metadata": map[string]any{"name": name}, "spec": said,
-	}}
-	if err := deleteRemoteCluster(ctx, home, name); err != nil {
-		return err
-	}
-	if _, err := all.Create(ctx, object, metav1.CreateOptions{}); err != nil {
+	if err != nil {
 		return fmt.Errorf("declare cluster %s: %w", name, err)
 	}
 	return nil
 }
 
+// mapped is what is said when only some namespaces are known there.
+func mapped(namespaces map[string]any) spec {
+	return spec{"namespaces": map[string]any{"strategy": "Mapped", "mapping": namespaces}}
+}
+
+// deleteRemoteCluster returns when it is gone: the driver holds one with volumes.
 func deleteRemoteCluster(ctx context.Context, home *clusters.Cluster, name string) error {
 	all, err := remoteClusters(home)
 	if err != nil {
 		return err
 	}
-	if err := all.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete RemoteCluster %s: %w", name, err)
-	}
-	return nil
+	return machine.Until(ctx, "RemoteCluster "+name+" to go", func() error {
+		err := all.Delete(ctx, name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return errors.New("it is held")
+	})
 }
 
 func remoteClusters(home *clusters.Cluster) (dynamic.ResourceInterface, error) {

@@ -4,10 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/driver"
-	"storage.liqo.io/sanity-tests/storage"
 )
 
 func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
@@ -22,6 +20,9 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 	found := p.follow("data")
 	wantOurs(t, p, found)
 	wantGravity(t, p, found.object)
+	if *found.twin.Spec.StorageClassName != "reference" {
+		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	}
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
 	p.remote.Exec("user", "echo precious > /data/file && sync")
@@ -44,18 +45,14 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 // wantOurs is that the twin can be told from what others made there.
 func wantOurs(t *testing.T, p *pair, v volume) {
 	t.Helper()
-	node, err := p.home.Client.CoreV1().Nodes().Get(t.Context(), p.home.Cluster.Nodes()[0].Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if home := node.Labels[clusterKey]; home == "" || v.twin.Labels[homeLabel] != home || home == p.cluster {
+	if home := homeID(p); home == "" || v.twin.Labels[homeLabel] != home || home == p.cluster {
 		t.Errorf("the twin is said to be of cluster %q, home is %q", v.twin.Labels[homeLabel], home)
 	}
-	if v.twin.Labels[volumeLabel] != v.object.Name || v.twin.Annotations[homeAnnotation] != string(v.claim.UID) {
+	if v.twin.Labels[volumeLabel] != v.object.Name || v.twin.Annotations[claimUID] != string(v.claim.UID) {
 		t.Errorf("labels %v, annotations %v", v.twin.Labels, v.twin.Annotations)
 	}
-	if *v.twin.Spec.StorageClassName != "reference" || v.object.Spec.CSI.Driver != driver.CSIName {
-		t.Errorf("twin of class %s, volume of %s", *v.twin.Spec.StorageClassName, v.object.Spec.CSI.Driver)
+	if v.object.Spec.CSI.Driver != driver.CSIName {
+		t.Errorf("the volume is one of %s", v.object.Spec.CSI.Driver)
 	}
 }
 
@@ -75,7 +72,7 @@ func wantGravity(t *testing.T, p *pair, object *corev1.PersistentVolume) {
 // only arrive there when its claim is.
 func TestClaimIsBoundBeforeItsTwinIs(t *testing.T) {
 	p := offloaded(t)
-	heal := p.spoil(storage.Fault{RPC: "CreateVolume", Hang: true})
+	heal := p.spoil(notYet)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.home.Pod("user", "data", p.there)
 	p.home.WaitBound("data")

@@ -14,7 +14,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -22,9 +25,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-func TestMain(m *testing.M) {
-	user.Main(m, func(ctx context.Context) error { return shared.remove(ctx) })
-}
+func TestMain(m *testing.M) { user.Main(m, removeFabrics, shared.remove) }
 
 const (
 	// sharedName is the id of the remote cluster that most tests use, and the
@@ -52,12 +53,6 @@ type setup struct {
 func offloaded(t *testing.T) *pair {
 	t.Helper()
 	t.Parallel()
-	return offloadedAlone(t)
-}
-
-// offloadedAlone is for tests that disturb everybody.
-func offloadedAlone(t *testing.T) *pair {
-	t.Helper()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
 	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: remote}
@@ -77,10 +72,21 @@ func prepare(t *testing.T) {
 
 func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
 	s.home = home
-	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr}); err != nil {
+	client, err := home.Client()
+	if err != nil {
 		return err
 	}
-	var err error
+	for _, name := range tenantNamespaces() {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make Liqo's namespace: %w", err)
+		}
+	}
+	values := chart.Values{"liqo": chart.Values{"tenantNamespaces": tenantNamespaces()}}
+	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
+		return err
+	}
 	if s.kubeconfig, err = os.ReadFile(remote.ProxyKubeconfig()); err != nil {
 		return fmt.Errorf("the kubeconfig of the remote cluster: %w", err)
 	}
@@ -105,6 +111,16 @@ func (s *setup) remove(ctx context.Context) error {
 	errs := []error{deleteRemoteCluster(ctx, s.home, sharedName), deleteSecret(ctx, s.home, sharedName)}
 	if s.fabric != nil {
 		errs = append(errs, s.fabric.Stop(ctx))
+	}
+	client, err := s.home.Client()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, name := range tenantNamespaces() {
+		err := client.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -135,6 +151,44 @@ func awaitMarked(ctx context.Context, home *clusters.Cluster, node, cluster stri
 	})
 }
 
+// apart gives the test a remote cluster and a node that no other test uses. Behind
+// it is the same cluster as always.
+func apart(t *testing.T, said spec) *pair {
+	t.Helper()
+	t.Parallel()
+	prepare(t)
+	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
+	p := &pair{t: t, node: "virtual-" + remote.Name, cluster: remote.Name, remote: remote}
+	t.Cleanup(p.wantNoTwins)
+	p.declare(said)
+	t.Cleanup(p.retract)
+	start(t, virtualNode(p.node, p.cluster))
+	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), p.node, p.cluster); err != nil {
+		t.Fatal(err)
+	}
+	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
+	return p
+}
+
+// declare makes the RemoteCluster of the test, or says something else about it.
+func (p *pair) declare(said spec) {
+	p.t.Helper()
+	if err := putRemoteCluster(p.t.Context(), user.Cluster(p.t, "home"), p.cluster, said); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// retract removes it, with the Secret if it has one of its own.
+func (p *pair) retract() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
+	defer cancel()
+	home := user.Cluster(p.t, "home")
+	if err := errors.Join(deleteRemoteCluster(ctx, home, p.cluster), deleteSecret(ctx, home, p.cluster)); err != nil {
+		p.t.Error(err)
+	}
+}
+
 // start starts another fabric, which ends before the namespaces of the test do.
 func start(t *testing.T, options fabric.Options) {
 	t.Helper()
@@ -156,4 +210,22 @@ func start(t *testing.T, options fabric.Options) {
 func (p *pair) there(pod *corev1.Pod) {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.node}
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
+
+// pinned has the pod on the virtual node whatever the scheduler would say.
+func (p *pair) pinned(pod *corev1.Pod) {
+	pod.Spec.NodeName = p.node
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
+
+// either lets the pod run at home too, if it must.
+func (p *pair) either(pod *corev1.Pod) {
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 100,
+			Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{p.node}},
+			}},
+		}},
+	}}
 }

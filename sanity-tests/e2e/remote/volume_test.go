@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	clusterKey     = "topology.storage.liqo.io/cluster"
-	homeLabel      = "storage.liqo.io/home-cluster"
-	volumeLabel    = "storage.liqo.io/volume"
-	virtualLabel   = "storage.liqo.io/virtual-node"
-	homeAnnotation = "storage.liqo.io/claim-uid"
-	selectedNode   = "volume.kubernetes.io/selected-node"
-	twinReady      = corev1.PersistentVolumeClaimConditionType("storage.liqo.io/TwinReady")
+	clusterKey   = "topology.storage.liqo.io/cluster"
+	homeLabel    = "storage.liqo.io/home-cluster"
+	volumeLabel  = "storage.liqo.io/volume"
+	virtualLabel = "storage.liqo.io/virtual-node"
+	claimUID     = "storage.liqo.io/claim-uid"
+	selectedNode = "volume.kubernetes.io/selected-node"
+	twinReady    = corev1.PersistentVolumeClaimConditionType("storage.liqo.io/TwinReady")
 )
 
 // pair is a namespace here and there, and the node that stands for there.
@@ -146,6 +146,21 @@ func (p *pair) wantNoTwins() {
 	}
 }
 
+// homeID is the id of the home cluster, as its real nodes have it.
+func homeID(p *pair) string {
+	p.t.Helper()
+	cluster := user.Cluster(p.t, "home")
+	client, err := cluster.Client()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	node, err := client.CoreV1().Nodes().Get(p.t.Context(), cluster.Nodes()[0].Name, metav1.GetOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return node.Labels[clusterKey]
+}
+
 // unmarked says what a virtual node lacks for volumes.
 func unmarked(ctx context.Context, client kubernetes.Interface, node, cluster string) (string, error) {
 	object, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
@@ -166,6 +181,9 @@ func unmarked(ctx context.Context, client kubernetes.Interface, node, cluster st
 	}
 	return fmt.Sprintf("its CSINode has %v", csiNode.Spec.Drivers), nil
 }
+
+// notYet has the real driver make no volume, but try again.
+var notYet = storage.Fault{RPC: "CreateVolume", Code: "Unavailable", Message: "not yet"}
 
 // spoil switches a fault on for all twins of the test.
 func (p *pair) spoil(fault storage.Fault) (heal func()) {

@@ -1,0 +1,98 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+func TestLabelsAndAnnotationsFollowTheClaim(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Labels = map[string]string{"team": "blue", volumeLabel: "forged"}
+		claim.Annotations = map[string]string{"cost-center": "42"}
+	})
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	found := p.follow("data")
+	if found.twin.Labels["team"] != "blue" || found.twin.Annotations["cost-center"] != "42" || found.twin.Labels[volumeLabel] == "forged" {
+		t.Errorf("labels %v, annotations %v", found.twin.Labels, found.twin.Annotations)
+	}
+	patch := []byte(`{"metadata":{"labels":{"team":"green"},"annotations":{"cost-center":null}}}`)
+	_, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Patch(t.Context(), "data", types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.remote.Eventually("the twin follows", func(ctx context.Context) (string, error) {
+		twin, err := p.twin(ctx, "data")
+		if err != nil {
+			return "", err
+		}
+		if _, kept := twin.Annotations["cost-center"]; kept || twin.Labels["team"] != "green" {
+			return fmt.Sprintf("labels %v, annotations %v", twin.Labels, twin.Annotations), nil
+		}
+		return "", nil
+	})
+}
+
+func TestRetainKeepsTheDataThere(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("precious", "liqo-retain", "64Mi")
+	p.home.Pod("user", "precious", p.there)
+	p.home.WaitReady("user")
+	found := p.follow("precious")
+	t.Cleanup(func() { p.discard(found) }) // before the namespaces go, and the data with them
+	p.remote.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
+		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
+		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
+			return "", err
+		}
+		return "its reclaim policy is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
+	})
+	p.home.DeletePod("user")
+	p.deleteClaim("precious")
+	p.home.Eventually("the volume is released", func(ctx context.Context) (string, error) {
+		object, err := p.home.Client.CoreV1().PersistentVolumes().Get(ctx, found.object.Name, metav1.GetOptions{})
+		if err != nil || object.Status.Phase == corev1.VolumeReleased {
+			return "", err
+		}
+		return "it is " + string(object.Status.Phase), nil
+	})
+	if err := p.data(found); err != nil {
+		t.Error(err)
+	}
+}
+
+// discard has a retained volume deleted after all, as an administrator would: the
+// one here first, so that nobody wants the one there to be kept.
+func (p *pair) discard(v volume) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
+	defer cancel()
+	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	for _, step := range []struct {
+		n    *user.Namespace
+		name string
+	}{{p.home, v.object.Name}, {p.remote, v.real.Name}} {
+		err := machine.Until(ctx, "volume "+step.name+" to go", func() error {
+			found, err := step.n.Client.CoreV1().PersistentVolumes().Patch(ctx, step.name, types.MergePatchType, patch, metav1.PatchOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("it is %s %s", found.Status.Phase, found.Status.Message)
+		})
+		if err != nil {
+			p.t.Errorf("discard what the test kept: %v", err)
+		}
+	}
+}

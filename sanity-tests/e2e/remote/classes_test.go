@@ -1,0 +1,198 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+func TestRemoteClassThatBindsImmediatelyIsWaitedFor(t *testing.T) {
+	p := offloaded(t)
+	heal := p.spoil(notYet)
+	p.home.Claim("data", "liqo-reference-immediate", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.waitCreating(1)
+	if phase := claimIn(p.home, t, "data").Status.Phase; phase != corev1.ClaimPending {
+		t.Errorf("the claim is %s before its twin is bound", phase)
+	}
+	heal()
+	p.home.WaitReady("user")
+	if found := p.follow("data"); *found.twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is of class %s", *found.twin.Spec.StorageClassName)
+	}
+}
+
+func TestTwoClaimsInOnePod(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("first", "liqo-reference", "64Mi")
+	p.home.Claim("second", "liqo-reference-immediate", "64Mi")
+	p.home.Pod("user", "first", p.there, also("second"))
+	p.home.WaitReady("user")
+	p.remote.Exec("user", "echo 1 > /data/file && echo 2 > /second/file")
+	first, second := p.follow("first"), p.follow("second")
+	if first.real.Name == second.real.Name {
+		t.Error("both claims have one volume")
+	}
+	p.home.DeletePod("user")
+	p.home.Pod("user", "second", p.there)
+	p.home.WaitReady("user")
+	if got := p.remote.Exec("user", "cat /data/file"); got != "2" {
+		t.Errorf("the second volume has %q", got)
+	}
+}
+
+// A node is chosen there for all claims of the pod, and it is waited for both.
+func TestPolicyWaitForBound(t *testing.T) {
+	p := offloaded(t)
+	class := p.virtualClass("patient", map[string]string{"realStorageClass": "reference", "remoteBindingPolicy": "WaitForBound"})
+	heal := p.spoil(notYet)
+	p.home.Claim("first", class, "64Mi")
+	p.home.Claim("second", class, "64Mi")
+	p.home.Pod("user", "first", p.there, also("second"))
+	p.waitCreating(2)
+	told := map[string]bool{}
+	for _, name := range []string{"first", "second"} {
+		if phase := claimIn(p.home, t, name).Status.Phase; phase != corev1.ClaimPending {
+			t.Errorf("claim %s is %s before its twin is bound", name, phase)
+		}
+		told[claimIn(p.remote, t, name).Annotations[selectedNode]] = true
+	}
+	if len(told) != 1 || told[""] {
+		t.Errorf("the twins are told the nodes %v", told)
+	}
+	heal()
+	p.home.WaitReady("user")
+}
+
+// The scheduler is told beforehand, so that a pod that may run elsewhere does.
+func TestRealClassThatIsNotThere(t *testing.T) {
+	p := offloaded(t)
+	real := p.home.Name + "-real"
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	p.makeClass(&storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+	})
+	virtual := p.virtualClass("virtual", map[string]string{"realStorageClass": real})
+	p.home.Claim("pinned", virtual, "64Mi")
+	p.home.Pod("pinned", "pinned", p.pinned)
+	p.home.WaitEvent("pinned", real, "does not exist", "cluster "+p.cluster)
+	if phase := claimIn(p.home, t, "pinned").Status.Phase; phase != corev1.ClaimPending {
+		t.Errorf("the claim is %s", phase)
+	}
+	p.waitCapacity(virtual, func(room int64) bool { return room == 0 })
+	p.home.Claim("free", virtual, "64Mi")
+	p.home.Pod("free", "free", p.either)
+	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
+		t.Error("the pod runs where its volume cannot be")
+	}
+}
+
+func TestMountOptionsOfTheVirtualClassAreRefused(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-options", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitEvent("data", "ProvisioningFailed", "mountOptions of the virtual class", "set them there")
+	p.wantUnbound("data")
+}
+
+// also gives the pod one more claim, at a path of its name.
+func also(claim string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+		container := &pod.Spec.Containers[0]
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/" + claim})
+	}
+}
+
+// waitCreating waits until the real driver is asked for so many volumes.
+func (p *pair) waitCreating(volumes int) {
+	p.t.Helper()
+	p.remote.Eventually("the real driver is asked for volumes", func(context.Context) (string, error) {
+		calls, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
+			return call.RPC == "CreateVolume" && len(call.Claim) > len(p.remote.Name) && call.Claim[:len(p.remote.Name)+1] == p.remote.Name+"/"
+		})
+		asked := map[string]bool{}
+		for _, call := range calls {
+			asked[call.Claim] = true
+		}
+		if err != nil || len(asked) >= volumes {
+			return "", err
+		}
+		return fmt.Sprintf("it was asked for %v", asked), nil
+	})
+}
+
+// virtualClass makes a class of the driver for the test alone.
+func (p *pair) virtualClass(name string, parameters map[string]string) string {
+	p.t.Helper()
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	class := &storagev1.StorageClass{
+		ObjectMeta:  metav1.ObjectMeta{Name: p.home.Name + "-" + name},
+		Provisioner: driver.CSIName, VolumeBindingMode: &wait, Parameters: parameters,
+	}
+	p.makeClass(class)
+	return class.Name
+}
+
+func (p *pair) makeClass(class *storagev1.StorageClass) { makeClass(p.t, p.home, class) }
+
+func makeClass(t *testing.T, n *user.Namespace, class *storagev1.StorageClass) {
+	t.Helper()
+	classes := n.Client.StorageV1().StorageClasses()
+	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := classes.Delete(context.WithoutCancel(t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// waitCapacity waits until the scheduler is told this of a class on the virtual node.
+func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
+	p.t.Helper()
+	p.home.Eventually("capacity of class "+class, func(ctx context.Context) (string, error) {
+		all, err := p.home.Client.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		node, err := p.home.Client.CoreV1().Nodes().Get(ctx, p.node, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		told := "nothing is told"
+		for _, one := range all.Items {
+			if one.StorageClassName != class || one.NodeTopology == nil {
+				continue
+			}
+			selects, err := metav1.LabelSelectorAsSelector(one.NodeTopology)
+			if err != nil || !selects.Matches(labels.Set(node.Labels)) {
+				continue
+			}
+			if one.Capacity != nil && wanted(one.Capacity.Value()) {
+				return "", nil
+			}
+			told = fmt.Sprintf("it is told %v", one.Capacity)
+		}
+		return told, nil
+	})
+}
+
+func (p *pair) wantUnbound(claim string) {
+	p.t.Helper()
+	if phase := claimIn(p.home, p.t, claim).Status.Phase; phase != corev1.ClaimPending {
+		p.t.Errorf("claim %s is %s", claim, phase)
+	}
+}

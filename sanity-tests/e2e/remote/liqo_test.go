@@ -1,0 +1,132 @@
+package remote
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/fabric"
+)
+
+// Ids of clusters that Liqo peers with. Administrators list the namespaces that
+// Liqo has for them when they install the driver, so they are known beforehand.
+const (
+	liqoFull    = "e2e-full"
+	liqoMinimal = "e2e-minimal"
+)
+
+func tenantNamespaces() []string {
+	return []string{"liqo-tenant-" + liqoFull, "liqo-tenant-" + liqoMinimal}
+}
+
+// peered gives the test a peering as Liqo makes it, without namespaces offloaded.
+// Its namespaces have different names, as with Liqo's default strategy.
+func peered(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string)) *pair {
+	t.Helper()
+	t.Parallel()
+	prepare(t)
+	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
+	p := &pair{t: t, node: "liqo-" + remote.Name, cluster: cluster, remote: remote}
+	t.Cleanup(p.wantNoTwins)
+	options := fabric.Liqo(p.node, p.cluster)
+	options.NoNamespaces = true
+	options.Namespace = func(string) (string, bool) { return remote.Name, true }
+	start(t, options)
+	t.Cleanup(func() { fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster) })
+	fabricObjects(t, "home", "liqo", "peer", "--cluster-id", p.cluster, "--node", p.node,
+		"--remote-kubeconfig", identity(p), "--storage-class", "reference-immediate")
+	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name+"-home")
+	p.waitMarked()
+	return p
+}
+
+func (p *pair) offload() {
+	p.t.Helper()
+	fabricObjects(p.t, "home", "liqo", "map", "--cluster-id", p.cluster, p.home.Name+"="+p.remote.Name)
+}
+
+func (p *pair) rotate(kubeconfig string) {
+	p.t.Helper()
+	fabricObjects(p.t, "home", "liqo", "rotate", "--cluster-id", p.cluster, "--remote-kubeconfig", kubeconfig)
+}
+
+func TestLiqo(t *testing.T) {
+	full := user.Cluster(t, "remote").ProxyKubeconfig()
+	p := peered(t, liqoFull, func(*pair) string { return full })
+	p.home.Claim("data", "liqo", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitEvent("data", p.home.Name+" is not offloaded to the cluster "+p.cluster)
+	p.wantUnbound("data")
+	p.offload()
+	p.home.WaitReady("user")
+	p.remote.WaitReady("user")
+	found := p.follow("data")
+	if *found.twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is of class %s, not of the one Liqo has as default", *found.twin.Spec.StorageClassName)
+	}
+	wantOurs(t, p, found)
+	wantGravity(t, p, found.object)
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+	p.remote.Exec("user", "echo precious > /data/file")
+
+	broken := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(broken, spoilt(t, refused["exec: commands are never run"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.rotate(broken)
+	p.home.Claim("later", "liqo-reference", "64Mi")
+	p.home.Pod("later", "later", p.pinned)
+	p.home.WaitEvent("later", "cluster "+p.cluster, "cannot be used", "exec")
+	p.rotate(full)
+	p.home.Claim("last", "liqo-reference", "64Mi")
+	p.home.Pod("last", "last", p.there)
+	p.home.WaitReady("last")
+	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
+		t.Errorf("read %q", got)
+	}
+}
+
+// What Liqo gives its virtual kubelet suffices for claims of a class that is
+// named. What is lost without more is said.
+func TestLiqosMinimalRole(t *testing.T) {
+	p := peered(t, liqoMinimal, func(p *pair) string {
+		home := homeID(p)
+		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+		t.Cleanup(func() { fabricObjects(t, "remote", "liqo", "remote-remove", "--home-id", home) })
+		fabricObjects(t, "remote", "liqo", "remote-role", "--home-id", home, "--namespace", p.remote.Name)
+		fabricObjects(t, "remote", "liqo", "identity", "--home-id", home, "--slice", p.node,
+			"--server", serverOf(t, p.remote.Cluster), "--out", kubeconfig)
+		return kubeconfig
+	})
+	p.offload()
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	p.remote.Exec("user", "echo precious > /data/file")
+	found := p.follow("data")
+	wantOurs(t, p, found)
+	wantGravity(t, p, found.object)
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+	p.home.DeletePod("user")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
+		t.Errorf("the next pod reads %q", got)
+	}
+
+	p.home.Claim("kept", "liqo-retain", "64Mi")
+	p.home.Pod("kept", "kept", p.there)
+	p.home.WaitEvent("kept", "RetainNotApplied", p.cluster, "may not change PersistentVolumes")
+	p.home.WaitReady("kept")
+	kept := p.follow("kept")
+	t.Cleanup(func() { p.discard(kept) })
+	p.home.DeletePod("kept")
+	p.deleteClaim("kept")
+
+	p.home.DeletePod("user")
+	p.deleteClaim("data")
+	p.wantGone(found)
+}

@@ -1,0 +1,79 @@
+package remote
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The class is the test's own: what is refused here is room that the scheduler no
+// longer sees, whoever asks.
+func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
+	p := offloaded(t)
+	class := p.virtualClass("limited", map[string]string{"realStorageClass": "reference"})
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: corev1.ResourceQuotaSpec{
+		Hard: corev1.ResourceList{"requests.storage": resource.MustParse("1Mi")},
+	}}
+	if _, err := p.remote.Client.CoreV1().ResourceQuotas(p.remote.Name).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.waitCapacity(class, func(room int64) bool { return room > 0 })
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("user", "data", p.either)
+	p.home.WaitEvent("data", "exceeded quota: nothing", "cluster "+p.cluster)
+	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
+		t.Error("the pod runs where its volume cannot be")
+	}
+}
+
+func TestGenericEphemeralVolumeIsRefused(t *testing.T) {
+	p := offloaded(t)
+	class := "liqo-reference"
+	p.home.Pod("user", "", p.there, func(pod *corev1.Pod) {
+		pod.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+				StorageClassName: &class,
+				AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Resources: corev1.VolumeResourceRequirements{
+					Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")},
+				},
+			}},
+		}}
+	})
+	p.home.WaitEvent("user-data", "generic ephemeral volume of the pod user", "cluster "+p.cluster)
+	p.wantUnbound("user-data")
+}
+
+func TestForeignClaimOfThatNameIsLeftAlone(t *testing.T) {
+	p := offloaded(t)
+	p.remote.Claim("data", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Labels = map[string]string{"owner": "somebody"}
+	})
+	before := claimIn(p.remote, t, "data")
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitEvent("data", p.remote.Name+"/data", "not ours")
+	p.wantUnbound("data")
+	wantUntouched(t, before, claimIn(p.remote, t, "data"))
+
+	err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Delete(t.Context(), "data", metav1.DeleteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.home.WaitReady("user")
+}
+
+// wantUntouched is that what we could have written is as it was.
+func wantUntouched(t *testing.T, before, after *corev1.PersistentVolumeClaim) {
+	t.Helper()
+	same := before.UID == after.UID && after.DeletionTimestamp == nil &&
+		equality.Semantic.DeepEqual(before.Labels, after.Labels) &&
+		equality.Semantic.DeepEqual(before.Finalizers, after.Finalizers) &&
+		before.Annotations[claimUID] == after.Annotations[claimUID]
+	if !same {
+		t.Errorf("it was %v\nand is %v", before.ObjectMeta, after.ObjectMeta)
+	}
+}
