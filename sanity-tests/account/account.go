@@ -64,12 +64,15 @@ func (s Stock) objects(ctx context.Context, cluster *clusters.Cluster) error {
 	if err != nil {
 		return err
 	}
-	twins, err := client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).List(ctx, metav1.ListOptions{})
+	// Twins for claims of other clusters are in the namespaces of their users.
+	claims, err := client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
-	for _, twin := range twins.Items {
-		s.add("twin %s/%s", twin.Namespace, twin.Name)
+	for _, claim := range claims.Items {
+		if claim.Namespace == chart.StorageNamespace || claim.Labels["app.kubernetes.io/managed-by"] == "storage.liqo.io" {
+			s.add("twin %s/%s", claim.Namespace, claim.Name)
+		}
 	}
 	volumes, err := client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {

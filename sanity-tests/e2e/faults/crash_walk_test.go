@@ -41,6 +41,19 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 			leg.run(t, user.NewNamespace(t, cluster))
 		})
 	}
+	for _, leg := range []struct {
+		name string
+		run  func(*testing.T, *neighbour)
+	}{
+		{"a node that stands for another cluster", w.standingIn},
+		{"a volume in another cluster", w.remoteLife},
+		{"a volume to be retained in another cluster", w.remoteRetained},
+	} {
+		t.Run(leg.name, func(t *testing.T) {
+			accounted(t, cluster, user.Cluster(t, "remote"))
+			leg.run(t, newNeighbour(t))
+		})
+	}
 	w.report(t)
 }
 

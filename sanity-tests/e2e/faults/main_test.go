@@ -1,8 +1,9 @@
 // Package faults lets processes die while volumes are made, used and deleted,
 // and takes stock in the end: nothing may be lost, nothing leaked.
 //
-// crash_walk_test.go dies at every crash point there is; kills_test.go, after it,
-// kills anything at any moment.
+// crash_walk_test.go dies at every crash point there is, remote_walk_test.go at
+// those of volumes in another cluster; kills_test.go, after them, kills anything
+// at any moment.
 package faults
 
 import (
@@ -60,9 +61,9 @@ func install(t *testing.T, cluster *clusters.Cluster, replicas int, features ...
 }
 
 // accounted compares the stock at the end of the test with that of now.
-func accounted(t *testing.T, cluster *clusters.Cluster) {
+func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 	t.Helper()
-	before, err := account.Take(t.Context(), cluster)
+	before, err := stock(t.Context(), accountable)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func accounted(t *testing.T, cluster *clusters.Cluster) {
 		defer cancel()
 		var leaked, lost []string
 		for ctx.Err() == nil {
-			after, err := account.Take(ctx, cluster)
+			after, err := stock(ctx, accountable)
 			if err == nil {
 				if leaked, lost = after.Beyond(before), before.Beyond(after); len(leaked)+len(lost) == 0 {
 					return
@@ -84,6 +85,21 @@ func accounted(t *testing.T, cluster *clusters.Cluster) {
 		}
 		t.Errorf("leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
 	})
+}
+
+// stock is what there is in several clusters.
+func stock(ctx context.Context, accountable []*clusters.Cluster) (account.Stock, error) {
+	all := account.Stock{}
+	for _, cluster := range accountable {
+		there, err := account.Take(ctx, cluster)
+		if err != nil {
+			return nil, err
+		}
+		for thing := range there {
+			all[cluster.Name()+": "+thing] = struct{}{}
+		}
+	}
+	return all, nil
 }
 
 // write puts a word into the volume of a pod, read expects it there. Both go on

@@ -1,0 +1,76 @@
+package faults
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// The controller dies wherever it makes a node one that can have volumes and says
+// what it knows of the cluster, and wherever it takes that back.
+func (w *walk) standingIn(t *testing.T, b *neighbour) {
+	controller := w.onController(t, b.here, both("node-label", "csi-node-write", "cluster-write"))
+	b.declare(t)
+	w.carriedOut(t, b.here, controller)
+	b.ready()
+
+	controller = w.onController(t, b.here, both("node-label", "csi-node-write"))
+	b.forget(t)
+	w.carriedOut(t, b.here, controller)
+	b.marked(false)
+}
+
+func (w *walk) remoteLife(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	controller := w.onController(t, b.here, both("twin-create", "hand-over", "mirror", "twin-delete", "let-go"))
+	b.here.Claim("data", "liqo-reference", "64Mi")
+	b.here.Pod("writer", "data", b.onIt)
+	b.here.WaitReady("writer")
+	write(b.there, "writer", b.here.Name)
+	b.oneTwinEach()
+	b.here.DeletePod("writer")
+	b.here.Pod("reader", "data", b.onIt)
+	b.here.WaitReady("reader")
+	read(t, b.there, "reader", b.here.Name)
+	b.here.DeletePod("reader")
+	deleteClaim(b.here, "data")
+	w.carriedOut(t, b.here, controller)
+	b.oneTwinEach()
+}
+
+func (w *walk) remoteRetained(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	controller := w.onController(t, b.here, append(both("retain"), "after-mirror"))
+	b.here.Claim("data", "liqo-retain", "64Mi")
+	b.here.Pod("user", "data", b.onIt)
+	b.here.WaitReady("user")
+	w.carriedOut(t, b.here, controller)
+	volume := b.here.WaitBound("data")
+	twin, real := b.behind("data")
+	b.here.DeletePod("user")
+	deleteClaim(b.here, "data")
+
+	// What administrators of both clusters do who want it gone after all.
+	here, there := b.here.Client.CoreV1(), b.there.Client.CoreV1()
+	b.here.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
+		found, err := here.PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		if err != nil || found.Status.Phase != corev1.VolumeReleased {
+			return "it is not released yet", err
+		}
+		return "", here.PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{})
+	})
+	kept, err := there.PersistentVolumes().Get(t.Context(), real.Name, metav1.GetOptions{})
+	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		t.Fatalf("the data is to be retained, its volume is %v: %v", kept, err)
+	}
+	if _, err := there.PersistentVolumes().Patch(t.Context(), real.Name, types.MergePatchType,
+		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	deleteClaim(b.there, twin.Name)
+}
