@@ -424,13 +424,25 @@ impl Rounds for Health<'_> {
             );
         }
 
-        // Data first.
+        // Data first. Who does not answer for one volume is not asked for the next,
+        // or the volumes of one cluster would keep those of all others waiting.
         let mut outcome = Ok(());
-        for patient in &ill {
-            outcome = outcome.and(self.treat(patient).await);
-        }
-        for patient in &waiting {
-            outcome = outcome.and(self.await_bound(patient).await);
+        let mut silent = HashSet::new();
+        for patient in ill.iter().chain(&waiting) {
+            let cluster = &patient.volume.cluster;
+            if silent.contains(cluster) {
+                continue;
+            }
+            let done = if patient.condition == Condition::Waiting {
+                self.await_bound(patient).await
+            } else {
+                self.treat(patient).await
+            };
+            let lost = done.as_ref().is_err_and(ApiError::is_transient);
+            if lost && patient.is_remote() {
+                silent.insert(cluster.clone());
+            }
+            outcome = outcome.and(done);
         }
         for patient in &well {
             if let Some(claim) = &patient.volume.claim {
