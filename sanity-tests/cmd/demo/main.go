@@ -1,12 +1,15 @@
 // Command demo shows the driver at work, from nothing: it starts the lab, puts
-// storage and the driver into it, and tells what becomes of a StatefulSet whose
-// claims are of class liqo. `make demo` runs it; `make demo-down` cleans up.
+// storage and the driver into it, joins its two clusters, and tells what becomes
+// of a StatefulSet whose claims are of class liqo and whose pods run in both.
+// `make demo` runs it; `make demo-down` cleans up.
 //
-// story.go is what is shown, in the order in which it happens.
+// story.go is what is shown, in the order in which it happens; union.go is how
+// the clusters come together and part again.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,14 +22,15 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
+	// The first signal ends the story in good order, the second one at once.
+	context.AfterFunc(ctx, stop)
 	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) error {
+func run(ctx context.Context) (err error) {
 	chapter("Two clusters on this machine, with real storage in them")
 	lab, err := clusters.Up(ctx, clusters.Options{Progress: os.Stdout})
 	if err != nil {
@@ -35,22 +39,33 @@ func run(ctx context.Context) error {
 	if err := storage.InstallAll(ctx, lab, storage.Options{Progress: os.Stdout}); err != nil {
 		return err
 	}
-	home := lab.Clusters()[0]
-
-	chapter("The driver, installed with Helm in the cluster " + home.Name())
-	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stdout}); err != nil {
-		return err
-	}
-
-	story, err := newStory(lab, home)
+	story, err := newStory(lab)
 	if err != nil {
 		return err
 	}
-	if err := story.tell(ctx); err != nil {
+
+	chapter("The driver, installed with Helm in the cluster " + home)
+	if err := driver.Install(ctx, story.home.cluster, driver.Options{Progress: os.Stdout}); err != nil {
 		return err
 	}
-	fmt.Printf("\nThe lab keeps running. Look around with %s; make demo-down ends it.\n", home.Kubectl())
-	return nil
+
+	chapter("The driver learns of the cluster " + remote)
+	defer func() {
+		title := "The clusters part again"
+		if err != nil {
+			title = "The story ends early"
+		}
+		chapter(title)
+		err = errors.Join(err, story.part(ctx))
+		if err == nil {
+			fmt.Printf("\nThe lab keeps running. Look around with %s and %s; make demo-down ends it.\n",
+				story.home.cluster.Kubectl(), story.remote.cluster.Kubectl())
+		}
+	}()
+	if err := story.join(ctx); err != nil {
+		return err
+	}
+	return story.tell(ctx)
 }
 
 func chapter(title string) { fmt.Printf("\n\033[1m%s\033[0m\n", title) }

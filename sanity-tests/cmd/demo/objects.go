@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"os/exec"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,34 +13,23 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// diarySet writes a line into its volume each time its pod starts.
+// diarySet has two pods on two nodes, which prefer to be in two clusters. Each
+// writes a line into its volume when it starts.
 func diarySet() *appsv1.StatefulSet {
 	labels := map[string]string{"app": diary}
-	class := "liqo"
 	return &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: diary},
 		Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(replicas)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					DNSPolicy:                     corev1.DNSDefault,
-					TerminationGracePeriodSeconds: new(int64),
-					Containers: []corev1.Container{{
-						Name: "writer", Image: images.BusyboxName, ImagePullPolicy: corev1.PullIfNotPresent,
-						Env: []corev1.EnvVar{{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{
-							FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"},
-						}}},
-						Command: []string{"sh", "-c",
-							`echo "$(date -u +%T) pod ${POD_UID%%-*} was here" >> /pages/diary; exec sleep 2147483647`},
-						VolumeMounts: []corev1.VolumeMount{{Name: "pages", MountPath: "/pages"}},
-					}},
-				},
+				Spec:       diarySpec(labels),
 			},
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{
 				ObjectMeta: metav1.ObjectMeta{Name: "pages"},
 				Spec: corev1.PersistentVolumeClaimSpec{
-					StorageClassName: &class,
+					StorageClassName: new(class),
 					AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 					Resources: corev1.VolumeResourceRequirements{
 						Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")},
@@ -53,32 +40,33 @@ func diarySet() *appsv1.StatefulSet {
 	}
 }
 
-// inPod runs a script in the pod, which has to have started writing.
-func (s *story) inPod(ctx context.Context, script string) (string, error) {
-	kubectl := s.lab.Binaries().Path("kubectl")
-	var out []byte
-	err := s.until(ctx, script, func(ctx context.Context) (err error) {
-		cmd := exec.CommandContext(ctx, kubectl, "--kubeconfig", s.home.Kubeconfig(), "--namespace", namespace,
-			"exec", pod, "--", "sh", "-c", script)
-		if out, err = cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
-	return strings.TrimSpace(string(out)), err
+func diarySpec(labels map[string]string) corev1.PodSpec {
+	siblings := &metav1.LabelSelector{MatchLabels: labels}
+	return corev1.PodSpec{
+		DNSPolicy: corev1.DNSDefault,
+		// More than none: the home pod goes when its containers have ended.
+		TerminationGracePeriodSeconds: new(int64(2)),
+		Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+				{LabelSelector: siblings, TopologyKey: corev1.LabelHostname},
+			},
+		}},
+		// Only a wish: what keeps a pod where it was later on is its volume.
+		TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
+			LabelSelector: siblings, TopologyKey: clusterKey, MaxSkew: 1, WhenUnsatisfiable: corev1.ScheduleAnyway,
+		}},
+		Containers: []corev1.Container{{
+			Name: "writer", Image: images.BusyboxName, ImagePullPolicy: corev1.PullIfNotPresent,
+			Env: []corev1.EnvVar{variable("POD_UID", "metadata.uid"), variable("NODE", "spec.nodeName")},
+			Command: []string{"sh", "-c",
+				`echo "$(date -u +%T) written on node $NODE by pod ${POD_UID%%-*}" >> /pages/diary; exec sleep 2147483647`},
+			VolumeMounts: []corev1.VolumeMount{{Name: "pages", MountPath: "/pages"}},
+		}},
+	}
 }
 
-// lastEvents is what users would look at when a pod does not start.
-func (s *story) lastEvents(ctx context.Context) string {
-	events, err := s.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err.Error()
-	}
-	said := map[string]string{}
-	for _, event := range events.Items {
-		said[event.InvolvedObject.Name] = event.Message
-	}
-	return fmt.Sprint(said)
+func variable(name, field string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}}}
 }
 
 func realSource(volume *corev1.PersistentVolume) string {

@@ -1,195 +1,286 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
-	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/fabric"
 	"storage.liqo.io/sanity-tests/machine"
 )
 
 const (
-	namespace = "demo"
-	diary     = "diary"
-	pod       = diary + "-0"
-	claim     = "pages-" + pod
-	patience  = 4 * time.Minute
+	home, remote    = "home", "remote" // the clusters
+	homeNamespace   = "demo"
+	remoteNamespace = "demo-from-home"
+	class           = "liqo"
+	diary           = "diary"
+	replicas        = 2
+	patience        = 4 * time.Minute
 )
 
 type story struct {
-	lab    *clusters.Lab
-	home   *clusters.Cluster
-	client kubernetes.Interface
+	lab          *clusters.Lab
+	home, remote side
+	// dynamic is for the driver's own kinds in the home cluster.
+	dynamic dynamic.Interface
+	fabric  *fabric.Fabric
 }
 
-func newStory(lab *clusters.Lab, home *clusters.Cluster) (*story, error) {
-	client, err := home.Client()
-	return &story{lab: lab, home: home, client: client}, err
+func newStory(lab *clusters.Lab) (s *story, err error) {
+	s = &story{lab: lab}
+	if s.home, err = newSide(lab, home, homeNamespace); err != nil {
+		return nil, err
+	}
+	if s.remote, err = newSide(lab, remote, remoteNamespace); err != nil {
+		return nil, err
+	}
+	config, err := s.home.cluster.Config()
+	if err != nil {
+		return nil, err
+	}
+	s.dynamic, err = dynamic.NewForConfig(config)
+	return s, err
 }
 
 func (s *story) tell(ctx context.Context) error {
-	if err := s.blankPage(ctx); err != nil {
-		return err
-	}
-
-	chapter("A StatefulSet asks for a volume of class liqo")
-	if err := s.startDiary(ctx); err != nil {
-		return err
-	}
-	first, err := s.runningPod(ctx, "")
+	chapter(fmt.Sprintf("A StatefulSet of %d pods asks for volumes of class %s", replicas, class))
+	here, there, err := s.startDiary(ctx)
 	if err != nil {
 		return err
 	}
-	twin, err := s.showVolume(ctx, first)
-	if err != nil {
+
+	for _, page := range []*page{here, there} {
+		chapter(fmt.Sprintf("The volume of %s is where its pod is: in cluster %s", page.pod, page.at.cluster.Name()))
+		if err := s.showVolume(ctx, page); err != nil {
+			return err
+		}
+		if err := s.showContainer(ctx, page); err != nil {
+			return err
+		}
+		if err := s.showMount(ctx, page); err != nil {
+			return err
+		}
+		if err := s.showDiary(ctx, page, 1); err != nil {
+			return err
+		}
+	}
+
+	for _, page := range []*page{here, there} {
+		chapter(fmt.Sprintf("%s is deleted, and the next one comes back to its data in cluster %s", page.pod, page.at.cluster.Name()))
+		if err := s.deletePod(ctx, page); err != nil {
+			return err
+		}
+		if err := s.showReturn(ctx, page, 2); err != nil {
+			return err
+		}
+	}
+
+	chapter(fmt.Sprintf("Node %s is cordoned and %s deleted: the next one waits for its data", virtualNode, there.pod))
+	if err := s.cordon(ctx, true); err != nil {
 		return err
 	}
-	if err := s.showDiary(ctx); err != nil {
+	if err := s.deletePod(ctx, there); err != nil {
+		return err
+	}
+	if err := s.showPending(ctx, there); err != nil {
 		return err
 	}
 
-	chapter("Its pod is deleted, and the next one comes back to its data")
-	if err := s.client.CoreV1().Pods(namespace).Delete(ctx, pod, metav1.DeleteOptions{}); err != nil {
+	chapter(fmt.Sprintf("Node %s is uncordoned", virtualNode))
+	if err := s.cordon(ctx, false); err != nil {
 		return err
 	}
-	second, err := s.runningPod(ctx, string(first.UID))
-	if err != nil {
-		return err
-	}
-	line("pod", "%s is another one (%s instead of %s), on node %s", pod, short(second.UID), short(first.UID), second.Spec.NodeName)
-	if err := s.showDiary(ctx); err != nil {
+	if err := s.showReturn(ctx, there, 3); err != nil {
 		return err
 	}
 
-	chapter("The claim is deleted, and nothing stays behind")
-	return s.removeDiary(ctx, twin)
+	chapter("StatefulSet and claims are deleted, and nothing stays behind in either cluster")
+	return s.removeDiary(ctx, here, there)
 }
 
-// blankPage forgets an earlier run.
-func (s *story) blankPage(ctx context.Context) error {
-	namespaces := s.client.CoreV1().Namespaces()
-	err := s.until(ctx, "the namespace of an earlier demo to go", func(ctx context.Context) error {
-		err := namespaces.Delete(ctx, namespace, metav1.DeleteOptions{})
-		return gone(err, "namespace "+namespace)
-	})
+// startDiary returns the page in the home cluster and the one in the remote one.
+func (s *story) startDiary(ctx context.Context) (here, there *page, err error) {
+	_, err = s.home.client.AppsV1().StatefulSets(homeNamespace).Create(ctx, diarySet(), metav1.CreateOptions{})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	_, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	return err
+	for ordinal := range replicas {
+		p := newPage(ordinal)
+		if err := s.awaitPod(ctx, p); err != nil {
+			return nil, nil, err
+		}
+		line("scheduler", "puts %s (%s) on node %s", p.pod, short(p.user.UID), p.user.Spec.NodeName)
+		if p.user.Spec.NodeName == virtualNode {
+			p.at, there = s.remote, p
+		} else {
+			p.at, here = s.home, p
+		}
+	}
+	if here == nil || there == nil {
+		return nil, nil, errors.New("the scheduler put both pods into one cluster, and this story is about two; run it again")
+	}
+	return here, there, nil
 }
 
-func (s *story) startDiary(ctx context.Context) error {
-	_, err := s.client.AppsV1().StatefulSets(namespace).Create(ctx, diarySet(), metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
-	line("claim", "%s/%s wants 64Mi of class liqo; it waits for its pod to be scheduled", namespace, claim)
-	return nil
-}
-
-// runningPod waits for the pod of the StatefulSet, if asked for another one than before.
-func (s *story) runningPod(ctx context.Context, before string) (*corev1.Pod, error) {
-	var found *corev1.Pod
-	err := s.until(ctx, "pod "+pod+" to run", func(ctx context.Context) (err error) {
-		found, err = s.client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+// awaitPod waits until the page has a running pod, another one than before.
+func (s *story) awaitPod(ctx context.Context, p *page) error {
+	return s.until(ctx, "pod "+p.pod+" to run", func(ctx context.Context) error {
+		found, err := s.home.client.CoreV1().Pods(homeNamespace).Get(ctx, p.pod, metav1.GetOptions{})
 		switch {
 		case err != nil:
 			return err
-		case string(found.UID) == before:
+		case p.user != nil && found.UID == p.user.UID:
 			return errors.New("the old one is still there")
 		case found.Status.Phase != corev1.PodRunning:
 			return fmt.Errorf("it is %s: %s", found.Status.Phase, s.lastEvents(ctx))
 		}
+		p.user = found
 		return nil
 	})
-	return found, err
 }
 
-// showVolume follows the volume from the claim to the bytes. It returns the twin.
-func (s *story) showVolume(ctx context.Context, user *corev1.Pod) (twin *corev1.PersistentVolumeClaim, err error) {
-	wanted, err := s.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	volume, err := s.client.CoreV1().PersistentVolumes().Get(ctx, wanted.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	twin, err = s.client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(wanted.UID), metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	realVolume, err := s.client.CoreV1().PersistentVolumes().Get(ctx, twin.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	line("scheduler", "puts %s on node %s", pod, user.Spec.NodeName)
-	line("twin", "%s/%s of class %s, made for that node: %s", twin.Namespace, twin.Name, *twin.Spec.StorageClassName, twin.Status.Phase)
-	line("real volume", "%s, of %s", realVolume.Name, realSource(realVolume))
-	line("claim", "%s is %s to %s after %s", claim, wanted.Status.Phase, volume.Name, volume.CreationTimestamp.Sub(wanted.CreationTimestamp.Time))
-	line("gravity", "%s", gravity(volume))
-	mount, err := s.inPod(ctx, "grep ' /pages ' /proc/mounts")
-	if err != nil {
-		return nil, err
-	}
-	line("mount", "%s", mount)
-	return twin, nil
+func (s *story) deletePod(ctx context.Context, p *page) error {
+	return s.home.client.CoreV1().Pods(homeNamespace).Delete(ctx, p.pod, metav1.DeleteOptions{})
 }
 
-func (s *story) showDiary(ctx context.Context) error {
-	pages, err := s.inPod(ctx, "cat /pages/diary")
+// showReturn waits for another pod, which has to find what those before it wrote.
+func (s *story) showReturn(ctx context.Context, p *page, lines int) error {
+	before := p.user
+	if err := s.awaitPod(ctx, p); err != nil {
+		return err
+	}
+	line("pod", "%s is another one (%s instead of %s), on node %s", p.pod, short(p.user.UID), short(before.UID), p.user.Spec.NodeName)
+	if err := s.showContainer(ctx, p); err != nil {
+		return err
+	}
+	return s.showDiary(ctx, p, lines)
+}
+
+// cordon lets no more pods onto the virtual node, or some again.
+func (s *story) cordon(ctx context.Context, on bool) error {
+	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, on)
+	_, err := s.home.client.CoreV1().Nodes().Patch(ctx, virtualNode, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// showPending shows that the pod is nowhere, and who says why.
+func (s *story) showPending(ctx context.Context, p *page) error {
+	var reason string
+	err := s.until(ctx, "the scheduler to refuse pod "+p.pod, func(ctx context.Context) (err error) {
+		found, err := s.home.client.CoreV1().Pods(homeNamespace).Get(ctx, p.pod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if found.UID == p.user.UID {
+			return errors.New("the old one is still there")
+		}
+		for _, condition := range found.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
+				reason = condition.Message
+				line("pod", "%s (%s) is %s", p.pod, short(found.UID), found.Status.Phase)
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %s on node %q", found.Status.Phase, found.Spec.NodeName)
+	})
 	if err != nil {
 		return err
 	}
-	for page := range strings.Lines(pages) {
-		line("diary", "%s", strings.TrimSpace(page))
+	line("scheduler", "%s", reason)
+	free, err := s.freeNodes(ctx)
+	if err != nil {
+		return err
+	}
+	line("elsewhere", "%s would be free, but has none of the data", strings.Join(free, ", "))
+	line("gravity", "of %s: %s", p.volume.Name, gravity(p.volume))
+	return s.showVolumes(ctx)
+}
+
+// freeNodes are those that only the volume keeps the pod away from.
+func (s *story) freeNodes(ctx context.Context) ([]string, error) {
+	pods, err := s.home.client.CoreV1().Pods(homeNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	taken := map[string]bool{}
+	for _, pod := range pods.Items {
+		taken[pod.Spec.NodeName] = true
+	}
+	nodes, err := s.home.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var free []string
+	for _, node := range nodes.Items {
+		if !taken[node.Name] && !node.Spec.Unschedulable {
+			free = append(free, "node "+node.Name)
+		}
+	}
+	return free, nil
+}
+
+// showVolumes shows what the driver's own program says about it.
+func (s *story) showVolumes(ctx context.Context) error {
+	program, err := driver.Compile(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("\n  $ liqo-csi volumes --namespace %s\n", homeNamespace)
+	var complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, "volumes", "--namespace", homeNamespace, "--kubeconfig", s.home.cluster.Kubeconfig())
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
+		fmt.Println("  " + lines.Text())
+	}
+	if err != nil {
+		return fmt.Errorf("liqo-csi volumes: %w: %s", err, complaint.Bytes())
 	}
 	return nil
 }
 
-func (s *story) removeDiary(ctx context.Context, twin *corev1.PersistentVolumeClaim) error {
-	if err := s.client.AppsV1().StatefulSets(namespace).Delete(ctx, diary, metav1.DeleteOptions{}); err != nil {
+func (s *story) removeDiary(ctx context.Context, pages ...*page) error {
+	if err := s.home.client.AppsV1().StatefulSets(homeNamespace).Delete(ctx, diary, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	if err := s.client.CoreV1().PersistentVolumeClaims(namespace).Delete(ctx, claim, metav1.DeleteOptions{}); err != nil {
-		return err
-	}
-	core := s.client.CoreV1()
-	for _, left := range []struct {
-		subject, name string
-		get           func(context.Context) error
-	}{
-		{"claim", claim, func(ctx context.Context) error {
-			_, err := core.PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
-			return err
-		}},
-		{"twin", twin.Name, func(ctx context.Context) error {
-			_, err := core.PersistentVolumeClaims(twin.Namespace).Get(ctx, twin.Name, metav1.GetOptions{})
-			return err
-		}},
-		{"real volume", twin.Spec.VolumeName, func(ctx context.Context) error {
-			_, err := core.PersistentVolumes().Get(ctx, twin.Spec.VolumeName, metav1.GetOptions{})
-			return err
-		}},
-	} {
-		what := left.subject + " " + left.name
-		err := s.until(ctx, what+" to go", func(ctx context.Context) error { return gone(left.get(ctx), what) })
-		if err != nil {
+	for _, p := range pages {
+		if err := s.home.client.CoreV1().PersistentVolumeClaims(homeNamespace).Delete(ctx, p.claim, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
-		line(left.subject, "%s is gone", left.name)
 	}
-	return s.client.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{})
+	for _, p := range pages {
+		if err := s.showGone(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lastEvents is what users would look at when a pod does not start.
+func (s *story) lastEvents(ctx context.Context) string {
+	events, err := s.home.client.CoreV1().Events(homeNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	said := map[string]string{}
+	for _, event := range events.Items {
+		said[event.InvolvedObject.Name] = event.Message
+	}
+	return fmt.Sprint(said)
 }
 
 func (s *story) until(ctx context.Context, what string, condition func(context.Context) error) error {

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/fabric"
+)
+
+const (
+	// virtualNode stands for the remote cluster in the home cluster.
+	virtualNode = "to-remote"
+	// clusterKey is the label that the driver gives every node.
+	clusterKey = "topology.storage.liqo.io/cluster"
+	// partingPatience is how long each thing may take to go in the end.
+	partingPatience = 90 * time.Second
+)
+
+var remoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
+
+// join lets pods and claims of the home cluster go to the remote one. It takes
+// over what a demo left that was killed, and ends that one's pods and claims.
+func (s *story) join(ctx context.Context) error {
+	if err := s.tellDriver(ctx); err != nil {
+		return err
+	}
+	if err := s.startFabric(ctx); err != nil {
+		return err
+	}
+	for _, side := range []side{s.home, s.remote} {
+		if err := s.freshNamespace(ctx, side); err != nil {
+			return err
+		}
+	}
+	return s.showUnion(ctx)
+}
+
+// tellDriver makes the two objects by which an administrator tells the driver of
+// a cluster when no fabric does.
+func (s *story) tellDriver(ctx context.Context) error {
+	kubeconfig, err := os.ReadFile(s.remote.cluster.ProxyKubeconfig())
+	if err != nil {
+		return fmt.Errorf("read the kubeconfig of cluster %s: %w", remote, err)
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: remote}, Data: map[string][]byte{"kubeconfig": kubeconfig}}
+	secrets := s.home.client.CoreV1().Secrets(chart.Namespace)
+	if _, err = secrets.Create(ctx, secret, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("keep the kubeconfig of cluster %s: %w", remote, err)
+	}
+
+	wanted := remoteCluster()
+	known := s.dynamic.Resource(remoteClusters)
+	object, err := known.Get(ctx, remote, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		object.Object["spec"] = wanted.Object["spec"]
+		_, err = known.Update(ctx, object, metav1.UpdateOptions{})
+	case apierrors.IsNotFound(err):
+		_, err = known.Create(ctx, wanted, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("tell the driver of cluster %s: %w", remote, err)
+	}
+	return nil
+}
+
+func remoteCluster() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": remoteClusters.GroupVersion().String(),
+		"kind":       "RemoteCluster",
+		"metadata":   map[string]any{"name": remote},
+		"spec": map[string]any{
+			"kubeconfigSecretRef": map[string]any{"name": remote},
+			"nodeSelector":        map[string]any{"matchLabels": map[string]any{corev1.LabelHostname: virtualNode}},
+			"namespaces":          map[string]any{"strategy": "Mapped", "mapping": map[string]any{homeNamespace: remoteNamespace}},
+		},
+	}}
+}
+
+// startFabric runs until part, whatever happens to the story: ending pods of the
+// virtual node takes a fabric.
+func (s *story) startFabric(ctx context.Context) (err error) {
+	options := fabric.Plain(virtualNode)
+	options.Home, options.Remote = s.home.cluster, s.remote.cluster
+	// By this label DaemonSets, the driver's among them, keep away from it.
+	options.Labels = map[string]string{"type": "virtual-kubelet"}
+	options.Namespace = func(name string) (string, bool) { return remoteNamespace, name == homeNamespace }
+	options.NoNamespaces = true
+	s.fabric, err = fabric.Start(context.WithoutCancel(ctx), options)
+	return err
+}
+
+func (s *story) freshNamespace(ctx context.Context, in side) error {
+	if err := s.removeNamespace(ctx, in); err != nil {
+		return err
+	}
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: in.namespace}}
+	_, err := in.client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create namespace %s of cluster %s: %w", in.namespace, in.cluster.Name(), err)
+	}
+	return nil
+}
+
+// removeNamespace is done when the volumes of its claims are gone, too.
+func (s *story) removeNamespace(ctx context.Context, in side) error {
+	what := fmt.Sprintf("namespace %s of cluster %s", in.namespace, in.cluster.Name())
+	err := s.until(ctx, what+" to go", func(ctx context.Context) error {
+		return gone(in.client.CoreV1().Namespaces().Delete(ctx, in.namespace, metav1.DeleteOptions{}), what)
+	})
+	if err != nil {
+		return err
+	}
+	return s.until(ctx, "the volumes of "+what+" to go", func(ctx context.Context) error {
+		volumes, err := in.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, volume := range volumes.Items {
+			if ref := volume.Spec.ClaimRef; ref != nil && ref.Namespace == in.namespace {
+				return fmt.Errorf("volume %s is %s %s", volume.Name, volume.Status.Phase, volume.Status.Message)
+			}
+		}
+		return nil
+	})
+}
+
+// showUnion shows what the driver made of it, once the scheduler may rely on it.
+func (s *story) showUnion(ctx context.Context) error {
+	capacity, err := s.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	node, err := s.usableVirtualNode(ctx)
+	if err != nil {
+		return err
+	}
+	nodes, err := s.home.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	object, err := s.readyRemoteCluster(ctx)
+	if err != nil {
+		return err
+	}
+	secret, _, _ := unstructured.NestedString(object.Object, "spec", "kubeconfigSecretRef", "name")
+	mapping, _, _ := unstructured.NestedStringMap(object.Object, "spec", "namespaces", "mapping")
+	version, _, _ := unstructured.NestedString(object.Object, "status", "serverVersion")
+	line("cluster", "RemoteCluster %s, kubeconfig in Secret %s/%s; %s, %s", object.GetName(), chart.Namespace, secret,
+		strings.Join(standing(object), ", "), version)
+	line("namespace", "%s here is %s there", homeNamespace, mapping[homeNamespace])
+	line("fabric", "this program plays a small one: it runs the pods of node %s in cluster %s", node.Name, node.Annotations[fabric.RemoteAnnotation])
+	line("", "with their volumes as they are, and never makes a claim")
+	for _, node := range nodes.Items {
+		line("node", "%s has from the driver %s=%s", node.Name, clusterKey, node.Labels[clusterKey])
+	}
+	line("scheduler", "is told that class %s has room for %s there", class, capacity)
+	return nil
+}
+
+// readyRemoteCluster waits until the driver reports that twins can be made there.
+func (s *story) readyRemoteCluster(ctx context.Context) (object *unstructured.Unstructured, err error) {
+	err = s.until(ctx, "RemoteCluster "+remote+" to be ready", func(ctx context.Context) error {
+		if object, err = s.dynamic.Resource(remoteClusters).Get(ctx, remote, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		observed, _, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration")
+		if conditions := standing(object); observed != object.GetGeneration() || !slices.Contains(conditions, "Ready: True") {
+			reason, _, _ := unstructured.NestedString(object.Object, "status", "lastError")
+			return fmt.Errorf("it is %q %s", conditions, reason)
+		}
+		return nil
+	})
+	return object, err
+}
+
+// standing is what the driver reports about the cluster.
+func standing(object *unstructured.Unstructured) (told []string) {
+	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+	for _, condition := range conditions {
+		if fields, is := condition.(map[string]any); is {
+			told = append(told, fmt.Sprintf("%v: %v", fields["type"], fields["status"]))
+		}
+	}
+	return told
+}
+
+// capacity is what the driver has published for the class in the remote cluster.
+func (s *story) capacity(ctx context.Context) (room string, err error) {
+	err = s.until(ctx, "capacity of class "+class+" in cluster "+remote, func(ctx context.Context) error {
+		published, err := s.home.client.StorageV1().CSIStorageCapacities(chart.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, each := range published.Items {
+			if each.StorageClassName == class && selectsCluster(each.NodeTopology, remote) && !each.Capacity.IsZero() {
+				room = each.Capacity.String()
+				return nil
+			}
+		}
+		return errors.New("none is published")
+	})
+	return room, err
+}
+
+func selectsCluster(topology *metav1.LabelSelector, id string) bool {
+	return topology != nil && slices.ContainsFunc(topology.MatchExpressions, func(wanted metav1.LabelSelectorRequirement) bool {
+		return wanted.Key == clusterKey && slices.Contains(wanted.Values, id)
+	})
+}
+
+// usableVirtualNode waits until csi-provisioner could use the node.
+func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err error) {
+	err = s.until(ctx, "the driver to prepare node "+virtualNode, func(ctx context.Context) error {
+		if node, err = s.home.client.CoreV1().Nodes().Get(ctx, virtualNode, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if node.Labels[clusterKey] != remote {
+			return fmt.Errorf("it has no label %s=%s", clusterKey, remote)
+		}
+		csiNode, err := s.home.client.StorageV1().CSINodes().Get(ctx, virtualNode, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, known := range csiNode.Spec.Drivers {
+			if known.Name == driver.CSIName {
+				return nil
+			}
+		}
+		return fmt.Errorf("its CSINode does not list %s", driver.CSIName)
+	})
+	return node, err
+}
+
+// part undoes join, however far that or the story came, and also when ctx has
+// ended. What does not go away does not keep the rest.
+func (s *story) part(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	var failed error
+	step := func(what string, remove func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(ctx, partingPatience)
+		defer cancel()
+		if err := remove(ctx); err != nil {
+			failed = errors.Join(failed, err)
+			return
+		}
+		line("removed", "%s", what)
+	}
+	// The fabric and the RemoteCluster last: it takes both to delete remote data.
+	step("namespace "+homeNamespace, func(ctx context.Context) error { return s.removeNamespace(ctx, s.home) })
+	if s.fabric != nil {
+		step("node "+virtualNode+" and the fabric", s.fabric.Stop)
+	}
+	step("namespace "+remoteNamespace+" of cluster "+remote, func(ctx context.Context) error { return s.removeNamespace(ctx, s.remote) })
+	step("RemoteCluster "+remote, s.removeRemoteCluster)
+	step("Secret "+chart.Namespace+"/"+remote, func(ctx context.Context) error {
+		err := s.home.client.CoreV1().Secrets(chart.Namespace).Delete(ctx, remote, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+	return failed
+}
+
+func (s *story) removeRemoteCluster(ctx context.Context) error {
+	what := "RemoteCluster " + remote
+	return s.until(ctx, what+" to go", func(ctx context.Context) error {
+		return gone(s.dynamic.Resource(remoteClusters).Delete(ctx, remote, metav1.DeleteOptions{}), what)
+	})
+}
