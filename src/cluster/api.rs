@@ -263,9 +263,10 @@ fn cause(error: kube::Error) -> Cause {
             let message = status.message.clone();
             match status.code {
                 409 => Cause::Conflict(message),
-                401 | 403 => Cause::Forbidden(message),
+                403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),
-                408 | 429 | 500..=599 => Cause::Unavailable(message),
+                // A credential that expired (401) is renewed; what it would allow is not known.
+                401 | 408 | 429 | 500..=599 => Cause::Unavailable(message),
                 _ => Cause::Invalid(message),
             }
         }

@@ -201,7 +201,7 @@ pub enum ClassError {
     },
     /// Nobody named a class and the cluster has no default.
     #[error(
-        "no real storage class: the virtual class has no parameter {}, and the cluster {cluster} has no default class{}",
+        "no real storage class: neither the parameter {} of the virtual class nor a class mapping names one, and the cluster {cluster} has no default class{}",
         Parameters::REAL_CLASS,
         if .virtual_defaults.is_empty() { String::new() }
         else { format!(" but {}, which is virtual itself", .virtual_defaults.join(", ")) }

@@ -58,8 +58,10 @@ impl<'a> VirtualNodes<'a> {
             }
             // A cluster that was not heard of yet is no reason to strip its nodes.
             Standing::Real if self.registry.is_complete() => {
-                let marked = node.labels.contains_key(VIRTUAL_NODE);
-                marked.then_some(Deed::Unmark)
+                // The label alone may be its administrator's.
+                let ours = has_entry(csi_node.as_deref())
+                    || (node.labels.contains_key(CLUSTER_KEY) && !node.labels.contains_key(NODE_KEY));
+                (ours && node.labels.contains_key(VIRTUAL_NODE)).then_some(Deed::Unmark)
             }
             Standing::Real => None,
             Standing::Disputed(clusters) => {

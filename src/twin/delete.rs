@@ -232,7 +232,11 @@ fn is_of(site: &Site, occupant: Option<&str>, volume: &PersistentVolume) -> bool
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
     if is_reservation(volume, site.namespace(), site.name()) {
-        return TwinVolume::Reserved(name);
+        // Elsewhere we reserve nothing: whoever did may free it.
+        return match site.remote_cluster() {
+            Some(_) => TwinVolume::Absent,
+            None => TwinVolume::Reserved(name),
+        };
     }
     let status = volume.status.as_ref();
     let phase = status

@@ -63,10 +63,13 @@ pub(super) async fn plan(
         Err(error) => return Ok(Plan::Unfit(error.to_string())),
     };
     let ChosenClass::Known(class) = chosen else {
+        if !answered_early(site, order, None) {
+            return Err(cannot_wait("classes"));
+        }
         return Ok(Plan::Make(Planned {
             class: chosen.name().to_owned(),
             access_modes: modes,
-            answered_early: answered_early(site, order, None),
+            answered_early: true,
             ..Planned::default()
         }));
     };
@@ -82,11 +85,7 @@ pub(super) async fn plan(
         return if answered_early || class.binding == BindingMode::Immediate {
             Ok(Plan::Make(planned))
         } else {
-            Err(CreateError::Spec(SpecError::NotRemotely {
-                field: "the binding policy WaitForBound",
-                why: "a node has to be chosen there for a class that waits for its first consumer, and this driver may not \
-                      read the nodes of that cluster: grant it, or use the policy Optimistic",
-            }))
+            Err(cannot_wait("nodes"))
         };
     }
     Ok(
@@ -99,6 +98,21 @@ pub(super) async fn plan(
             Err(none) => Plan::Unfit(none),
         },
     )
+}
+
+/// A twin that is waited for has to be told a node, unless its class binds at once.
+fn cannot_wait(unreadable: &'static str) -> CreateError {
+    let why = if unreadable == "nodes" {
+        "a class that waits for its first consumer has to be told a node there, and this driver may not read the nodes of \
+         that cluster: grant it, or use the policy Optimistic"
+    } else {
+        "whether a node has to be chosen there depends on the class, and this driver may not read the classes of that \
+         cluster: grant it, or use the policy Optimistic"
+    };
+    CreateError::Spec(SpecError::NotRemotely {
+        field: "the binding policy WaitForBound",
+        why,
+    })
 }
 
 /// The pod whose generic ephemeral volume a claim is.

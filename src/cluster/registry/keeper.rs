@@ -30,6 +30,8 @@ use crate::{
 
 /// How soon a fabric that is installed later is noticed.
 const LOOK_FOR_FABRICS: Duration = Duration::from_secs(20);
+/// How long credentials may take to be read.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Changes come in bursts.
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -60,6 +62,7 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
         installed: Installed::default(),
         secrets: Secrets::default(),
         links: BTreeMap::new(),
+        awaited: BTreeMap::new(),
         declared: Vec::new(),
     };
     loop {
@@ -94,6 +97,8 @@ struct Keeper {
     installed: Installed,
     secrets: Secrets,
     links: BTreeMap<ClusterId, Held>,
+    /// Since when credentials are waited for.
+    awaited: BTreeMap<ClusterId, time::Instant>,
     /// What the registry was made of last.
     declared: Vec<Declared>,
 }
@@ -152,6 +157,7 @@ impl Keeper {
                 Some(why) => Err(NoWay::Refused(why.clone())),
                 None => self.way(one),
             };
+            let way = self.impatient(&one.declared.id, way);
             let id = &one.declared.id;
             if self.links.get(id).is_none_or(|held| held.way != way) {
                 let held = self.link(id, way);
@@ -172,6 +178,20 @@ impl Keeper {
             self.registry.replace(remotes.collect());
             self.declared = declared;
         }
+    }
+
+    /// Credentials that do not come are as good as none.
+    fn impatient(&mut self, id: &ClusterId, way: Result<Way, NoWay>) -> Result<Way, NoWay> {
+        let Err(NoWay::NotYet(why)) = way else {
+            self.awaited.remove(id);
+            return way;
+        };
+        let since = self.awaited.entry(id.clone()).or_insert_with(time::Instant::now);
+        Err(if since.elapsed() < PATIENCE {
+            NoWay::NotYet(why)
+        } else {
+            NoWay::Refused(why)
+        })
     }
 
     fn way(&self, told: &Told) -> Result<Way, NoWay> {
