@@ -3,7 +3,7 @@
 //
 // crash_walk_test.go dies at every crash point there is, remote_walk_test.go at
 // those of volumes in another cluster; kills_test.go, after them, kills anything
-// at any moment.
+// at any moment; remote_test.go cuts, slows and stops what is between two clusters.
 package faults
 
 import (

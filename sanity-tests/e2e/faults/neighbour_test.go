@@ -202,3 +202,24 @@ func (b *neighbour) behind(claim string) (twin *corev1.PersistentVolumeClaim, re
 	})
 	return twin, real
 }
+
+// madeAgain waits until a claim has another twin on the same volume, which is
+// reclaimed as before.
+func (b *neighbour) madeAgain(claim string, was *corev1.PersistentVolumeClaim, real *corev1.PersistentVolume) {
+	b.there.Eventually("the twin of "+claim+" is bound to its data again", func(ctx context.Context) (string, error) {
+		again, err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		now, err := b.there.Client.CoreV1().PersistentVolumes().Get(ctx, real.Name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if again.UID == was.UID || again.Status.Phase != corev1.ClaimBound || again.Spec.VolumeName != real.Name ||
+			now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
+			return fmt.Sprintf("twin %s is %s, bound to %s, which is to be %s", again.UID, again.Status.Phase,
+				again.Spec.VolumeName, now.Spec.PersistentVolumeReclaimPolicy), nil
+		}
+		return "", nil
+	})
+}
