@@ -55,7 +55,10 @@ func run(ctx context.Context, todo []suite, keepLab bool) (total count, err erro
 	if err != nil {
 		return total, err
 	}
-	_, err = clusters.Load()
+	_, err = clusters.Running(ctx)
+	if err != nil && !errors.Is(err, clusters.ErrNoLab) {
+		return total, err
+	}
 	labIsUp := err == nil
 	if labIsUp {
 		fmt.Println("a lab runs on this machine already: it is used, and left running")

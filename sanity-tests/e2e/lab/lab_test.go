@@ -29,7 +29,7 @@ func requireNoLab(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a lab makes namespaces and mounts")
 	}
-	if _, err := clusters.Load(); !errors.Is(err, clusters.ErrNoLab) {
+	if _, err := clusters.Running(t.Context()); !errors.Is(err, clusters.ErrNoLab) {
 		t.Skip("a lab runs on this machine, and this test starts and ends its own: run `make lab-down` first")
 	}
 }
@@ -61,6 +61,20 @@ func down(t *testing.T) {
 	defer cancel()
 	if err := clusters.Down(ctx); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// killAll ends every component of the lab.
+func killAll(t *testing.T) {
+	t.Helper()
+	running, err := machine.Processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range running {
+		if err := process.Kill(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -134,6 +148,31 @@ func TestOneCluster(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
+// What is left when everything ends at once is no lab that runs, and is removed
+// before the next one.
+func TestRemainsOfALabAreRemoved(t *testing.T) {
+	requireNoLab(t)
+	ctx := within(t, 10*time.Minute)
+	before := takeSnapshot(t)
+	t.Cleanup(func() { down(t) })
+
+	lab := up(t, ctx, clusters.Options{Clusters: []clusters.ClusterSpec{{Name: "solo", Nodes: 1}}})
+	if _, err := clusters.Running(ctx); err != nil {
+		t.Errorf("of a lab that runs it is said: %v", err)
+	}
+	if err := lab.Clusters()[0].Kill(ctx, "etcd"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := clusters.Running(ctx); err != nil {
+		t.Errorf("of a lab with one dead component it is said: %v", err)
+	}
+	killAll(t)
+	if _, err := clusters.Running(ctx); !errors.Is(err, clusters.ErrNoLab) {
+		t.Errorf("of the remains of a lab it is said: %v", err)
+	}
+	requireUnchanged(t, before)
+}
+
 // After a reboot the files are still there and all else is gone: a start makes
 // the rest again, around the same data.
 func TestUpAfterAReboot(t *testing.T) {
@@ -148,15 +187,7 @@ func TestUpAfterAReboot(t *testing.T) {
 	if _, err := client(t, solo).CoreV1().Namespaces().Create(ctx, kept, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	running, err := machine.Processes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, process := range running {
-		if err := process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	killAll(t)
 	if err := machine.UnmountBelow(machine.StateDir); err != nil {
 		t.Fatal(err)
 	}

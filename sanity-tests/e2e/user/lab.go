@@ -35,14 +35,14 @@ func Main(m *testing.M, undo ...func(context.Context) error) {
 }
 
 func runWithLab(m *testing.M, undo []func(context.Context) error) (code int, err error) {
-	lab, err = clusters.Load()
+	ctx := context.Background()
+	lab, err = clusters.Running(ctx)
 	if err == nil {
 		return runAndUndo(m, undo)
 	}
 	if !errors.Is(err, clusters.ErrNoLab) {
 		return 1, err
 	}
-	ctx := context.Background()
 	defer func() { err = errors.Join(err, clusters.Down(ctx)) }()
 	if lab, err = clusters.Up(ctx, clusters.Options{Progress: os.Stderr}); err != nil {
 		return 1, err
