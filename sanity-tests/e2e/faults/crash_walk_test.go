@@ -48,6 +48,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a node that stands for another cluster", w.standingIn},
 		{"a volume in another cluster", w.remoteLife},
 		{"a volume to be retained in another cluster", w.remoteRetained},
+		{"a twin in another cluster deleted behind our back", w.remoteRescued},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))

@@ -74,3 +74,28 @@ func (w *walk) remoteRetained(t *testing.T, b *neighbour) {
 	}
 	deleteClaim(b.there, twin.Name)
 }
+
+func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	b.here.Claim("data", "liqo-reference", "64Mi")
+	b.here.Pod("writer", "data", b.onIt)
+	b.here.WaitReady("writer")
+	write(b.there, "writer", b.here.Name)
+	// Kubernetes itself lets no claim go that a pod uses.
+	b.here.DeletePod("writer")
+	twin, real := b.behind("data")
+	controller := w.onController(t, b.here, both("rescue", "let-go", "forget-twin", "twin-again", "policy-back"))
+	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.carriedOut(t, b.here, controller)
+	b.madeAgain("data", twin, real)
+	b.here.Pod("reader", "data", b.onIt)
+	b.here.WaitReady("reader")
+	read(t, b.there, "reader", b.here.Name)
+	b.oneTwinEach()
+	b.here.DeletePod("reader")
+	deleteClaim(b.here, "data")
+	b.oneTwinEach()
+}
