@@ -2,7 +2,7 @@
 // same claims on both, in one run, on the same cluster. Figures are meant to be
 // read as ratios; absolute times belong to the machine.
 //
-// race.go sends claims and times them, usage.go reads what processes and API
+// race.go sends claims, bound.go times them, usage.go reads what processes and API
 // calls they cost, report.go prints it.
 package bench
 
@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -76,16 +75,11 @@ func Summary(heats []Heat) Times {
 // leave it, waits until all are bound, deletes them and waits until their
 // volumes are gone too, so that races do not overlap.
 func (r Race) Run(ctx context.Context) (Heat, error) {
-	claims := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace)
-	start, err := claims.List(ctx, metav1.ListOptions{})
+	times, err := watchBound(ctx, r.Client, r.Namespace)
 	if err != nil {
 		return Heat{}, err
 	}
-	watcher, err := claims.Watch(ctx, metav1.ListOptions{ResourceVersion: start.ResourceVersion})
-	if err != nil {
-		return Heat{}, err
-	}
-	defer watcher.Stop()
+	defer times.stop()
 
 	sent := &stopwatch{at: map[string]time.Time{}}
 	defer func() {
@@ -100,9 +94,9 @@ func (r Race) Run(ctx context.Context) (Heat, error) {
 			cancel(err)
 		}
 	}()
-	bound, err := r.awaitBound(ctx, watcher.ResultChan())
+	bound, err := times.await(ctx, r.Count)
 	if err != nil {
-		return Heat{}, err
+		return Heat{}, fmt.Errorf("class %s: %w", r.Class, err)
 	}
 	return sent.until(bound), r.clean(ctx)
 }
@@ -146,29 +140,6 @@ func (r Race) claim(name string) *corev1.PersistentVolumeClaim {
 			},
 		},
 	}
-}
-
-// awaitBound notes when each claim is first seen Bound.
-func (r Race) awaitBound(ctx context.Context, events <-chan watch.Event) (map[string]time.Time, error) {
-	bound := map[string]time.Time{}
-	for len(bound) < r.Count {
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%d of %d claims of class %s bound: %w", len(bound), r.Count, r.Class, context.Cause(ctx))
-		case event, open := <-events:
-			if !open {
-				return nil, fmt.Errorf("the watch on claims ended with %d of %d bound: run the race again", len(bound), r.Count)
-			}
-			claim, ok := event.Object.(*corev1.PersistentVolumeClaim)
-			if !ok || claim.Status.Phase != corev1.ClaimBound {
-				continue
-			}
-			if _, seen := bound[claim.Name]; !seen {
-				bound[claim.Name] = time.Now()
-			}
-		}
-	}
-	return bound, nil
 }
 
 // clean deletes the claims and waits until no volume of theirs is left.

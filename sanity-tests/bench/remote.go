@@ -8,9 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -40,38 +38,15 @@ func (r RemoteRow) Bound() float64 { return ratio(r.Claim.P50.Seconds(), r.Real.
 // cluster, until the returned function is called, which sums them up beside when
 // their claims were posted. The names of twins are those of their claims.
 func TwinTimes(ctx context.Context, client kubernetes.Interface, namespace string) (since func(sent map[string]time.Time) Heat, err error) {
-	claims := client.CoreV1().PersistentVolumeClaims(namespace)
-	start, err := claims.List(ctx, metav1.ListOptions{})
+	times, err := watchBound(ctx, client, namespace)
 	if err != nil {
 		return nil, err
 	}
-	watcher, err := claims.Watch(ctx, metav1.ListOptions{ResourceVersion: start.ResourceVersion})
-	if err != nil {
-		return nil, err
-	}
-	bound, done := map[string]time.Time{}, make(chan struct{})
-	go func() {
-		defer close(done)
-		for event := range watcher.ResultChan() {
-			note(bound, event)
-		}
-	}()
 	return func(sent map[string]time.Time) Heat {
-		watcher.Stop()
-		<-done
+		times.stop()
 		stopwatch := &stopwatch{at: sent}
-		return stopwatch.until(bound)
+		return stopwatch.until(times.all())
 	}, nil
-}
-
-func note(bound map[string]time.Time, event watch.Event) {
-	claim, ok := event.Object.(*corev1.PersistentVolumeClaim)
-	if !ok || claim.Status.Phase != corev1.ClaimBound {
-		return
-	}
-	if _, seen := bound[claim.Name]; !seen {
-		bound[claim.Name] = time.Now()
-	}
 }
 
 // RoundTrip measures one call to an API server: the median of a few.

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     topology::Labels,
-    volume::{ClusterId, DRIVER_NAME, Parameters, mark},
+    volume::{ClusterId, DRIVER_NAME, Parameters},
 };
 
 /// Provisioner of Liqo's own virtual class.
@@ -109,8 +109,8 @@ pub enum KnownClasses<'a> {
 /// Who asks for which class.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// The annotation of the claim.
-    pub annotation: Option<&'a str>,
+    /// What the claim asks for.
+    pub annotation: Option<Asked<'a>>,
     /// The classes an annotation may name; none means that annotations are refused.
     pub allowed: &'a BTreeSet<String>,
     /// The parameter of the virtual class.
@@ -119,11 +119,31 @@ pub struct Wishes<'a> {
     pub mapping: Option<&'a str>,
 }
 
+/// A class that a claim asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The annotation it does that with.
+    pub annotation: &'static str,
+    /// The class.
+    pub class: &'a str,
+}
+
+impl<'a> Asked<'a> {
+    /// By the first of these annotations that the claim has.
+    #[must_use]
+    pub fn read(claim: &'a BTreeMap<String, String>, keys: &[&'static str]) -> Option<Self> {
+        keys.iter().find_map(|&annotation| {
+            let class = claim.get(annotation)?;
+            Some(Self { annotation, class })
+        })
+    }
+}
+
 /// Where the name of a class came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedBy {
-    /// The claim.
-    Annotation,
+    /// The claim, with this annotation.
+    Annotation(&'static str),
     /// The virtual class.
     Parameter,
     /// The configuration of the cluster.
@@ -133,7 +153,7 @@ pub enum NamedBy {
 impl fmt::Display for NamedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Annotation => write!(f, "the claim's annotation {}", mark::REAL_CLASS),
+            Self::Annotation(key) => write!(f, "the claim's annotation {key}"),
             Self::Parameter => write!(f, "the virtual class's parameter {}", Parameters::REAL_CLASS),
             Self::Mapping => f.write_str("the class mapping of the cluster"),
         }
@@ -165,13 +185,14 @@ impl ChosenClass<'_> {
 pub enum ClassError {
     /// The claim may not choose.
     #[error(
-        "{} asks for the class {class:?}, which is not in the allow-list of the driver ({}): remove the annotation or have the class allowed",
-        NamedBy::Annotation,
+        "{by} asks for the class {class:?}, which is not in the allow-list of the driver ({}): remove the annotation or have the class allowed",
         if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
     )]
     NotAllowed {
         /// The class asked for.
         class: String,
+        /// By which annotation.
+        by: NamedBy,
         /// The classes that may be asked for.
         allowed: Vec<String>,
     },
@@ -229,21 +250,21 @@ pub fn choose_class<'a>(
     classes: KnownClasses<'a>,
     cluster: &ClusterId,
 ) -> Result<ChosenClass<'a>, ClassError> {
-    if let Some(class) = wishes.annotation
+    let asked = wishes
+        .annotation
+        .map(|asked| (asked.class, NamedBy::Annotation(asked.annotation)));
+    if let Some((class, by)) = asked
         && !wishes.allowed.contains(class)
     {
         return Err(ClassError::NotAllowed {
             class: class.to_owned(),
+            by,
             allowed: wishes.allowed.iter().cloned().collect(),
         });
     }
-    let named = [
-        (wishes.annotation, NamedBy::Annotation),
-        (wishes.parameter, NamedBy::Parameter),
-        (wishes.mapping, NamedBy::Mapping),
-    ]
-    .into_iter()
-    .find_map(|(name, by)| name.map(|name| (name, by)));
+    let named = asked
+        .or_else(|| wishes.parameter.map(|name| (name, NamedBy::Parameter)))
+        .or_else(|| wishes.mapping.map(|name| (name, NamedBy::Mapping)));
 
     match (named, classes) {
         (Some((name, by)), KnownClasses::Listed(classes)) => find(name, by, classes, cluster),
@@ -297,6 +318,7 @@ fn default<'a>(classes: &'a [Class], cluster: &ClusterId) -> Result<ChosenClass<
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::volume::mark;
 
     /// A plain class, for the tests of this module's siblings as well.
     pub(in crate::placement) fn class(name: &str, provisioner: &str) -> Class {
@@ -333,7 +355,10 @@ pub(super) mod tests {
         let allowed = allowed.iter().map(|&name| name.to_owned()).collect();
         let [annotation, parameter, mapping] = named;
         let wishes = Wishes {
-            annotation,
+            annotation: annotation.map(|class| Asked {
+                annotation: mark::REAL_CLASS,
+                class,
+            }),
             allowed: &allowed,
             parameter,
             mapping,
@@ -377,7 +402,9 @@ pub(super) mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            message.contains("\"a\"") && message.contains("it is empty"),
+            message.contains("\"a\"")
+                && message.contains("it is empty")
+                && message.contains(mark::REAL_CLASS),
             "{message}"
         );
     }

@@ -11,8 +11,8 @@ mod offload;
 
 pub use capacity::{Published, Room, publish, room_in};
 pub use class::{
-    AllowedTopology, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, ReclaimPolicy,
-    Wishes, choose_class, is_loop,
+    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy,
+    ReclaimPolicy, Wishes, choose_class, is_loop,
 };
 pub use create::{
     Afterwards, ClaimFact, CreateFacts, CreateStep, Prebinding, Reach, Refusal, Target, Twin, TwinFact,

@@ -31,8 +31,8 @@ use crate::{
     },
     observe::{CrashPoint, crash_point},
     placement::{
-        BindingMode, Capacity, Class, ClassMap, KnownClasses, Published, RealDriver, Room, StaticVolume,
-        Surroundings, Wishes, choose_class, publish, room_in,
+        Asked, BindingMode, Capacity, Class, ClassMap, KnownClasses, Published, RealDriver, Room,
+        StaticVolume, Surroundings, Wishes, choose_class, publish, room_in,
     },
     topology::Node,
     volume::{ClusterId, DRIVER_NAME, mark, quantity},
@@ -255,9 +255,10 @@ impl World {
         let mapped = map.mapping.contains_key(&class.name);
         let unannotated = (None, class.real_class().filter(|_| !mapped));
         let annotated = allowed.iter().map(|name| (Some(name.as_str()), None));
-        let choose = |(annotation, parameter)| {
+        let choose = |(asked, parameter): (Option<&str>, _)| {
+            let annotation = mark::REAL_CLASS;
             let wishes = Wishes {
-                annotation,
+                annotation: asked.map(|class| Asked { annotation, class }),
                 allowed,
                 parameter,
                 mapping: map.real(Some(&class.name)),

@@ -2,8 +2,9 @@
 //! the `RemoteCluster` that declares it, and for all fabrics alike in a `ConfigMap`
 //! that `liqo-csi clusters` reads. Nothing is ever decided by what is written here.
 //!
-//! A `RemoteCluster` that is deleted while volumes live there is held until they
-//! are gone, and says which they are: without it nobody could delete their data.
+//! A `RemoteCluster` that is deleted while volumes live there, or twins that became
+//! none, is held until they are gone, and says which they are: without it nobody
+//! could delete their data.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,10 +37,48 @@ use crate::{
     volume::ClusterId,
 };
 
-/// Keeps a `RemoteCluster` while volumes live there.
+/// Keeps a `RemoteCluster` while something of ours is there.
 const FINALIZER: &str = "storage.liqo.io/volumes";
 /// As many volumes as a message names.
 const NAMED: usize = 5;
+
+/// What of ours is in a cluster.
+#[derive(Debug)]
+struct Holdings {
+    /// Claims whose volumes live there.
+    volumes: Vec<String>,
+    /// Claims for which there are twins that nobody was given (yet), or why that
+    /// cannot be told.
+    unfinished: Result<Vec<String>, String>,
+}
+
+impl Holdings {
+    /// Whether its `RemoteCluster` is to be held; what cannot be told changes
+    /// nothing.
+    fn hold(&self, held: bool) -> bool {
+        let unfinished = self.unfinished.as_ref();
+        !self.volumes.is_empty() || unfinished.map_or(held, |twins| !twins.is_empty())
+    }
+
+    fn message(&self) -> String {
+        match &self.unfinished {
+            _ if !self.volumes.is_empty() => format!(
+                "it is being deleted, but volumes live there and would be out of reach: {}. Delete their claims, or move \
+                 their data, and it goes",
+                some_of(&self.volumes)
+            ),
+            Ok(twins) => format!(
+                "it is being deleted, but twins that nobody was given are there, of the claims {}. They are removed after \
+                 the grace period of the driver, and it goes",
+                some_of(twins)
+            ),
+            Err(why) => format!(
+                "it is being deleted, but whether twins that nobody was given are there cannot be told: {why}. It goes when \
+                 they are gone; if that cluster is gone for good, take off the finalizer {FINALIZER}"
+            ),
+        }
+    }
+}
 
 /// The loop that reports.
 pub(super) struct Clusters<'a> {
@@ -77,6 +116,18 @@ impl<'a> Clusters<'a> {
             report(remote, nodes, volumes.get(&remote.id).map_or(0, Vec::len))
         };
         remotes.iter().map(report).collect()
+    }
+
+    fn holdings(&self, name: &str, volumes: &HashMap<ClusterId, Vec<String>>) -> Holdings {
+        let remotes = self.registry.all();
+        let remote = remotes.iter().find(|remote| remote.id.as_str() == name);
+        Holdings {
+            volumes: remote
+                .and_then(|remote| volumes.get(&remote.id))
+                .cloned()
+                .unwrap_or_default(),
+            unfinished: remote.map_or_else(|| Ok(Vec::new()), |remote| unfinished(remote)),
+        }
     }
 
     async fn publish(&mut self, reports: Vec<ClusterReport>) -> Result<(), ApiError> {
@@ -117,12 +168,12 @@ impl<'a> Clusters<'a> {
         &self,
         object: &RemoteCluster,
         report: &ClusterReport,
-        volumes: &[String],
+        holdings: &Holdings,
     ) -> Result<(), ApiError> {
         let all = self.home.all::<RemoteCluster>();
         let held = object.finalizers().iter().any(|one| one == FINALIZER);
         let leaving = object.metadata.deletion_timestamp.is_some();
-        if held == volumes.is_empty() && (held || !leaving) {
+        if held != holdings.hold(held) && (held || !leaving) {
             let mut finalizers = object.finalizers().to_vec();
             finalizers.retain(|one| one != FINALIZER);
             if !held {
@@ -143,7 +194,7 @@ impl<'a> Clusters<'a> {
                 return Ok(());
             }
         }
-        let status = status(object, report, volumes);
+        let status = status(object, report, holdings);
         if object
             .status
             .as_ref()
@@ -193,7 +244,7 @@ fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport 
     report
 }
 
-fn status(object: &RemoteCluster, report: &ClusterReport, volumes: &[String]) -> Value {
+fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &Holdings) -> Value {
     let before = object.status.as_ref().map(|status| status.conditions.as_slice());
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
         let known = before.unwrap_or_default().iter().find(|one| one.type_ == kind);
@@ -218,7 +269,7 @@ fn status(object: &RemoteCluster, report: &ClusterReport, volumes: &[String]) ->
     };
     let leaving = object.metadata.deletion_timestamp.is_some();
     let ready = if leaving {
-        condition(READY, "False", "HoldsVolumes", &held_by(volumes))
+        condition(READY, "False", "HoldsVolumes", &holdings.message())
     } else if report.state == State::Ready {
         let message = if report.nodes.is_empty() {
             "no node stands for it yet: no pod can get there"
@@ -263,20 +314,25 @@ fn whole(mut status: Value) -> Value {
     status
 }
 
-fn held_by(volumes: &[String]) -> String {
-    let named: Vec<&str> = volumes.iter().take(NAMED).map(String::as_str).collect();
-    let more = volumes.len().saturating_sub(NAMED);
-    let others = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    format!(
-        "it is being deleted, but {} volumes live there and would be out of reach: {}{others}. Delete their claims, or move \
-         their data, and it goes",
-        volumes.len(),
-        named.join(", ")
-    )
+fn some_of(claims: &[String]) -> String {
+    let named: Vec<&str> = claims.iter().take(NAMED).map(String::as_str).collect();
+    match claims.len().saturating_sub(NAMED) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+/// Claims for which twins are in a cluster that nobody was given.
+fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
+    let cluster = remote.reach().map_err(|why| why.to_string())?;
+    let twins = cluster.all_twins();
+    let unfinished = twins.iter().filter(|twin| !twin.handed_over);
+    let mut claims: Vec<String> = unfinished
+        .filter_map(|twin| twin.claim.as_ref())
+        .map(|claim| format!("{}/{}", claim.namespace, claim.name))
+        .collect();
+    claims.sort();
+    Ok(claims)
 }
 
 /// What each cluster holds, as claims that people know.
@@ -328,8 +384,7 @@ impl Rounds for Clusters<'_> {
                 let Some(report) = native.iter().find(|report| report.id == name) else {
                     return Ok(());
                 };
-                let held = name.parse().ok().and_then(|id: ClusterId| volumes.get(&id));
-                this.tend(object, report, held.map_or(&[], Vec::as_slice)).await
+                this.tend(object, report, &this.holdings(&name, &volumes)).await
             })
             .await;
         }
@@ -343,14 +398,15 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::testing::FakeApi,
+        cluster::{Rights, registry::Connected, testing::FakeApi},
         placement::{ClassMap, Declared, Namespaces, NodeRule},
         topology::{LabelSelector, Requirement},
-        volume::{BindingPolicy, DRIVER_NAME},
+        volume::{BindingPolicy, DRIVER_NAME, mark},
     };
 
     const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
     const MAP: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-clusters";
+    const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
     fn registry(link: Link) -> Registry {
@@ -376,6 +432,26 @@ mod tests {
         let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}});
         api.put(OBJECT, json!({"metadata": {"generation": 1}, "spec": spec}));
         api
+    }
+
+    async fn up(there: &FakeApi) -> Link {
+        let cluster = there.remote_cluster("milan", Rights::ALL).await;
+        Link::Up(Arc::new(Connected {
+            cluster,
+            version: "v1.36.3".into(),
+        }))
+    }
+
+    /// Deletes the `RemoteCluster` if it is not held.
+    fn delete(api: &FakeApi) {
+        api.change(OBJECT, |object| {
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        });
+    }
+
+    fn is_held(api: &FakeApi) -> bool {
+        api.object(OBJECT)
+            .is_some_and(|object| object["metadata"]["finalizers"] == json!([FINALIZER]))
     }
 
     fn put_volume(api: &FakeApi) {
@@ -426,11 +502,7 @@ mod tests {
         assert_eq!(report.clusters[0].state, State::Unreachable);
 
         let there = FakeApi::start().await;
-        let connected = crate::cluster::registry::Connected {
-            cluster: there.cluster().await,
-            version: "v1.36.3".into(),
-        };
-        round(&api, &registry(Link::Up(Arc::new(connected)))).await;
+        round(&api, &registry(up(&there).await)).await;
         assert_eq!(condition(&api, 0).0, "True");
         let status = api.object(OBJECT).unwrap()["status"].clone();
         assert_eq!(status["serverVersion"], "v1.36.3");
@@ -441,24 +513,54 @@ mod tests {
     async fn a_cluster_with_volumes_is_held_and_says_which() {
         let api = world().await;
         put_volume(&api);
-        let registry = registry(Link::Silent("no route".into()));
+        let there = FakeApi::start().await;
+        let registry = registry(up(&there).await);
         round(&api, &registry).await;
-        assert_eq!(
-            api.object(OBJECT).unwrap()["metadata"]["finalizers"],
-            json!([FINALIZER])
-        );
-        api.change(OBJECT, |object| {
-            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        });
+        assert!(is_held(&api));
+        delete(&api);
         round(&api, &registry).await;
         let (status, message) = condition(&api, 0);
         assert!(status == "False" && message.contains("shop/data"), "{message}");
 
         api.remove(VOLUME);
         round(&api, &registry).await;
-        let gone = api
-            .object(OBJECT)
-            .is_none_or(|object| object["metadata"]["finalizers"] == json!([]));
-        assert!(gone);
+        assert!(!is_held(&api));
+    }
+
+    #[tokio::test]
+    async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
+        let api = world().await;
+        let there = FakeApi::start().await;
+        there.put(
+            TWIN,
+            json!({"metadata": {
+                "labels": {mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                "annotations": {
+                    mark::CLAIM_NAMESPACE: "shop", mark::CLAIM_NAME: "data", mark::CLAIM_UID: "u",
+                },
+            }}),
+        );
+        round(&api, &registry(up(&there).await)).await;
+        assert!(is_held(&api));
+        delete(&api);
+        round(&api, &registry(up(&there).await)).await;
+        let (_, message) = condition(&api, 0);
+        assert!(is_held(&api) && message.contains("shop/data"), "{message}");
+
+        // Out of sight is not gone.
+        there.remove(TWIN);
+        round(&api, &registry(Link::Silent("no route".into()))).await;
+        let (_, message) = condition(&api, 0);
+        assert!(is_held(&api) && message.contains("no route"), "{message}");
+
+        round(&api, &registry(up(&there).await)).await;
+        assert!(!is_held(&api));
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_never_answered_is_not_held() {
+        let api = world().await;
+        round(&api, &registry(Link::Silent("no route".into()))).await;
+        assert!(!is_held(&api));
     }
 }

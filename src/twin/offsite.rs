@@ -14,7 +14,8 @@ use super::{
 use crate::{
     cluster::{ApiError, facts, registry::Remote},
     placement::{
-        Ask, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, access_modes, choose_class,
+        Ask, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, access_modes,
+        choose_class,
     },
     topology::Node,
     volume::{AccessMode, BindingPolicy, SpecError, VolumeName, mark},
@@ -150,14 +151,9 @@ fn choose<'a>(
 ) -> Result<ChosenClass<'a>, ClassError> {
     let virtual_class = claim.and_then(record::class_name);
     let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
-    let annotation = claim.and_then(|claim| {
-        let annotations = claim.annotations();
-        annotations
-            .get(mark::REAL_CLASS)
-            .or_else(|| annotations.get(mark::LIQO_REAL_CLASS))
-    });
     let wishes = Wishes {
-        annotation: annotation.map(String::as_str),
+        annotation: claim
+            .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])),
         allowed: &policy.allowed_classes,
         parameter: order
             .spec

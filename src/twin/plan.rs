@@ -13,8 +13,8 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, facts},
     placement::{
-        Ask, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding, RealDriver,
-        StaticVolume, Surroundings, Target, Wishes, choose_class,
+        Ask, Asked, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding,
+        RealDriver, StaticVolume, Surroundings, Target, Wishes, choose_class,
     },
     volume::{AccessMode, ClaimName, mark},
 };
@@ -53,12 +53,11 @@ pub(super) async fn plan(
     }
     let home = site.home();
     let classes = classes(home);
-    let annotation = sight
-        .claim
-        .as_ref()
-        .and_then(|claim| claim.annotations().get(mark::REAL_CLASS));
     let wishes = Wishes {
-        annotation: annotation.map(String::as_str),
+        annotation: sight
+            .claim
+            .as_ref()
+            .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS])),
         allowed: &policy.allowed_classes,
         parameter: order.spec.parameters.real_class.as_deref(),
         mapping: None,

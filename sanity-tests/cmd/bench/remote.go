@@ -159,13 +159,30 @@ func (t *remoteTrack) declare(ctx context.Context, name string) error {
 	return err
 }
 
+// close ends everything, also after a race that was broken off: the clusters go
+// when their last volumes have, and only then the way to them.
 func (t *remoteTrack) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
 	var errs []error
-	if t.fabric != nil {
-		errs = append(errs, t.fabric.Stop(ctx))
-	}
 	for i := range crowdOfClusters {
 		errs = append(errs, ignoreAbsent(t.dynamic.Resource(remoteClusters).Delete(ctx, crowdName(i), metav1.DeleteOptions{})))
+	}
+	errs = append(errs, machine.Until(ctx, "the remote clusters to go", func() error {
+		for i := range crowdOfClusters {
+			left, err := t.dynamic.Resource(remoteClusters).Get(ctx, crowdName(i), metav1.GetOptions{})
+			if err == nil {
+				conditions, _, _ := unstructured.NestedSlice(left.Object, "status", "conditions")
+				return fmt.Errorf("%s is there: %v", left.GetName(), conditions)
+			}
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+		return nil
+	}))
+	if t.fabric != nil {
+		errs = append(errs, t.fabric.Stop(ctx))
 	}
 	secret := t.client.CoreV1().Secrets(chart.Namespace).Delete(ctx, abroad, metav1.DeleteOptions{})
 	return errors.Join(append(errs, ignoreAbsent(secret))...)
