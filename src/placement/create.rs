@@ -433,5 +433,4 @@ fn disagreement(target: &Target) -> Option<Refusal> {
 }
 
 #[cfg(test)]
-#[path = "create_tests.rs"]
 mod tests;

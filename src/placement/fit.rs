@@ -277,5 +277,4 @@ impl<'a> Surroundings<'a> {
 }
 
 #[cfg(test)]
-#[path = "fit_tests.rs"]
 pub(super) mod tests;

@@ -468,5 +468,4 @@ impl Rounds for Health<'_> {
 }
 
 #[cfg(test)]
-#[path = "health_tests.rs"]
 mod tests;

@@ -1,3 +1,5 @@
+//! The rows of volumes that are well, that wait, and that are ill.
+
 use serde_json::{Value, json};
 
 use super::*;

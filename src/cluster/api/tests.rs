@@ -1,0 +1,123 @@
+//! Answers, faults and conflicts of an API server, and what callers get to hear.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::json;
+
+use super::*;
+use crate::cluster::testing::{Act, FakeApi, Fault};
+
+const PATH: &str = "/api/v1/namespaces/ns/configmaps/x";
+
+async fn with(faults: impl IntoIterator<Item = Fault>) -> (FakeApi, Objects<ConfigMap>) {
+    let api = FakeApi::start().await;
+    for fault in faults {
+        api.fault(fault);
+    }
+    let objects = api.cluster_unwatched().await.within("ns");
+    (api, objects)
+}
+
+fn asked(api: &FakeApi) -> usize {
+    let requests = api.requests();
+    requests
+        .iter()
+        .filter(|request| request.contains("configmaps"))
+        .count()
+}
+
+fn config_map() -> ConfigMap {
+    serde_json::from_value(json!({"metadata": {"name": "x", "namespace": "ns"}})).unwrap()
+}
+
+#[tokio::test]
+async fn absence_is_an_answer() {
+    let (_api, objects) = with([]).await;
+    assert_eq!(objects.get("x").await, Ok(None));
+    assert_eq!(objects.merge("x", &json!({})).await, Ok(None));
+    let exactly = Precondition {
+        uid: "u".into(),
+        resource_version: None,
+    };
+    assert_eq!(objects.delete("x", exactly).await, Ok(()));
+    assert_eq!(objects.list(None).await, Ok(vec![]));
+}
+
+#[tokio::test]
+async fn what_passes_is_retried() {
+    for code in [429, 500, 503, 504] {
+        let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Refuse(code)).times(2)]).await;
+        assert_eq!(objects.get("x").await, Ok(None), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_created_object_whose_answer_got_lost_is_found_taken() {
+    let (api, objects) = with([Fault::new("POST", "configmaps", Act::DoAndRefuse(504)).times(1)]).await;
+    assert_eq!(objects.create(&config_map()).await, Ok(None));
+    assert!(api.object(PATH).is_some());
+}
+
+#[tokio::test]
+async fn a_hanging_server_costs_the_call_timeout() {
+    let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Hang)]).await;
+    let error = objects.get("x").await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot read ConfigMap ns/x in cluster home: no answer within 1s"
+    );
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn a_lasting_refusal_is_reported_within_the_call_timeout() {
+    let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Refuse(503))]).await;
+    assert!(objects.get("x").await.unwrap_err().is_transient());
+}
+
+#[tokio::test]
+async fn what_does_not_pass_is_not_retried() {
+    for (code, transient) in [(403, false), (422, false), (409, false)] {
+        let (api, objects) = with([Fault::new("PATCH", "configmaps", Act::Refuse(code))]).await;
+        let error = objects.merge("x", &json!({})).await.unwrap_err();
+        assert_eq!((error.is_transient(), asked(&api)), (transient, 1), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn answers_that_cannot_be_used() {
+    for act in [Act::Oversize, Act::Garbage] {
+        let (_api, objects) = with([Fault::new("GET", "configmaps", act)]).await;
+        let error = objects.get("x").await.unwrap_err();
+        assert!(matches!(error.cause, Cause::Malformed(_)), "{act:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn another_object_of_the_same_name_is_not_deleted() {
+    let (api, objects) = with([]).await;
+    api.put(PATH, json!({"metadata": {"uid": "new"}}));
+    let exactly = |uid: &str| Precondition {
+        uid: uid.into(),
+        resource_version: None,
+    };
+    assert!(
+        objects
+            .delete("x", exactly("old"))
+            .await
+            .unwrap_err()
+            .is_conflict()
+    );
+    assert!(api.object(PATH).is_some());
+    objects.delete("x", exactly("new")).await.unwrap();
+    assert!(api.object(PATH).is_none());
+}
+
+#[tokio::test]
+async fn a_list_is_read_page_by_page() {
+    let (api, objects) = with([]).await;
+    for number in 0..600 {
+        api.put(&format!("/api/v1/namespaces/ns/configmaps/c{number}"), json!({}));
+    }
+    assert_eq!(objects.list(None).await.unwrap().len(), 600);
+    assert_eq!(asked(&api), 3);
+}

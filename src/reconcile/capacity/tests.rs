@@ -1,0 +1,156 @@
+//! What is published of a few nodes and classes, and what becomes of it when they change.
+
+use serde_json::Value;
+
+use super::*;
+use crate::cluster::testing::{Act, FakeApi, Fault};
+
+const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
+
+fn settings() -> Settings {
+    Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+        grace: Duration::ZERO,
+        allowed_classes: BTreeSet::new(),
+    }
+}
+
+fn node(api: &FakeApi, name: &str) {
+    let labels = json!({
+        "topology.storage.liqo.io/cluster": "home",
+        "topology.storage.liqo.io/node": name,
+    });
+    api.put(
+        &format!("/api/v1/nodes/{name}"),
+        json!({"metadata": {"labels": labels}}),
+    );
+}
+
+fn class(api: &FakeApi, name: &str, provisioner: &str, more: &Value) {
+    let mut class = json!({
+        "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer",
+    });
+    class
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+}
+
+fn world(api: &FakeApi) {
+    for name in ["n1", "n2"] {
+        node(api, name);
+    }
+    class(
+        api,
+        "liqo",
+        DRIVER_NAME,
+        &json!({"parameters": {"realStorageClass": "real"}}),
+    );
+    let only_n1 = json!([{"matchLabelExpressions": [
+        {"key": "topology.storage.liqo.io/node", "values": ["n1"]},
+    ]}]);
+    class(
+        api,
+        "real",
+        "real.example",
+        &json!({ "allowedTopologies": only_n1 }),
+    );
+}
+
+/// Nodes and capacity of every object, as `n1,n2=4Ei`.
+fn published(api: &FakeApi) -> Vec<String> {
+    let mut rooms: Vec<String> = api
+        .store()
+        .below(OURS)
+        .iter()
+        .map(|object| {
+            let values = object["nodeTopology"]["matchExpressions"][0]["values"]
+                .as_array()
+                .unwrap();
+            let nodes: Vec<_> = values.iter().filter_map(Value::as_str).collect();
+            format!("{}={}", nodes.join(","), object["capacity"].as_str().unwrap())
+        })
+        .collect();
+    rooms.sort();
+    rooms
+}
+
+async fn round(api: &FakeApi) -> Result<(), ApiError> {
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    Capacities::new(&home, &Registry::default(), &watched, &settings())
+        .round()
+        .await
+}
+
+#[tokio::test]
+async fn excluded_nodes_are_full_and_the_others_free() {
+    let api = FakeApi::start().await;
+    world(&api);
+    round(&api).await.unwrap();
+    assert_eq!(published(&api), ["n1=4Ei", "n2=0"]);
+    let object = &api.store().below(OURS)[0];
+    assert_eq!(object["storageClassName"], "liqo");
+    assert_eq!(
+        object["metadata"]["labels"][mark::MANAGED_BY],
+        mark::MANAGED_BY_US
+    );
+
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes, "nothing changed, nothing is written");
+}
+
+#[tokio::test]
+async fn changes_are_followed() {
+    let api = FakeApi::start().await;
+    world(&api);
+    round(&api).await.unwrap();
+    class(&api, "real", "real.example", &json!({}));
+    node(&api, "n3");
+    round(&api).await.unwrap();
+    assert_eq!(published(&api), ["n1,n2,n3=4Ei"]);
+
+    api.put(
+        "/apis/storage.k8s.io/v1/csidrivers/real.example",
+        json!({"spec": {"storageCapacity": true}}),
+    );
+    let everywhere: Vec<Value> = ["n1", "n2", "n3"]
+        .map(|name| {
+            let drivers = json!([{"name": "real.example", "nodeID": name, "topologyKeys": []}]);
+            api.put(
+                &format!("/apis/storage.k8s.io/v1/csinodes/{name}"),
+                json!({"spec": {"drivers": drivers}}),
+            )
+        })
+        .into();
+    assert_eq!(everywhere.len(), 3);
+    api.put(
+        "/apis/storage.k8s.io/v1/namespaces/theirs/csistoragecapacities/c",
+        json!({"storageClassName": "real", "capacity": "7Gi", "nodeTopology": {}}),
+    );
+    round(&api).await.unwrap();
+    assert_eq!(published(&api), ["n1,n2,n3=7Gi"]);
+
+    api.remove("/apis/storage.k8s.io/v1/storageclasses/liqo");
+    round(&api).await.unwrap();
+    assert_eq!(published(&api), [""; 0]);
+}
+
+#[tokio::test]
+async fn nothing_is_hidden_while_the_new_cannot_be_written() {
+    let api = FakeApi::start().await;
+    world(&api);
+    round(&api).await.unwrap();
+    node(&api, "n3");
+    class(&api, "real", "real.example", &json!({}));
+    api.fault(Fault::new("POST", "csistoragecapacities", Act::Refuse(403)).times(1));
+    assert!(round(&api).await.is_err());
+    assert_eq!(published(&api), ["n1=4Ei", "n2=0"], "the old ones stay");
+    round(&api).await.unwrap();
+    assert_eq!(published(&api), ["n1,n2,n3=4Ei"]);
+}

@@ -1,0 +1,172 @@
+//! What a cluster's object and the list of clusters say, and when the object may go.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::{
+    cluster::{Rights, registry::Connected, testing::FakeApi},
+    placement::{ClassMap, Declared, Namespaces, NodeRule},
+    topology::{LabelSelector, Requirement},
+    volume::{BindingPolicy, DRIVER_NAME, mark},
+};
+
+const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+const MAP: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-clusters";
+const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+fn registry(link: Link) -> Registry {
+    let declared = Declared {
+        id: "milan".parse().unwrap(),
+        fabric: Fabric::Native,
+        object: "RemoteCluster milan".into(),
+        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
+        namespaces: Namespaces::default(),
+        classes: ClassMap::default(),
+        policy: BindingPolicy::Optimistic,
+        protect: true,
+    };
+    Registry::fixed([(declared, link)])
+}
+
+async fn world() -> FakeApi {
+    let api = FakeApi::start().await;
+    api.put(
+        "/api/v1/nodes/to-milan",
+        json!({"metadata": {"labels": {"to": "milan"}}}),
+    );
+    let spec =
+        json!({"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}});
+    api.put(OBJECT, json!({"metadata": {"generation": 1}, "spec": spec}));
+    api
+}
+
+async fn up(there: &FakeApi) -> Link {
+    let cluster = there.remote_cluster("milan", Rights::ALL).await;
+    Link::Up(Arc::new(Connected {
+        cluster,
+        version: "v1.36.3".into(),
+    }))
+}
+
+/// Deletes the `RemoteCluster` if it is not held.
+fn delete(api: &FakeApi) {
+    api.change(OBJECT, |object| {
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+}
+
+fn is_held(api: &FakeApi) -> bool {
+    api.object(OBJECT)
+        .is_some_and(|object| object["metadata"]["finalizers"] == json!([FINALIZER]))
+}
+
+fn put_volume(api: &FakeApi) {
+    let handle = "v1:milan:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    api.put(
+        VOLUME,
+        json!({"spec": {
+            "csi": {"driver": DRIVER_NAME, "volumeHandle": handle},
+            "claimRef": {"namespace": "shop", "name": "data", "uid": "u"},
+        }}),
+    );
+}
+
+async fn round(api: &FakeApi, registry: &Registry) {
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let settings = Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+        grace: Duration::ZERO,
+        allowed_classes: BTreeSet::new(),
+    };
+    Clusters::new(&home, registry, &watched, &settings)
+        .round()
+        .await
+        .unwrap();
+}
+
+fn condition(api: &FakeApi, at: usize) -> (String, String) {
+    let one = api.object(OBJECT).unwrap()["status"]["conditions"][at].clone();
+    let text = |key: &str| one[key].as_str().unwrap().to_owned();
+    (text("status"), text("message"))
+}
+
+#[tokio::test]
+async fn people_are_told_how_it_is() {
+    let api = world().await;
+    round(&api, &registry(Link::Silent("no route".into()))).await;
+    assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
+    assert_eq!(api.object(OBJECT).unwrap()["status"]["lastError"], "no route");
+    let text = api.object(MAP).unwrap()["data"][REPORT]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let report: Report = serde_json::from_str(&text).unwrap();
+    assert_eq!(report.clusters[0].nodes, ["to-milan"]);
+    assert_eq!(report.clusters[0].state, State::Unreachable);
+
+    let there = FakeApi::start().await;
+    round(&api, &registry(up(&there).await)).await;
+    assert_eq!(condition(&api, 0).0, "True");
+    let status = api.object(OBJECT).unwrap()["status"].clone();
+    assert_eq!(status["serverVersion"], "v1.36.3");
+    assert!(status["lastError"].is_null());
+}
+
+#[tokio::test]
+async fn a_cluster_with_volumes_is_held_and_says_which() {
+    let api = world().await;
+    put_volume(&api);
+    let there = FakeApi::start().await;
+    let registry = registry(up(&there).await);
+    round(&api, &registry).await;
+    assert!(is_held(&api));
+    delete(&api);
+    round(&api, &registry).await;
+    let (status, message) = condition(&api, 0);
+    assert!(status == "False" && message.contains("shop/data"), "{message}");
+
+    api.remove(VOLUME);
+    round(&api, &registry).await;
+    assert!(!is_held(&api));
+}
+
+#[tokio::test]
+async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
+    let api = world().await;
+    let there = FakeApi::start().await;
+    there.put(
+        TWIN,
+        json!({"metadata": {
+            "labels": {mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+            "annotations": {
+                mark::CLAIM_NAMESPACE: "shop", mark::CLAIM_NAME: "data", mark::CLAIM_UID: "u",
+            },
+        }}),
+    );
+    round(&api, &registry(up(&there).await)).await;
+    assert!(is_held(&api));
+    delete(&api);
+    round(&api, &registry(up(&there).await)).await;
+    let (_, message) = condition(&api, 0);
+    assert!(is_held(&api) && message.contains("shop/data"), "{message}");
+
+    // Out of sight is not gone.
+    there.remove(TWIN);
+    round(&api, &registry(Link::Silent("no route".into()))).await;
+    let (_, message) = condition(&api, 0);
+    assert!(is_held(&api) && message.contains("no route"), "{message}");
+
+    round(&api, &registry(up(&there).await)).await;
+    assert!(!is_held(&api));
+}
+
+#[tokio::test]
+async fn a_cluster_that_never_answered_is_not_held() {
+    let api = world().await;
+    round(&api, &registry(Link::Silent("no route".into()))).await;
+    assert!(!is_held(&api));
+}
