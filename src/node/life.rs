@@ -1,10 +1,13 @@
 //! Tests of a volume's life on a node: against a fake real driver, through lost
-//! memory, absent drivers and refusals. Those in `rooted` really mount, each in a
-//! mount namespace of its own; without root they say so and pass.
+//! memory and, in `trouble`, absent drivers and refusals. Those in `rooted` really
+//! mount, each in a mount namespace of its own; without root they say so and pass.
+
+mod rooted;
+mod trouble;
 
 use std::path::PathBuf;
 
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{
     access::{Access, AccessMode},
@@ -12,7 +15,6 @@ use super::{
     driver::Unit,
     fake::{FakeDriver, Node},
     publication::{Publish, PublishError, Unpublish, UnpublishError},
-    trouble::Trouble,
     upkeep::{InUse, UpkeepError},
     volume::{Stage, StageError, Unstage, UnstageError},
 };
@@ -255,159 +257,6 @@ async fn a_lost_record_is_mended_by_the_next_publish() {
 }
 
 #[tokio::test]
-async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() {
-    let node = Node::new();
-    let driver = FakeDriver::start(&node, DRIVER);
-    let block = || publish(&node, "pod-1", csi_path(VolumeMode::Block));
-    node.volumes().publish(block()).await.unwrap();
-    driver.go_away();
-
-    // The target is only an empty directory by now: nothing to wait for.
-    node.volumes().unpublish(unpublish(&block())).await.unwrap();
-    assert!(!block().target.exists());
-    // A device, though, may still be mapped.
-    let error = node.volumes().unstage(unstage(&block().stage)).await.unwrap_err();
-    assert!(
-        matches!(&error, UnstageError::Trouble(trouble) if trouble.is_absent_driver()),
-        "{error}"
-    );
-    let error = node.volumes().stage(block().stage).await.unwrap_err();
-    assert!(
-        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
-        "{error}"
-    );
-
-    driver.come_back(&node);
-    node.volumes().unstage(unstage(&block().stage)).await.unwrap();
-    assert_eq!(node.records(), 0);
-}
-
-#[tokio::test]
-async fn of_a_file_system_that_is_not_mounted_nothing_is_left() {
-    let node = Node::new();
-    let driver = FakeDriver::start(&node, DRIVER);
-    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    node.volumes().stage(wish.clone()).await.unwrap();
-    driver.go_away();
-    node.volumes().unstage(unstage(&wish)).await.unwrap();
-    assert_eq!(node.records(), 0);
-
-    driver.come_back(&node);
-    node.volumes().stage(wish.clone()).await.unwrap();
-    driver.fail("unstage", Status::not_found("what volume?"));
-    node.volumes().unstage(unstage(&wish)).await.unwrap();
-    assert_eq!(node.records(), 0);
-}
-
-#[tokio::test]
-async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
-    let node = Node::new();
-    let driver = FakeDriver::start(&node, DRIVER);
-    let volumes = node.volumes();
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-
-    driver.fail("stage", Status::invalid_argument("never"));
-    let error = volumes.stage(wish().stage).await.unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("real.example refused NodeStageVolume: never"),
-        "{error}"
-    );
-    assert_eq!(node.records(), 0);
-
-    driver.fail("stage", Status::deadline_exceeded("later"));
-    volumes.stage(wish().stage).await.unwrap_err();
-    assert_eq!(node.records(), 1, "it may have staged");
-
-    driver.fail("publish", Status::new(Code::Internal, "no"));
-    volumes.publish(wish()).await.unwrap_err();
-    driver.fail("publish", Status::aborted("busy"));
-    volumes.publish(wish()).await.unwrap_err();
-    assert_eq!(node.records(), 1);
-
-    // A device driver that says no for good may not be forgotten once it was staged.
-    driver.fail("stage", Status::invalid_argument("never"));
-    volumes.stage(wish().stage).await.unwrap_err();
-    assert_eq!(node.records(), 1);
-}
-
-#[tokio::test]
-async fn a_driver_that_dies_over_a_call_may_have_done_it() {
-    let node = Node::new();
-    let driver = FakeDriver::start(&node, DRIVER);
-    driver.crash("stage");
-    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    let error = node.volumes().stage(wish).await.unwrap_err();
-    assert!(
-        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
-        "{error}"
-    );
-    assert!(error.to_string().contains("broke off"), "{error}");
-    assert_eq!(node.records(), 1);
-}
-
-#[tokio::test]
-async fn what_the_driver_says_about_unpublish_counts() {
-    let node = Node::new();
-    let driver = FakeDriver::start(&node, DRIVER);
-    let volumes = node.volumes();
-    volumes
-        .publish(publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)))
-        .await
-        .unwrap();
-    driver.fail("unpublish", Status::internal("cannot"));
-    let again = || unpublish(&publish(&node, "pod-1", csi_path(VolumeMode::Filesystem)));
-    volumes.unpublish(again()).await.unwrap_err();
-    driver.fail("unpublish", Status::not_found("what volume?"));
-    volumes.unpublish(again()).await.unwrap();
-}
-
-#[tokio::test]
-async fn busy_volumes_turn_callers_away() {
-    let node = Node::new();
-    let volumes = node.volumes();
-    let _held = volumes.in_flight.enter(ID).unwrap();
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    let is_busy = |trouble: &Trouble| matches!(trouble, Trouble::Busy(_));
-    assert!(matches!(volumes.stage(wish().stage).await, Err(StageError::Trouble(it)) if is_busy(&it)));
-    assert!(matches!(volumes.publish(wish()).await, Err(PublishError::Trouble(it)) if is_busy(&it)));
-    assert!(
-        matches!(volumes.unpublish(unpublish(&wish())).await, Err(UnpublishError::Trouble(it)) if is_busy(&it))
-    );
-    assert!(
-        matches!(volumes.unstage(unstage(&wish().stage)).await, Err(UnstageError::Trouble(it)) if is_busy(&it))
-    );
-}
-
-#[tokio::test]
-async fn a_device_is_not_a_file_system() {
-    let node = Node::new();
-    let mut wish = stage(&node, csi_path(VolumeMode::Filesystem));
-    wish.access.volume_mode = VolumeMode::Block;
-    let error = node.volumes().stage(wish).await.unwrap_err();
-    assert!(matches!(error, StageError::VolumeMode { .. }), "{error}");
-    assert_eq!(node.records(), 0);
-}
-
-#[tokio::test]
-async fn a_corrupt_record_stops_everything_and_says_so() {
-    let node = Node::new();
-    let _driver = FakeDriver::start(&node, DRIVER);
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    node.volumes().publish(wish()).await.unwrap();
-    let record = std::fs::read_dir(node.path("plugins/storage.liqo.io/state"))
-        .unwrap()
-        .next()
-        .unwrap();
-    std::fs::write(record.unwrap().path(), "{").unwrap();
-    let error = node.volumes().unpublish(unpublish(&wish())).await.unwrap_err();
-    assert!(error.to_string().contains("corrupt"), "{error}");
-    assert!(node.volumes().unstage(unstage(&wish().stage)).await.is_err());
-    assert!(node.volumes().publish(wish()).await.is_err());
-}
-
-#[tokio::test]
 async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
@@ -447,5 +296,3 @@ async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
     assert_eq!(volumes.expand(asked(wish.target), size).await.unwrap(), None);
     assert!(driver.asked().is_empty());
 }
-
-mod rooted;

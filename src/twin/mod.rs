@@ -18,8 +18,6 @@ mod site;
 mod withdraw;
 
 #[cfg(test)]
-mod offsite_tests;
-#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};

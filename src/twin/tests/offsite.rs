@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::*;
+use super::{CLAIM, GIB, UID};
 use crate::{
     cluster::{
         Cluster, Rights,
@@ -14,17 +14,15 @@ use crate::{
         testing::{Act, FakeApi, Fault},
     },
     placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Refusal},
-    topology::{CLUSTER_KEY, LabelSelector, Requirement},
-    volume::{
-        Access, AccessMode, BindingPolicy, Capabilities, Capability, ClaimName, Foreign, Parameters, Refused,
-        SizeRange, VolumeId, mark,
+    topology::{CLUSTER_KEY, LabelSelector, Requirement, Segments},
+    twin::{
+        CreateError, DeleteError, FINALIZER, Made, NoSite, Order, Policy, TWIN_CLASS, TWIN_NAME,
+        TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
     },
+    volume::{Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, mark},
 };
 
-const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
-const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
-const GIB: i64 = 1 << 30;
 
 /// A home cluster with one virtual node, and the cluster behind it.
 struct World {
@@ -148,32 +146,12 @@ fn claim(api: &FakeApi, more: &Value) {
     );
 }
 
+/// The same volume, for the pod on the virtual node.
 fn order() -> Order {
-    let capability = Capability {
-        mode: AccessMode::ReadWriteOnce,
-        access: Access::Mount {
-            fs_type: None,
-            flags: Vec::new(),
-        },
-    };
-    let request_name = format!("pvc-{UID}");
-    Order {
-        volume: VolumeName::from_request(&request_name),
-        request_name,
-        spec: VolumeSpec {
-            size: SizeRange::new(GIB, 0).unwrap(),
-            capabilities: Capabilities::new([capability]).unwrap(),
-            parameters: Parameters {
-                claim: Some(ClaimName {
-                    namespace: "shop".into(),
-                    name: "data".into(),
-                }),
-                ..Parameters::default()
-            },
-            source: None,
-        },
-        requisite: vec![Segments::of_cluster(&"milan".parse().unwrap())],
-    }
+    let mut order = super::order();
+    order.spec.parameters.real_class = None;
+    order.requisite = vec![Segments::of_cluster(&"milan".parse().unwrap())];
+    order
 }
 
 fn elsewhere(outcome: Result<Made, CreateError>) -> String {

@@ -1,0 +1,99 @@
+//! Attaching a volume to a node, and taking it off again.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{stand_in::reconcile_twin, *};
+use crate::volume::RealSource;
+
+#[tokio::test]
+async fn publishing_attaches_under_a_name_of_our_own() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    let path = world.publish("n1").await.unwrap();
+    assert_eq!(path.attachment["lun"], "7");
+    let RealSource::Csi(source) = &path.source else {
+        panic!("{path:?}")
+    };
+    assert_eq!(
+        (source.driver.as_str(), source.handle.as_str()),
+        ("real.test", "h-1")
+    );
+    assert!(source.wants.pod_info);
+
+    let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
+    assert!(
+        !name.starts_with("csi-"),
+        "Kubernetes deletes what bears the name it would have given"
+    );
+    assert!(world.api.object(&format!("{ATTACHMENTS}/{name}")).is_some());
+    assert_eq!(world.publish("n1").await.unwrap(), path);
+
+    unpublish(&world.home, &world.order.volume, Some("n2"), world.until())
+        .await
+        .unwrap();
+    assert_eq!(world.api.store().below(ATTACHMENTS).len(), 1);
+    unpublish(&world.home, &world.order.volume, Some("n1"), world.until())
+        .await
+        .unwrap();
+    assert!(world.api.store().below(ATTACHMENTS).is_empty());
+    unpublish(&world.home, &world.order.volume, Some("n1"), world.until())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_published() {
+    let world = World::new(Real::Works).await;
+    assert!(matches!(
+        world.publish("n1").await,
+        Err(PublishError::NoTwin { .. })
+    ));
+    world.create().await.unwrap();
+    assert!(matches!(
+        world.publish("n9").await,
+        Err(PublishError::NoNode { .. })
+    ));
+    let many = Capability {
+        mode: AccessMode::ReadWriteMany,
+        access: Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+    };
+    let asked = Capabilities::new([many]).unwrap();
+    let refused = publish(&world.home, &world.order.volume, "n1", &asked, world.until()).await;
+    assert!(matches!(refused, Err(PublishError::Incapable(..))));
+}
+
+#[tokio::test]
+async fn the_real_attachers_word_is_passed_on() {
+    let world = World::new(Real::Idle).await;
+    let claim_twin = tokio::spawn({
+        let api = Arc::clone(&world.api);
+        async move {
+            api.until(|store| store.get(&twin_path()).is_some()).await;
+            reconcile_twin(&api, &api.object(&twin_path()).unwrap(), Real::Works);
+        }
+    });
+    let made = world.create().await.unwrap();
+    claim_twin.await.unwrap();
+
+    let world = world.impatient();
+    assert!(matches!(
+        world.publish("n1").await,
+        Err(PublishError::StillWaiting(_))
+    ));
+    let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
+    world.api.change(&format!("{ATTACHMENTS}/{name}"), |attachment| {
+        attachment["status"] = json!({
+            "attached": false, "attachError": {"message": "too many disks", "errorCode": 8},
+        });
+    });
+    let error = world.publish("n1").await.unwrap_err();
+    assert!(
+        matches!(error, PublishError::Refused { code: Some(8), .. }),
+        "{error}"
+    );
+}

@@ -1,0 +1,40 @@
+//! An API server that fails, at any write and at every read.
+
+use super::*;
+use crate::cluster::testing::{Act, Fault};
+
+#[tokio::test]
+async fn every_write_may_fail_once() {
+    for act in [Act::Refuse(500), Act::DoAndRefuse(504), Act::Refuse(429)] {
+        let world = World::new(Real::Works).await;
+        for method in ["POST", "PATCH", "DELETE"] {
+            world.api.fault(Fault::new(method, "/", act).times(1));
+        }
+        world.create().await.unwrap();
+        world.publish("n1").await.unwrap();
+        unpublish(&world.home, &world.order.volume, Some("n1"), world.until())
+            .await
+            .unwrap();
+        world.delete().await.unwrap();
+        assert!(world.api.store().below(VOLUMES).is_empty(), "{act:?}");
+    }
+}
+
+#[tokio::test]
+async fn conflicts_are_read_again() {
+    let world = World::new(Real::Works).await;
+    world
+        .api
+        .fault(Fault::new("PATCH", "persistentvolumeclaims", Act::Refuse(409)).times(2));
+    world.create().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unreachable_cluster_is_no_answer() {
+    let world = World::new(Real::Works).await;
+    world.create().await.unwrap();
+    world.api.fault(Fault::new("GET", "/api", Act::Hang));
+    assert!(matches!(world.create().await, Err(CreateError::Api(_))));
+    assert!(matches!(world.delete().await, Err(DeleteError::Api(_))));
+    assert!(matches!(world.publish("n1").await, Err(PublishError::Api(_))));
+}

@@ -1,0 +1,177 @@
+//! Twins against a fake API server, with a stand-in for the controllers that a
+//! real cluster has. Here is the world that the tests of every operation share.
+
+mod attach;
+mod create;
+mod delete;
+mod faults;
+mod list;
+mod offsite;
+mod stand_in;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use self::stand_in::{Real, controllers};
+use super::*;
+use crate::{
+    cluster::{Cluster, events::Events, registry::Registry, testing::FakeApi},
+    topology::{CLUSTER_KEY, NODE_KEY},
+    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, SizeRange, VolumeId},
+};
+
+const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+const GIB: i64 = 1 << 30;
+const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+
+struct World {
+    api: Arc<FakeApi>,
+    home: Cluster,
+    policy: Policy,
+    order: Order,
+    deadline: Duration,
+}
+
+impl World {
+    async fn new(real: Real) -> Self {
+        let api = Arc::new(FakeApi::start().await);
+        furnish(&api);
+        let home = api.cluster().await;
+        if real != Real::Idle {
+            tokio::spawn(controllers(Arc::clone(&api), real));
+        }
+        Self {
+            api,
+            home,
+            policy: Policy::default(),
+            order: order(),
+            deadline: Duration::from_secs(10),
+        }
+    }
+
+    fn id(&self) -> VolumeId {
+        VolumeId {
+            cluster: self.home.id().clone(),
+            name: self.order.volume.clone(),
+        }
+    }
+
+    fn until(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    async fn create(&self) -> Result<Made, CreateError> {
+        let events = Events::new(self.home.client().clone());
+        let (home, registry) = (&self.home, &Registry::default());
+        create(home, registry, &self.policy, &events, &self.order, self.until()).await
+    }
+
+    async fn delete(&self) -> Result<(), DeleteError> {
+        delete(&self.home, &Registry::default(), &self.id(), self.until()).await
+    }
+
+    async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
+        let asked = &self.order.spec.capabilities;
+        publish(&self.home, &self.order.volume, node, asked, self.until()).await
+    }
+
+    fn twin(&self) -> Option<Value> {
+        self.api.object(&twin_path())
+    }
+
+    fn impatient(mut self) -> Self {
+        self.deadline = Duration::from_millis(300);
+        self
+    }
+}
+
+fn twin_path() -> String {
+    format!("{TWINS}/{UID}")
+}
+
+fn furnish(api: &FakeApi) {
+    for node in ["n1", "n2"] {
+        let labels = json!({CLUSTER_KEY: "home", NODE_KEY: node, "kubernetes.io/hostname": node});
+        api.put(
+            &format!("/api/v1/nodes/{node}"),
+            json!({"metadata": {"labels": labels}}),
+        );
+        let drivers = json!([{"name": "real.test", "nodeID": node, "topologyKeys": []}]);
+        api.put(
+            &format!("/apis/storage.k8s.io/v1/csinodes/{node}"),
+            json!({"spec": {"drivers": drivers}}),
+        );
+    }
+    let spec = json!({"attachRequired": true, "podInfoOnMount": true});
+    api.put(
+        "/apis/storage.k8s.io/v1/csidrivers/real.test",
+        json!({"spec": spec}),
+    );
+    class(api, "liqo", "storage.liqo.io", "WaitForFirstConsumer", "Delete");
+    class(api, "real", "real.test", "WaitForFirstConsumer", "Delete");
+    class(api, "instant", "real.test", "Immediate", "Delete");
+    class(
+        api,
+        "static",
+        "kubernetes.io/no-provisioner",
+        "WaitForFirstConsumer",
+        "Delete",
+    );
+    claim(api, "n1");
+}
+
+fn class(api: &FakeApi, name: &str, provisioner: &str, binding: &str, reclaim: &str) {
+    let class = json!({
+        "provisioner": provisioner, "volumeBindingMode": binding, "reclaimPolicy": reclaim,
+    });
+    api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+}
+
+fn claim(api: &FakeApi, node: &str) {
+    let annotations = json!({
+        "volume.kubernetes.io/selected-node": node,
+        "volume.beta.kubernetes.io/storage-class": "evil",
+        "storage.liqo.io/handed-over": "true",
+        "team": "shop",
+    });
+    let claim = json!({
+        "metadata": {"uid": UID, "annotations": annotations, "labels": {"app": "db"}},
+        "spec": {"storageClassName": "liqo"},
+    });
+    api.put(CLAIM, claim);
+}
+
+fn order() -> Order {
+    let capability = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+    };
+    let request_name = format!("pvc-{UID}");
+    Order {
+        volume: VolumeName::from_request(&request_name),
+        request_name,
+        spec: VolumeSpec {
+            size: SizeRange::new(GIB, 0).unwrap(),
+            capabilities: Capabilities::new([capability]).unwrap(),
+            parameters: Parameters {
+                real_class: Some("real".into()),
+                binding_policy: None,
+                claim: Some(ClaimName {
+                    namespace: "shop".into(),
+                    name: "data".into(),
+                }),
+                volume: None,
+            },
+            source: None,
+        },
+        requisite: vec![Segments::of_node(&"home".parse().unwrap(), "n1")],
+    }
+}
