@@ -1,27 +1,26 @@
 //! The client of the real drivers on this node: says to their node service what
 //! kubelet would have said, had the pod used the twin directly.
 
+mod capability;
+mod error;
+
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt::Write as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use tonic::{Code, Request, Response, Status, transport::Channel};
+use tonic::{Request, Response, Status, transport::Channel};
 
-use super::{
-    access::AccessMode,
-    consumer::{Consumer, MalformedTokens},
-    registry::{Registry, RegistryError},
-    secrets::{SecretError, Secrets},
-};
+pub use self::error::DriverError;
+use super::{consumer::Consumer, registry::Registry, secrets::Secrets};
 use crate::{
-    volume::{CsiSource, DRIVER_NAME, DataPath, SecretRef, VolumeMode},
+    volume::{CsiSource, DataPath, SecretRef},
     wire::csi::{
-        self as wire, node_client::NodeClient, node_service_capability as capability,
-        node_service_capability::rpc::Type as Can, volume_capability,
+        self as wire,
+        node_client::NodeClient,
+        node_service_capability::{self, rpc::Type as Can},
     },
 };
 
@@ -73,79 +72,6 @@ pub enum Unit {
     Bytes,
     /// Files and directories.
     Inodes,
-}
-
-/// Why the real driver did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum DriverError {
-    /// It cannot be reached.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// It said no; its code means to our caller what it would mean to kubelet.
-    #[error("the driver {driver} refused {call}: {message}")]
-    Refused {
-        /// The driver.
-        driver: String,
-        /// What it was asked.
-        call: &'static str,
-        /// Its code.
-        code: Code,
-        /// Its words.
-        message: String,
-    },
-    /// It went away in the middle.
-    #[error("the driver {driver} broke off {call}: {reason}")]
-    Gone {
-        /// The driver.
-        driver: String,
-        /// What it was asked.
-        call: &'static str,
-        /// What the connection says.
-        reason: String,
-    },
-    /// It has not answered yet, and may still be working.
-    #[error("the driver {driver} has not answered {call} for {PATIENCE:?}")]
-    Slow {
-        /// The driver.
-        driver: String,
-        /// What it was asked.
-        call: &'static str,
-    },
-    /// A secret of the real volume is out of reach.
-    #[error("the driver {driver} needs a secret: {error}")]
-    Secret {
-        /// The driver.
-        driver: String,
-        /// Why there is none.
-        error: SecretError,
-    },
-    /// The tokens for it make no sense.
-    #[error("the driver {driver} cannot be asked: {error}")]
-    Token {
-        /// The driver.
-        driver: String,
-        /// What is wrong.
-        error: MalformedTokens,
-    },
-    /// The twin's PV has access modes nobody knows.
-    #[error("the real volume has the access modes {0:?}, none of which can be asked for")]
-    AccessMode(Vec<String>),
-}
-
-impl DriverError {
-    /// A refusal may be due to tokens that we could not pass on.
-    fn perhaps_for_want_of(mut self, tokens: &[String]) -> Self {
-        if let Self::Refused { message, .. } = &mut self
-            && !tokens.is_empty()
-        {
-            let _ = write!(
-                message,
-                " (it asks for service account tokens for the audiences {tokens:?}, which kubelet did not send: \
-                 add them to tokenRequests of the CSIDriver {DRIVER_NAME})"
-            );
-        }
-        self
-    }
 }
 
 impl Drivers {
@@ -350,35 +276,6 @@ impl RealDriver {
         Ok(Some(answer.capacity_bytes))
     }
 
-    /// What kubelet would derive from the twin's PV and this driver's capabilities.
-    fn capability(
-        &self,
-        volume: &DataPath,
-        source: &CsiSource,
-        mount_flags: &[String],
-    ) -> Result<wire::VolumeCapability, DriverError> {
-        let apart = self.can(Can::SingleNodeMultiWriter);
-        let mode = volume
-            .access_modes
-            .first()
-            .and_then(|mode| AccessMode::for_driver(mode, apart));
-        let mode = mode.ok_or_else(|| DriverError::AccessMode(volume.access_modes.clone()))?;
-        let access_type = match volume.volume_mode {
-            VolumeMode::Block => volume_capability::AccessType::Block(volume_capability::BlockVolume {}),
-            VolumeMode::Filesystem => volume_capability::AccessType::Mount(volume_capability::MountVolume {
-                fs_type: source.fs_type.clone().unwrap_or_default(),
-                mount_flags: merged(&volume.mount_options, mount_flags),
-                volume_mount_group: String::new(),
-            }),
-        };
-        Ok(wire::VolumeCapability {
-            access_mode: Some(volume_capability::AccessMode {
-                mode: wire_mode(mode).into(),
-            }),
-            access_type: Some(access_type),
-        })
-    }
-
     /// Kubelet names a staging path only to drivers that stage.
     fn staging(&self, place: Place<'_>) -> String {
         if self.stages() {
@@ -408,7 +305,7 @@ impl RealDriver {
             .call("NodeGetCapabilities", client.node_get_capabilities(request))
             .await?;
         let rpcs = answer.capabilities.into_iter().filter_map(|it| match it.r#type {
-            Some(capability::Type::Rpc(rpc)) => Can::try_from(rpc.r#type).ok(),
+            Some(node_service_capability::Type::Rpc(rpc)) => Can::try_from(rpc.r#type).ok(),
             None => None,
         });
         Ok(rpcs.collect())
@@ -450,25 +347,6 @@ fn patient<T>(message: T) -> Request<T> {
     request
 }
 
-/// The twin's options first; ours add to them.
-fn merged(twins: &[String], ours: &[String]) -> Vec<String> {
-    let new = ours.iter().filter(|option| !twins.contains(option));
-    twins.iter().chain(new).cloned().collect()
-}
-
-fn wire_mode(mode: AccessMode) -> volume_capability::access_mode::Mode {
-    use volume_capability::access_mode::Mode;
-    match mode {
-        AccessMode::SingleNodeWriter => Mode::SingleNodeWriter,
-        AccessMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
-        AccessMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
-        AccessMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
-        AccessMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
-        AccessMode::SingleNodeSingleWriter => Mode::SingleNodeSingleWriter,
-        AccessMode::SingleNodeMultiWriter => Mode::SingleNodeMultiWriter,
-    }
-}
-
 fn usage(figure: &wire::VolumeUsage) -> Option<Usage> {
     use wire::volume_usage::Unit as Wire;
     let unit = match figure.unit() {
@@ -486,16 +364,4 @@ fn usage(figure: &wire::VolumeUsage) -> Option<Usage> {
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn our_options_add_to_the_twins() {
-        let options = |list: &[&str]| list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-        let all = merged(&options(&["noatime", "ro"]), &options(&["ro", "nodev"]));
-        assert_eq!(all, options(&["noatime", "ro", "nodev"]));
-    }
 }

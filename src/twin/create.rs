@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     CreateError, Made, Order, Policy, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
     news::News,
+    not_taken::{not_taken, note_refusal},
     plan::{Plan, plan},
     record::{self, Chosen},
     sight::{self, Sight},
@@ -23,11 +24,8 @@ use crate::{
     observe::{CrashPoint, crash_point},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
     topology::Segments,
-    volume::{Refused, mark},
+    volume::mark,
 };
-
-/// How many seconds a refusal counts: quotas change, and nobody tells.
-const REFUSAL_COUNTS: i64 = 120;
 
 /// Makes the volume, or goes on making it.
 pub async fn create(
@@ -185,51 +183,6 @@ async fn make_twin(
     } else {
         Next::Binding
     })
-}
-
-/// Why the API server did not take a twin, and what that means for its claim.
-fn not_taken(site: &Site, error: ApiError) -> CreateError {
-    match (&error.cause, site.remote_cluster()) {
-        // At home only an administrator can mend it. Elsewhere there are other clusters.
-        (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
-        | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
-        (Cause::Forbidden(message), Some(_)) if !may_pass(message) => {
-            CreateError::Elsewhere(error.to_string())
-        }
-        _ => error.into(),
-    }
-}
-
-/// Notes on the claim that its twin was not taken. A help for the scheduler: if
-/// it cannot be written, the pod only comes back sooner.
-async fn note_refusal(site: &Site, order: &Order, sight: &Sight) {
-    let Some(claim) = &sight.claim else { return };
-    let until = jiff::Timestamp::now().as_second() + REFUSAL_COUNTS;
-    let refused = Refused::new(site.cluster().id(), order.spec.size.request(), until);
-    let known = claim.annotations().get(mark::REFUSED);
-    let known = known.and_then(|text| Refused::parse(text));
-    if known.is_some_and(|known| known.counts(site.cluster().id(), until - REFUSAL_COUNTS / 2)) {
-        return;
-    }
-    let patch = json!({"metadata": {
-        "uid": claim.uid(),
-        "annotations": {mark::REFUSED: refused.to_string()},
-    }});
-    let claims = site
-        .home()
-        .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    if let Err(error) = claims.merge(&claim.name_any(), &patch).await {
-        tracing::warn!(%error, "a refusal could not be noted on the claim");
-    }
-}
-
-/// Whether something forbidden may be allowed in a moment: a namespace that is
-/// not there yet, whose roles are not, or that is on its way out. Quotas, limits
-/// and admission stay as they are.
-fn may_pass(message: &str) -> bool {
-    ["cannot create resource", "is being terminated"]
-        .iter()
-        .any(|sign| message.contains(sign))
 }
 
 /// Binds the twin to a volume that nobody provisions: reserves the volume, and

@@ -10,6 +10,7 @@ mod delete;
 mod errors;
 mod list;
 mod news;
+mod not_taken;
 mod offsite;
 mod plan;
 mod record;

@@ -1,0 +1,100 @@
+//! How a volume is, and the words it is told in.
+
+use crate::{
+    cluster::slim::{Phase, Twin},
+    reconcile::{
+        recovery::Rescue,
+        watched::{Claim, VirtualVolume},
+    },
+    twin::Site,
+};
+
+/// How a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Condition {
+    Healthy,
+    /// Handed over, and bound when its pod arrives in its cluster.
+    Waiting,
+    /// Being deleted, or not in use by a claim: what happens to its twin is meant.
+    Ending,
+    /// Its cluster cannot be asked.
+    Unreachable,
+    /// Its twin is being deleted behind our back.
+    Terminating,
+    /// It has no twin.
+    Vanished,
+    /// Its twin has no PV.
+    Lost,
+}
+
+impl Condition {
+    pub(super) const ALL: [Self; 7] = [
+        Self::Healthy,
+        Self::Waiting,
+        Self::Ending,
+        Self::Unreachable,
+        Self::Terminating,
+        Self::Vanished,
+        Self::Lost,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Waiting => "twin-waiting",
+            Self::Ending => "ending",
+            Self::Unreachable => "cluster-unreachable",
+            Self::Terminating => "twin-terminating",
+            Self::Vanished => "twin-vanished",
+            Self::Lost => "twin-lost",
+        }
+    }
+
+    /// Reason of the event and of the condition on the claim.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::Healthy | Self::Ending => "TwinBound",
+            Self::Waiting => "TwinPending",
+            Self::Unreachable => "ClusterUnreachable",
+            Self::Terminating => "TwinTerminating",
+            Self::Vanished => "TwinVanished",
+            Self::Lost => "TwinLost",
+        }
+    }
+}
+
+pub(super) fn diagnose(
+    volume: &VirtualVolume,
+    claim: Option<&Claim>,
+    remote: bool,
+    twin: Option<&Twin>,
+) -> Condition {
+    let ending = !volume.bound || volume.deleting || claim.is_some_and(|claim| claim.deleting);
+    match twin {
+        _ if ending => Condition::Ending,
+        None => Condition::Vanished,
+        Some(twin) if twin.deleting => Condition::Terminating,
+        Some(twin) if twin.phase == Phase::Lost => Condition::Lost,
+        Some(twin) if remote && twin.phase == Phase::Pending => Condition::Waiting,
+        Some(_) => Condition::Healthy,
+    }
+}
+
+pub(super) fn note(site: &Site, condition: Condition, rescue: Option<Rescue>) -> String {
+    let mut twin = format!("the twin {}", site.place());
+    if site.remote_cluster().is_some() {
+        twin += " in the cluster ";
+        twin += &site.cluster_name();
+    }
+    let what = match condition {
+        Condition::Terminating => format!("{twin} of this volume is being deleted, not by this driver"),
+        Condition::Lost => format!("the PersistentVolume of {twin} is gone"),
+        _ => format!("{twin} of this volume is gone, not by this driver"),
+    };
+    let then = match rescue {
+        Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again",
+        Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place",
+        Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible",
+    };
+    format!("{what}. {then}")
+}
