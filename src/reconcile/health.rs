@@ -143,10 +143,9 @@ impl<'a> Health<'a> {
             return Ok(None);
         }
         if site.remote_cluster().is_some() {
-            if !self.settled.contains(&twin.uid) {
-                Box::pin(self.settle(site, volume, twin)).await?;
-            }
-            return Ok(Some(twin.uid.clone()));
+            let settled =
+                self.settled.contains(&twin.uid) || Box::pin(self.settle(site, volume, twin)).await?;
+            return Ok(settled.then(|| twin.uid.clone()));
         }
         let real = twin
             .real_volume
@@ -164,22 +163,23 @@ impl<'a> Health<'a> {
         Ok(None)
     }
 
-    /// Looks at the PV of a remote twin once it is bound: nobody watches it.
-    async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<(), ApiError> {
+    /// Looks at the PV of a remote twin once it is bound: nobody watches it. False if
+    /// it has to be looked at again.
+    async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<bool, ApiError> {
         let Some(name) = &twin.real_volume else {
-            return Ok(());
+            return Ok(true);
         };
         if !site.cluster().rights().volume_changes {
-            return Ok(());
+            return Ok(true);
         }
         if volume.retain {
             self.retain(site, volume, name).await?;
         }
         let real = site.volumes().get(name).await?;
         if real.is_some_and(|real| real.annotations().contains_key(mark::POLICY_BEFORE)) {
-            recovery::finish(site, volume, name).await?;
+            return recovery::finish(site, volume, name).await;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The user wants the data to stay: so it is said where it counts, if they still do.

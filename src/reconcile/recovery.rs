@@ -149,19 +149,20 @@ async fn candidates(site: &Site) -> Result<Vec<PersistentVolume>, ApiError> {
     Ok(found)
 }
 
-/// Gives the PV of a twin that was made again the reclaim policy it had.
-pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
+/// Gives the PV of a twin that was made again the reclaim policy it had; false if
+/// somebody else was writing on it, and it has to be looked at again.
+pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> Result<bool, ApiError> {
     let (volumes, twins) = (site.volumes(), site.twins());
     let (Some(real), Some(twin)) = tokio::try_join!(volumes.get(real), twins.get(site.name()))? else {
-        return Ok(());
+        return Ok(true);
     };
     let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
-        return Ok(());
+        return Ok(true);
     };
     let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     let bound = claim.and_then(|claim| claim.uid.as_ref()) == twin.metadata.uid.as_ref();
     if !bound || twin.metadata.deletion_timestamp.is_some() {
-        return Ok(());
+        return Ok(true);
     }
     let policy = if volume.retain { "Retain" } else { before };
     let patch = json!({
@@ -176,11 +177,11 @@ pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> R
     let given_back = volumes.merge(&real.name_any(), &patch).await;
     crash_point(CrashPoint::AfterPolicyBack);
     match given_back {
-        Err(error) if error.is_conflict() => return Ok(()),
+        Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     };
     tracing::info!(volume = %volume.volume, "the twin was made again onto its data");
-    Ok(())
+    Ok(true)
 }
 
 fn policy(volume: &PersistentVolume) -> &str {

@@ -345,12 +345,8 @@ fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
     );
 }
 
-#[tokio::test]
-async fn a_cluster_that_hangs_costs_a_round_one_call() {
-    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
-    for number in 0..4 {
-        waiting_there(&api, &there, number);
-    }
+/// A registry that knows one remote cluster.
+async fn to_milan(there: &FakeApi) -> Registry {
     let declared = Declared {
         id: "milan".parse().unwrap(),
         fabric: Fabric::Native,
@@ -365,7 +361,16 @@ async fn a_cluster_that_hangs_costs_a_round_one_call() {
         cluster: there.remote_cluster("milan", Rights::ALL).await,
         version: "v1.36.3".into(),
     };
-    let registry = Registry::fixed([(declared, Link::Up(Arc::new(connected)))]);
+    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
+}
+
+#[tokio::test]
+async fn a_cluster_that_hangs_costs_a_round_one_call() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    for number in 0..4 {
+        waiting_there(&api, &there, number);
+    }
+    let registry = to_milan(&there).await;
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
@@ -386,4 +391,40 @@ async fn a_cluster_that_hangs_costs_a_round_one_call() {
     there.fault(Fault::new("GET", "persistentvolumeclaims/far-", Act::Hang).times(100));
     assert!(health.round().await.is_err());
     assert_eq!(asked() - all, 1);
+}
+
+#[tokio::test]
+async fn a_rescued_volume_there_gets_its_policy_back_even_if_somebody_else_writes() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    waiting_there(&api, &there, 0);
+    let twin = "/api/v1/namespaces/shop/persistentvolumeclaims/far-0";
+    there.change(twin, |twin| {
+        twin["spec"]["volumeName"] = "real".into();
+        twin["status"]["phase"] = "Bound".into();
+    });
+    let uid = there.object(twin).unwrap()["metadata"]["uid"].clone();
+    there.put(
+        REAL,
+        json!({
+            "metadata": {"annotations": {mark::POLICY_BEFORE: "Delete"}},
+            "spec": {
+                "claimRef": {"namespace": "shop", "name": "far-0", "uid": uid},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    let registry = to_milan(&there).await;
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let metrics = Metrics::default();
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
+
+    there.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(1));
+    health.round().await.unwrap();
+    assert_eq!(policy(&there, REAL), "Retain");
+    health.round().await.unwrap();
+    assert_eq!(policy(&there, REAL), "Delete");
 }
