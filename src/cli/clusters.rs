@@ -68,7 +68,8 @@ async fn list(args: Args) -> Outcome {
     let report: Report = serde_json::from_str(&text)?;
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
     let volumes = rows(&storage, &Scope::All);
-    let unknown = storage.unknown();
+    let mut unknown = storage.unknown();
+    unknown.extend(report.unread.iter().map(|group| unread(group)));
     let shown: Vec<Shown> = report
         .clusters
         .into_iter()
@@ -90,6 +91,12 @@ async fn list(args: Args) -> Outcome {
         }
     }
     Ok(())
+}
+
+fn unread(group: &str) -> String {
+    format!(
+        "which clusters {group} declares: the controller cannot read its objects; see its log for what is missing, a kind or a right"
+    )
 }
 
 /// Claims in a cluster whose pods wait because of that.

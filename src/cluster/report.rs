@@ -19,6 +19,9 @@ pub struct Report {
     pub by: String,
     /// The clusters.
     pub clusters: Vec<ClusterReport>,
+    /// API groups of fabrics that are installed and whose clusters cannot be read.
+    #[serde(default)]
+    pub unread: Vec<String>,
 }
 
 /// How it is with one cluster.

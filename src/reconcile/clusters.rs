@@ -7,7 +7,7 @@
 //! could delete their data.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -87,7 +87,7 @@ pub(super) struct Clusters<'a> {
     watched: &'a Watched,
     settings: &'a Settings,
     /// What was written last, so that nothing is written twice.
-    written: Option<Vec<ClusterReport>>,
+    written: Option<(Vec<ClusterReport>, BTreeSet<&'static str>)>,
 }
 
 impl<'a> Clusters<'a> {
@@ -130,15 +130,21 @@ impl<'a> Clusters<'a> {
         }
     }
 
-    async fn publish(&mut self, reports: Vec<ClusterReport>) -> Result<(), ApiError> {
-        if self.written.as_ref() == Some(&reports) {
+    async fn publish(
+        &mut self,
+        reports: Vec<ClusterReport>,
+        unread: BTreeSet<&'static str>,
+    ) -> Result<(), ApiError> {
+        let wanted = (reports, unread);
+        if self.written.as_ref() == Some(&wanted) {
             return Ok(());
         }
         let report = Report {
             version: 1,
             written: jiff::Timestamp::now().to_string(),
             by: self.settings.identity.clone(),
-            clusters: reports.clone(),
+            clusters: wanted.0.clone(),
+            unread: wanted.1.iter().map(|&group| group.to_owned()).collect(),
         };
         let text = serde_json::to_string_pretty(&report).unwrap_or_default();
         let maps = self.home.within::<ConfigMap>(&self.settings.namespace);
@@ -159,7 +165,7 @@ impl<'a> Clusters<'a> {
             };
             maps.create(&map).await?;
         }
-        self.written = Some(reports);
+        self.written = Some(wanted);
         Ok(())
     }
 
@@ -366,9 +372,9 @@ impl Rounds for Clusters<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        if !self.registry.is_complete() {
+        let Some(unread) = self.registry.unread() else {
             return Ok(());
-        }
+        };
         let volumes = volumes_by_cluster(self.watched.virtual_volumes(), self.home.id());
         let reports = self.reports(&volumes);
         let native: Vec<&ClusterReport> = reports
@@ -388,7 +394,7 @@ impl Rounds for Clusters<'_> {
             })
             .await;
         }
-        outcome.and(self.publish(reports).await)
+        outcome.and(self.publish(reports, unread).await)
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{
     Link, Registry, Remote,
     link::{self, Way},
-    source::{Context, Credentials, Installed, SecretRef, Told},
+    source::{Context, Credentials, Heard, Installed, SecretRef, Told},
 };
 use crate::{
     cluster::{
@@ -143,9 +143,17 @@ impl Keeper {
     }
 
     fn apply(&mut self) {
-        let Some(told) = self.installed.told() else {
+        let Some(Heard { told, unread }) = self.installed.heard() else {
             return;
         };
+        let news = self.registry.unread().as_ref() != Some(&unread);
+        if news && !unread.is_empty() {
+            let groups = format!("{unread:?}");
+            tracing::warn!(
+                groups,
+                "clusters that these fabrics declare are not known: they cannot be read"
+            );
+        }
         let told = without_disputes(told, self.home.id());
         self.secrets.follow(&self.context, &told);
         let known: BTreeSet<&ClusterId> = told.iter().map(|(one, _)| &one.declared.id).collect();
@@ -166,7 +174,7 @@ impl Keeper {
             }
         }
         let declared: Vec<Declared> = told.into_iter().map(|(one, _)| one.declared).collect();
-        if changed || declared != self.declared || !self.registry.is_complete() {
+        if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|declared| {
                 let link = self.links.get(&declared.id)?.link.clone();
                 let remote = Remote {
@@ -175,7 +183,7 @@ impl Keeper {
                 };
                 Some((declared.id.clone(), Arc::new(remote)))
             });
-            self.registry.replace(remotes.collect());
+            self.registry.replace(remotes.collect(), unread);
             self.declared = declared;
         }
     }

@@ -15,7 +15,12 @@ mod liqo;
 mod native;
 mod source;
 
-use std::{collections::BTreeMap, fmt, ops::Deref, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Deref,
+    sync::Arc,
+};
 
 use tokio::sync::watch;
 
@@ -36,8 +41,8 @@ pub struct Registry {
     remotes: watch::Sender<Arc<Remotes>>,
     /// Changes whenever anything about a remote cluster does.
     news: watch::Sender<u64>,
-    /// Whether all declarations have been seen.
-    complete: watch::Sender<bool>,
+    /// The API groups whose declarations cannot be read; `None` before any were.
+    unread: watch::Sender<Option<BTreeSet<&'static str>>>,
 }
 
 type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
@@ -130,7 +135,7 @@ impl Default for Registry {
         Self {
             remotes: watch::Sender::default(),
             news: watch::Sender::new(0),
-            complete: watch::Sender::new(false),
+            unread: watch::Sender::default(),
         }
     }
 }
@@ -175,16 +180,23 @@ impl Registry {
     /// missing may well be there.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        *self.complete.borrow()
+        self.unread().is_some_and(|groups| groups.is_empty())
+    }
+
+    /// The API groups of fabrics that are installed and whose objects cannot be
+    /// read; `None` as long as they may just not have been read yet.
+    #[must_use]
+    pub fn unread(&self) -> Option<BTreeSet<&'static str>> {
+        self.unread.borrow().clone()
     }
 
     fn stir(&self) {
         self.news.send_modify(|version| *version += 1);
     }
 
-    fn replace(&self, remotes: Remotes) {
+    fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
         self.remotes.send_replace(Arc::new(remotes));
-        self.complete.send_replace(true);
+        self.unread.send_replace(Some(unread));
         self.stir();
     }
 }
@@ -204,6 +216,14 @@ pub enum Standing {
 impl Registry {
     /// A registry of clusters that are as they are.
     pub(crate) fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {
+        Self::partial(remotes, [])
+    }
+
+    /// Such a registry where some fabrics cannot be read.
+    pub(crate) fn partial(
+        remotes: impl IntoIterator<Item = (Declared, Link)>,
+        unread: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
         let registry = Self::default();
         let known = remotes.into_iter().map(|(declared, link)| {
             let remote = Remote {
@@ -212,7 +232,7 @@ impl Registry {
             };
             (remote.id.clone(), Arc::new(remote))
         });
-        registry.replace(known.collect());
+        registry.replace(known.collect(), unread.into_iter().collect());
         registry
     }
 }

@@ -1,10 +1,10 @@
 //! Where declarations come from: the objects of one fabric, watched while the
 //! fabric is installed. A fabric that is not costs nothing.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use kube::Client;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{kosmos::Kosmos, liqo::Liqo, native::Native};
@@ -73,39 +73,134 @@ const FABRICS: [(&str, Start); 3] = [
     }),
 ];
 
+/// How long all wait for one: its clusters may be those that another declares too.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 
 /// The fabrics that are installed.
 #[derive(Default)]
 pub(super) struct Installed {
-    sources: Vec<(&'static str, Box<dyn Source>, DropGuard)>,
+    sources: Vec<Watched>,
+}
+
+/// A fabric that is installed.
+struct Watched {
+    group: &'static str,
+    since: Instant,
+    source: Box<dyn Source>,
+    _stops: DropGuard,
+}
+
+/// What is declared, as far as it can be read.
+pub(super) struct Heard {
+    pub(super) told: Vec<Told>,
+    /// The API groups of fabrics whose objects cannot be.
+    pub(super) unread: BTreeSet<&'static str>,
 }
 
 impl Installed {
     /// Watches what is installed now, and forgets what is no longer.
     pub(super) fn follow(&mut self, groups: &BTreeSet<String>, context: &Context) {
-        self.sources.retain(|(group, ..)| groups.contains(*group));
+        self.sources.retain(|one| groups.contains(one.group));
         for (group, start) in FABRICS {
-            let known = self.sources.iter().any(|(watched, ..)| *watched == group);
+            let known = self.sources.iter().any(|one| one.group == group);
             if groups.contains(group) && !known {
                 tracing::info!(group, "a fabric is installed: its clusters are looked for");
                 let stop = CancellationToken::new();
                 let source = start(context, &stop);
-                self.sources.push((group, source, stop.drop_guard()));
+                self.sources.push(Watched {
+                    group,
+                    since: Instant::now(),
+                    source,
+                    _stops: stop.drop_guard(),
+                });
             }
         }
     }
 
-    /// What all of them declare; `None` until all of them have been heard.
-    pub(super) fn told(&self) -> Option<Vec<Told>> {
-        let each: Option<Vec<Vec<Told>>> = self.sources.iter().map(|(_, source, _)| source.told()).collect();
-        each.map(|each| each.into_iter().flatten().collect())
+    /// What they declare; `None` while one of them may still be heard. One that
+    /// never is, such as a fabric that is half installed, does not stop the others.
+    pub(super) fn heard(&self) -> Option<Heard> {
+        let mut heard = Heard {
+            told: Vec::new(),
+            unread: BTreeSet::new(),
+        };
+        for one in &self.sources {
+            match one.source.told() {
+                Some(told) => heard.told.extend(told),
+                None if one.since.elapsed() < PATIENCE => return None,
+                None => {
+                    heard.unread.insert(one.group);
+                }
+            }
+        }
+        Some(heard)
     }
 
     pub(super) fn signs(&self) -> Vec<watch::Receiver<u64>> {
-        self.sources
-            .iter()
-            .flat_map(|(_, source, _)| source.signs())
-            .collect()
+        self.sources.iter().flat_map(|one| one.source.signs()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::{ClassMap, Fabric, Namespaces, NodeRule};
+
+    struct Says(Option<Vec<Told>>);
+
+    impl Source for Says {
+        fn told(&self) -> Option<Vec<Told>> {
+            self.0.clone()
+        }
+
+        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+            Vec::new()
+        }
+    }
+
+    fn watched(group: &'static str, says: Option<Vec<Told>>) -> Watched {
+        Watched {
+            group,
+            since: Instant::now(),
+            source: Box::new(Says(says)),
+            _stops: CancellationToken::new().drop_guard(),
+        }
+    }
+
+    fn milan() -> Told {
+        Told {
+            declared: Declared {
+                id: "milan".parse().unwrap(),
+                fabric: Fabric::Native,
+                object: "RemoteCluster milan".into(),
+                nodes: NodeRule::Annotation {
+                    key: "to".into(),
+                    value: "milan".into(),
+                },
+                namespaces: Namespaces::default(),
+                classes: ClassMap::default(),
+                policy: crate::volume::BindingPolicy::Optimistic,
+                protect: true,
+            },
+            credentials: Credentials::Missing("there are none".into()),
+            allowed: Allowed::default(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fabric_that_cannot_be_read_does_not_stop_the_others() {
+        let installed = Installed {
+            sources: vec![
+                watched("storage.liqo.io", Some(vec![milan()])),
+                watched("kosmos.io", None),
+            ],
+        };
+        assert!(installed.heard().is_none(), "it may just be slow");
+        tokio::time::sleep(PATIENCE).await;
+        let heard = installed.heard().unwrap();
+        assert_eq!(heard.told.len(), 1);
+        assert_eq!(heard.unread, ["kosmos.io"].into());
     }
 }

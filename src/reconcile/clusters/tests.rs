@@ -16,7 +16,11 @@ const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
 fn registry(link: Link) -> Registry {
-    let declared = Declared {
+    Registry::fixed([(declared(), link)])
+}
+
+fn declared() -> Declared {
+    Declared {
         id: "milan".parse().unwrap(),
         fabric: Fabric::Native,
         object: "RemoteCluster milan".into(),
@@ -25,8 +29,7 @@ fn registry(link: Link) -> Registry {
         classes: ClassMap::default(),
         policy: BindingPolicy::Optimistic,
         protect: true,
-    };
-    Registry::fixed([(declared, link)])
+    }
 }
 
 async fn world() -> FakeApi {
@@ -94,17 +97,18 @@ fn condition(api: &FakeApi, at: usize) -> (String, String) {
     (text("status"), text("message"))
 }
 
+fn report(api: &FakeApi) -> Report {
+    let text = api.object(MAP).unwrap()["data"][REPORT].clone();
+    serde_json::from_str(text.as_str().unwrap()).unwrap()
+}
+
 #[tokio::test]
 async fn people_are_told_how_it_is() {
     let api = world().await;
     round(&api, &registry(Link::Silent("no route".into()))).await;
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert_eq!(api.object(OBJECT).unwrap()["status"]["lastError"], "no route");
-    let text = api.object(MAP).unwrap()["data"][REPORT]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let report: Report = serde_json::from_str(&text).unwrap();
+    let report = report(&api);
     assert_eq!(report.clusters[0].nodes, ["to-milan"]);
     assert_eq!(report.clusters[0].state, State::Unreachable);
 
@@ -169,4 +173,13 @@ async fn a_cluster_that_never_answered_is_not_held() {
     let api = world().await;
     round(&api, &registry(Link::Silent("no route".into()))).await;
     assert!(!is_held(&api));
+}
+
+#[tokio::test]
+async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
+    let api = world().await;
+    let link = Link::Silent("no route".into());
+    round(&api, &Registry::partial([(declared(), link)], ["kosmos.io"])).await;
+    assert_eq!(condition(&api, 0).1, "no route");
+    assert_eq!(report(&api).unread, ["kosmos.io"]);
 }
