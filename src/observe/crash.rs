@@ -115,6 +115,10 @@ crash_points! {
     BeforeRescue = "before-rescue",
     /// The PV of a dying twin was set to Retain.
     AfterRescue = "after-rescue",
+    /// The PV of a remote twin is about to be marked with its volume.
+    BeforeMarkHolder = "before-mark-holder",
+    /// The PV of a remote twin was marked with its volume.
+    AfterMarkHolder = "after-mark-holder",
     /// A retained PV is about to forget the uid of its former twin.
     BeforeForgetTwin = "before-forget-twin",
     /// A retained PV forgot the uid of its former twin.

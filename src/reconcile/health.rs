@@ -31,7 +31,7 @@ use crate::{
         slim::{Phase, Twin},
     },
     placement::ReclaimPolicy,
-    twin::{Site, last_warning, retain},
+    twin::{Site, last_warning, mark_holder, retain},
     volume::{ClaimMark, VolumeId, mark},
 };
 
@@ -172,11 +172,17 @@ impl<'a> Health<'a> {
         if !site.cluster().rights().volume_changes {
             return Ok(true);
         }
+        let found = site.volumes().get(name).await?;
+        let Some(real) = found.filter(|real| bound_uid(real) == Some(&twin.uid)) else {
+            return Ok(true);
+        };
+        if !mark_holder(site, &volume.volume, &real).await? {
+            return Ok(false);
+        }
         if volume.retain {
             self.retain(site, volume, name).await?;
         }
-        let real = site.volumes().get(name).await?;
-        if real.is_some_and(|real| real.annotations().contains_key(mark::POLICY_BEFORE)) {
+        if real.annotations().contains_key(mark::POLICY_BEFORE) {
             return recovery::finish(site, volume, name).await;
         }
         Ok(true)
@@ -228,7 +234,7 @@ impl<'a> Health<'a> {
         // A twin that vanishes while it is rescued is what they were told to expect.
         let expected = condition == Condition::Vanished && known == Some(Rescue::Underway);
         if known != Some(Rescue::FalseAlarm) && !(expected && self.reports.any(&claim.uid)) {
-            let note = note(site, condition, known);
+            let note = note(site, volume, condition, known.as_ref());
             return outcome.and(self.tell(patient, &note).await);
         }
         outcome
@@ -303,6 +309,10 @@ impl<'a> Health<'a> {
             self.reports.well(claim, "TwinRecovered", note).await;
         }
     }
+}
+
+fn bound_uid(real: &PersistentVolume) -> Option<&String> {
+    real.spec.as_ref()?.claim_ref.as_ref()?.uid.as_ref()
 }
 
 impl Rounds for Health<'_> {

@@ -21,17 +21,20 @@ use super::watched::VirtualVolume;
 use crate::{
     cluster::ApiError,
     observe::{CrashPoint, crash_point},
-    twin::{FINALIZER, Site, let_go},
+    twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder},
     volume::{Carried, ClaimMark, Marks, mark},
 };
 
 /// How it stands with the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rescue {
     /// It is safe, and on its way back.
     Underway,
     /// There is nothing to get it back from.
     Hopeless,
+    /// There are these PVs, of claims with the name of the twin, but nothing shows
+    /// which one is its, if any.
+    Doubtful(Vec<String>),
     /// Nothing is wrong after all.
     FalseAlarm,
 }
@@ -90,10 +93,16 @@ pub(super) async fn rescue(site: &Site, volume: &VirtualVolume) -> Result<Rescue
         Some(name) if site.cluster().rights().volume_changes => volumes.get(name).await?,
         _ => None,
     };
-    let Some(real) = real else {
+    let its_own =
+        |real: &PersistentVolume| is_bound_to(real, &twin) || whose(site, volume, real) == Holder::Ours;
+    let Some(real) = real.filter(its_own) else {
         let_go(site.cluster(), &twin).await?;
         return Ok(Rescue::Hopeless);
     };
+    if !mark_holder(site, &volume.volume, &real).await? {
+        // The next round looks at what it has become.
+        return Ok(Rescue::FalseAlarm);
+    }
     let policy = policy(&real);
     if policy != "Retain" {
         let patch = json!({
@@ -117,19 +126,46 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
     if scene.twin.is_some() {
         return Ok(Rescue::FalseAlarm);
     }
+    let real = match retained(site, volume).await? {
+        Ok(real) => real,
+        Err(otherwise) => return Ok(otherwise),
+    };
+    forget_old_twin(site, &real).await?;
+    let again = twin_again(site, volume, scene, real);
+    crash_point(CrashPoint::BeforeTwinAgain);
+    let made = site.twins().create(&again).await;
+    crash_point(CrashPoint::AfterTwinAgain);
+    made?;
+    Ok(Rescue::Underway)
+}
+
+/// The one PV that holds the data of a volume whose twin is gone, or how it stands
+/// without it. One that is not retained is being deleted: whoever binds it binds nothing.
+async fn retained(site: &Site, volume: &VirtualVolume) -> Result<Result<PersistentVolume, Rescue>, ApiError> {
+    let (mut ours, mut unknown) = (Vec::new(), Vec::new());
     for real in candidates(site).await? {
-        // One that is not retained is being deleted: whoever binds it binds nothing.
-        if is_of(site, &real) && policy(&real) == "Retain" && real.metadata.deletion_timestamp.is_none() {
-            forget_old_twin(site, &real).await?;
-            let again = twin_again(site, volume, scene, real);
-            crash_point(CrashPoint::BeforeTwinAgain);
-            let made = site.twins().create(&again).await;
-            crash_point(CrashPoint::AfterTwinAgain);
-            made?;
-            return Ok(Rescue::Underway);
+        if policy(&real) != "Retain" || real.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        match whose(site, volume, &real) {
+            Holder::Ours => ours.push(real),
+            Holder::Unknown => unknown.push(real.name_any()),
+            Holder::Other => {}
         }
     }
-    Ok(Rescue::Hopeless)
+    Ok(match (ours.pop(), ours.is_empty()) {
+        (Some(real), true) => Ok(real),
+        (Some(real), false) => {
+            let names = ours.iter().chain([&real]).map(ResourceExt::name_any);
+            Err(Rescue::Doubtful(names.collect()))
+        }
+        (None, _) if unknown.is_empty() => Err(Rescue::Hopeless),
+        (None, _) => Err(Rescue::Doubtful(unknown)),
+    })
+}
+
+fn whose(site: &Site, volume: &VirtualVolume, real: &PersistentVolume) -> Holder {
+    holder(site, &volume.volume, volume.real.as_deref(), real)
 }
 
 /// The PVs that may be that of the twin. Those of remote clusters are not watched.
@@ -188,13 +224,6 @@ fn policy(volume: &PersistentVolume) -> &str {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     policy.unwrap_or("Delete")
-}
-
-fn is_of(site: &Site, volume: &PersistentVolume) -> bool {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    claim.is_some_and(|claim| {
-        claim.namespace.as_deref() == Some(site.namespace()) && claim.name.as_deref() == Some(site.name())
-    })
 }
 
 /// A PV that remembers the uid of its claim never binds another: without it, it

@@ -18,7 +18,7 @@ use crate::{
         view::{Slim, View},
     },
     placement::{ReclaimPolicy, StaticVolume},
-    twin::twin_in,
+    twin::{TWIN_VOLUME, twin_in},
     volume::{Carried, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, Refused, VolumeId, VolumeName, mark},
 };
 
@@ -60,7 +60,7 @@ pub(super) struct Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Volume {
     /// The PV that users of a volume see.
-    Virtual(VirtualVolume),
+    Virtual(Box<VirtualVolume>),
     /// One that nobody provisioned.
     Static(Box<StaticVolume>),
 }
@@ -75,6 +75,8 @@ pub(super) struct VirtualVolume {
     pub(super) cluster: ClusterId,
     /// The twin, where its name does not follow from the volume's.
     pub(super) twin: Option<ClaimName>,
+    /// The twin's PV, where it was known when the volume was answered for.
+    pub(super) real: Option<String>,
     /// Its size in bytes.
     pub(super) bytes: u64,
     pub(super) claim: Option<ClaimMark>,
@@ -163,7 +165,7 @@ impl Watched {
     pub(super) fn virtual_volumes(&self) -> Vec<VirtualVolume> {
         let volumes = self.volumes.of_topic("virtual");
         let ours = volumes.iter().filter_map(|volume| match volume.as_ref() {
-            Volume::Virtual(volume) => Some(volume.clone()),
+            Volume::Virtual(volume) => Some(VirtualVolume::clone(volume)),
             Volume::Static(_) => None,
         });
         ours.collect()
@@ -218,11 +220,17 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
         let id: VolumeId = csi.volume_handle.parse().ok()?;
         let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
         let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
-        return Some(Volume::Virtual(VirtualVolume {
+        return Some(Volume::Virtual(Box::new(VirtualVolume {
             name: volume.name_any(),
             volume: id.name,
             cluster: id.cluster,
             twin: csi.volume_attributes.as_ref().and_then(twin_in),
+            real: csi
+                .volume_attributes
+                .as_ref()
+                .and_then(|attributes| attributes.get(TWIN_VOLUME))
+                .filter(|name| !name.is_empty())
+                .cloned(),
             bytes: spec
                 .capacity
                 .as_ref()
@@ -236,7 +244,7 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
             bound: phase == Some("Bound"),
             deleting: volume.metadata.deletion_timestamp.is_some(),
             retain: policy == ReclaimPolicy::Retain,
-        }));
+        })));
     }
     let provisioned = volume.annotations().contains_key(PROVISIONED_BY);
     let read = facts::static_volume(volume);

@@ -8,6 +8,7 @@ mod create;
 mod data_path;
 mod delete;
 mod errors;
+mod holder;
 mod list;
 mod news;
 mod not_taken;
@@ -28,8 +29,9 @@ pub use self::{
     create::{create, last_warning},
     delete::delete,
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
+    holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    record::FINALIZER,
+    record::{FINALIZER, is_bound_to},
     sight::node,
     site::{NoSite, Site, twin_in},
     withdraw::{let_go, retain, withdraw},

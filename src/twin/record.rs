@@ -158,7 +158,8 @@ pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Op
 }
 
 /// Whether a PV is this twin's and no other's.
-pub(super) fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
+#[must_use]
+pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     claim.is_some_and(|claim| claim.uid.is_some() && claim.uid == twin.metadata.uid)
 }

@@ -43,6 +43,10 @@ pub const CARRIED: &str = "storage.liqo.io/carried";
 /// Retain to rescue its data, and gets back when it has a twin again.
 pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
+/// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
+/// are used again there, so a `claimRef` alone says nothing once its claim is gone.
+pub const DATA_OF: &str = "storage.liqo.io/data-of";
+
 /// Condition of a claim: how its twin in a remote cluster is.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 

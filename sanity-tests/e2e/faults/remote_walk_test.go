@@ -26,7 +26,7 @@ func (w *walk) standingIn(t *testing.T, b *neighbour) {
 func (w *walk) remoteLife(t *testing.T, b *neighbour) {
 	b.declare(t)
 	b.ready()
-	controller := w.onController(t, b.here, both("twin-create", "hand-over", "mirror", "twin-delete", "let-go"))
+	controller := w.onController(t, b.here, both("twin-create", "hand-over", "mark-holder", "mirror", "twin-delete", "let-go"))
 	b.here.Claim("data", "liqo-reference", "64Mi")
 	b.here.Pod("writer", "data", b.onIt)
 	b.here.WaitReady("writer")

@@ -6,7 +6,8 @@ use crate::{
         recovery::Rescue,
         watched::{Claim, VirtualVolume},
     },
-    twin::Site,
+    twin::{Site, data_of},
+    volume::mark,
 };
 
 /// How a volume is.
@@ -80,7 +81,12 @@ pub(super) fn diagnose(
     }
 }
 
-pub(super) fn note(site: &Site, condition: Condition, rescue: Option<Rescue>) -> String {
+pub(super) fn note(
+    site: &Site,
+    volume: &VirtualVolume,
+    condition: Condition,
+    rescue: Option<&Rescue>,
+) -> String {
     let mut twin = format!("the twin {}", site.place());
     if site.remote_cluster().is_some() {
         twin += " in the cluster ";
@@ -91,10 +97,17 @@ pub(super) fn note(site: &Site, condition: Condition, rescue: Option<Rescue>) ->
         Condition::Lost => format!("the PersistentVolume of {twin} is gone"),
         _ => format!("{twin} of this volume is gone, not by this driver"),
     };
-    let then = match rescue {
-        Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again",
-        Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place",
-        Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible",
+    let then: String = match rescue {
+        Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again".into(),
+        Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place".into(),
+        Some(Rescue::Doubtful(found)) => format!(
+            "Retained for a claim of that name, and perhaps with its data: {}. No twin is made onto another's data: \
+             annotate the PersistentVolume that is this volume's with {}={}",
+            found.join(", "),
+            mark::DATA_OF,
+            data_of(site, &volume.volume)
+        ),
+        Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible".into(),
     };
     format!("{what}. {then}")
 }

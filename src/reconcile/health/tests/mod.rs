@@ -1,18 +1,16 @@
 //! Volumes whose twins are well, and what happens to the others.
 
+mod elsewhere;
+
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
     cluster::{
-        Rights,
         events::Events,
-        registry::{Connected, Link},
         testing::{Act, FakeApi, Fault},
     },
-    placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
-    topology::{LabelSelector, Requirement},
-    volume::{BindingPolicy, Carried, DRIVER_NAME, Marks, VolumeName, mark},
+    volume::{Carried, DRIVER_NAME, Marks, VolumeName, mark},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -293,138 +291,4 @@ async fn a_foreign_object_in_the_twins_place_is_left_alone() {
         foreign["metadata"]["finalizers"]
     );
     assert_eq!(policy(&api, REAL), "Delete");
-}
-
-/// A volume whose twin waits for its pod in the cluster `milan`.
-fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
-    let (name, uid) = (format!("far-{number}"), format!("{UID}-{number}"));
-    let volume = format!("pvc-{uid}");
-    let marks = Marks {
-        home: "home".parse().unwrap(),
-        volume: VolumeName::from_request(&volume),
-        claim: Some(ClaimMark {
-            namespace: "shop".into(),
-            name: name.clone(),
-            uid: uid.clone(),
-        }),
-        request_name: volume.clone(),
-        fingerprint: None,
-        handed_over: true,
-    };
-    let claims = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}");
-    there.put(
-        &claims,
-        json!({
-            "metadata": {"labels": marks.labels(), "annotations": marks.annotations()},
-            "spec": {"storageClassName": "fast"},
-            "status": {"phase": "Pending"},
-        }),
-    );
-    home.put(
-        &claims,
-        json!({
-            "metadata": {
-                "uid": uid, "annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER_NAME},
-            },
-            "spec": {"storageClassName": "liqo", "accessModes": ["ReadWriteOnce"], "volumeName": volume},
-            "status": {"phase": "Bound"},
-        }),
-    );
-    home.put(
-        &format!("/api/v1/persistentvolumes/{volume}"),
-        json!({
-            "spec": {
-                "csi": {
-                    "driver": DRIVER_NAME, "volumeHandle": format!("v1:milan:{}", marks.volume),
-                    "volumeAttributes": {crate::twin::TWIN_NAMESPACE: "shop", crate::twin::TWIN_NAME: name},
-                },
-                "claimRef": {"namespace": "shop", "name": name, "uid": uid},
-            },
-            "status": {"phase": "Bound"},
-        }),
-    );
-}
-
-/// A registry that knows one remote cluster.
-async fn to_milan(there: &FakeApi) -> Registry {
-    let declared = Declared {
-        id: "milan".parse().unwrap(),
-        fabric: Fabric::Native,
-        object: "RemoteCluster milan".into(),
-        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
-        namespaces: Namespaces::default(),
-        classes: ClassMap::default(),
-        policy: BindingPolicy::Optimistic,
-        protect: true,
-    };
-    let connected = Connected {
-        cluster: there.remote_cluster("milan", Rights::ALL).await,
-        version: "v1.36.3".into(),
-    };
-    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
-}
-
-#[tokio::test]
-async fn a_cluster_that_hangs_costs_a_round_one_call() {
-    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
-    for number in 0..4 {
-        waiting_there(&api, &there, number);
-    }
-    let registry = to_milan(&there).await;
-    let home = api.cluster().await;
-    let watched = Watched::start(&home);
-    watched.complete().await;
-    let metrics = Metrics::default();
-    let reports = Reports::new(Events::new(home.client().clone()));
-    let asked = || {
-        let requests = there.requests();
-        let twins = requests
-            .iter()
-            .filter(|request| request.contains("/persistentvolumeclaims/far-"));
-        twins.count()
-    };
-    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
-
-    health.round().await.unwrap();
-    let all = asked();
-    assert_eq!(all, 4, "each is asked for");
-    there.fault(Fault::new("GET", "persistentvolumeclaims/far-", Act::Hang).times(100));
-    assert!(health.round().await.is_err());
-    assert_eq!(asked() - all, 1);
-}
-
-#[tokio::test]
-async fn a_rescued_volume_there_gets_its_policy_back_even_if_somebody_else_writes() {
-    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
-    waiting_there(&api, &there, 0);
-    let twin = "/api/v1/namespaces/shop/persistentvolumeclaims/far-0";
-    there.change(twin, |twin| {
-        twin["spec"]["volumeName"] = "real".into();
-        twin["status"]["phase"] = "Bound".into();
-    });
-    let uid = there.object(twin).unwrap()["metadata"]["uid"].clone();
-    there.put(
-        REAL,
-        json!({
-            "metadata": {"annotations": {mark::POLICY_BEFORE: "Delete"}},
-            "spec": {
-                "claimRef": {"namespace": "shop", "name": "far-0", "uid": uid},
-                "persistentVolumeReclaimPolicy": "Retain",
-            },
-            "status": {"phase": "Bound"},
-        }),
-    );
-    let registry = to_milan(&there).await;
-    let home = api.cluster().await;
-    let watched = Watched::start(&home);
-    watched.complete().await;
-    let metrics = Metrics::default();
-    let reports = Reports::new(Events::new(home.client().clone()));
-    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
-
-    there.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(1));
-    health.round().await.unwrap();
-    assert_eq!(policy(&there, REAL), "Retain");
-    health.round().await.unwrap();
-    assert_eq!(policy(&there, REAL), "Delete");
 }

@@ -1,0 +1,284 @@
+//! Volumes whose twins are in another cluster, where names are used again.
+
+use super::*;
+use crate::{
+    cluster::{
+        Rights,
+        registry::{Connected, Link},
+    },
+    placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
+    topology::{LabelSelector, Requirement},
+    volume::BindingPolicy,
+};
+
+const REALS: &str = "/api/v1/persistentvolumes";
+
+/// A volume whose twin waits for its pod in the cluster `milan`.
+fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
+    let (name, uid) = (format!("far-{number}"), format!("{UID}-{number}"));
+    let volume = format!("pvc-{uid}");
+    let marks = Marks {
+        home: "home".parse().unwrap(),
+        volume: VolumeName::from_request(&volume),
+        claim: Some(ClaimMark {
+            namespace: "shop".into(),
+            name: name.clone(),
+            uid: uid.clone(),
+        }),
+        request_name: volume.clone(),
+        fingerprint: None,
+        handed_over: true,
+    };
+    let claims = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}");
+    there.put(
+        &claims,
+        json!({
+            "metadata": {"labels": marks.labels(), "annotations": marks.annotations()},
+            "spec": {"storageClassName": "fast"},
+            "status": {"phase": "Pending"},
+        }),
+    );
+    home.put(
+        &claims,
+        json!({
+            "metadata": {
+                "uid": uid, "annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER_NAME},
+            },
+            "spec": {"storageClassName": "liqo", "accessModes": ["ReadWriteOnce"], "volumeName": volume},
+            "status": {"phase": "Bound"},
+        }),
+    );
+    home.put(
+        &format!("/api/v1/persistentvolumes/{volume}"),
+        json!({
+            "spec": {
+                "csi": {
+                    "driver": DRIVER_NAME, "volumeHandle": format!("v1:milan:{}", marks.volume),
+                    "volumeAttributes": {crate::twin::TWIN_NAMESPACE: "shop", crate::twin::TWIN_NAME: name},
+                },
+                "claimRef": {"namespace": "shop", "name": name, "uid": uid},
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+}
+
+/// The same, bound to the PV `name` in `milan`.
+fn bound_there(there: &FakeApi, number: usize, name: &str) {
+    let path = twin_there(number);
+    there.change(&path, |twin| {
+        twin["metadata"]["finalizers"] = json!([crate::twin::FINALIZER]);
+        twin["spec"]["volumeName"] = name.into();
+        twin["status"]["phase"] = "Bound".into();
+    });
+    let uid = there.object(&path).unwrap()["metadata"]["uid"].clone();
+    real_there(there, number, name, &uid, "Delete", "Bound");
+}
+
+/// A PV in `milan` that is or was that of a claim with the name of this twin.
+fn real_there(there: &FakeApi, number: usize, name: &str, uid: &Value, policy: &str, phase: &str) {
+    there.put(
+        &format!("{REALS}/{name}"),
+        json!({
+            "spec": {
+                "csi": {"driver": "real.example", "volumeHandle": name},
+                "capacity": {"storage": "5Gi"},
+                "storageClassName": "fast",
+                "claimRef": {"namespace": "shop", "name": format!("far-{number}"), "uid": uid},
+                "persistentVolumeReclaimPolicy": policy,
+            },
+            "status": {"phase": phase},
+        }),
+    );
+}
+
+fn twin_there(number: usize) -> String {
+    format!("/api/v1/namespaces/shop/persistentvolumeclaims/far-{number}")
+}
+
+/// The control loop of `home`, with `milan` beside it.
+struct Both {
+    home: FakeApi,
+    there: FakeApi,
+    reports: Option<Reports>,
+    settled: HashSet<String>,
+}
+
+impl Both {
+    async fn start() -> Self {
+        Self {
+            home: FakeApi::start().await,
+            there: FakeApi::start().await,
+            reports: None,
+            settled: HashSet::new(),
+        }
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let registry = milan(&self.there, Rights::ALL).await;
+        let home = self.home.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let metrics = Metrics::default();
+        let known = self.reports.take();
+        let known = known.unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
+        let mut health = Health::new(&home, &registry, &watched, known, &metrics);
+        health.settled = std::mem::take(&mut self.settled);
+        let outcome = health.round().await;
+        self.settled = health.settled;
+        self.reports = Some(health.reports);
+        outcome
+    }
+
+    fn told(&self) -> Vec<String> {
+        told(&self.home)
+    }
+
+    /// What the claim says of its twin.
+    fn condition(&self, number: usize) -> (String, String) {
+        let claim = self.home.object(&twin_there(number)).unwrap();
+        let ours = &claim["status"]["conditions"][0];
+        let text = |key: &str| ours[key].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("reason"))
+    }
+
+    fn real(&self, name: &str) -> Value {
+        self.there.object(&format!("{REALS}/{name}")).unwrap()
+    }
+}
+
+async fn milan(there: &FakeApi, rights: Rights) -> Registry {
+    let declared = Declared {
+        id: "milan".parse().unwrap(),
+        fabric: Fabric::Native,
+        object: "RemoteCluster milan".into(),
+        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
+        namespaces: Namespaces::default(),
+        classes: ClassMap::default(),
+        policy: BindingPolicy::Optimistic,
+        protect: true,
+    };
+    let connected = Connected {
+        cluster: there.remote_cluster("milan", rights).await,
+        version: "v1.36.3".into(),
+    };
+    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
+}
+
+#[tokio::test]
+async fn a_twin_comes_back_onto_its_own_data_and_no_other() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "b-ours");
+    // Left of earlier claims of that name; the first one even by this driver.
+    real_there(&both.there, 0, "a-older", &"gone".into(), "Retain", "Released");
+    both.there.change(&format!("{REALS}/a-older"), |older| {
+        older["metadata"]["annotations"] = json!({mark::DATA_OF: "home/pvc-older"});
+    });
+    real_there(&both.there, 0, "c-foreign", &"gone".into(), "Retain", "Released");
+    both.round().await.unwrap();
+    let marked = format!("home/{}", VolumeName::from_request(&format!("pvc-{UID}-0")));
+    assert_eq!(
+        both.real("b-ours")["metadata"]["annotations"][mark::DATA_OF],
+        marked
+    );
+
+    delete(&both.there, &twin_there(0));
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    both.round().await.unwrap();
+    let twin = both.there.object(&twin_there(0)).unwrap();
+    assert_eq!(twin["spec"]["volumeName"], "b-ours");
+    for other in ["a-older", "c-foreign"] {
+        assert_eq!(both.real(other)["spec"]["claimRef"]["uid"], "gone");
+    }
+}
+
+#[tokio::test]
+async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    both.there.remove(&twin_there(0));
+    real_there(&both.there, 0, "a-older", &"gone".into(), "Retain", "Released");
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    assert_eq!(both.real("a-older")["spec"]["claimRef"]["uid"], "gone");
+    assert_eq!(both.told(), ["TwinVanished"]);
+    let (status, reason) = both.condition(0);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "TwinVanished"));
+
+    // What the volume was answered with is proof, for volumes older than the mark.
+    let volume = format!("{REALS}/pvc-{UID}-0");
+    both.home.change(&volume, |volume| {
+        volume["spec"]["csi"]["volumeAttributes"][crate::twin::TWIN_VOLUME] = "a-older".into();
+    });
+    both.round().await.unwrap();
+    let twin = both.there.object(&twin_there(0)).unwrap();
+    assert_eq!(twin["spec"]["volumeName"], "a-older");
+}
+
+#[tokio::test]
+async fn a_cluster_that_hangs_costs_a_round_one_call() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    for number in 0..4 {
+        waiting_there(&api, &there, number);
+    }
+    let registry = milan(&there, Rights::ALL).await;
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let metrics = Metrics::default();
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let asked = || {
+        let requests = there.requests();
+        let twins = requests
+            .iter()
+            .filter(|request| request.contains("/persistentvolumeclaims/far-"));
+        twins.count()
+    };
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
+
+    health.round().await.unwrap();
+    let all = asked();
+    assert_eq!(all, 4, "each is asked for");
+    there.fault(Fault::new("GET", "persistentvolumeclaims/far-", Act::Hang).times(100));
+    assert!(health.round().await.is_err());
+    assert_eq!(asked() - all, 1);
+}
+
+#[tokio::test]
+async fn a_rescued_volume_there_gets_its_policy_back_even_if_somebody_else_writes() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    waiting_there(&api, &there, 0);
+    let twin = "/api/v1/namespaces/shop/persistentvolumeclaims/far-0";
+    there.change(twin, |twin| {
+        twin["spec"]["volumeName"] = "real".into();
+        twin["status"]["phase"] = "Bound".into();
+    });
+    let uid = there.object(twin).unwrap()["metadata"]["uid"].clone();
+    there.put(
+        REAL,
+        json!({
+            "metadata": {"annotations": {mark::POLICY_BEFORE: "Delete"}},
+            "spec": {
+                "claimRef": {"namespace": "shop", "name": "far-0", "uid": uid},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    let registry = milan(&there, Rights::ALL).await;
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let metrics = Metrics::default();
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
+
+    there.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(2));
+    health.round().await.unwrap();
+    health.round().await.unwrap();
+    assert_eq!(policy(&there, REAL), "Retain");
+    health.round().await.unwrap();
+    assert_eq!(policy(&there, REAL), "Delete");
+}

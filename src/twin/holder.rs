@@ -1,0 +1,76 @@
+//! Whose data a PV holds. As long as the twin is there its uid says so; afterwards
+//! a `claimRef` is only a name. At home names of twins are uids. In a remote cluster
+//! they are used again: there the PV is marked while its twin lives.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::Site;
+use crate::{
+    cluster::ApiError,
+    observe::{CrashPoint, crash_point},
+    volume::{VolumeName, mark},
+};
+
+/// Whose data a PV holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// This volume's.
+    Ours,
+    /// That of a claim with the name of this volume's twin; nothing says which.
+    Unknown,
+    /// Somebody else's.
+    Other,
+}
+
+/// Tells whose data a PV at the site holds. `remembered` is the PV that the
+/// volume had when it was answered for.
+#[must_use]
+pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: &PersistentVolume) -> Holder {
+    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let is_of_the_name = claim.is_some_and(|claim| {
+        claim.namespace.as_deref() == Some(site.namespace()) && claim.name.as_deref() == Some(site.name())
+    });
+    let ours = |is: bool| if is { Holder::Ours } else { Holder::Other };
+    if !is_of_the_name || site.remote_cluster().is_none() {
+        return ours(is_of_the_name);
+    }
+    let marked = real.annotations().get(mark::DATA_OF);
+    match (marked, remembered) {
+        (Some(marked), _) => ours(*marked == data_of(site, volume)),
+        (None, Some(name)) => ours(name == real.name_any()),
+        (None, None) => Holder::Unknown,
+    }
+}
+
+/// What the PV of a volume is marked with.
+#[must_use]
+pub fn data_of(site: &Site, volume: &VolumeName) -> String {
+    format!("{}/{volume}", site.home().id())
+}
+
+/// Marks the PV of a twin with the volume, unless it is. False if the PV has changed
+/// meanwhile and has to be looked at again.
+pub async fn mark_holder(
+    site: &Site,
+    volume: &VolumeName,
+    real: &PersistentVolume,
+) -> Result<bool, ApiError> {
+    let data_of = data_of(site, volume);
+    if site.remote_cluster().is_none() || real.annotations().get(mark::DATA_OF) == Some(&data_of) {
+        return Ok(true);
+    }
+    let patch = json!({"metadata": {
+        "uid": real.uid(),
+        "resourceVersion": real.resource_version(),
+        "annotations": {mark::DATA_OF: data_of},
+    }});
+    crash_point(CrashPoint::BeforeMarkHolder);
+    let marked = site.volumes().merge(&real.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterMarkHolder);
+    match marked {
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|_| true),
+    }
+}
