@@ -50,12 +50,17 @@ struct Holdings {
     /// Claims for which there are twins that nobody was given (yet), or why that
     /// cannot be told.
     unfinished: Result<Vec<String>, String>,
+    /// Whether somebody else declares the cluster too.
+    disputed: bool,
 }
 
 impl Holdings {
     /// Whether its `RemoteCluster` is to be held; what cannot be told changes
-    /// nothing.
-    fn hold(&self, held: bool) -> bool {
+    /// nothing. Deleting a disputed one is the way out of the dispute.
+    fn hold(&self, held: bool, leaving: bool) -> bool {
+        if self.disputed {
+            return held && !leaving;
+        }
         let unfinished = self.unfinished.as_ref();
         !self.volumes.is_empty() || unfinished.map_or(held, |twins| !twins.is_empty())
     }
@@ -127,6 +132,7 @@ impl<'a> Clusters<'a> {
                 .cloned()
                 .unwrap_or_default(),
             unfinished: remote.map_or_else(|| Ok(Vec::new()), |remote| unfinished(remote)),
+            disputed: remote.is_some_and(|remote| matches!(remote.link(), Link::Disputed(_))),
         }
     }
 
@@ -179,7 +185,7 @@ impl<'a> Clusters<'a> {
         let all = self.home.all::<RemoteCluster>();
         let held = object.finalizers().iter().any(|one| one == FINALIZER);
         let leaving = object.metadata.deletion_timestamp.is_some();
-        if held != holdings.hold(held) && (held || !leaving) {
+        if held != holdings.hold(held, leaving) && (held || !leaving) {
             let mut finalizers = object.finalizers().to_vec();
             finalizers.retain(|one| one != FINALIZER);
             if !held {
@@ -236,7 +242,7 @@ fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport 
     match remote.link() {
         Link::Connecting(why) => report.message = why,
         Link::Silent(why) => (report.state, report.message) = (State::Unreachable, why),
-        Link::Refused(why) => (report.state, report.message) = (State::Refused, why),
+        Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
         Link::Up(connected) => {
             report.state = State::Ready;
             report.server_version = Some(connected.version.clone());

@@ -117,6 +117,8 @@ enum NoWay {
     NotYet(String),
     /// What was seen cannot be used.
     Refused(String),
+    /// Nobody can tell which cluster is meant.
+    Disputed(String),
 }
 
 impl Keeper {
@@ -162,7 +164,7 @@ impl Keeper {
         let mut changed = before != self.links.len();
         for (one, trouble) in &told {
             let way = match trouble {
-                Some(why) => Err(NoWay::Refused(why.clone())),
+                Some(why) => Err(NoWay::Disputed(why.clone())),
                 None => self.way(one),
             };
             let way = self.impatient(&one.declared.id, way);
@@ -236,6 +238,10 @@ impl Keeper {
             Err(NoWay::Refused(why)) => {
                 tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
                 (watch::Sender::new(Link::Refused(why.clone())).subscribe(), None)
+            }
+            Err(NoWay::Disputed(why)) => {
+                tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
+                (watch::Sender::new(Link::Disputed(why.clone())).subscribe(), None)
             }
         };
         Held {

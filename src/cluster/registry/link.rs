@@ -37,6 +37,8 @@ pub enum Link {
     Silent(String),
     /// Its credentials cannot be used, and why.
     Refused(String),
+    /// Its declaration is at odds with another one, and how.
+    Disputed(String),
 }
 
 /// A cluster that answers.
@@ -166,7 +168,7 @@ impl Keeper {
     async fn rest(&self) {
         let twins = match &*self.link.borrow() {
             Link::Up(connected) => Some(connected.cluster.views().twins.version()),
-            Link::Connecting(_) | Link::Silent(_) | Link::Refused(_) => None,
+            Link::Connecting(_) | Link::Silent(_) | Link::Refused(_) | Link::Disputed(_) => None,
         };
         let until = time::Instant::now() + REST;
         let Some(mut twins) = twins else {

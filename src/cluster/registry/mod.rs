@@ -105,7 +105,7 @@ impl Remote {
                 cluster: cluster(),
                 why: why.clone(),
             }),
-            Link::Refused(why) => Err(Unreachable::Refused {
+            Link::Refused(why) | Link::Disputed(why) => Err(Unreachable::Refused {
                 cluster: cluster(),
                 object: self.object.clone(),
                 why: why.clone(),

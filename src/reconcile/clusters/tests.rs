@@ -183,3 +183,21 @@ async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
     assert_eq!(condition(&api, 0).1, "no route");
     assert_eq!(report(&api).unread, ["kosmos.io"]);
 }
+
+#[tokio::test]
+async fn what_is_declared_twice_can_be_taken_back() {
+    let api = world().await;
+    put_volume(&api);
+    let disputed = registry(Link::Disputed("it is declared more than once".into()));
+    round(&api, &disputed).await;
+    assert!(!is_held(&api), "the volumes may be the other one's");
+
+    api.change(OBJECT, |object| {
+        object["metadata"]["finalizers"] = json!([FINALIZER]);
+    });
+    round(&api, &disputed).await;
+    assert!(is_held(&api), "nobody takes it back");
+    delete(&api);
+    round(&api, &disputed).await;
+    assert!(!is_held(&api));
+}
