@@ -34,6 +34,7 @@ use crate::{
     },
     observe::{CrashPoint, crash_point},
     placement::Fabric,
+    topology::Node,
     volume::ClusterId,
 };
 
@@ -115,10 +116,22 @@ impl<'a> Clusters<'a> {
         let nodes = self.home.views().nodes.all();
         let remotes = self.registry.all();
         let report = |remote: &Arc<Remote>| {
-            let standing = nodes.iter().filter(|node| remote.nodes.admits(node));
-            let mut nodes: Vec<String> = standing.map(|node| node.name.clone()).collect();
-            nodes.sort();
-            report(remote, nodes, volumes.get(&remote.id).map_or(0, Vec::len))
+            let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
+            let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
+            let names = |nodes: Vec<&Arc<Node>>| {
+                let mut names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
+                names.sort();
+                names
+            };
+            let volumes = volumes.get(&remote.id).map_or(0, Vec::len);
+            let mut report = report(remote, names(standing), volumes);
+            if !real.is_empty() {
+                report.limits.push(format!(
+                    "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
+                    some_of(&names(real))
+                ));
+            }
+            report
         };
         remotes.iter().map(report).collect()
     }

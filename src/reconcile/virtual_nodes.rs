@@ -56,6 +56,10 @@ impl<'a> VirtualNodes<'a> {
                 let marked = is_marked(node, &remote.id) && has_entry(csi_node.as_deref());
                 (!marked).then(|| Deed::Mark(remote.id.clone()))
             }
+            // Whatever selects it: here kubelet says where the node is.
+            Standing::Real if node.has_driver() => {
+                node.labels.contains_key(VIRTUAL_NODE).then_some(Deed::Unmark)
+            }
             // A cluster that was not heard of yet is no reason to strip its nodes.
             Standing::Real if self.registry.is_complete() => {
                 // The label alone may be its administrator's.
@@ -111,10 +115,10 @@ impl<'a> VirtualNodes<'a> {
         }
         tracing::info!(node, "a node stands for no remote cluster any more");
         let real = self.home.views().nodes.get(node);
-        let is_real = real.is_some_and(|node| node.labels.contains_key(NODE_KEY));
-        // A real node's label is its kubelet's.
+        let is_real = real.is_some_and(|node| node.has_driver());
+        // Kubelet wants to find the label as it wrote it, or never registers again.
         let labels = if is_real {
-            json!({VIRTUAL_NODE: null})
+            json!({CLUSTER_KEY: self.home.id().as_str(), VIRTUAL_NODE: null})
         } else {
             json!({CLUSTER_KEY: null, VIRTUAL_NODE: null})
         };
@@ -325,5 +329,35 @@ mod tests {
         assert_eq!(keys(&api), [("other".to_owned(), json!(["zone"]))]);
         let labels = api.object(NODE).unwrap()["metadata"]["labels"].clone();
         assert_eq!(labels, json!({"to": "milan"}));
+    }
+
+    #[tokio::test]
+    async fn a_real_node_is_never_marked_and_repaired_if_it_was() {
+        let api = FakeApi::start().await;
+        let labels = json!({"to": "milan", CLUSTER_KEY: "home", NODE_KEY: "milan"});
+        api.put(NODE, json!({"metadata": {"labels": labels}}));
+        let kubelets =
+            json!({"name": DRIVER_NAME, "nodeID": "milan", "topologyKeys": [CLUSTER_KEY, NODE_KEY]});
+        api.put(CSI_NODE, json!({"spec": {"drivers": [kubelets]}}));
+        let writes = api.writes();
+        round(&api, &registry()).await;
+        assert_eq!(api.writes(), writes);
+
+        api.change(NODE, |node| {
+            node["metadata"]["labels"][CLUSTER_KEY] = json!("milan");
+            node["metadata"]["labels"][VIRTUAL_NODE] = json!("true");
+        });
+        round(&api, &registry()).await;
+        assert_eq!(api.object(NODE).unwrap()["metadata"]["labels"], labels);
+        assert_eq!(keys(&api).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_virtual_node_with_the_labels_of_a_real_one_is_virtual() {
+        let api = FakeApi::start().await;
+        let labels = json!({"to": "milan", NODE_KEY: "worker-of-milan"});
+        api.put(NODE, json!({"metadata": {"labels": labels}}));
+        round(&api, &registry()).await;
+        assert_eq!(keys(&api).len(), 1);
     }
 }

@@ -4,6 +4,8 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
+use super::{NODE_KEY, node_value};
+
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
@@ -18,6 +20,15 @@ pub struct Node {
     pub labels: Labels,
     /// Those of its annotations by which fabrics tell which cluster is behind it.
     pub annotations: Labels,
+}
+
+impl Node {
+    /// Whether its kubelet has registered this driver: a real node, whatever a
+    /// selector says. One that only carries labels of another node is none.
+    #[must_use]
+    pub fn has_driver(&self) -> bool {
+        self.labels.get(NODE_KEY) == Some(&node_value(&self.name))
+    }
 }
 
 /// How a requirement compares a value.

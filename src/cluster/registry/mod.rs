@@ -156,6 +156,9 @@ impl Registry {
     /// Who stands behind a node of the home cluster.
     #[must_use]
     pub fn behind(&self, node: &Node) -> Standing {
+        if node.has_driver() {
+            return Standing::Real;
+        }
         let remotes = self.remotes.borrow();
         match behind(node, remotes.values().map(|remote| &remote.declared)) {
             Behind::Itself => Standing::Real,

@@ -201,3 +201,14 @@ async fn what_is_declared_twice_can_be_taken_back() {
     round(&api, &disputed).await;
     assert!(!is_held(&api));
 }
+
+#[tokio::test]
+async fn a_selector_that_hits_a_real_node_is_told() {
+    let api = world().await;
+    let labels = json!({"to": "milan", crate::topology::NODE_KEY: "worker"});
+    api.put("/api/v1/nodes/worker", json!({"metadata": {"labels": labels}}));
+    round(&api, &registry(Link::Silent("no route".into()))).await;
+    let told = report(&api).clusters.remove(0);
+    assert_eq!(told.nodes, ["to-milan"]);
+    assert!(told.limits[0].contains("worker"), "{:?}", told.limits);
+}
