@@ -19,8 +19,8 @@ use crate::{
 const HEADER: [&str; 7] = ["ID", "FABRIC", "STATE", "VERSION", "POLICY", "NODES", "VOLUMES"];
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "cannotBeTold": [...]}. A cluster has
-id, fabric (native, liqo or kosmos), object, state (Ready, Connecting,
-Unreachable or Refused), message, serverVersion, policy, nodes, volumes,
+id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting,
+Unreachable, Refused, or Undeclared where volumes are left), message, serverVersion, policy, nodes, volumes,
 classes, limits (what the driver may not do there, and what that costs) and
 waiting (pods that wait because their data is there, and why)."#;
 
@@ -125,15 +125,19 @@ fn table(clusters: &[Shown]) -> String {
         };
         table.row([
             report.id.clone(),
-            report.fabric.clone(),
+            or_dash(&report.fabric),
             format!("{:?}", report.state),
             or_dash(report.server_version.as_deref().unwrap_or_default()),
-            report.policy.clone(),
+            or_dash(&report.policy),
             or_dash(&report.nodes.join(",")),
             report.volumes.to_string(),
         ]);
         if report.state != State::Ready && !report.message.is_empty() {
-            table.note(&format!("  └ {}: {}", report.object, report.message));
+            let object = match report.object.as_str() {
+                "" => String::new(),
+                object => format!("{object}: "),
+            };
+            table.note(&format!("  └ {object}{}", report.message));
         }
         for limit in &report.limits {
             table.note(&format!("  └ {limit}"));
@@ -165,7 +169,7 @@ mod tests {
             limits: vec!["nodes cannot be read".into()],
         };
         let shown = Shown {
-            report,
+            report: report.clone(),
             waiting: vec!["shop/data: its pod web-0 waits".into()],
         };
         let expected = "\
@@ -176,5 +180,29 @@ milan   liqo     Unreachable   -         Optimistic   milan   2
   → shop/data: its pod web-0 waits
 ";
         assert_eq!(table(&[shown]), expected);
+
+        let lost = ClusterReport {
+            fabric: String::new(),
+            object: String::new(),
+            policy: String::new(),
+            nodes: Vec::new(),
+            limits: Vec::new(),
+            state: State::Undeclared,
+            message: "nobody declares it".into(),
+            ..report
+        };
+        let expected = "\
+ID      FABRIC   STATE        VERSION   POLICY   NODES   VOLUMES
+milan   -        Undeclared   -         -        -       2
+  └ nobody declares it
+";
+        let waiting = Vec::new();
+        assert_eq!(
+            table(&[Shown {
+                report: lost,
+                waiting
+            }]),
+            expected
+        );
     }
 }

@@ -30,7 +30,7 @@ pub struct Report {
 pub struct ClusterReport {
     /// Its id.
     pub id: String,
-    /// Who declared it.
+    /// Who declared it; nobody, if it is empty.
     pub fabric: String,
     /// The object that did.
     pub object: String,
@@ -63,4 +63,6 @@ pub enum State {
     Unreachable,
     /// Its declaration or credentials cannot be used.
     Refused,
+    /// Volumes are there, and nobody declares it (any more).
+    Undeclared,
 }

@@ -133,7 +133,14 @@ impl<'a> Clusters<'a> {
             }
             report
         };
-        remotes.iter().map(report).collect()
+        let declared = |id: &ClusterId| remotes.iter().any(|remote| remote.id == *id);
+        let mut lost: Vec<ClusterReport> = volumes
+            .iter()
+            .filter(|(id, _)| !declared(id))
+            .map(|(id, claims)| undeclared(id, claims))
+            .collect();
+        lost.sort_by(|a, b| a.id.cmp(&b.id));
+        remotes.iter().map(report).chain(lost).collect()
     }
 
     fn holdings(&self, name: &str, volumes: &HashMap<ClusterId, Vec<String>>) -> Holdings {
@@ -269,6 +276,25 @@ fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport 
     report
 }
 
+fn undeclared(id: &ClusterId, claims: &[String]) -> ClusterReport {
+    ClusterReport {
+        id: id.to_string(),
+        fabric: String::new(),
+        object: String::new(),
+        policy: String::new(),
+        nodes: Vec::new(),
+        volumes: claims.len(),
+        state: State::Undeclared,
+        message: format!(
+            "nobody declares this cluster, and volumes are there: {}. They can be neither used anew nor deleted until a              RemoteCluster or its fabric declares it again, under this very id",
+            some_of(claims)
+        ),
+        server_version: None,
+        classes: Vec::new(),
+        limits: Vec::new(),
+    }
+}
+
 fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &Holdings) -> Value {
     let before = object.status.as_ref().map(|status| status.conditions.as_slice());
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
@@ -290,7 +316,7 @@ fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &Holdings) -
         State::Ready => ("True", "Answers"),
         State::Connecting => ("Unknown", "Connecting"),
         State::Unreachable => ("False", "Unreachable"),
-        State::Refused => ("Unknown", "Refused"),
+        State::Refused | State::Undeclared => ("Unknown", "Refused"),
     };
     let leaving = object.metadata.deletion_timestamp.is_some();
     let ready = if leaving {

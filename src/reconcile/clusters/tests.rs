@@ -212,3 +212,14 @@ async fn a_selector_that_hits_a_real_node_is_told() {
     assert_eq!(told.nodes, ["to-milan"]);
     assert!(told.limits[0].contains("worker"), "{:?}", told.limits);
 }
+
+#[tokio::test]
+async fn what_is_left_of_a_cluster_that_nobody_declares_is_shown() {
+    let api = world().await;
+    put_volume(&api);
+    round(&api, &Registry::fixed([])).await;
+    let told = report(&api).clusters.remove(0);
+    assert_eq!((told.id.as_str(), told.state), ("milan", State::Undeclared));
+    assert_eq!(told.volumes, 1);
+    assert!(told.message.contains("shop/data"), "{}", told.message);
+}
