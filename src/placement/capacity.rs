@@ -124,11 +124,16 @@ pub fn publish(
 }
 
 /// The room for a class anywhere in a remote cluster, with the nodes it has if
-/// they may be read. What a single volume can have is what counts.
+/// they may be read. What a single volume can have is what counts. Where no class
+/// is possible there is none, and the pod had better go elsewhere.
 #[must_use]
 pub fn room_in(possible: &[Surroundings<'_>], nodes: Option<&[Node]>) -> Room {
-    let Some(nodes) = nodes else {
-        return Room::Unlimited;
+    let Some(nodes) = nodes.filter(|_| !possible.is_empty()) else {
+        return if possible.is_empty() {
+            Room::Zero
+        } else {
+            Room::Unlimited
+        };
     };
     let best = |real: &Surroundings<'_>| {
         // Volumes made beforehand are bound there, by whom their pods are scheduled.
@@ -338,7 +343,8 @@ mod tests {
         // No class, or no node, is no room; what cannot be read is no limit.
         assert_eq!(room_in(&[], Some(&r_nodes)), Room::Zero);
         assert_eq!(room_in(&there, Some(&[])), Room::Zero);
-        assert_eq!(room_in(&[], None), Room::Unlimited);
+        assert_eq!(room_in(&there, None), Room::Unlimited);
+        assert_eq!(room_in(&[], None), Room::Zero);
         // What was refused lately is too large.
         assert_eq!((room.up_to(GIB).maximum(), room.up_to(9 * GIB)), (GIB, room));
         assert_eq!(Room::Unlimited.up_to(0), Room::Zero);

@@ -252,24 +252,9 @@ impl World {
         cluster: &Cluster,
     ) -> Vec<&Class> {
         let known = KnownClasses::Listed(&self.classes);
-        let mapped = map.mapping.contains_key(&class.name);
-        let unannotated = (None, class.real_class().filter(|_| !mapped));
-        let annotated = allowed.iter().map(|name| (Some(name.as_str()), None));
-        let choose = |(asked, parameter): (Option<&str>, _)| {
-            let annotation = mark::REAL_CLASS;
-            let wishes = Wishes {
-                annotation: asked.map(|class| Asked { annotation, class }),
-                allowed,
-                parameter,
-                mapping: map.real(Some(&class.name)),
-            };
-            let chosen = choose_class(&wishes, known, cluster.id()).ok()?;
-            self.classes.iter().find(|class| class.name == chosen.name())
-        };
-        [unannotated]
-            .into_iter()
-            .chain(annotated)
-            .filter_map(choose)
+        wishes(class, allowed, map)
+            .filter_map(|wishes| choose_class(&wishes, known, cluster.id()).ok())
+            .filter_map(|chosen| self.classes.iter().find(|class| class.name == chosen.name()))
             .collect()
     }
 
@@ -283,42 +268,83 @@ impl World {
     }
 }
 
+/// All that claims of a virtual class may wish for.
+fn wishes<'a>(
+    class: &'a Class,
+    allowed: &'a BTreeSet<String>,
+    map: &'a ClassMap,
+) -> impl Iterator<Item = Wishes<'a>> {
+    let mapped = map.mapping.contains_key(&class.name);
+    let parameter = class.real_class().filter(|_| !mapped);
+    let annotation = mark::REAL_CLASS;
+    let annotated = allowed.iter().map(move |class| Asked { annotation, class });
+    [None]
+        .into_iter()
+        .chain(annotated.map(Some))
+        .map(move |annotation| Wishes {
+            annotation,
+            allowed,
+            parameter,
+            mapping: map.real(Some(&class.name)),
+        })
+}
+
 /// A remote cluster, as far as it can be looked into now.
 struct There {
     remote: Arc<Remote>,
-    /// Its world, or the room it has whatever the class.
-    world: Result<(Cluster, World), Room>,
+    look: Look,
+}
+
+/// What can be seen of a remote cluster.
+enum Look {
+    /// Its world.
+    World(Cluster, World),
+    /// That it is there, but not its classes.
+    Blind,
+    /// Nothing; this is the room it has whatever the class.
+    Nothing(Room),
 }
 
 impl There {
     fn of(remote: Arc<Remote>) -> Self {
-        let world = match remote.reach() {
+        let look = match remote.reach() {
             Ok(cluster) if cluster.rights().classes => {
                 let world = World::of(&cluster, Vec::new());
-                Ok((cluster, world))
+                Look::World(cluster, world)
             }
-            Ok(_) | Err(Unreachable::Connecting { .. }) => Err(Room::Unlimited),
+            Ok(_) => Look::Blind,
+            Err(Unreachable::Connecting { .. }) => Look::Nothing(Room::Unlimited),
             // Pods that need a volume had better go elsewhere.
             Err(Unreachable::Silent { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
-                Err(Room::Zero)
+                Look::Nothing(Room::Zero)
             }
         };
-        Self { remote, world }
+        Self { remote, look }
     }
 
     fn room(&self, class: &Class, settings: &Settings) -> (ClusterId, Room) {
-        let room = match &self.world {
-            Err(room) => *room,
-            Ok((cluster, world)) => {
-                let allowed = &settings.allowed_classes;
-                let possible = world.possible(class, allowed, &self.remote.classes, cluster);
+        let (id, map) = (&self.remote.id, &self.remote.classes);
+        let allowed = &settings.allowed_classes;
+        let room = match &self.look {
+            Look::Nothing(room) => *room,
+            // A class that cannot be seen has to be named.
+            Look::Blind => {
+                let named = |wishes: Wishes<'_>| choose_class(&wishes, KnownClasses::Unreadable, id).is_ok();
+                if wishes(class, allowed, map).any(named) {
+                    Room::Unlimited
+                } else {
+                    Room::Zero
+                }
+            }
+            Look::World(cluster, world) => {
+                let possible = world.possible(class, allowed, map, cluster);
                 let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
                 let rights = cluster.rights();
                 let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());
                 room_in(&surroundings, nodes)
             }
         };
-        (self.remote.id.clone(), room)
+        (id.clone(), room)
     }
 }
 

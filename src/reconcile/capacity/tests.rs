@@ -3,7 +3,16 @@
 use serde_json::Value;
 
 use super::*;
-use crate::cluster::testing::{Act, FakeApi, Fault};
+use crate::{
+    cluster::{
+        Rights,
+        registry::{Connected, Link},
+        testing::{Act, FakeApi, Fault},
+    },
+    placement::{Declared, Fabric, Namespaces, NodeRule},
+    topology,
+    volume::BindingPolicy,
+};
 
 const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
 
@@ -79,12 +88,36 @@ fn published(api: &FakeApi) -> Vec<String> {
 }
 
 async fn round(api: &FakeApi) -> Result<(), ApiError> {
+    round_with(api, &Registry::default(), &settings()).await
+}
+
+async fn round_with(api: &FakeApi, registry: &Registry, settings: &Settings) -> Result<(), ApiError> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    Capacities::new(&home, &Registry::default(), &watched, &settings())
-        .round()
-        .await
+    Capacities::new(&home, registry, &watched, settings).round().await
+}
+
+/// A remote cluster without nodes that names this class for all others.
+async fn milan(there: &FakeApi, rights: Rights, default: Option<&str>) -> Registry {
+    let declared = Declared {
+        id: "milan".parse().unwrap(),
+        fabric: Fabric::Native,
+        object: "RemoteCluster milan".into(),
+        nodes: NodeRule::Labels(topology::LabelSelector(Vec::new())),
+        namespaces: Namespaces::default(),
+        classes: ClassMap {
+            default: default.map(str::to_owned),
+            ..ClassMap::default()
+        },
+        policy: BindingPolicy::Optimistic,
+        protect: true,
+    };
+    let connected = Connected {
+        cluster: there.remote_cluster("milan", rights).await,
+        version: "v1.36.3".into(),
+    };
+    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
 }
 
 #[tokio::test]
@@ -153,4 +186,29 @@ async fn nothing_is_hidden_while_the_new_cannot_be_written() {
     assert_eq!(published(&api), ["n1=4Ei", "n2=0"], "the old ones stay");
     round(&api).await.unwrap();
     assert_eq!(published(&api), ["n1,n2,n3=4Ei"]);
+}
+
+#[tokio::test]
+async fn where_classes_cannot_be_seen_one_has_to_be_named() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    class(&api, "liqo", DRIVER_NAME, &json!({}));
+    let named = milan(&there, Rights::default(), Some("gold")).await;
+    round_with(&api, &named, &settings()).await.unwrap();
+    assert_eq!(published(&api), ["milan=4Ei"]);
+
+    let unnamed = milan(&there, Rights::default(), None).await;
+    round_with(&api, &unnamed, &settings()).await.unwrap();
+    assert_eq!(published(&api), ["milan=0"]);
+    // Claims may do it.
+    let mut by_claims = settings();
+    by_claims.allowed_classes = ["gold".to_owned()].into();
+    round_with(&api, &unnamed, &by_claims).await.unwrap();
+    assert_eq!(published(&api), ["milan=4Ei"]);
+
+    // They are seen, and there is none; nodes do not matter then.
+    let mut without_nodes = Rights::ALL;
+    without_nodes.nodes = false;
+    let none = milan(&there, without_nodes, None).await;
+    round_with(&api, &none, &settings()).await.unwrap();
+    assert_eq!(published(&api), ["milan=0"]);
 }
