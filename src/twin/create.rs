@@ -41,13 +41,19 @@ pub async fn create(
     let mut news = News::of(&site);
     loop {
         let mut sight = Box::pin(Sight::take(&site, registry, order, claim)).await?;
-        match turn(&site, policy, events, order, deadline, &mut sight).await? {
-            Turn::Over(made) => return Ok(made),
-            Turn::Again => {}
-            Turn::Await(what) => {
+        match turn(&site, policy, events, order, deadline, &mut sight).await {
+            Ok(Turn::Over(made)) => return Ok(made),
+            Ok(Turn::Again) => {}
+            Ok(Turn::Await(what)) => {
                 if !news.wait(deadline, || wants_attention(&site)).await {
                     return Err(still_waiting(&site, what).await);
                 }
+            }
+            Err(error) => {
+                if matches!(error, CreateError::Elsewhere(_)) {
+                    note_refusal(&site, order, &sight).await;
+                }
+                return Err(error);
             }
         }
         claim = sight::claim(home, order).await?;
@@ -162,17 +168,8 @@ async fn make_twin(
     crash_point(CrashPoint::BeforeTwinCreate);
     let created = site.twins().create(&twin).await;
     crash_point(CrashPoint::AfterTwinCreate);
-    match created {
-        // None: somebody was faster, most likely ourselves; the next look tells.
-        Ok(_) => {}
-        Err(error) => {
-            let error = not_taken(site, error);
-            if matches!(error, CreateError::Elsewhere(_)) {
-                note_refusal(site, order, sight).await;
-            }
-            return Err(error);
-        }
-    }
+    // None: somebody was faster, most likely ourselves; the next look tells.
+    created.map_err(|error| not_taken(site, error))?;
     if sight.facts.retain && !site.cluster().rights().volume_changes {
         tell_not_retained(site, events, sight).await;
     }

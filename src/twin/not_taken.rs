@@ -1,5 +1,5 @@
-//! A twin that an API server does not take: what that means for its claim, and
-//! what the claim remembers of it.
+//! A twin that an API server does not take, and what that means for its claim. And
+//! what a claim remembers of any cluster that cannot have its twin.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -27,10 +27,13 @@ pub(super) fn not_taken(site: &Site, error: ApiError) -> CreateError {
     }
 }
 
-/// Notes on the claim that its twin was not taken. A help for the scheduler: if
-/// it cannot be written, the pod only comes back sooner.
+/// Notes on the claim that its twin cannot be in this remote cluster. A help for the
+/// scheduler: if it cannot be written, the pod only comes back sooner. At home the
+/// real driver is who tells what room there is.
 pub(super) async fn note_refusal(site: &Site, order: &Order, sight: &Sight) {
-    let Some(claim) = &sight.claim else { return };
+    let Some(claim) = sight.claim.as_ref().filter(|_| site.remote_cluster().is_some()) else {
+        return;
+    };
     let until = jiff::Timestamp::now().as_second() + REFUSAL_COUNTS;
     let refused = Refused::new(site.cluster().id(), order.spec.size.request(), until);
     let known = claim.annotations().get(mark::REFUSED);

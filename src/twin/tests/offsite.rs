@@ -89,6 +89,13 @@ impl World {
         self.there.object(TWIN)
     }
 
+    /// The size that the claim remembers not to have got.
+    fn noted(&self) -> Option<u64> {
+        let claim = self.home_api.object(CLAIM)?;
+        let text = claim["metadata"]["annotations"][mark::REFUSED].as_str()?;
+        Some(Refused::parse(text)?.bytes)
+    }
+
     /// Binds the twin as the real class would.
     async fn bind(&self) {
         self.there.until(|store| store.get(TWIN).is_some()).await;
@@ -277,6 +284,11 @@ async fn what_cannot_be_had_there_is_refused() {
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}]);
     });
     assert!(elsewhere(world.create().await).contains("generic ephemeral"));
+    assert_eq!(
+        world.noted(),
+        Some(GIB.unsigned_abs()),
+        "the pod had better not come back"
+    );
 
     claim(&world.home_api, &json!({}));
     let capability = Capability {
@@ -323,9 +335,24 @@ async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
         .there
         .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", quota));
     assert!(elsewhere(world.create().await).contains("exceeded quota"));
-    let annotations = world.home_api.object(CLAIM).unwrap()["metadata"]["annotations"].clone();
-    let noted = Refused::parse(annotations[mark::REFUSED].as_str().unwrap()).unwrap();
-    assert_eq!(noted.bytes, GIB.unsigned_abs());
+    assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
+}
+
+#[tokio::test]
+async fn a_driver_that_gives_the_node_back_is_remembered_as_well() {
+    let mut world = World::new().await;
+    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    let full = async {
+        world.there.until(|store| store.get(TWIN).is_some()).await;
+        world.there.change(TWIN, |twin| {
+            let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+            annotations.remove("volume.kubernetes.io/selected-node");
+        });
+    };
+    let (outcome, ()) = tokio::join!(world.create(), full);
+    assert!(elsewhere(outcome).contains("driver"));
+    assert!(world.twin().is_none());
+    assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
 }
 
 #[tokio::test]
