@@ -119,14 +119,14 @@ crash_points! {
     BeforeMarkHolder = "before-mark-holder",
     /// The PV of a remote twin was marked with its volume.
     AfterMarkHolder = "after-mark-holder",
-    /// A retained PV is about to forget the uid of its former twin.
-    BeforeForgetTwin = "before-forget-twin",
-    /// A retained PV forgot the uid of its former twin.
-    AfterForgetTwin = "after-forget-twin",
     /// A lost twin is about to be made again.
     BeforeTwinAgain = "before-twin-again",
     /// A lost twin was made again.
     AfterTwinAgain = "after-twin-again",
+    /// A retained PV is about to be passed on to the twin that was made again.
+    BeforePassOn = "before-pass-on",
+    /// A retained PV was passed on to the twin that was made again.
+    AfterPassOn = "after-pass-on",
     /// A rescued PV is about to get its reclaim policy back.
     BeforePolicyBack = "before-policy-back",
     /// A rescued PV got its reclaim policy back.

@@ -218,6 +218,7 @@ impl<'a> Health<'a> {
         let rescue = match condition {
             Condition::Terminating => Box::pin(recovery::rescue(site, volume)).await,
             Condition::Vanished => Box::pin(recovery::restore(site, volume)).await,
+            Condition::Returning => Box::pin(recovery::reunite(site, volume)).await,
             Condition::Lost => Ok(Rescue::Hopeless),
             Condition::Healthy | Condition::Waiting | Condition::Ending | Condition::Unreachable => {
                 return Ok(());
@@ -231,6 +232,9 @@ impl<'a> Health<'a> {
         let Some(claim) = &volume.claim else {
             return outcome;
         };
+        if condition == Condition::Returning && known != Some(Rescue::Hopeless) {
+            return outcome;
+        }
         // A twin that vanishes while it is rescued is what they were told to expect.
         let expected = condition == Condition::Vanished && known == Some(Rescue::Underway);
         if known != Some(Rescue::FalseAlarm) && !(expected && self.reports.any(&claim.uid)) {

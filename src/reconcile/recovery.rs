@@ -6,10 +6,13 @@
 //! ```text
 //! twin being deleted ── PV: Retain, and remember what it was before
 //!                    ── twin: finalizer off            (rescue)
-//! twin gone          ── PV: forget the old twin's uid
-//!                    ── make the twin again, onto that PV   (restore)
+//! twin gone          ── make the twin again, onto that PV   (restore)
+//! twin pending       ── PV: belongs to the new twin, by uid (reunite)
 //! twin bound         ── PV: policy as before           (finish)
 //! ```
+//!
+//! The PV names a uid all the time, so nobody else can be bound to it. A claim that
+//! asks for a PV which names another uid waits; it is lost only if it was bound before.
 
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
@@ -130,23 +133,84 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
         Ok(real) => real,
         Err(otherwise) => return Ok(otherwise),
     };
-    forget_old_twin(site, &real).await?;
-    let again = twin_again(site, volume, scene, real);
+    let again = twin_again(site, volume, scene, &real);
     crash_point(CrashPoint::BeforeTwinAgain);
     let made = site.twins().create(&again).await;
     crash_point(CrashPoint::AfterTwinAgain);
-    made?;
+    match made? {
+        Some(twin) => pass_on(site, &real, &twin).await,
+        // Somebody was faster: the next round looks at what is there now.
+        None => Ok(Rescue::FalseAlarm),
+    }
+}
+
+/// Gives a twin that was made again its PV, if that did not happen at once.
+pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+    let Some(scene) = Scene::look(site, volume).await? else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    let owner = site.owner(&volume.volume);
+    let waits = |twin: &PersistentVolumeClaim| {
+        let phase = twin.status.as_ref().and_then(|status| status.phase.as_deref());
+        twin.metadata.deletion_timestamp.is_none()
+            && phase.unwrap_or("Pending") == "Pending"
+            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+    };
+    let twin = scene.twin.filter(waits);
+    let name = twin
+        .as_ref()
+        .and_then(|twin| twin.spec.as_ref()?.volume_name.as_deref());
+    let (Some(twin), Some(name), true) = (&twin, name, site.cluster().rights().volume_changes) else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    let Some(real) = site.volumes().get(name).await? else {
+        return Ok(Rescue::Hopeless);
+    };
+    if is_bound_to(&real, twin) {
+        // Kubernetes does the rest.
+        return Ok(Rescue::FalseAlarm);
+    }
+    if whose(site, volume, &real) == Holder::Ours && is_kept(&real) {
+        pass_on(site, &real, twin).await
+    } else {
+        Ok(Rescue::Hopeless)
+    }
+}
+
+/// Has a PV belong to the twin that was made again. It never belongs to nobody:
+/// whoever has a claim of that name could have it then.
+async fn pass_on(
+    site: &Site,
+    real: &PersistentVolume,
+    twin: &PersistentVolumeClaim,
+) -> Result<Rescue, ApiError> {
+    let patch = json!({
+        "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
+        "spec": {"claimRef": {"uid": twin.uid(), "resourceVersion": null}},
+    });
+    crash_point(CrashPoint::BeforePassOn);
+    let passed = site.volumes().merge(&real.name_any(), &patch).await;
+    crash_point(CrashPoint::AfterPassOn);
+    match passed {
+        // The next round looks at what it has become.
+        Err(error) if error.is_conflict() => {}
+        other => {
+            other?;
+        }
+    }
     Ok(Rescue::Underway)
 }
 
+/// One that is not retained is being deleted: whoever binds it binds nothing.
+fn is_kept(real: &PersistentVolume) -> bool {
+    policy(real) == "Retain" && real.metadata.deletion_timestamp.is_none()
+}
+
 /// The one PV that holds the data of a volume whose twin is gone, or how it stands
-/// without it. One that is not retained is being deleted: whoever binds it binds nothing.
+/// without it.
 async fn retained(site: &Site, volume: &VirtualVolume) -> Result<Result<PersistentVolume, Rescue>, ApiError> {
     let (mut ours, mut unknown) = (Vec::new(), Vec::new());
-    for real in candidates(site).await? {
-        if policy(&real) != "Retain" || real.metadata.deletion_timestamp.is_some() {
-            continue;
-        }
+    for real in candidates(site).await?.into_iter().filter(is_kept) {
         match whose(site, volume, &real) {
             Holder::Ours => ours.push(real),
             Holder::Unknown => unknown.push(real.name_any()),
@@ -226,34 +290,12 @@ fn policy(volume: &PersistentVolume) -> &str {
     policy.unwrap_or("Delete")
 }
 
-/// A PV that remembers the uid of its claim never binds another: without it, it
-/// waits for one of that name.
-async fn forget_old_twin(site: &Site, real: &PersistentVolume) -> Result<(), ApiError> {
-    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    if claim.is_none_or(|claim| claim.uid.is_none()) {
-        return Ok(());
-    }
-    let patch = json!({
-        "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
-        "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
-    });
-    let volumes = site.volumes();
-    crash_point(CrashPoint::BeforeForgetTwin);
-    let forgotten = volumes.merge(&real.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterForgetTwin);
-    match forgotten {
-        // It was bound meanwhile, to a twin that somebody else made.
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other.map(|_| ()),
-    }
-}
-
 /// The twin as it was, as far as claim and PV tell.
 fn twin_again(
     site: &Site,
     volume: &VirtualVolume,
     scene: Scene,
-    real: PersistentVolume,
+    real: &PersistentVolume,
 ) -> PersistentVolumeClaim {
     let marks = Marks {
         home: site.home().id().clone(),
@@ -267,7 +309,7 @@ fn twin_again(
     let carried = Carried::of(scene.claim.labels(), scene.claim.annotations());
     let (labels, annotations) = carried.with(&marks);
     let (was, asked) = (
-        real.spec.unwrap_or_default(),
+        real.spec.clone().unwrap_or_default(),
         scene.claim.spec.unwrap_or_default(),
     );
     PersistentVolumeClaim {
@@ -288,7 +330,7 @@ fn twin_again(
                 requests: was.capacity,
                 limits: None,
             }),
-            volume_name: real.metadata.name,
+            volume_name: real.metadata.name.clone(),
             ..PersistentVolumeClaimSpec::default()
         }),
         status: None,

@@ -168,7 +168,7 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 	n.WaitReady("user")
 	write(n, "user", n.Name)
 	twin, real := w.behind(t, n, "data")
-	controller := w.onController(t, n, both("rescue", "forget-twin", "twin-again", "policy-back"))
+	controller := w.onController(t, n, both("rescue", "twin-again", "pass-on", "policy-back"))
 	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
 	// Kubernetes itself lets no claim go that a pod uses.
 	b.here.DeletePod("writer")
 	twin, real := b.behind("data")
-	controller := w.onController(t, b.here, both("rescue", "let-go", "forget-twin", "twin-again", "policy-back"))
+	controller := w.onController(t, b.here, both("rescue", "let-go", "twin-again", "pass-on", "policy-back"))
 	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -24,18 +24,21 @@ pub(super) enum Condition {
     Terminating,
     /// It has no twin.
     Vanished,
+    /// Its twin was made again, and does not have its PV yet.
+    Returning,
     /// Its twin has no PV.
     Lost,
 }
 
 impl Condition {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Healthy,
         Self::Waiting,
         Self::Ending,
         Self::Unreachable,
         Self::Terminating,
         Self::Vanished,
+        Self::Returning,
         Self::Lost,
     ];
 
@@ -47,6 +50,7 @@ impl Condition {
             Self::Unreachable => "cluster-unreachable",
             Self::Terminating => "twin-terminating",
             Self::Vanished => "twin-vanished",
+            Self::Returning => "twin-returning",
             Self::Lost => "twin-lost",
         }
     }
@@ -59,7 +63,7 @@ impl Condition {
             Self::Unreachable => "ClusterUnreachable",
             Self::Terminating => "TwinTerminating",
             Self::Vanished => "TwinVanished",
-            Self::Lost => "TwinLost",
+            Self::Returning | Self::Lost => "TwinLost",
         }
     }
 }
@@ -76,6 +80,7 @@ pub(super) fn diagnose(
         None => Condition::Vanished,
         Some(twin) if twin.deleting => Condition::Terminating,
         Some(twin) if twin.phase == Phase::Lost => Condition::Lost,
+        Some(twin) if twin.phase == Phase::Pending && twin.real_volume.is_some() => Condition::Returning,
         Some(twin) if remote && twin.phase == Phase::Pending => Condition::Waiting,
         Some(_) => Condition::Healthy,
     }
@@ -95,6 +100,7 @@ pub(super) fn note(
     let what = match condition {
         Condition::Terminating => format!("{twin} of this volume is being deleted, not by this driver"),
         Condition::Lost => format!("the PersistentVolume of {twin} is gone"),
+        Condition::Returning => format!("the PersistentVolume of {twin} is gone, or another's"),
         _ => format!("{twin} of this volume is gone, not by this driver"),
     };
     let then: String = match rescue {

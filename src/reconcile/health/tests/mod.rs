@@ -209,7 +209,10 @@ async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
     assert_eq!(twin["spec"]["resources"]["requests"]["storage"], "5Gi");
     assert_eq!(twin["metadata"]["labels"]["app"], "shop");
     assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
-    assert!(api.object(REAL).unwrap()["spec"]["claimRef"]["uid"].is_null());
+    assert_eq!(
+        api.object(REAL).unwrap()["spec"]["claimRef"]["uid"],
+        twin["metadata"]["uid"]
+    );
     kubernetes_binds(&api);
 
     round_after(&api, &mut reports).await.unwrap();
@@ -221,6 +224,36 @@ async fn a_twin_deleted_behind_our_back_comes_back_with_its_data() {
     let writes = api.writes();
     round_after(&api, &mut reports).await.unwrap();
     assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn rescued_data_always_names_whose_it_is() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let mut reports = None;
+    let holder = || api.object(REAL).unwrap()["spec"]["claimRef"]["uid"].clone();
+    let old = holder();
+    delete(&api, TWIN);
+    round_after(&api, &mut reports).await.unwrap();
+    kubernetes_binds(&api);
+
+    // Its namespace is gone: no twin, and the PV waits for nobody else.
+    api.fault(Fault::new("POST", "persistentvolumeclaims", Act::Refuse(404)).times(1));
+    assert!(round_after(&api, &mut reports).await.is_err());
+    assert_eq!(holder(), old);
+
+    // The twin is made, and then the driver dies.
+    api.fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)).times(1));
+    assert!(round_after(&api, &mut reports).await.is_err());
+    assert!(api.object(TWIN).is_some());
+    assert_eq!(holder(), old);
+    round_after(&api, &mut reports).await.unwrap();
+    assert_eq!(holder(), api.object(TWIN).unwrap()["metadata"]["uid"]);
+    assert!(!told(&api).contains(&"TwinRecovered".to_owned()), "not bound yet");
+    kubernetes_binds(&api);
+    round_after(&api, &mut reports).await.unwrap();
+    assert!(told(&api).contains(&"TwinRecovered".to_owned()));
+    assert_eq!(policy(&api, REAL), "Delete");
 }
 
 #[tokio::test]
