@@ -159,7 +159,7 @@ impl<'a> Orphans<'a> {
                 tracing::info!(twin = seen.name, %error, "not collected yet");
                 Ok(())
             }
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
         }
     }
 

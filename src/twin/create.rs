@@ -115,7 +115,8 @@ async fn turn(
     })
 }
 
-/// Withdraws the twin; an error if that ends the matter.
+/// Withdraws the twin; an error if that ends the matter. A twin that changed and
+/// still stands ends nothing: no final code is answered then.
 async fn take_back(
     site: &Site,
     order: &Order,
@@ -129,7 +130,9 @@ async fn take_back(
         if why == Withdrawal::DriverRefused {
             reason = last_warning(site, twin).await;
         }
-        withdraw(site.cluster(), twin, deadline).await?;
+        if !withdraw(site.cluster(), twin, deadline).await? {
+            return Ok(());
+        }
     }
     match why.afterwards() {
         Afterwards::DecideAgain => Ok(()),

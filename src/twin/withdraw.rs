@@ -17,7 +17,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Frees the static volume reserved for this twin, deletes exactly this twin in
 /// exactly this version, and waits until it is gone. In this order: a crash in
-/// between leaves a twin that shows what is to be done.
+/// between leaves a twin that shows what is to be done. False if it changed
+/// meanwhile: it stands, and whoever called looks again and decides anew.
 ///
 /// Only for twins that were never handed over: the caller has made sure, and
 /// the version makes sure that it stays true.
@@ -25,9 +26,9 @@ pub async fn withdraw(
     cluster: &Cluster,
     twin: &PersistentVolumeClaim,
     deadline: Instant,
-) -> Result<(), CreateError> {
+) -> Result<bool, CreateError> {
     match free_reserved(cluster, &twin.name_any()).await {
-        Err(error) if error.is_conflict() => return Ok(()),
+        Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     }
     crash_point(CrashPoint::BeforeWithdraw);
@@ -38,8 +39,7 @@ pub async fn withdraw(
     let deleted = within(cluster, twin).delete(&twin.name_any(), exactly).await;
     crash_point(CrashPoint::AfterWithdraw);
     match deleted {
-        // It changed: whoever called looks again and decides anew.
-        Err(error) if error.is_conflict() => return Ok(()),
+        Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     }
     if !await_gone(cluster, twin, deadline).await? {
@@ -50,7 +50,7 @@ pub async fn withdraw(
             why: None,
         });
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Waits until the twin is gone, taking our finalizer off; false when time is up.

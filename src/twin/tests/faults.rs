@@ -30,6 +30,17 @@ async fn conflicts_are_read_again() {
 }
 
 #[tokio::test]
+async fn nothing_final_is_said_of_a_twin_that_still_stands() {
+    let world = World::new(Real::SaysElsewhere).await;
+    world
+        .api
+        .fault(Fault::new("DELETE", "persistentvolumeclaims", Act::Refuse(409)).times(2));
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
 async fn an_unreachable_cluster_is_no_answer() {
     let world = World::new(Real::Works).await;
     world.create().await.unwrap();
