@@ -14,8 +14,8 @@ use super::{
 use crate::{
     cluster::{ApiError, facts, registry::Remote},
     placement::{
-        Ask, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, access_modes,
-        choose_class,
+        Ask, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
+        access_modes, choose_class,
     },
     topology::Node,
     volume::{AccessMode, BindingPolicy, SpecError, VolumeName, mark},
@@ -75,6 +75,9 @@ pub(super) async fn plan(
         }));
     };
     let answered_early = answered_early(site, order, Some(class));
+    if class.provisioner == NO_PROVISIONER && class.binding != BindingMode::Immediate && !answered_early {
+        return Err(CreateError::Spec(BINDS_WITH_ITS_POD));
+    }
     let planned = Planned {
         class: class.name.clone(),
         provisioner: Some(class.provisioner.clone()),
@@ -100,6 +103,14 @@ pub(super) async fn plan(
         },
     )
 }
+
+/// Nobody makes volumes of that class. The one made beforehand is chosen where the pod
+/// is scheduled, and the pod is sent there when its claim here is bound.
+const BINDS_WITH_ITS_POD: SpecError = SpecError::NotRemotely {
+    field: "the binding policy WaitForBound for a class of kubernetes.io/no-provisioner that waits for its first consumer",
+    why: "such a volume is bound when its pod arrives there, and the pod is sent when the volume is bound: use the policy \
+          Optimistic",
+};
 
 /// A twin that is waited for has to be told a node, unless its class binds at once.
 fn cannot_wait(unreadable: &'static str) -> CreateError {

@@ -221,6 +221,37 @@ async fn a_volume_that_is_waited_for_is_told_its_node() {
 }
 
 #[tokio::test]
+async fn a_volume_made_beforehand_binds_with_its_pod_or_never() {
+    let mut world = World::new().await;
+    class(
+        &world.there,
+        "static",
+        "kubernetes.io/no-provisioner",
+        "WaitForFirstConsumer",
+    );
+    world.there.put(
+        "/api/v1/persistentvolumes/made",
+        json!({
+            "spec": {
+                "storageClassName": "static", "capacity": {"storage": "2Gi"},
+                "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            },
+            "status": {"phase": "Available"},
+        }),
+    );
+    world.declared.classes.default = Some("static".into());
+    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Spec(_)), "{error}");
+    assert!(error.to_string().contains("Optimistic"), "{error}");
+    assert!(world.twin().is_none());
+
+    world.order.spec.parameters.binding_policy = Some(BindingPolicy::Optimistic);
+    world.create().await.unwrap();
+    assert!(world.twin().is_some());
+}
+
+#[tokio::test]
 async fn where_it_cannot_be_is_said_and_nothing_made() {
     let mut world = World::new().await;
     world.declared.namespaces = Namespaces::default();
