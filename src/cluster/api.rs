@@ -13,6 +13,11 @@ use super::Cluster;
 use crate::volume::DRIVER_NAME;
 
 const PAGE: u32 = 250;
+/// More than any cluster has of what we list: a list that does not end is none.
+const MOST_PAGES: usize = 1000;
+/// As much as people read of what an API server says. Some send whole web pages,
+/// and what they say becomes part of our objects.
+const LONGEST_MESSAGE: usize = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -132,7 +137,7 @@ where
         let mut page = ListParams::default().limit(PAGE);
         page.label_selector = labels.map(str::to_owned);
         page.field_selector = fields.map(str::to_owned);
-        loop {
+        for _ in 0..MOST_PAGES {
             let list = self.bounded("list", "", || self.api.list(&page)).await?;
             found.extend(list.items);
             match list.metadata.continue_ {
@@ -140,6 +145,7 @@ where
                 _ => return Ok(found),
             }
         }
+        Err(self.error("list", "", Cause::Malformed("the list does not end".to_owned())))
     }
 
     /// Creates the object; `None` when that name is taken, be it by ourselves in
@@ -207,12 +213,16 @@ where
         let outcome = Box::pin(tokio::time::timeout(self.timeout, retried(call))).await;
         outcome
             .unwrap_or(Err(Cause::Timeout(self.timeout)))
-            .map_err(|cause| ApiError {
-                verb,
-                object: self.describe(name),
-                cluster: self.cluster.clone(),
-                cause,
-            })
+            .map_err(|cause| self.error(verb, name, cause))
+    }
+
+    fn error(&self, verb: &'static str, name: &str, cause: Cause) -> ApiError {
+        ApiError {
+            verb,
+            object: self.describe(name),
+            cluster: self.cluster.clone(),
+            cause,
+        }
     }
 
     fn describe(&self, name: &str) -> String {
@@ -260,7 +270,7 @@ where
 fn cause(error: kube::Error) -> Cause {
     match error {
         kube::Error::Api(status) => {
-            let message = status.message.clone();
+            let message = short(&status.message);
             match status.code {
                 409 => Cause::Conflict(message),
                 403 => Cause::Forbidden(message),
@@ -270,7 +280,7 @@ fn cause(error: kube::Error) -> Cause {
                 _ => Cause::Invalid(message),
             }
         }
-        kube::Error::SerdeError(error) => Cause::Malformed(error.to_string()),
+        kube::Error::SerdeError(error) => Cause::Malformed(short(&error.to_string())),
         kube::Error::Service(error) if super::cap::is_too_long(error.as_ref()) => {
             Cause::Malformed(error.to_string())
         }
@@ -290,7 +300,14 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         }
         source = inner.source();
     }
-    text
+    short(&text)
+}
+
+/// A message as far as it is kept.
+pub(super) fn short(message: &str) -> String {
+    let end = message.floor_char_boundary(LONGEST_MESSAGE);
+    let cut = if end < message.len() { "…" } else { "" };
+    format!("{}{cut}", &message[..end])
 }
 
 #[cfg(test)]

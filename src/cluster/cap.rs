@@ -1,6 +1,6 @@
 //! A limit on the size of what an API server may answer, so that no cluster can
-//! make us swallow more than we can hold. Watches are endless by nature and are
-//! exempt: they are read line by line.
+//! make us swallow more than we can hold. Watches are endless by nature and read
+//! line by line: each line has the limit.
 
 use std::{
     error::Error,
@@ -9,13 +9,22 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::http::{Request, Response};
-use http_body_util::{LengthLimitError, Limited};
+use axum::{
+    body::{Bytes, HttpBody},
+    http::{Request, Response},
+};
+use futures::StreamExt;
+use http_body_util::{BodyExt, BodyStream, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
 /// A page of objects is a few MiB, a single object at most 1.5 MiB.
 const LONGEST_ANSWER: usize = 32 << 20;
+
+/// The cap speaking.
+#[derive(Debug, thiserror::Error)]
+#[error("it is longer than {LONGEST_ANSWER} bytes")]
+struct TooLong;
 
 /// Caps the answers of the service below.
 #[derive(Clone, Copy)]
@@ -37,8 +46,10 @@ where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Error: Into<BoxError>,
     S::Future: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
 {
-    type Response = Response<Limited<B>>;
+    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
@@ -51,20 +62,64 @@ where
             .uri()
             .query()
             .is_some_and(|query| query.contains("watch=true"));
-        let limit = if endless { usize::MAX } else { LONGEST_ANSWER };
         let answer = self.0.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| Limited::new(body, limit))) })
+        Box::pin(async move { Ok(answer.await?.map(|body| capped(body, endless))) })
     }
+}
+
+fn capped<B>(body: B, endless: bool) -> UnsyncBoxBody<Bytes, BoxError>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let mut length = 0;
+    let frames = BodyStream::new(body).map(move |frame| {
+        let frame = frame.map_err(Into::into)?;
+        if let Some(data) = frame.data_ref() {
+            let line = data.iter().rposition(|&byte| byte == b'\n').filter(|_| endless);
+            length = line.map_or(length + data.len(), |end| data.len() - end - 1);
+        }
+        if length > LONGEST_ANSWER {
+            return Err(TooLong.into());
+        }
+        Ok(frame)
+    });
+    StreamBody::new(frames).boxed_unsync()
 }
 
 /// Whether this is the cap speaking.
 pub(super) fn is_too_long(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        if error.is::<LengthLimitError>() {
+        if error.is::<TooLong>() {
             return true;
         }
         next = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::Full;
+
+    use super::*;
+
+    async fn read(text: Vec<u8>, endless: bool) -> Result<usize, BoxError> {
+        let read = capped(Full::new(Bytes::from(text)), endless).collect().await;
+        read.map(|read| read.to_bytes().len())
+    }
+
+    #[tokio::test]
+    async fn an_answer_has_a_limit_and_so_has_each_line_of_a_watch() {
+        let long = || vec![b'x'; LONGEST_ANSWER + 1];
+        for endless in [true, false] {
+            let error = read(long(), endless).await.unwrap_err();
+            assert!(is_too_long(error.as_ref()));
+        }
+        let mut lines = long();
+        lines[10] = b'\n';
+        assert!(read(lines.clone(), false).await.is_err());
+        assert_eq!(read(lines, true).await.unwrap(), LONGEST_ANSWER + 1);
+    }
 }

@@ -25,6 +25,10 @@ use tokio_util::sync::CancellationToken;
 /// Nobody's correctness depends on it: whoever waits also looks for himself.
 const WATCH_SECONDS: u32 = 60;
 const PAGE: u32 = 250;
+/// More than any cluster has of what we watch. What does not end is not listed on.
+const MOST_OBJECTS: usize = 250_000;
+/// Before it is tried again.
+const DISGUST: Duration = Duration::from_mins(1);
 
 /// What a view keeps of an object.
 pub trait Slim: Send + Sync + 'static {
@@ -95,8 +99,15 @@ impl<S: Slim> View<S> {
         F: Fn(K) -> Option<S>,
     {
         let mut listed = HashMap::new();
-        let mut events = watcher(api, config).default_backoff().boxed();
+        let watch = || watcher(api.clone(), config.clone()).default_backoff().boxed();
+        let mut events = watch();
         loop {
+            if listed.len() > MOST_OBJECTS {
+                tracing::warn!("a list does not end: what it shows is not taken");
+                listed.clear();
+                tokio::time::sleep(DISGUST).await;
+                events = watch();
+            }
             match events.try_next().await {
                 Ok(Some(watcher::Event::Init)) => listed.clear(),
                 Ok(Some(watcher::Event::InitApply(object))) => {

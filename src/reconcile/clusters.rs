@@ -42,6 +42,10 @@ use crate::{
 const FINALIZER: &str = "storage.liqo.io/volumes";
 /// As many volumes as a message names.
 const NAMED: usize = 5;
+/// As many classes as are shown.
+const MOST_CLASSES: usize = 200;
+/// Of an object in Kubernetes.
+const LONGEST_NAME: usize = 253;
 
 /// What of ours is in a cluster.
 #[derive(Debug)]
@@ -267,8 +271,11 @@ fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport 
             report.state = State::Ready;
             report.server_version = Some(connected.version.clone());
             let classes = connected.cluster.views().classes.all();
-            report.classes = classes.iter().map(|class| class.name.clone()).collect();
+            let names = classes.iter().map(|class| class.name.clone());
+            // The API server there may say anything, and who reads this is an object of ours.
+            report.classes = names.filter(|name| name.len() <= LONGEST_NAME).collect();
             report.classes.sort();
+            report.classes.truncate(MOST_CLASSES);
             let losses = connected.cluster.rights().losses();
             report.limits = losses.into_iter().map(str::to_owned).collect();
         }

@@ -121,3 +121,16 @@ async fn a_list_is_read_page_by_page() {
     assert_eq!(objects.list(None).await.unwrap().len(), 600);
     assert_eq!(asked(&api), 3);
 }
+
+#[tokio::test]
+async fn a_long_message_is_cut() {
+    let page: &'static str = Box::leak("ä".repeat(1 << 20).into_boxed_str());
+    let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Forbid(page))]).await;
+    let said = objects.get("x").await.unwrap_err().to_string();
+    assert!(
+        said.contains("ää…") && said.len() < 2 * LONGEST_MESSAGE,
+        "{}",
+        said.len()
+    );
+    assert_eq!(short("short"), "short");
+}

@@ -140,7 +140,7 @@ impl Keeper {
         let version = match version {
             Err(_) => return Err(format!("no answer within {:?}", self.call_timeout)),
             Ok(Err(error)) => return Err(api::chain(&error)),
-            Ok(Ok(info)) => info.git_version,
+            Ok(Ok(info)) => api::short(&info.git_version),
         };
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
