@@ -43,17 +43,30 @@ impl Rights {
 
     /// Asks the API server.
     pub(super) async fn ask(cluster: &Cluster) -> Result<Self, ApiError> {
+        Self::told_by(|verb, group, resource| Box::pin(may(cluster, verb, group, resource))).await
+    }
+
+    async fn told_by<F>(may: impl Fn(&'static str, &'static str, &'static str) -> F) -> Result<Self, ApiError>
+    where
+        F: Future<Output = Result<bool, ApiError>>,
+    {
+        // Whatever is watched is listed first.
+        let watch = async |group, resource| {
+            let (list, watch) =
+                tokio::try_join!(may("list", group, resource), may("watch", group, resource))?;
+            Ok::<bool, ApiError>(list && watch)
+        };
         let storage = "storage.k8s.io";
         let (classes, nodes, csi_nodes, drivers, capacities, read, list, change, claims) = tokio::try_join!(
-            may(cluster, "watch", storage, "storageclasses"),
-            may(cluster, "watch", "", "nodes"),
-            may(cluster, "watch", storage, "csinodes"),
-            may(cluster, "watch", storage, "csidrivers"),
-            may(cluster, "watch", storage, "csistoragecapacities"),
-            may(cluster, "get", "", "persistentvolumes"),
-            may(cluster, "list", "", "persistentvolumes"),
-            may(cluster, "patch", "", "persistentvolumes"),
-            may(cluster, "watch", "", "persistentvolumeclaims"),
+            watch(storage, "storageclasses"),
+            watch("", "nodes"),
+            watch(storage, "csinodes"),
+            watch(storage, "csidrivers"),
+            watch(storage, "csistoragecapacities"),
+            may("get", "", "persistentvolumes"),
+            may("list", "", "persistentvolumes"),
+            may("patch", "", "persistentvolumes"),
+            watch("", "persistentvolumeclaims"),
         )?;
         Ok(Self {
             classes,
@@ -131,5 +144,18 @@ mod tests {
             ..Rights::ALL
         };
         assert!(no_nodes.losses()[0].contains("WaitForBound"));
+    }
+
+    #[tokio::test]
+    async fn what_may_be_watched_but_not_listed_is_not_seen() {
+        for verb in ["list", "watch"] {
+            let but_nodes =
+                async |asked: &'static str, _, resource| Ok(!(asked == verb && resource == "nodes"));
+            let expected = Rights {
+                nodes: false,
+                ..Rights::ALL
+            };
+            assert_eq!(Rights::told_by(but_nodes).await, Ok(expected));
+        }
     }
 }
