@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::ClusterId;
 
+/// No refusal counts longer, in seconds: users can write this annotation too, and
+/// it is told to all.
+const LONGEST: i64 = 120;
+
 /// What was refused, and until when that counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
@@ -37,7 +41,8 @@ impl Refused {
     /// Whether it counts for this cluster at this time, in seconds since 1970.
     #[must_use]
     pub fn counts(&self, cluster: &ClusterId, now: i64) -> bool {
-        self.cluster == cluster.as_str() && now < self.until
+        let left = self.until.saturating_sub(now);
+        self.cluster == cluster.as_str() && (1..=LONGEST).contains(&left)
     }
 }
 
@@ -59,5 +64,8 @@ mod tests {
         assert!(refused.counts(&here, 99));
         assert!(!refused.counts(&here, 100) && !refused.counts(&there, 99));
         assert_eq!(Refused::parse("{}"), None);
+        for until in [i64::MIN, 99 + LONGEST + 1, i64::MAX] {
+            assert!(!Refused::new(&here, 5, until).counts(&here, 99), "{until}");
+        }
     }
 }
