@@ -105,10 +105,9 @@ fn waiting(cluster: &ClusterReport, volumes: &[Row]) -> Vec<String> {
         .iter()
         .filter(|row| row.cluster.as_deref() == Some(&cluster.id));
     there
-        .filter(|row| row.held_by_gravity)
         .filter_map(|row| {
-            let claim = row.claim.as_ref()?;
-            Some(format!("{}/{}: {}", claim.namespace, claim.name, row.message))
+            let (claim, why) = (row.claim.as_ref()?, row.gravity.as_ref()?);
+            Some(format!("{}/{}: {why}", claim.namespace, claim.name))
         })
         .collect()
 }

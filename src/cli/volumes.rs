@@ -151,6 +151,7 @@ mod tests {
             real_volume: None,
             cluster: Some("home".into()),
             held_by_gravity: false,
+            gravity: None,
             nodes: Some(places.iter().map(|&it| it.to_owned()).collect()),
         }
     }

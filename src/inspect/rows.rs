@@ -43,6 +43,9 @@ pub(crate) struct Row {
     pub(crate) cluster: Option<String>,
     /// Whether a pod waits because it can only run where the data is.
     pub(crate) held_by_gravity: bool,
+    /// Why exactly, whatever else there is to say.
+    #[serde(skip)]
+    pub(crate) gravity: Option<String>,
     /// The nodes the volume can be reached from: `["*"]` for all of the cluster,
     /// before it exists the one selected for it, `null` when that is not known.
     pub(crate) nodes: Option<Vec<String>>,
@@ -113,7 +116,7 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
         .claim
         .zip(case.volume)
         .and_then(|(claim, volume)| gravity(claim, volume, storage));
-    let held_by_gravity = pull.is_some();
+    let pulled = pull.as_ref().map(|pull| pull.message.clone());
     if let Some(pull) = pull
         && health.message.is_empty()
     {
@@ -135,7 +138,8 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
         message: health.message,
         advice: health.advice,
         twin: case.twin.map(Name::of).or_else(|| remote::twin(case.volume?)),
-        held_by_gravity,
+        held_by_gravity: pulled.is_some(),
+        gravity: pulled,
         real_class: real_class
             .or_else(|| volume_class(case.real?))
             .or_else(|| remote::real_class(case.volume?)),

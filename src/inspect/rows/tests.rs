@@ -342,3 +342,21 @@ fn leftovers_belong_to_the_namespace_of_their_claim() {
     assert_eq!((in_namespace("shop"), in_namespace("other")), (1, 0));
     storage.twins = told([twin()]);
 }
+
+#[test]
+fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
+    let mut storage = storage();
+    storage.twins = twin_with(deleting);
+    storage.consumers = told([json!({
+        "metadata": {"namespace": "shop", "name": "web-0"},
+        "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+        "status": {"phase": "Pending"},
+    })]);
+    let row = one(&storage);
+    assert!(
+        row.message.contains("this driver still hold it"),
+        "{}",
+        row.message
+    );
+    assert!(row.gravity.unwrap().contains("its pod web-0 waits"));
+}
