@@ -123,6 +123,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"delete csinodes.storage.k8s.io",
 		"create,delete remoteclusters.storage.liqo.io",
 		"create,delete persistentvolumeclaims -n anywhere",
+		"get,list resourcequotas -n "+StorageNamespace,
 		"patch virtualnodes.offloading.liqo.io",
 		"patch clusters.kosmos.io",
 	)
@@ -133,26 +134,26 @@ func TestLiqosTenantsAreReadOnlyWhereListed(t *testing.T) {
 }
 
 func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
-	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "get,list,watch events -n apps"}
-	quotas := []string{"get,list resourcequotas -n apps"}
-	elsewhere := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n other", "get,list,watch events -n other"}
+	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "list events -n apps"}
+	elsewhere := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n other", "list events -n other"}
 	cluster := []string{
-		"get,list,watch,patch persistentvolumes", "get,list,watch nodes",
+		"get,list,patch persistentvolumes", "get,list,watch nodes",
 		"get,list,watch storageclasses.storage.k8s.io", "get,list,watch csidrivers.storage.k8s.io",
 		"get,list,watch csinodes.storage.k8s.io", "get,list,watch csistoragecapacities.storage.k8s.io",
 	}
 	never := []string{
 		"get,list,watch,create secrets -n apps", "get,list,watch secrets -n " + Namespace, "get,list,watch,create pods -n apps",
-		"create,delete persistentvolumes", "patch nodes", "create,patch csinodes.storage.k8s.io", "patch resourcequotas -n apps",
-		"create,patch,delete storageclasses.storage.k8s.io", "create,patch events -n apps", "get,list namespaces",
+		"create,delete persistentvolumes", "patch nodes", "create,patch csinodes.storage.k8s.io", "get,list,patch resourcequotas -n apps",
+		"create,patch,delete storageclasses.storage.k8s.io", "get,watch,create,patch events -n apps", "get,list namespaces",
+		"watch persistentvolumes",
 	}
 	for name, level := range map[string]struct {
 		values   Values
 		may, not [][]string
 	}{
-		"full":       {remote("full"), [][]string{twins, elsewhere, quotas, cluster}, [][]string{never}},
-		"namespaced": {remote("namespaced", "apps", "more"), [][]string{twins, quotas, cluster}, [][]string{elsewhere, never}},
-		"minimal":    {remote("minimal", "apps", "more"), [][]string{twins}, [][]string{elsewhere, quotas, cluster, never}},
+		"full":       {remote("full"), [][]string{twins, elsewhere, cluster}, [][]string{never}},
+		"namespaced": {remote("namespaced", "apps", "more"), [][]string{twins, cluster}, [][]string{elsewhere, never}},
+		"minimal":    {remote("minimal", "apps", "more"), [][]string{twins}, [][]string{elsewhere, cluster, never}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := render(t, level.values)
