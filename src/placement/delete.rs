@@ -7,6 +7,7 @@
 //!                                                             │
 //!      PV gone, or Released and retained ──▶ Done ◀───────────┤
 //!      PV only reserved for it ──Unclaim──▶ Done              │
+//!      PV retained by a rescue ──GiveBack──▶ AwaitVolume      │
 //!      PV still there ──AwaitVolume───────────────────────────┘
 //!  anything that cannot be read ──▶ Unavailable, never Done
 //! ```
@@ -49,6 +50,9 @@ pub enum TwinVolume {
     Absent,
     /// This one was reserved for the twin but never bound.
     Reserved(String),
+    /// This one is retained only because its data was rescued for a volume that is
+    /// to be deleted now.
+    Rescued(String),
     /// There is one.
     Present {
         /// Its name.
@@ -78,6 +82,8 @@ pub enum DeleteStep {
     },
     /// Take our `claimRef` off this PV.
     Unclaim(String),
+    /// Give this PV the reclaim policy it had before its data was rescued.
+    GiveBack(String),
     /// Answer success.
     Done,
     /// Answer that it cannot be told now, for this reason.
@@ -112,10 +118,13 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
     }
 }
 
-fn without_twin(volume: &TwinVolume) -> DeleteStep {
+/// What is left to do about the PV of a twin that is gone.
+#[must_use]
+pub fn without_twin(volume: &TwinVolume) -> DeleteStep {
     match volume {
         TwinVolume::Unknown(reason) => DeleteStep::Unavailable(reason.clone()),
         TwinVolume::Reserved(name) => DeleteStep::Unclaim(name.clone()),
+        TwinVolume::Rescued(name) => DeleteStep::GiveBack(name.clone()),
         TwinVolume::Absent
         | TwinVolume::Present {
             released: true,
@@ -175,6 +184,12 @@ mod tests {
     }
 
     #[test]
+    fn what_was_retained_to_rescue_it_is_deleted_all_the_same() {
+        let step = decide(DeleteTwin::Absent, TwinVolume::Rescued("pv".into()));
+        assert_eq!(step, DeleteStep::GiveBack("pv".into()));
+    }
+
+    #[test]
     fn foreign_or_attached_volumes_are_left_alone() {
         let foreign = DeleteTwin::Foreign(Foreign::OtherClaim("x".into()));
         assert!(matches!(
@@ -206,6 +221,7 @@ mod tests {
                 TwinVolume::Unknown("down".into()),
                 TwinVolume::Absent,
                 TwinVolume::Reserved("pv".into()),
+                TwinVolume::Rescued("pv".into()),
                 present(false, false), present(false, true), present(true, false), present(true, true),
             ]),
             attached in select(vec![None, Some("n1".to_owned())]),

@@ -18,7 +18,7 @@ pub use create::{
     Afterwards, ClaimFact, CreateFacts, CreateStep, Prebinding, Reach, Refusal, Target, Twin, TwinFact,
     TwinState, Withdrawal, create_step,
 };
-pub use delete::{DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, TwinVolume, delete_step};
+pub use delete::{DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, TwinVolume, delete_step, without_twin};
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
 pub use offload::{
     Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes, behind,

@@ -6,10 +6,11 @@ use k8s_openapi::api::{
     storage::v1::VolumeAttachment,
 };
 use kube::ResourceExt;
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, Site, TWIN_VOLUME,
+    DeleteError, Holder, Site, TWIN_VOLUME, holder,
     news::News,
     record, site,
     withdraw::{is_reservation, let_go, unclaim},
@@ -17,7 +18,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, Precondition, facts, registry::Registry},
     observe::{CrashPoint, crash_point},
-    placement::{DeleteFacts, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step},
+    placement::{DeleteFacts, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step, without_twin},
     volume::{VolumeId, VolumeName, mark},
 };
 
@@ -56,6 +57,10 @@ pub async fn delete(
             DeleteStep::AwaitVolume { name, message } => Awaited::Volume { name, message },
             DeleteStep::Unclaim(reserved) => {
                 unclaim(site.cluster(), &reserved, site.name()).await?;
+                continue;
+            }
+            DeleteStep::GiveBack(rescued) => {
+                give_back(&site, volume, &rescued).await?;
                 continue;
             }
             DeleteStep::Done => return Ok(()),
@@ -187,29 +192,35 @@ async fn find_volume(
         return Ok(TwinVolume::Absent);
     }
     let volumes = site.volumes();
-    let mut names: Vec<String> = known.iter().cloned().collect();
-    if names.is_empty() {
-        names.extend(remembered(site.home(), volume).await?);
-        let seen = site.cluster().views().volumes.of_topic(site.name());
-        names.extend(seen.iter().map(|seen| seen.name.clone()));
+    if known.is_none() {
+        *known = remembered(site.home(), volume).await?;
     }
-    let conclusive = !names.is_empty();
-    for name in names {
-        if let Some(found) = volumes
-            .get(&name)
-            .await?
-            .filter(|found| is_of(site, occupant, found))
-        {
-            *known = Some(name);
-            return Ok(describe(site, &found));
+    let mut found = Vec::new();
+    let seen = site.cluster().views().volumes.of_topic(site.name());
+    if let Some(name) = known {
+        found.extend(volumes.get(name).await?);
+    } else if seen.is_empty() {
+        found = volumes.list(None).await?;
+    } else {
+        for seen in seen {
+            found.extend(volumes.get(&seen.name).await?);
         }
     }
-    if conclusive {
-        return Ok(TwinVolume::Absent);
+    let whose = |real: &PersistentVolume| holder(site, volume, known.as_deref(), real);
+    let not_the_occupants = |real: &PersistentVolume| occupant.is_none() || claim_uid(real) != occupant;
+    found.retain(|real| not_the_occupants(real) && whose(real) != Holder::Other);
+    if let Some(ours) = found.iter().find(|real| whose(real) == Holder::Ours) {
+        *known = Some(ours.name_any());
+        return Ok(describe(site, ours));
     }
-    let all = volumes.list(None).await?;
-    let found = all.iter().find(|found| is_of(site, occupant, found));
-    Ok(found.map_or(TwinVolume::Absent, |found| describe(site, found)))
+    // Nothing shows which one it is, if any: all of them have to be dealt with.
+    let of_the_name = found.iter().map(|real| doubted(site, real));
+    let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
+    Ok(open.next().unwrap_or(TwinVolume::Absent))
+}
+
+fn claim_uid(real: &PersistentVolume) -> Option<&str> {
+    real.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }
 
 async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
@@ -219,18 +230,61 @@ async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String
     Ok(name.filter(|name| !name.is_empty()))
 }
 
-/// Whether a PV is that of the twin.
-fn is_of(site: &Site, occupant: Option<&str>, volume: &PersistentVolume) -> bool {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    claim.is_some_and(|claim| {
-        claim.namespace.as_deref() == Some(site.namespace())
-            && claim.name.as_deref() == Some(site.name())
-            && (occupant.is_none() || claim.uid.as_deref() != occupant)
-    })
+/// A PV that may be the twin's. Data that was rescued is not deleted on a guess.
+fn doubted(site: &Site, real: &PersistentVolume) -> TwinVolume {
+    match describe(site, real) {
+        TwinVolume::Rescued(name) => TwinVolume::Present {
+            message: Some(format!(
+                "data was rescued onto it, and nothing shows whose it is; if it is not this volume's, remove its \
+                 annotation {}",
+                mark::POLICY_BEFORE
+            )),
+            name,
+            released: false,
+            retain: true,
+        },
+        other => other,
+    }
+}
+
+/// Gives a PV whose data was rescued the reclaim policy it had: whoever it was
+/// rescued for deletes it now. One that waits for a twin is released for it, or
+/// Kubernetes would go on keeping it.
+async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), ApiError> {
+    let volumes = site.volumes();
+    let Some(real) = volumes.get(name).await? else {
+        return Ok(());
+    };
+    let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
+        return Ok(());
+    };
+    // No claim ever has this uid.
+    let holder = claim_uid(&real)
+        .filter(|uid| !uid.is_empty())
+        .unwrap_or(volume.as_str());
+    let patch = json!({
+        "metadata": {
+            "uid": real.uid(),
+            "resourceVersion": real.resource_version(),
+            "annotations": {mark::POLICY_BEFORE: null},
+        },
+        "spec": {"persistentVolumeReclaimPolicy": before, "claimRef": {"uid": holder}},
+    });
+    crash_point(CrashPoint::BeforePolicyBack);
+    let given_back = volumes.merge(name, &patch).await;
+    crash_point(CrashPoint::AfterPolicyBack);
+    match given_back {
+        // The next look tells what it has become.
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other.map(|_| ()),
+    }
 }
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
+    if volume.annotations().contains_key(mark::POLICY_BEFORE) {
+        return TwinVolume::Rescued(name);
+    }
     if is_reservation(volume, site.namespace(), site.name()) {
         // Elsewhere we reserve nothing: whoever did may free it.
         return match site.remote_cluster() {

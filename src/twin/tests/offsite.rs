@@ -96,6 +96,31 @@ impl World {
         Some(Refused::parse(text)?.bytes)
     }
 
+    /// The PV that csi-provisioner makes at home.
+    fn remember(&self, made: Made) {
+        let attributes: BTreeMap<_, _> = made.context;
+        let handle = format!("v1:milan:pvc-{UID}");
+        self.home_api.put(
+            &format!("/api/v1/persistentvolumes/pvc-{UID}"),
+            json!({"spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle, "volumeAttributes": attributes}}}),
+        );
+    }
+
+    /// Another PV of a claim with the name of the twin.
+    fn left_over(&self, name: &str, annotations: &Value, uid: Option<&str>) {
+        self.there.put(
+            &format!("/api/v1/persistentvolumes/{name}"),
+            json!({
+                "metadata": {"annotations": annotations},
+                "spec": {
+                    "claimRef": {"namespace": "shop-home", "name": "data", "uid": uid},
+                    "persistentVolumeReclaimPolicy": "Retain",
+                },
+                "status": {"phase": if uid.is_some() { "Released" } else { "Available" }},
+            }),
+        );
+    }
+
     /// Binds the twin as the real class would.
     async fn bind(&self) {
         self.there.until(|store| store.get(TWIN).is_some()).await;
@@ -419,12 +444,7 @@ async fn a_volume_is_deleted_with_its_data() {
     let world = World::new().await;
     let made = world.create().await.unwrap();
     world.bind().await;
-    let attributes: BTreeMap<_, _> = made.context;
-    let handle = format!("v1:milan:pvc-{UID}");
-    world.home_api.put(
-        &format!("/api/v1/persistentvolumes/pvc-{UID}"),
-        json!({"spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle, "volumeAttributes": attributes}}}),
-    );
+    world.remember(made);
     assert!(matches!(
         world.delete().await,
         Err(DeleteError::StillWaiting { .. })
@@ -447,4 +467,67 @@ async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
     );
     world.delete().await.unwrap();
     assert!(world.twin().is_some());
+}
+
+#[tokio::test]
+async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.context[TWIN_VOLUME], "", "answered before it was bound");
+    world.remember(made);
+    world.bind().await;
+    world.left_over("a-older", &json!({}), Some("gone"));
+    // The driver was away when the twin went.
+    world.there.remove(TWIN);
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::StillWaiting { .. })
+    ));
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
+    let rescued = |of: &str| json!({mark::POLICY_BEFORE: "Delete", mark::DATA_OF: format!("home/{of}")});
+    for uid in [Some("gone"), None] {
+        let world = World::new().await;
+        let made = world.create().await.unwrap();
+        world.remember(made);
+        world.there.remove(TWIN);
+        world.left_over("a-older", &rescued("pvc-older"), Some("gone"));
+        world.left_over("pv", &rescued(&format!("pvc-{UID}")), uid);
+        assert!(matches!(
+            world.delete().await,
+            Err(DeleteError::StillWaiting { .. })
+        ));
+        let spec = |name: &str| {
+            world
+                .there
+                .object(&format!("/api/v1/persistentvolumes/{name}"))
+                .unwrap()["spec"]
+                .clone()
+        };
+        assert_eq!(spec("pv")["persistentVolumeReclaimPolicy"], "Delete");
+        assert!(
+            !spec("pv")["claimRef"]["uid"].is_null(),
+            "released, or nobody deletes it"
+        );
+        assert_eq!(spec("a-older")["persistentVolumeReclaimPolicy"], "Retain");
+        world.there.remove("/api/v1/persistentvolumes/pv");
+        world.delete().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn rescued_data_is_not_deleted_on_a_guess() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.remember(made);
+    world.there.remove(TWIN);
+    world.left_over("pv", &json!({mark::POLICY_BEFORE: "Delete"}), Some("gone"));
+    let error = world.delete().await.unwrap_err();
+    assert!(error.to_string().contains("nothing shows whose it is"), "{error}");
+    let kept = world.there.object("/api/v1/persistentvolumes/pv").unwrap();
+    assert_eq!(kept["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }
