@@ -308,6 +308,8 @@ enum Look {
 impl There {
     fn of(remote: Arc<Remote>) -> Self {
         let look = match remote.reach() {
+            // It takes no new volumes.
+            _ if remote.is_leaving() => Look::Nothing(Room::Zero),
             Ok(cluster) if cluster.rights().classes => {
                 let world = World::of(&cluster, Vec::new());
                 Look::World(cluster, world)

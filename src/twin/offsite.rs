@@ -40,6 +40,12 @@ pub(super) async fn plan(
     order: &Order,
     sight: &Sight,
 ) -> Result<Plan, CreateError> {
+    if remote.is_leaving() {
+        return Ok(Plan::Unfit(format!(
+            "the cluster {} takes no new volumes, for its RemoteCluster is being deleted: let the pod run elsewhere",
+            remote.id
+        )));
+    }
     if let Some(claim) = &sight.claim
         && let Some(pod) = ephemeral_of(claim)
     {

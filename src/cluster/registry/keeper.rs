@@ -99,8 +99,8 @@ struct Keeper {
     links: BTreeMap<ClusterId, Held>,
     /// Since when credentials are waited for.
     awaited: BTreeMap<ClusterId, time::Instant>,
-    /// What the registry was made of last.
-    declared: Vec<Declared>,
+    /// What the registry was made of last, and whether it is being deleted.
+    declared: Vec<(Declared, bool)>,
 }
 
 /// A link, and what it was made with.
@@ -175,12 +175,16 @@ impl Keeper {
                 changed = true;
             }
         }
-        let declared: Vec<Declared> = told.into_iter().map(|(one, _)| one.declared).collect();
+        let declared: Vec<(Declared, bool)> = told
+            .into_iter()
+            .map(|(one, _)| (one.declared, one.leaving))
+            .collect();
         if changed || news || declared != self.declared {
-            let remotes = declared.iter().filter_map(|declared| {
+            let remotes = declared.iter().filter_map(|(declared, leaving)| {
                 let link = self.links.get(&declared.id)?.link.clone();
                 let remote = Remote {
                     declared: declared.clone(),
+                    leaving: *leaving,
                     link,
                 };
                 Some((declared.id.clone(), Arc::new(remote)))

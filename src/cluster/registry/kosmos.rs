@@ -103,6 +103,7 @@ fn told(member: &Member, allowed: Allowed) -> Option<Told> {
             policy: BindingPolicy::default(),
             protect: true,
         },
+        leaving: false,
         credentials,
         allowed,
     })

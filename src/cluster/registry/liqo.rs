@@ -150,6 +150,7 @@ fn told(cluster: &str, node: &VirtualNode, mapping: BTreeMap<String, Mapped>) ->
             policy: BindingPolicy::default(),
             protect: true,
         },
+        leaving: false,
         credentials,
         // Liqo itself puts its gateway's proxy there.
         allowed: Allowed { proxy: true },

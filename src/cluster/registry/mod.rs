@@ -50,6 +50,8 @@ type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
 /// A remote cluster: as it was declared, and how it is reached.
 pub struct Remote {
     declared: Declared,
+    /// Whether its declaration is being deleted.
+    leaving: bool,
     link: watch::Receiver<Link>,
 }
 
@@ -115,6 +117,12 @@ impl Remote {
                 why: why.clone(),
             }),
         }
+    }
+
+    /// Whether its declaration is being deleted, and only what is there holds it.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.leaving
     }
 
     /// How it is with the connection.
@@ -222,6 +230,19 @@ impl Registry {
         Self::partial(remotes, [])
     }
 
+    /// The same clusters, all being deleted.
+    pub(crate) fn leaving(self) -> Self {
+        let leaving = |remote: Arc<Remote>| Remote {
+            declared: remote.declared.clone(),
+            leaving: true,
+            link: remote.link.clone(),
+        };
+        let remotes = self.all().into_iter().map(leaving);
+        let remotes = remotes.map(|remote| (remote.id.clone(), Arc::new(remote)));
+        self.replace(remotes.collect(), BTreeSet::new());
+        self
+    }
+
     /// Such a registry where some fabrics cannot be read.
     pub(crate) fn partial(
         remotes: impl IntoIterator<Item = (Declared, Link)>,
@@ -231,6 +252,7 @@ impl Registry {
         let known = remotes.into_iter().map(|(declared, link)| {
             let remote = Remote {
                 declared,
+                leaving: false,
                 link: watch::Sender::new(link).subscribe(),
             };
             (remote.id.clone(), Arc::new(remote))

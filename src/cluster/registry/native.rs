@@ -23,6 +23,7 @@ pub(super) struct Native {
 /// A `RemoteCluster`.
 struct Declaration {
     declared: Declared,
+    leaving: bool,
     secret: String,
     key: String,
 }
@@ -45,6 +46,7 @@ impl Native {
     fn told(&self, declaration: &Declaration) -> Told {
         Told {
             declared: declaration.declared.clone(),
+            leaving: declaration.leaving,
             credentials: Credentials::Secret {
                 secret: SecretRef {
                     namespace: self.context.namespace.clone(),
@@ -75,6 +77,7 @@ fn declaration(cluster: RemoteCluster) -> Option<Declaration> {
     let name = cluster.name_any();
     // The API server refuses longer names; one that came from elsewhere is no label.
     let id = name.parse().ok()?;
+    let leaving = cluster.metadata.deletion_timestamp.is_some();
     let spec = cluster.spec;
     let mapping = spec.namespaces.mapping.into_iter();
     Some(Declaration {
@@ -97,6 +100,7 @@ fn declaration(cluster: RemoteCluster) -> Option<Declaration> {
             },
             protect: spec.protect_twins,
         },
+        leaving,
         secret: spec.kubeconfig_secret_ref.name,
         key: spec.kubeconfig_secret_ref.key,
     })

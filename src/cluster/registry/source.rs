@@ -38,6 +38,8 @@ pub(super) enum Credentials {
 #[derive(Clone)]
 pub(super) struct Told {
     pub(super) declared: Declared,
+    /// Whether the declaration is being deleted.
+    pub(super) leaving: bool,
     pub(super) credentials: Credentials,
     pub(super) allowed: Allowed,
 }
@@ -184,6 +186,7 @@ mod tests {
                 policy: crate::volume::BindingPolicy::Optimistic,
                 protect: true,
             },
+            leaving: false,
             credentials: Credentials::Missing("there are none".into()),
             allowed: Allowed::default(),
         }

@@ -212,3 +212,12 @@ async fn where_classes_cannot_be_seen_one_has_to_be_named() {
     round_with(&api, &none, &settings()).await.unwrap();
     assert_eq!(published(&api), ["milan=0"]);
 }
+
+#[tokio::test]
+async fn a_cluster_that_is_being_deleted_has_no_room() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    class(&api, "liqo", DRIVER_NAME, &json!({}));
+    let registry = milan(&there, Rights::default(), Some("gold")).await;
+    round_with(&api, &registry.leaving(), &settings()).await.unwrap();
+    assert_eq!(published(&api), ["milan=0"]);
+}

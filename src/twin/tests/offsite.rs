@@ -531,3 +531,16 @@ async fn rescued_data_is_not_deleted_on_a_guess() {
     let kept = world.there.object("/api/v1/persistentvolumes/pv").unwrap();
     assert_eq!(kept["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }
+
+#[tokio::test]
+async fn a_cluster_that_is_being_deleted_takes_no_new_volumes() {
+    let world = World::new().await;
+    let registry = world.registry().await.leaving();
+    let why = elsewhere(world.create_with(&registry).await);
+    assert!(why.contains("being deleted"), "{why}");
+    assert!(world.twin().is_none());
+
+    // What was begun is brought to its end.
+    assert!(world.create().await.is_ok());
+    assert!(world.create_with(&registry).await.is_ok());
+}
