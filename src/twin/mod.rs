@@ -17,6 +17,7 @@ mod plan;
 mod record;
 mod sight;
 mod site;
+mod together;
 mod withdraw;
 
 #[cfg(test)]

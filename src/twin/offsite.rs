@@ -1,8 +1,8 @@
 //! Before a twin is made in a remote cluster: whether what was asked for can be
-//! had there, its real class, its access modes, and for volumes that are waited
-//! for the node it is told.
+//! had there, its real class and its access modes. The node that volumes are told
+//! that are waited for is not chosen here.
 
-use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::{
@@ -10,15 +10,15 @@ use super::{
     plan::{self, Known, Plan, Planned},
     record,
     sight::{self, Sight},
+    together,
 };
 use crate::{
-    cluster::{ApiError, facts, registry::Remote},
+    cluster::{ApiError, registry::Remote},
     placement::{
-        Ask, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
+        Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
         access_modes, choose_class,
     },
-    topology::Node,
-    volume::{AccessMode, BindingPolicy, SpecError, VolumeName, mark},
+    volume::{AccessMode, BindingPolicy, SpecError, mark},
 };
 
 /// Whether a twin may be answered for before it is bound. A class that binds at
@@ -63,7 +63,8 @@ pub(super) async fn plan(
     } else {
         KnownClasses::Unreadable
     };
-    let chosen = match choose(remote, policy, order, sight.claim.as_ref(), known) {
+    let parameter = order.spec.parameters.real_class.as_deref();
+    let chosen = match choose(remote, policy, parameter, sight.claim.as_ref(), known) {
         Ok(chosen) => chosen,
         // The claim's own mistake is one in every cluster.
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
@@ -98,9 +99,14 @@ pub(super) async fn plan(
             Err(cannot_wait("nodes"))
         };
     }
+    if answered_early {
+        return Ok(match somewhere(site, order, class).await? {
+            Ok(()) => Plan::Make(planned),
+            Err(none) => Plan::Unfit(none),
+        });
+    }
     Ok(
-        match node_there(site, order, sight, class, answered_early).await? {
-            Ok(_) if answered_early => Plan::Make(planned),
+        match together::node(site, remote, policy, order, sight, class).await? {
             Ok(node) => Plan::Make(Planned {
                 node: Some(node),
                 ..planned
@@ -159,10 +165,10 @@ fn wished_modes(
 
 /// The real class. An administrator who maps this very class for this very
 /// cluster means more by it than the parameter that holds for all clusters.
-fn choose<'a>(
+pub(super) fn choose<'a>(
     remote: &Remote,
     policy: &Policy,
-    order: &Order,
+    parameter: Option<&str>,
     claim: Option<&PersistentVolumeClaim>,
     known: KnownClasses<'a>,
 ) -> Result<ChosenClass<'a>, ClassError> {
@@ -172,109 +178,19 @@ fn choose<'a>(
         annotation: claim
             .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])),
         allowed: &policy.allowed_classes,
-        parameter: order
-            .spec
-            .parameters
-            .real_class
-            .as_deref()
-            .filter(|_| mapped.is_none()),
+        parameter: parameter.filter(|_| mapped.is_none()),
         mapping: remote.classes.real(virtual_class),
     };
     choose_class(&wishes, known, &remote.id)
 }
 
-/// A node of the remote cluster that can have the volume, or why there is none.
-/// All claims of one pod get the same, because that is where it will have to run.
-async fn node_there(
-    site: &Site,
-    order: &Order,
-    sight: &Sight,
-    class: &Class,
-    any: bool,
-) -> Result<Result<String, String>, ApiError> {
+/// Whether a node of the remote cluster can have the volume; if not, why.
+async fn somewhere(site: &Site, order: &Order, class: &Class) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
-    let surroundings = known.surroundings(class);
-    let choose = |nodes: &[Node], lot: &VolumeName| {
-        let ask = Ask {
-            volume: lot,
-            ..plan::ask(order)
-        };
-        let choice = surroundings.choose_node(nodes, &ask);
-        choice
-            .map(|node| node.name.clone())
-            .map_err(|none| format!("in the cluster {} {none}", cluster.id()))
-    };
-    if any {
-        return Ok(choose(&sight::nodes(cluster), &order.volume));
-    }
-    let open: Vec<Node> = cluster
-        .all::<KubeNode>()
-        .list(None)
-        .await?
-        .into_iter()
-        .filter(takes_pods)
-        .map(|node| facts::node(node.metadata))
-        .collect();
-    let siblings = match &sight.claim {
-        Some(claim) => siblings(site, claim).await?,
-        None => Vec::new(),
-    };
-    for sibling in &siblings {
-        let twin = site.twins().get(&sibling.name_any()).await?;
-        if let Some(told) = twin.as_ref().and_then(record::selected_node)
-            && let Some(node) = open.iter().find(|node| node.name == told)
-        {
-            let unfit = surroundings.unfit(node, &plan::ask(order));
-            return Ok(unfit.map_or_else(|| Ok(told.to_owned()), |unfit| Err(unfit.to_string())));
-        }
-    }
-    let volumes = siblings.iter().filter_map(ResourceExt::uid);
-    let lot = volumes
-        .map(|uid| VolumeName::from_request(&format!("pvc-{uid}")))
-        .min()
-        .unwrap_or_else(|| order.volume.clone());
-    Ok(choose(&open, &lot))
-}
-
-/// Whether an ordinary pod may be sent to a node.
-fn takes_pods(node: &KubeNode) -> bool {
-    let Some(spec) = &node.spec else { return true };
-    let closed = spec
-        .taints
-        .iter()
-        .flatten()
-        .any(|taint| taint.effect != "PreferNoSchedule");
-    !closed && spec.unschedulable != Some(true)
-}
-
-/// The claims of the pod that waits for this one, itself among them.
-async fn siblings(
-    site: &Site,
-    claim: &PersistentVolumeClaim,
-) -> Result<Vec<PersistentVolumeClaim>, ApiError> {
-    let namespace = claim.namespace().unwrap_or_default();
-    let waiting = site
-        .home()
-        .within::<Pod>(&namespace)
-        .select(None, Some("status.phase=Pending"))
-        .await?;
-    let pod = waiting
-        .iter()
-        .map(claims_of)
-        .find(|claims| claims.contains(&claim.name_any()));
-    let claims = site.home().within::<PersistentVolumeClaim>(&namespace);
-    let mut siblings = Vec::new();
-    for name in pod.unwrap_or_default() {
-        let found = claims.get(&name).await?;
-        siblings.extend(found.filter(|found| record::selected_node(found) == record::selected_node(claim)));
-    }
-    Ok(siblings)
-}
-
-fn claims_of(pod: &Pod) -> Vec<String> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
-        .collect()
+    let nodes = sight::nodes(cluster);
+    let choice = known.surroundings(class).choose_node(&nodes, &plan::ask(order));
+    Ok(choice
+        .map(|_| ())
+        .map_err(|none| format!("in the cluster {} {none}", cluster.id())))
 }

@@ -19,7 +19,10 @@ use crate::{
         CreateError, DeleteError, FINALIZER, Made, NoSite, Order, Policy, TWIN_CLASS, TWIN_NAME,
         TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
     },
-    volume::{Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, mark},
+    volume::{
+        Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, VolumeName,
+        digest, mark,
+    },
 };
 
 const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
@@ -243,6 +246,89 @@ async fn a_volume_that_is_waited_for_is_told_its_node() {
     blind.rights.nodes = false;
     assert!(matches!(blind.create().await, Err(CreateError::Spec(_))));
     assert!(blind.twin().is_none());
+}
+
+#[tokio::test]
+async fn all_claims_of_a_pod_are_told_one_node() {
+    let mut world = World::new().await;
+    let there = &world.there;
+    class(there, "other", "other.test", "WaitForFirstConsumer");
+    there.remove("/api/v1/nodes/r1");
+    // Each class has most room on another node, and only one cannot have the second volume.
+    for (node, real, other) in [("a", "9Gi", "20Gi"), ("b", "20Gi", "0"), ("c", "5Gi", "30Gi")] {
+        there.put(
+            &format!("/api/v1/nodes/{node}"),
+            json!({"metadata": {"labels": {"n": node}}}),
+        );
+        let drivers = ["real.test", "other.test"].map(|name| json!({"name": name, "nodeID": node}));
+        there.put(
+            &format!("/apis/storage.k8s.io/v1/csinodes/{node}"),
+            json!({"spec": {"drivers": drivers}}),
+        );
+        for (class, room) in [("real", real), ("other", other)] {
+            there.put(
+                &format!("/apis/storage.k8s.io/v1/namespaces/s/csistoragecapacities/{class}-{node}"),
+                json!({"storageClassName": class, "capacity": room, "nodeTopology": {"matchLabels": {"n": node}}}),
+            );
+            let driver = format!("/apis/storage.k8s.io/v1/csidrivers/{class}.test");
+            there.put(&driver, json!({"spec": {"storageCapacity": true}}));
+        }
+    }
+    for (name, real) in [("liqo", "real"), ("liqo-other", "other")] {
+        world.home_api.put(
+            &format!("/apis/storage.k8s.io/v1/storageclasses/{name}"),
+            json!({
+                "provisioner": "storage.liqo.io", "volumeBindingMode": "WaitForFirstConsumer",
+                "parameters": {"realStorageClass": real},
+            }),
+        );
+    }
+    world.home = world.home_api.cluster().await;
+    // Were it for the lot alone, it would be the node that only one of them can have.
+    let drawing_b = (0..).map(|n| n.to_string()).find(|lot| {
+        let drawn = ["a", "b", "c"]
+            .into_iter()
+            .min_by_key(|node| digest(16, [lot, *node]));
+        drawn == Some("b")
+    });
+    let claims =
+        ["data", "second"].map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    world.home_api.put(
+        "/api/v1/namespaces/shop/pods/user",
+        json!({"metadata": {"uid": drawing_b}, "spec": {"volumes": claims}, "status": {"phase": "Pending"}}),
+    );
+    let second = json!({
+        "metadata": {"uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a222", "annotations": {"volume.kubernetes.io/selected-node": "to-milan"}},
+        "spec": {"storageClassName": "liqo-other", "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    world
+        .home_api
+        .put("/api/v1/namespaces/shop/persistentvolumeclaims/second", second);
+    // As if asked for at the same time: neither sees the other's twin.
+    let mut told = Vec::new();
+    for (name, uid, real) in [
+        ("data", UID, "real"),
+        ("second", "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a222", "other"),
+    ] {
+        world.order.request_name = format!("pvc-{uid}");
+        world.order.volume = VolumeName::from_request(&world.order.request_name);
+        let parameters = &mut world.order.spec.parameters;
+        parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+        parameters.real_class = Some(real.into());
+        parameters.claim.as_mut().unwrap().name = name.into();
+        world.declared.classes.default = None;
+        let outcome = world.create().await;
+        assert!(
+            matches!(outcome, Err(CreateError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+        let path = format!("/api/v1/namespaces/shop-home/persistentvolumeclaims/{name}");
+        let twin = world.there.object(&path).unwrap();
+        world.there.remove(&path);
+        told.push(twin["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].clone());
+    }
+    assert_eq!(told[0], told[1]);
+    assert_ne!(told[0], "b");
 }
 
 #[tokio::test]
