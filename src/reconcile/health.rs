@@ -116,7 +116,8 @@ impl<'a> Health<'a> {
         if *site.view().version().borrow() == 0 {
             return None;
         }
-        let twin = site.seen();
+        // Its place may be taken by the twin of another volume, or by no twin at all.
+        let twin = site.seen().filter(|twin| twin.volume == volume.volume);
         let remote = site.remote_cluster().is_some();
         Some(Patient {
             condition: diagnose(&volume, claim.as_deref(), remote, twin.as_deref()),
@@ -247,7 +248,10 @@ impl<'a> Health<'a> {
     /// A twin that is not bound yet: what its cluster says about it, if it complains.
     async fn await_bound(&mut self, patient: &Patient) -> Result<(), ApiError> {
         let Ok(site) = &patient.site else { return Ok(()) };
-        let Some(twin) = site.twins().get(site.name()).await? else {
+        let owner = site.owner(&patient.volume.volume);
+        let found = site.twins().get(site.name()).await?;
+        let Some(twin) = found.filter(|twin| owner.recognise(twin.labels(), twin.annotations()).is_ok())
+        else {
             return Ok(());
         };
         let why = last_warning(site, &twin).await;

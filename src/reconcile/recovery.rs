@@ -25,7 +25,7 @@ use crate::{
     cluster::ApiError,
     observe::{CrashPoint, crash_point},
     twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder},
-    volume::{Carried, ClaimMark, Marks, mark},
+    volume::{Carried, ClaimMark, Foreign, Marks, mark},
 };
 
 /// How it stands with the data.
@@ -38,6 +38,8 @@ pub(super) enum Rescue {
     /// There are these PVs, of claims with the name of the twin, but nothing shows
     /// which one is its, if any.
     Doubtful(Vec<String>),
+    /// Something that is not its twin is in the twin's place.
+    Occupied(Foreign),
     /// Nothing is wrong after all.
     FalseAlarm,
 }
@@ -126,8 +128,12 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
     let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
-    if scene.twin.is_some() {
-        return Ok(Rescue::FalseAlarm);
+    if let Some(there) = &scene.twin {
+        let owner = site.owner(&volume.volume);
+        return Ok(match owner.recognise(there.labels(), there.annotations()) {
+            Ok(_) => Rescue::FalseAlarm,
+            Err(foreign) => Rescue::Occupied(foreign),
+        });
     }
     let real = match retained(site, volume).await? {
         Ok(real) => real,

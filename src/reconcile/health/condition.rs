@@ -113,6 +113,10 @@ pub(super) fn note(
             mark::DATA_OF,
             data_of(site, &volume.volume)
         ),
+        Some(Rescue::Occupied(foreign)) => format!(
+            "Its place is taken by an object that is not its twin ({foreign}) and is left alone; once that is \
+             gone, a twin is made onto the data again if that was retained"
+        ),
         Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible".into(),
     };
     format!("{what}. {then}")

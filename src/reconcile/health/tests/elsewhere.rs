@@ -218,6 +218,29 @@ async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
 }
 
 #[tokio::test]
+async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    // Two namespaces mapped to one: what is there now is the other one's.
+    both.there.change(&twin_there(0), |twin| {
+        twin["metadata"]["labels"][mark::VOLUME] = format!("pvc-{UID}").into();
+        twin["metadata"]["annotations"][mark::CLAIM_UID] = UID.into();
+    });
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    both.round().await.unwrap();
+    assert_eq!(both.told(), ["TwinVanished"]);
+    assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Delete"
+    );
+    assert!(both.real("real")["metadata"]["annotations"].is_null());
+}
+
+#[tokio::test]
 async fn a_cluster_that_hangs_costs_a_round_one_call() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     for number in 0..4 {

@@ -324,4 +324,5 @@ async fn a_foreign_object_in_the_twins_place_is_left_alone() {
         foreign["metadata"]["finalizers"]
     );
     assert_eq!(policy(&api, REAL), "Delete");
+    assert_eq!(told(&api), ["TwinVanished"], "the volume has no twin");
 }
