@@ -51,6 +51,12 @@ impl Patient {
             .as_ref()
             .map_or(true, |site| site.remote_cluster().is_some())
     }
+
+    /// Its claim is gone and its data is to stay; somebody deletes what is left.
+    fn is_left_behind(&self) -> bool {
+        let dying = self.twin.as_ref().is_some_and(|twin| twin.deleting);
+        dying && !self.volume.bound && self.volume.retain && !self.volume.deleting
+    }
 }
 
 /// The loop that looks after volumes.
@@ -340,7 +346,7 @@ impl Rounds for Health<'_> {
 
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut counts: HashMap<Condition, usize> = HashMap::new();
-        let (mut well, mut waiting, mut ill) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut well, mut waiting, mut ill, mut left) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for volume in self.watched.virtual_volumes() {
             let Some(patient) = self.examine(volume) else {
                 continue;
@@ -349,6 +355,7 @@ impl Rounds for Health<'_> {
             match patient.condition {
                 Condition::Healthy => well.push(patient),
                 Condition::Waiting => waiting.push(patient),
+                Condition::Ending if patient.is_left_behind() => left.push(patient),
                 Condition::Ending => {}
                 _ => ill.push(patient),
             }
@@ -398,8 +405,13 @@ impl Rounds for Health<'_> {
             Ok(())
         })
         .await;
+        let released = each(&left, async |patient| match &patient.site {
+            Ok(site) => Box::pin(recovery::release(site, &patient.volume)).await,
+            Err(_) => Ok(()),
+        })
+        .await;
         self.settled = settled.into_inner().unwrap_or_default();
-        outcome.and(maintained)
+        outcome.and(maintained).and(released)
     }
 }
 

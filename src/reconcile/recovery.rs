@@ -24,7 +24,7 @@ use super::watched::VirtualVolume;
 use crate::{
     cluster::ApiError,
     observe::{CrashPoint, crash_point},
-    twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder},
+    twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder, retain},
     volume::{Carried, ClaimMark, Foreign, Marks, mark},
 };
 
@@ -253,6 +253,38 @@ async fn candidates(site: &Site) -> Result<Vec<PersistentVolume>, ApiError> {
         found.extend(volumes.get(&seen.name).await?);
     }
     Ok(found)
+}
+
+/// Lets a twin go that somebody deletes and nobody uses any more: its claim is gone,
+/// but its data is to stay, so `DeleteVolume` is never called for it.
+pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), ApiError> {
+    let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
+    let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
+    let owner = site.owner(&volume.volume);
+    let dying = |twin: &PersistentVolumeClaim| {
+        twin.metadata.deletion_timestamp.is_some()
+            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+    };
+    let left = |outer: &PersistentVolume| {
+        let phase = outer.status.as_ref().and_then(|status| status.phase.as_deref());
+        phase == Some("Released") && is_kept(outer)
+    };
+    let (Some(twin), true) = (twin.filter(dying), outer.as_ref().is_some_and(left)) else {
+        return Ok(());
+    };
+    let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    if let (Some(name), true) = (name, site.cluster().rights().volume_changes)
+        && let Some(real) = site.volumes().get(name).await?
+        && is_bound_to(&real, &twin)
+    {
+        mark_holder(site, &volume.volume, &real).await?;
+        if policy(&real) != "Retain" {
+            retain(site.cluster(), &real).await?;
+        }
+    }
+    let_go(site.cluster(), &twin).await?;
+    tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
+    Ok(())
 }
 
 /// Gives the PV of a twin that was made again the reclaim policy it had; false if

@@ -241,6 +241,33 @@ async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
 }
 
 #[tokio::test]
+async fn what_is_left_of_a_retained_volume_may_be_deleted() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.home.remove(&twin_there(0));
+    let volume = format!("{REALS}/pvc-{UID}-0");
+    both.home
+        .change(&volume, |volume| volume["status"]["phase"] = "Released".into());
+    delete(&both.there, &twin_there(0));
+    both.round().await.unwrap();
+    assert!(
+        both.there.object(&twin_there(0)).is_some(),
+        "DeleteVolume's matter"
+    );
+
+    both.home.change(&volume, |volume| {
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Retain"
+    );
+}
+
+#[tokio::test]
 async fn a_cluster_that_hangs_costs_a_round_one_call() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     for number in 0..4 {
