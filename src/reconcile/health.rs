@@ -66,8 +66,9 @@ pub(super) struct Health<'a> {
     watched: &'a Watched,
     reports: Reports,
     metrics: &'a Metrics,
-    /// Remote twins, by uid, whose PVs were looked at since they were bound.
-    settled: HashSet<String>,
+    /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
+    /// that was to be retained.
+    settled: HashSet<(String, bool)>,
 }
 
 impl<'a> Health<'a> {
@@ -134,9 +135,9 @@ impl<'a> Health<'a> {
         })
     }
 
-    /// What a healthy volume needs, seldom anything. Returns the uid of its twin
+    /// What a healthy volume needs, seldom anything. Returns the key of its twin in `settled`
     /// when there is nothing more to see to.
-    async fn maintain(&self, patient: &Patient) -> Result<Option<String>, ApiError> {
+    async fn maintain(&self, patient: &Patient) -> Result<Option<(String, bool)>, ApiError> {
         let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
             return Ok(None);
         };
@@ -150,9 +151,9 @@ impl<'a> Health<'a> {
             return Ok(None);
         }
         if site.remote_cluster().is_some() {
-            let settled =
-                self.settled.contains(&twin.uid) || Box::pin(self.settle(site, volume, twin)).await?;
-            return Ok(settled.then(|| twin.uid.clone()));
+            let key = (twin.uid.clone(), volume.retain);
+            let settled = self.settled.contains(&key) || Box::pin(self.settle(site, volume, twin)).await?;
+            return Ok(settled.then_some(key));
         }
         let real = twin
             .real_volume
@@ -173,15 +174,13 @@ impl<'a> Health<'a> {
     /// Looks at the PV of a remote twin once it is bound: nobody watches it. False if
     /// it has to be looked at again.
     async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<bool, ApiError> {
-        let Some(name) = &twin.real_volume else {
-            return Ok(true);
+        let (Some(name), true) = (&twin.real_volume, site.cluster().rights().volume_changes) else {
+            // Rights may come.
+            return Ok(false);
         };
-        if !site.cluster().rights().volume_changes {
-            return Ok(true);
-        }
         let found = site.volumes().get(name).await?;
         let Some(real) = found.filter(|real| bound_uid(real) == Some(&twin.uid)) else {
-            return Ok(true);
+            return Ok(false);
         };
         if !mark_holder(site, &volume.volume, &real).await? {
             return Ok(false);
@@ -395,9 +394,9 @@ impl Rounds for Health<'_> {
         let this = &*self;
         let settled = std::sync::Mutex::new(HashSet::new());
         let maintained = each(well.iter().chain(&waiting), async |patient| {
-            let uid = this.maintain(patient).await?;
-            if let (Some(uid), Ok(mut settled)) = (uid, settled.lock()) {
-                settled.insert(uid);
+            let key = this.maintain(patient).await?;
+            if let (Some(key), Ok(mut settled)) = (key, settled.lock()) {
+                settled.insert(key);
             }
             if patient.condition == Condition::Healthy && patient.is_remote() {
                 this.show(patient).await?;

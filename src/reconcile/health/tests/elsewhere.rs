@@ -101,7 +101,8 @@ struct Both {
     home: FakeApi,
     there: FakeApi,
     reports: Option<Reports>,
-    settled: HashSet<String>,
+    settled: HashSet<(String, bool)>,
+    rights: Rights,
 }
 
 impl Both {
@@ -111,11 +112,12 @@ impl Both {
             there: FakeApi::start().await,
             reports: None,
             settled: HashSet::new(),
+            rights: Rights::ALL,
         }
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let registry = milan(&self.there, Rights::ALL).await;
+        let registry = milan(&self.there, self.rights).await;
         let home = self.home.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
@@ -265,6 +267,33 @@ async fn what_is_left_of_a_retained_volume_may_be_deleted() {
         both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
         "Retain"
     );
+}
+
+#[tokio::test]
+async fn retain_is_seen_to_when_rights_or_the_wish_come_later() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    let policy = |both: &Both| both.real("real")["spec"]["persistentVolumeReclaimPolicy"].clone();
+    let wish = |both: &Both, policy: &str| {
+        both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+            volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
+        });
+    };
+    both.round().await.unwrap();
+    wish(&both, "Retain");
+    both.rights = Rights {
+        volume_changes: false,
+        ..Rights::ALL
+    };
+    both.round().await.unwrap();
+    assert_eq!(policy(&both), "Delete");
+    both.rights = Rights::ALL;
+    both.round().await.unwrap();
+    assert_eq!(policy(&both), "Retain");
+    let writes = both.there.writes();
+    both.round().await.unwrap();
+    assert_eq!(both.there.writes(), writes);
 }
 
 #[tokio::test]
