@@ -89,18 +89,23 @@ pub(super) async fn condition(
     unless_conflict(written)
 }
 
-/// Has PV and claim say how large the volume really is.
+/// Has claim and PV say how large the volume really is. The PV last: it is what
+/// tells whether that was done.
 pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64) -> Result<(), ApiError> {
     let size = json!({"storage": quantity(bytes)});
+    if let Some(mark) = &volume.claim {
+        let patch = json!({"metadata": {"uid": mark.uid}, "status": {"capacity": size}});
+        let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+        crash_point(CrashPoint::BeforeMirror);
+        let written = claims.merge_status(&mark.name, &patch).await;
+        crash_point(CrashPoint::AfterMirror);
+        unless_conflict(written)?;
+    }
     let patch = json!({"spec": {"capacity": size}});
     crash_point(CrashPoint::BeforeMirror);
     let written = home.all::<PersistentVolume>().merge(&volume.name, &patch).await;
     crash_point(CrashPoint::AfterMirror);
-    unless_conflict(written)?;
-    let Some(mark) = &volume.claim else { return Ok(()) };
-    let patch = json!({"metadata": {"uid": mark.uid}, "status": {"capacity": size}});
-    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
-    unless_conflict(claims.merge_status(&mark.name, &patch).await)
+    unless_conflict(written)
 }
 
 /// Somebody changed it meanwhile: the next round looks again.

@@ -297,6 +297,32 @@ async fn retain_is_seen_to_when_rights_or_the_wish_come_later() {
 }
 
 #[tokio::test]
+async fn the_real_size_reaches_claim_and_volume_after_a_crash_too() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.round().await.unwrap();
+    both.there.change(&twin_there(0), |twin| {
+        twin["status"]["capacity"] = json!({"storage": "5Gi"});
+    });
+    let volume = format!("{REALS}/pvc-{UID}-0");
+    // As if the driver died between the two writes.
+    let fault = Fault::new("PATCH", "persistentvolumeclaims/far-0", Act::Refuse(403));
+    both.home.fault(fault.times(1));
+    let _failed = both.round().await;
+    both.round().await.unwrap();
+    let size = json!(crate::volume::quantity(5 << 30));
+    assert_eq!(
+        both.home.object(&volume).unwrap()["spec"]["capacity"]["storage"],
+        size
+    );
+    assert_eq!(
+        both.home.object(&twin_there(0)).unwrap()["status"]["capacity"]["storage"],
+        size
+    );
+}
+
+#[tokio::test]
 async fn a_cluster_that_hangs_costs_a_round_one_call() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     for number in 0..4 {
