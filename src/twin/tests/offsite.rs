@@ -285,7 +285,7 @@ async fn all_claims_of_a_pod_are_told_one_node() {
     }
     world.home = world.home_api.cluster().await;
     // Were it for the lot alone, it would be the node that only one of them can have.
-    let drawing_b = (0..).map(|n| n.to_string()).find(|lot| {
+    let drawing_b = (0..99).map(|n| n.to_string()).find(|lot| {
         let drawn = ["a", "b", "c"]
             .into_iter()
             .min_by_key(|node| digest(16, [lot, *node]));
