@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
@@ -76,12 +77,8 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err != nil {
 		return err
 	}
-	for _, name := range tenantNamespaces() {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("make Liqo's namespace: %w", err)
-		}
+	if err := makeTenantNamespaces(ctx, client); err != nil {
+		return err
 	}
 	values := chart.Values{"liqo": chart.Values{"tenantNamespaces": tenantNamespaces()}}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
@@ -102,6 +99,31 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		return err
 	}
 	return awaitMarked(ctx, home, sharedNode, sharedName)
+}
+
+// makeTenantNamespaces makes Liqo's namespaces, also when those of tests that ran
+// just before are still on their way out.
+func makeTenantNamespaces(ctx context.Context, client kubernetes.Interface) error {
+	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	defer cancel()
+	for _, name := range tenantNamespaces() {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		err := machine.Until(ctx, "Liqo's namespace "+name, func() error {
+			_, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+			if !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+			found, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+			if err == nil && found.DeletionTimestamp != nil {
+				return errors.New("the one of before is being deleted")
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *setup) remove(ctx context.Context) error {
@@ -218,14 +240,20 @@ func (p *pair) pinned(pod *corev1.Pod) {
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
-// either lets the pod run at home too, if it must.
+// either lets the pod run at home too, if it must, but not on nodes of other tests.
 func (p *pair) either(pod *corev1.Pod) {
+	in := func(nodes ...string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
+		}}
+	}
+	all := []string{p.node}
+	for _, node := range p.home.Cluster.Nodes() {
+		all = append(all, node.Name)
+	}
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-			Weight: 100,
-			Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{p.node}},
-			}},
-		}},
+		RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{in(all...)}},
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: in(p.node)}},
 	}}
 }

@@ -1,0 +1,98 @@
+package remote
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// This file fills the storage of the other cluster.
+
+// What is too large for the other cluster is never tried there: the scheduler is
+// told what its storage has left, and told again when that changes.
+func TestSchedulerIsToldWhatTheOtherClusterHasLeft(t *testing.T) {
+	p := offloaded(t)
+	const class = "liqo-reference-local"
+	p.waitCapacity(class, func(room int64) bool { return room > 0 && room == p.largestThere("reference-local") })
+	p.leave(1 << 30)
+	p.waitCapacity(class, func(room int64) bool { return room == 1<<30 && p.largestThere("reference-local") == 1<<30 })
+
+	p.home.Claim("free", class, "2Gi")
+	p.home.Pod("free", "free", p.either)
+	p.home.Claim("bound", class, "2Gi")
+	p.home.Pod("bound", "bound", p.there)
+	p.home.Claim("small", class, "512Mi")
+	p.home.Pod("small", "small", p.there)
+	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
+		t.Error("the pod runs where there is no room")
+	}
+	p.home.WaitReady("small")
+	p.home.WaitEvent("bound", "FailedScheduling", "did not have enough free storage")
+	p.wantNeverTried("free")
+	p.wantNeverTried("bound")
+
+	p.leave(3 << 30)
+	p.waitCapacity(class, func(room int64) bool { return room == 3<<30 })
+	p.home.WaitReady("bound")
+	p.remote.WaitReady("bound")
+}
+
+// leave lets the driver that publishes its capacity have so much left there. No
+// other test uses it there.
+func (p *pair) leave(bytes int64) {
+	p.t.Helper()
+	backend := storage.BackendOf(p.remote.Cluster, storage.Local)
+	p.t.Cleanup(func() {
+		if err := backend.SetSpaceLeft(nil); err != nil {
+			p.t.Error(err)
+		}
+	})
+	if err := backend.SetSpaceLeft(&bytes); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// largestThere is the largest volume of a real class that the other cluster says
+// it has room for.
+func (p *pair) largestThere(class string) (bytes int64) {
+	p.t.Helper()
+	all, err := p.remote.Client.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List(p.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, one := range all.Items {
+		if one.StorageClassName == class && one.MaximumVolumeSize != nil {
+			bytes = max(bytes, one.MaximumVolumeSize.Value())
+		}
+	}
+	return bytes
+}
+
+// wantNeverTried is that nobody ever asked the other cluster for this volume.
+func (p *pair) wantNeverTried(claim string) {
+	p.t.Helper()
+	calls, err := storage.BackendOf(p.remote.Cluster, storage.Local).Calls(func(call storage.Call) bool {
+		return call.Claim == p.remote.Name+"/"+claim
+	})
+	if err != nil || len(calls) > 0 {
+		p.t.Errorf("the driver there was asked for %s %d times, %v", claim, len(calls), err)
+	}
+	if _, err := p.twin(p.t.Context(), claim); !apierrors.IsNotFound(err) {
+		p.t.Errorf("the twin of %s: %v", claim, err)
+	}
+	events, err := p.home.Client.CoreV1().Events(p.home.Name).List(context.WithoutCancel(p.t.Context()), metav1.ListOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, event := range events.Items {
+		about := event.InvolvedObject.Kind == "PersistentVolumeClaim" && event.InvolvedObject.Name == claim
+		if about && strings.Contains(event.Message, "cluster "+p.cluster) {
+			p.t.Errorf("claim %s was tried there: %s", claim, event.Message)
+		}
+	}
+}
