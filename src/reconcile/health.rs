@@ -52,6 +52,17 @@ impl Patient {
             .map_or(true, |site| site.remote_cluster().is_some())
     }
 
+    /// What failed for one volume is no reason to let the others wait: only what may
+    /// have hit them all, trouble with the home cluster, fails the round.
+    fn alone(&self, done: Result<(), ApiError>) -> Result<(), ApiError> {
+        let Err(error) = done else { return Ok(()) };
+        tracing::warn!(volume = self.volume.name, cluster = %self.volume.cluster, %error, "a volume could not be looked after");
+        if self.is_remote() || !error.is_transient() {
+            return Ok(());
+        }
+        Err(error)
+    }
+
     /// Its claim is gone and its data is to stay; somebody deletes what is left.
     fn is_left_behind(&self) -> bool {
         let dying = self.twin.as_ref().is_some_and(|twin| twin.deleting);
@@ -384,7 +395,7 @@ impl Rounds for Health<'_> {
             if lost && patient.is_remote() {
                 silent.insert(cluster.clone());
             }
-            outcome = outcome.and(done);
+            outcome = outcome.and(patient.alone(done));
         }
         for patient in &well {
             if let Some(claim) = &patient.volume.claim {
@@ -394,18 +405,21 @@ impl Rounds for Health<'_> {
         let this = &*self;
         let settled = std::sync::Mutex::new(HashSet::new());
         let maintained = each(well.iter().chain(&waiting), async |patient| {
-            let key = this.maintain(patient).await?;
+            let key = match this.maintain(patient).await {
+                Ok(key) => key,
+                Err(error) => return patient.alone(Err(error)),
+            };
             if let (Some(key), Ok(mut settled)) = (key, settled.lock()) {
                 settled.insert(key);
             }
             if patient.condition == Condition::Healthy && patient.is_remote() {
-                this.show(patient).await?;
+                return patient.alone(this.show(patient).await);
             }
             Ok(())
         })
         .await;
         let released = each(&left, async |patient| match &patient.site {
-            Ok(site) => Box::pin(recovery::release(site, &patient.volume)).await,
+            Ok(site) => patient.alone(Box::pin(recovery::release(site, &patient.volume)).await),
             Err(_) => Ok(()),
         })
         .await;

@@ -52,7 +52,9 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
                     _ => "the round took too long".to_owned(),
                 };
                 tracing::warn!(name = R::NAME, %why, "a background round failed");
-                time::sleep(pause).await;
+                // Not at once, be it that the round itself makes what changes.
+                time::sleep(FIRST_PAUSE).await;
+                rest(&mut signs, pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
@@ -145,6 +147,45 @@ mod tests {
         };
         tokio::select! {
             () = driven => {}
+            () = watched => {}
+        }
+    }
+
+    struct Failing(Counting);
+
+    impl Rounds for Failing {
+        const NAME: &'static str = "failing";
+        const REST: Duration = Duration::from_hours(1);
+
+        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+            self.0.signs()
+        }
+
+        async fn round(&mut self) -> Result<(), ApiError> {
+            self.0.round().await?;
+            Err(ApiError::for_test(crate::cluster::Cause::Invalid("no".into())))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_seen_while_a_failure_is_slept_on() {
+        let (sender, sign) = watch::channel(1);
+        let rounds = Arc::new(AtomicUsize::new(0));
+        let failing = Failing(Counting {
+            rounds: Arc::clone(&rounds),
+            sign,
+        });
+        let metrics = Metrics::default();
+        let watched = async {
+            // Long enough for the longest pause.
+            time::sleep(Duration::from_mins(5)).await;
+            let before = rounds.load(Ordering::SeqCst);
+            sender.send_replace(2);
+            time::sleep(Duration::from_secs(2)).await;
+            assert!(rounds.load(Ordering::SeqCst) > before);
+        };
+        tokio::select! {
+            () = drive(failing, &metrics) => {}
             () = watched => {}
         }
     }
