@@ -13,7 +13,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use self::condition::{Condition, diagnose, note};
 use super::{
@@ -34,6 +34,9 @@ use crate::{
     twin::{Site, last_warning, mark_holder, retain},
     volume::{ClaimMark, VolumeId, mark},
 };
+
+/// Twins that cannot be listed for so long are not just being listed.
+const LONGEST_LIST: Duration = Duration::from_mins(1);
 
 /// A volume as it is seen now.
 struct Patient {
@@ -80,6 +83,8 @@ pub(super) struct Health<'a> {
     /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
     /// that was to be retained.
     settled: HashSet<(String, bool)>,
+    /// Clusters and namespaces whose twins were not seen so far, and since when.
+    unseen: HashMap<(String, String), Instant>,
 }
 
 impl<'a> Health<'a> {
@@ -97,11 +102,12 @@ impl<'a> Health<'a> {
             reports,
             metrics,
             settled: HashSet::new(),
+            unseen: HashMap::new(),
         }
     }
 
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
-    fn examine(&self, volume: VirtualVolume) -> Option<Patient> {
+    fn examine(&mut self, volume: VirtualVolume) -> Option<Patient> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = VolumeId {
             cluster: volume.cluster.clone(),
@@ -117,6 +123,17 @@ impl<'a> Health<'a> {
             Err(_) if !self.registry.is_complete() => return None,
             Err(unreachable) => Err(unreachable.to_string()),
         };
+        let site = match site.map(|site| (self.is_seen(&site), site)) {
+            Ok((Some(false), _)) => return None,
+            Ok((Some(true), site)) => Ok(site),
+            Ok((None, site)) => Err(format!(
+                "the claims of namespace {} in the cluster {} cannot be listed; if this driver lost its rights there, as \
+                 when the namespace is no longer offloaded, give them back",
+                site.namespace(),
+                site.cluster_name()
+            )),
+            Err(why) => Err(why),
+        };
         let Ok(site) = site else {
             let ending = diagnose(&volume, claim.as_deref(), true, None) == Condition::Ending;
             return Some(Patient {
@@ -131,9 +148,6 @@ impl<'a> Health<'a> {
                 twin: None,
             });
         };
-        if *site.view().version().borrow() == 0 {
-            return None;
-        }
         // Its place may be taken by the twin of another volume, or by no twin at all.
         let twin = site.seen().filter(|twin| twin.volume == volume.volume);
         let remote = site.remote_cluster().is_some();
@@ -144,6 +158,17 @@ impl<'a> Health<'a> {
             site: Ok(site),
             twin,
         })
+    }
+
+    /// Whether the twins of a namespace were seen; `None` if that does not happen any more.
+    fn is_seen(&mut self, site: &Site) -> Option<bool> {
+        let place = (site.cluster_name(), site.namespace().to_owned());
+        if *site.view().version().borrow() > 0 {
+            self.unseen.remove(&place);
+            return Some(true);
+        }
+        let since = self.unseen.entry(place).or_insert_with(Instant::now);
+        (since.elapsed() < LONGEST_LIST).then_some(false)
     }
 
     /// What a healthy volume needs, seldom anything. Returns the key of its twin in `settled`

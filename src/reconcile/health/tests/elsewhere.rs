@@ -102,6 +102,7 @@ struct Both {
     there: FakeApi,
     reports: Option<Reports>,
     settled: HashSet<(String, bool)>,
+    unseen: HashMap<(String, String), Instant>,
     rights: Rights,
 }
 
@@ -112,6 +113,7 @@ impl Both {
             there: FakeApi::start().await,
             reports: None,
             settled: HashSet::new(),
+            unseen: HashMap::new(),
             rights: Rights::ALL,
         }
     }
@@ -126,8 +128,10 @@ impl Both {
         let known = known.unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
         let mut health = Health::new(&home, &registry, &watched, known, &metrics);
         health.settled = std::mem::take(&mut self.settled);
+        health.unseen = std::mem::take(&mut self.unseen);
         let outcome = health.round().await;
         self.settled = health.settled;
+        self.unseen = health.unseen;
         self.reports = Some(health.reports);
         outcome
     }
@@ -340,6 +344,34 @@ async fn a_volume_that_cannot_be_helped_does_not_slow_the_others() {
     both.round().await.expect("only one of them failed");
     let made = (0..2).filter(|number| both.there.object(&twin_there(*number)).is_some());
     assert_eq!(made.count(), 1);
+}
+
+#[tokio::test]
+async fn what_can_no_longer_be_seen_is_not_called_well() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
+
+    // The role there went with the namespace's offloading, and the driver began anew.
+    both.rights = Rights {
+        all_claims: false,
+        ..Rights::ALL
+    };
+    let refused = Fault::new("GET", "namespaces/shop/persistentvolumeclaims", Act::Refuse(403));
+    both.there.fault(refused);
+    both.round().await.unwrap();
+    assert_eq!(
+        both.condition(0).0,
+        "True",
+        "it may just not have been listed yet"
+    );
+    let long_ago = Instant::now().checked_sub(2 * LONGEST_LIST).unwrap();
+    both.unseen.values_mut().for_each(|since| *since = long_ago);
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("Unknown".into(), "ClusterUnreachable".into()));
+    assert_eq!(both.told(), ["ClusterUnreachable"]);
 }
 
 #[tokio::test]
