@@ -60,7 +60,7 @@ impl Coded for CreateError {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
             Self::Spec(error) => error.code(),
             Self::NoSite(error) => error.code(),
-            Self::Elsewhere(_) => Code::ResourceExhausted,
+            Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
             Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
@@ -204,6 +204,10 @@ mod tests {
             (code(CreateError::NotAccepted(api())), Code::FailedPrecondition),
             (
                 code(CreateError::Elsewhere("full".into())),
+                Code::ResourceExhausted,
+            ),
+            (
+                code(CreateError::NotThisClaim("ephemeral".into())),
                 Code::ResourceExhausted,
             ),
             (code(CreateError::Api(api())), Code::Unavailable),

@@ -244,6 +244,18 @@ pub enum ClassError {
     },
 }
 
+impl ClassError {
+    /// Whether it is for what the claim asks, so that other claims may fare better.
+    #[must_use]
+    pub fn is_of_the_claim(&self) -> bool {
+        match self {
+            Self::NotAllowed { .. } => true,
+            Self::NotFound { by, .. } | Self::Loop { by, .. } => matches!(by, NamedBy::Annotation(_)),
+            Self::NoDefault { .. } | Self::MustBeNamed { .. } => false,
+        }
+    }
+}
+
 /// Chooses the real class of a twin in this cluster.
 pub fn choose_class<'a>(
     wishes: &Wishes<'_>,

@@ -22,6 +22,9 @@ pub enum CreateError {
     /// The node that was chosen cannot have the volume; another one may.
     #[error("{0}")]
     Elsewhere(String),
+    /// The cluster cannot have this very claim; it can have others of its class.
+    #[error("{0}")]
+    NotThisClaim(String),
     /// There will be no volume.
     #[error("{refusal} (twin {twin} in cluster {cluster})")]
     Refused {

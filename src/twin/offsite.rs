@@ -49,7 +49,8 @@ pub(super) async fn plan(
     if let Some(claim) = &sight.claim
         && let Some(pod) = ephemeral_of(claim)
     {
-        return Ok(Plan::Unfit(format!(
+        // Nobody else's room is to shrink for that.
+        return Err(CreateError::NotThisClaim(format!(
             "the claim {} is the generic ephemeral volume of the pod {pod}, which cannot work in the cluster {}: the pod \
              would make a claim of its own there. Use a claim of its own, or let the pod run elsewhere",
             claim.name_any(),
@@ -68,6 +69,7 @@ pub(super) async fn plan(
         Ok(chosen) => chosen,
         // The claim's own mistake is one in every cluster.
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
+        Err(error) if error.is_of_the_claim() => return Err(CreateError::NotThisClaim(error.to_string())),
         Err(error) => return Ok(Plan::Unfit(error.to_string())),
     };
     let ChosenClass::Known(class) = chosen else {
