@@ -14,17 +14,19 @@ import (
 // Ids of clusters that Liqo peers with. Administrators list the namespaces that
 // Liqo has for them when they install the driver, so they are known beforehand.
 const (
-	liqoFull    = "e2e-full"
-	liqoMinimal = "e2e-minimal"
+	liqoFull      = "e2e-full"
+	liqoMinimal   = "e2e-minimal"
+	liqoAnnotated = "e2e-annotated"
 )
 
 func tenantNamespaces() []string {
-	return []string{"liqo-tenant-" + liqoFull, "liqo-tenant-" + liqoMinimal}
+	return []string{"liqo-tenant-" + liqoFull, "liqo-tenant-" + liqoMinimal, "liqo-tenant-" + liqoAnnotated}
 }
 
 // peered gives the test a peering as Liqo makes it, without namespaces offloaded.
-// Its namespaces have different names, as with Liqo's default strategy.
-func peered(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string)) *pair {
+// Its namespaces have different names, as with Liqo's default strategy. The first
+// of the classes is the one that Liqo has as default.
+func peered(t *testing.T, cluster string, identity func(p *pair) (kubeconfig string), classes ...string) *pair {
 	t.Helper()
 	t.Parallel()
 	prepare(t)
@@ -36,8 +38,11 @@ func peered(t *testing.T, cluster string, identity func(p *pair) (kubeconfig str
 	options.Namespace = func(string) (string, bool) { return remote.Name, true }
 	start(t, options)
 	t.Cleanup(func() { fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster) })
-	fabricObjects(t, "home", "liqo", "peer", "--cluster-id", p.cluster, "--node", p.node,
-		"--remote-kubeconfig", identity(p), "--storage-class", "reference-immediate")
+	peering := []string{"liqo", "peer", "--cluster-id", p.cluster, "--node", p.node, "--remote-kubeconfig", identity(p)}
+	for _, class := range classes {
+		peering = append(peering, "--storage-class", class)
+	}
+	fabricObjects(t, "home", peering...)
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name+"-home")
 	p.waitMarked()
 	return p
@@ -55,7 +60,7 @@ func (p *pair) rotate(kubeconfig string) {
 
 func TestLiqo(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
-	p := peered(t, liqoFull, func(*pair) string { return full })
+	p := peered(t, liqoFull, func(*pair) string { return full }, "reference-immediate")
 	p.home.Claim("data", "liqo", "64Mi")
 	p.home.Pod("user", "data", p.there)
 	p.home.WaitEvent("data", p.home.Name+" is not offloaded to the cluster "+p.cluster)
@@ -125,6 +130,15 @@ func TestLiqosMinimalRole(t *testing.T) {
 	t.Cleanup(func() { p.discard(kept) })
 	p.home.DeletePod("kept")
 	p.deleteClaim("kept")
+
+	// Nobody names a class, and which is the default there cannot be known.
+	unnamed := p.virtualClass("unnamed", nil)
+	p.home.Claim("unnamed", unnamed, "64Mi")
+	p.home.Pod("unnamed", "unnamed", p.either)
+	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
+	if pod := p.home.WaitReady("unnamed"); pod.Spec.NodeName == p.node {
+		t.Error("the pod runs where its volume cannot be")
+	}
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")

@@ -80,7 +80,10 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := makeTenantNamespaces(ctx, client); err != nil {
 		return err
 	}
-	values := chart.Values{"liqo": chart.Values{"tenantNamespaces": tenantNamespaces()}}
+	values := chart.Values{
+		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
+		"allowedRealStorageClasses": []string{annotatedClass},
+	}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}

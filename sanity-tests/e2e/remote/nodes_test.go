@@ -29,6 +29,7 @@ func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
 	if err != nil || pod.Status.Phase != corev1.PodPending || pod.Spec.NodeName != "" {
 		t.Fatalf("the pod is %s on %q, %v", pod.Status.Phase, pod.Spec.NodeName, err)
 	}
+	p.waitToldWhy("user", "data")
 	p.patchNode(`{"spec":{"unschedulable":null}}`)
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")

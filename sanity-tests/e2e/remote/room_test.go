@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -12,6 +13,9 @@ import (
 )
 
 // This file fills the storage of the other cluster.
+
+// full is what a real driver answers that has no room, whatever it published.
+var full = storage.Fault{RPC: "CreateVolume", Code: "ResourceExhausted", Message: "the pool is full"}
 
 // What is too large for the other cluster is never tried there: the scheduler is
 // told what its storage has left, and told again when that changes.
@@ -40,6 +44,34 @@ func TestSchedulerIsToldWhatTheOtherClusterHasLeft(t *testing.T) {
 	p.waitCapacity(class, func(room int64) bool { return room == 3<<30 })
 	p.home.WaitReady("bound")
 	p.remote.WaitReady("bound")
+}
+
+// What is published may be old: the driver has the last word, and has it in time
+// where the twin is waited for.
+func TestFullStorageThereSendsThePodHome(t *testing.T) {
+	p := offloaded(t)
+	heal := p.spoilDriver(storage.Local, full)
+	class := p.virtualClass("patient", map[string]string{"realStorageClass": "reference-local", "remoteBindingPolicy": "WaitForBound"})
+	p.waitCapacity(class, func(room int64) bool { return room > 0 })
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("user", "data", p.either)
+	p.home.Claim("early", "liqo-reference-local", "64Mi")
+	p.home.Pod("early", "early", p.there)
+	p.home.WaitEvent("data", "ProvisioningFailed", "cannot make the volume", full.Message)
+	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
+		t.Error("the pod runs where there is no room")
+	}
+	if _, err := p.twin(t.Context(), "data"); !apierrors.IsNotFound(err) {
+		t.Errorf("the twin that could not be had: %v", err)
+	}
+
+	// Answered for before its driver was asked: told, and the pod waits there.
+	p.home.WaitBound("early")
+	p.home.WaitEvent("early", "TwinPending", full.Message)
+	p.waitCondition("early", corev1.ConditionFalse, "TwinPending")
+	heal()
+	p.home.WaitReady("early")
+	p.waitCondition("early", corev1.ConditionTrue, "TwinBound")
 }
 
 // leave lets the driver that publishes its capacity have so much left there. No

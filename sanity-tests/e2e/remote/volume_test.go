@@ -188,8 +188,13 @@ var notYet = storage.Fault{RPC: "CreateVolume", Code: "Unavailable", Message: "n
 // spoil switches a fault on for all twins of the test.
 func (p *pair) spoil(fault storage.Fault) (heal func()) {
 	p.t.Helper()
+	return p.spoilDriver(storage.Reference, fault)
+}
+
+func (p *pair) spoilDriver(driver storage.Driver, fault storage.Fault) (heal func()) {
+	p.t.Helper()
 	fault.Match = p.remote.Name + "/"
-	remove, err := storage.BackendOf(p.remote.Cluster, storage.Reference).AddFault(fault)
+	remove, err := storage.BackendOf(p.remote.Cluster, driver).AddFault(fault)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -1,0 +1,97 @@
+package remote
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// Liqo's annotations of claims.
+const (
+	liqoClass = "liqo.io/remote-storage-class"
+	liqoModes = "liqo.io/remote-access-modes"
+)
+
+// annotatedClass is the only one that claims may choose by annotation. It is there
+// while the test runs that does.
+const annotatedClass = "e2e-annotated"
+
+// What Liqo's users write on their claims means the same as with Liqo, there only.
+func TestLiqosAnnotations(t *testing.T) {
+	p := peered(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
+	p.offload()
+	immediate := storagev1.VolumeBindingImmediate
+	makeClass(t, p.remote, &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: annotatedClass}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
+		// Its driver does not mind. Other tests do not want to be told of its room.
+		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
+			{Key: clusterLabel, Values: []string{"none"}},
+		}}},
+	})
+	p.home.Claim("data", "liqo-reference", "64Mi", annotated(annotatedClass, "RWX"))
+	p.home.Pod("user", "data", p.there)
+	p.home.Claim("denied", "liqo-reference", "64Mi", annotated("reference-ext4", ""))
+	p.home.Pod("denied", "denied", p.there)
+	p.home.Claim("odd", "liqo-reference", "64Mi", annotated("", "RWX,RWY"))
+	p.home.Pod("odd", "odd", p.there)
+	p.home.Claim("modes", "liqo-reference", "64Mi", annotated("", "ReadWriteOnce,ROX"))
+	p.home.Pod("modes", "modes", p.there)
+	p.home.Claim("here", "liqo-reference", "64Mi", annotated("reference-ext4", "RWY"))
+	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+
+	p.home.WaitReady("user")
+	p.remote.WaitReady("user")
+	found := p.follow("data")
+	if *found.twin.Spec.StorageClassName != annotatedClass || !slices.Equal(found.twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}) {
+		t.Errorf("the twin is of class %s with %v", *found.twin.Spec.StorageClassName, found.twin.Spec.AccessModes)
+	}
+	if !slices.Equal(found.claim.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
+		t.Errorf("the claim has %v now", found.claim.Spec.AccessModes)
+	}
+	p.remote.Exec("user", "echo precious > /data/file")
+	p.home.WaitReady("here")
+	p.home.WaitEvent("denied", "ProvisioningFailed", "annotation "+liqoClass+` asks for the class "reference-ext4"`, "allow-list")
+	p.home.WaitEvent("odd", "ProvisioningFailed", `"RWY" is no access mode`)
+	p.wantUnbound("denied")
+	p.wantUnbound("odd")
+
+	p.annotate("denied", map[string]any{liqoClass: nil})
+	p.home.WaitReady("denied")
+	p.home.WaitReady("modes")
+	twin := claimIn(p.remote, t, "modes")
+	if !slices.Equal(twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}) {
+		t.Errorf("the twin has %v", twin.Spec.AccessModes)
+	}
+}
+
+// annotated is what Liqo's documentation has users write; nothing where empty.
+func annotated(class, modes string) func(*corev1.PersistentVolumeClaim) {
+	return func(claim *corev1.PersistentVolumeClaim) {
+		claim.Annotations = map[string]string{}
+		for key, value := range map[string]string{liqoClass: class, liqoModes: modes} {
+			if value != "" {
+				claim.Annotations[key] = value
+			}
+		}
+	}
+}
+
+func (p *pair) annotate(claim string, annotations map[string]any) {
+	p.t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err == nil {
+		claims := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name)
+		_, err = claims.Patch(p.t.Context(), claim, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}

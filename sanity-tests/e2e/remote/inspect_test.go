@@ -1,0 +1,223 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// This file looks where administrators look who want to know about a cluster.
+
+// status is what a RemoteCluster says of itself.
+type status struct {
+	Conditions               []metav1.Condition
+	Classes, Limits          []string
+	ServerVersion, LastError string
+}
+
+// shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume
+// as `liqo-csi volumes` does.
+type shownCluster struct {
+	ID, Fabric, Object, State, Message, ServerVersion, Policy string
+	Nodes, Classes, Limits, Waiting                           []string
+	Volumes                                                   int
+}
+
+type shownVolume struct {
+	Claim, Twin                                       *struct{ Namespace, Name string }
+	State, Message, Advice, Class, RealClass, Cluster string
+	HeldByGravity                                     bool
+	Nodes                                             []string
+}
+
+func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T) {
+	p := apart(t, nil)
+	version, err := p.remote.Client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+
+	answers := func(s status) bool {
+		classes := slices.Contains(s.Classes, "reference") && slices.Contains(s.Classes, "reference-local")
+		return is(s, "Ready", metav1.ConditionTrue, "Usable") && is(s, "Reachable", metav1.ConditionTrue, "Answers") &&
+			s.ServerVersion == version.GitVersion && classes && len(s.Limits) == 0 && s.LastError == ""
+	}
+	p.waitStatus("it says that it answers", answers)
+	p.waitShown("it is shown as one that answers", func(c shownCluster, v shownVolume) bool {
+		cluster := c.State == "Ready" && c.Fabric == "native" && c.Object == "RemoteCluster "+p.cluster && c.ServerVersion == version.GitVersion &&
+			c.Policy == "Optimistic" && slices.Equal(c.Nodes, []string{p.node}) && c.Volumes == 1 && slices.Contains(c.Classes, "reference") && len(c.Waiting) == 0
+		volume := v.State == "Bound" && v.Cluster == p.cluster && v.RealClass == "reference" && slices.Equal(v.Nodes, []string{p.node}) &&
+			v.Twin != nil && v.Twin.Namespace == p.remote.Name && v.Twin.Name == "data" && !v.HeldByGravity
+		return cluster && volume
+	})
+	p.wantTable("clusters", nil, p.cluster, "native", version.GitVersion, p.node)
+	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "data", p.cluster, p.node, p.remote.Name+"/data")
+
+	p.putSecret(spoilt(t, nobodyListens(t)))
+	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
+	p.waitStatus("it says that it does not answer", func(s status) bool {
+		return is(s, "Ready", metav1.ConditionFalse, "Unreachable") && is(s, "Reachable", metav1.ConditionFalse, "Unreachable") &&
+			s.LastError != "" && s.ServerVersion == "" && len(s.Classes) == 0
+	})
+	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
+	p.waitShown("it is shown as one that does not", func(c shownCluster, v shownVolume) bool {
+		return c.State == "Unreachable" && c.Message != "" && c.Volumes == 1 && v.State == "Unreachable" && v.Cluster == p.cluster
+	})
+	p.wantTable("clusters", nil, "Unreachable", "└ RemoteCluster "+p.cluster+": ")
+
+	p.putSecret(shared.kubeconfig)
+	p.waitStatus("it says that it answers again", answers)
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+
+	all, err := remoteClusters(p.home.Cluster)
+	if err == nil {
+		err = all.Delete(t.Context(), p.cluster, metav1.DeleteOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.waitStatus("it says what holds it", func(s status) bool {
+		ready := meta.FindStatusCondition(s.Conditions, "Ready")
+		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/data")
+	})
+}
+
+// nobodyListens is an address of the other cluster where nothing answers.
+func nobodyListens(t *testing.T) func(*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
+	return func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
+		server, err := url.Parse(c.Server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.Host = net.JoinHostPort(server.Hostname(), "1")
+		c.Server = server.String()
+	}
+}
+
+func is(s status, condition string, wanted metav1.ConditionStatus, reason string) bool {
+	found := meta.FindStatusCondition(s.Conditions, condition)
+	return found != nil && found.Status == wanted && found.Reason == reason
+}
+
+func (p *pair) waitStatus(what string, wanted func(status) bool) {
+	p.t.Helper()
+	all, err := remoteClusters(p.home.Cluster)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.home.Eventually(what, func(ctx context.Context) (string, error) {
+		object, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		text, err := object.MarshalJSON()
+		if err != nil {
+			return "", err
+		}
+		var read struct{ Status status }
+		if err := json.Unmarshal(text, &read); err != nil {
+			return "", err
+		}
+		if wanted(read.Status) {
+			return "", nil
+		}
+		return fmt.Sprintf("it says %+v", read.Status), nil
+	})
+}
+
+// waitShown waits until both commands show this of the cluster, and of the claim
+// data.
+func (p *pair) waitShown(what string, wanted func(shownCluster, shownVolume) bool) {
+	p.t.Helper()
+	p.home.Eventually(what, func(ctx context.Context) (string, error) {
+		var clusters struct{ Clusters []shownCluster }
+		var volumes struct{ Volumes []shownVolume }
+		for into, args := range map[any][]string{
+			&clusters: {"clusters", "--output", "json"},
+			&volumes:  {"volumes", "--namespace", p.home.Name, "--output", "json"},
+		} {
+			text, err := p.look(ctx, args...)
+			if err != nil {
+				return "", err
+			}
+			if err := json.Unmarshal([]byte(text), into); err != nil {
+				return "", fmt.Errorf("%w: %s", err, text)
+			}
+		}
+		cluster := slices.IndexFunc(clusters.Clusters, func(c shownCluster) bool { return c.ID == p.cluster })
+		volume := slices.IndexFunc(volumes.Volumes, func(v shownVolume) bool { return v.Claim != nil && v.Claim.Name == "data" })
+		if cluster < 0 || volume < 0 {
+			return fmt.Sprintf("shown is %+v, %+v", clusters, volumes), nil
+		}
+		if wanted(clusters.Clusters[cluster], volumes.Volumes[volume]) {
+			return "", nil
+		}
+		return fmt.Sprintf("shown is %+v, %+v", clusters.Clusters[cluster], volumes.Volumes[volume]), nil
+	})
+}
+
+// waitToldWhy waits until both commands say that the pod waits for its cordoned
+// cluster, and what to do.
+func (p *pair) waitToldWhy(pod, claim string) {
+	p.t.Helper()
+	why := fmt.Sprintf("its pod %s waits because its data is in the cluster %s, only reached through %s (cordoned); it cannot be scheduled: ", pod, p.cluster, p.node)
+	p.waitShown("why the pod waits", func(c shownCluster, v shownVolume) bool {
+		waits := func(line string) bool { return strings.HasPrefix(line, p.home.Name+"/"+claim+": "+why) }
+		return slices.ContainsFunc(c.Waiting, waits) && v.HeldByGravity && v.State == "Bound" &&
+			strings.HasPrefix(v.Message, why) && strings.Contains(v.Advice, "Uncordon")
+	})
+	p.wantTable("clusters", nil, "→ "+p.home.Name+"/"+claim+": "+why)
+	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "└ "+why, "→ Uncordon")
+}
+
+// wantTable is that what people read has these words.
+func (p *pair) wantTable(command string, args []string, words ...string) {
+	p.t.Helper()
+	table, err := p.look(p.t.Context(), append([]string{command}, args...)...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, word := range words {
+		if !strings.Contains(table, word) {
+			p.t.Errorf("liqo-csi %s does not say %q:\n%s", command, word, table)
+		}
+	}
+}
+
+// look runs one of the commands that look around, with what an administrator of
+// the home cluster has.
+func (p *pair) look(ctx context.Context, args ...string) (string, error) {
+	program, err := driver.Compile(ctx)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, user.Patience)
+	defer cancel()
+	run := exec.CommandContext(ctx, program, append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())...)
+	var complaint bytes.Buffer
+	run.Stderr = &complaint
+	out, err := run.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", run, err, complaint.String())
+	}
+	return string(out), nil
+}
