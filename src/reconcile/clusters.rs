@@ -293,7 +293,8 @@ fn undeclared(id: &ClusterId, claims: &[String]) -> ClusterReport {
         volumes: claims.len(),
         state: State::Undeclared,
         message: format!(
-            "nobody declares this cluster, and volumes are there: {}. They can be neither used anew nor deleted until a              RemoteCluster or its fabric declares it again, under this very id",
+            "no declaration of this cluster is found, and volumes are there: {}. They can be neither used anew nor deleted until a \
+             RemoteCluster or its fabric declares it again, under this very id",
             some_of(claims)
         ),
         server_version: None,

@@ -120,7 +120,7 @@ impl<'a> Health<'a> {
                 volume.name
             )),
             Err(Unreachable::Connecting { .. }) => return None,
-            Err(_) if !self.registry.is_complete() => return None,
+            Err(Unreachable::Unknown { .. }) if !self.registry.is_complete() => return None,
             Err(unreachable) => Err(unreachable.to_string()),
         };
         let site = match site.map(|site| (self.is_seen(&site), site)) {
@@ -430,17 +430,16 @@ impl Rounds for Health<'_> {
         let this = &*self;
         let settled = std::sync::Mutex::new(HashSet::new());
         let maintained = each(well.iter().chain(&waiting), async |patient| {
-            let key = match this.maintain(patient).await {
-                Ok(key) => key,
-                Err(error) => return patient.alone(Err(error)),
-            };
-            if let (Some(key), Ok(mut settled)) = (key, settled.lock()) {
-                settled.insert(key);
+            let key = this.maintain(patient).await;
+            if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
+                settled.insert(key.clone());
             }
+            let mut done = key.map(|_| ());
             if patient.condition == Condition::Healthy && patient.is_remote() {
-                return patient.alone(this.show(patient).await);
+                // People are told how it is, whatever cannot be seen to.
+                done = done.and(this.show(patient).await);
             }
-            Ok(())
+            patient.alone(done)
         })
         .await;
         let released = each(&left, async |patient| match &patient.site {

@@ -277,13 +277,18 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
         && let Some(real) = site.volumes().get(name).await?
         && is_bound_to(&real, &twin)
     {
-        mark_holder(site, &volume.volume, &real).await?;
+        if !mark_holder(site, &volume.volume, &real).await? {
+            // The next round looks at what it has become.
+            return Ok(());
+        }
         if policy(&real) != "Retain" {
             retain(site.cluster(), &real).await?;
         }
     }
-    let_go(site.cluster(), &twin).await?;
-    tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
+    if twin.finalizers().iter().any(|one| one == FINALIZER) {
+        let_go(site.cluster(), &twin).await?;
+        tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, Holder, Site, TWIN_VOLUME, holder,
+    DeleteError, Holder, Site, TWIN_VOLUME, data_of, holder,
     news::News,
     record, site,
     withdraw::{is_reservation, let_go, unclaim},
@@ -177,10 +177,9 @@ async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), Ap
     }
 }
 
-/// The PV of a twin that is gone: by the name we know, by what the virtual PV
-/// remembers, by what we watch, and if all that says nothing, by looking at
-/// every PV there is. Only the last may conclude that there is none. What belongs
-/// to the occupant, a later claim of the twin's name, is not ours.
+/// The PV of a twin that is gone: the one whose name we know or the virtual PV
+/// remembers; without a name, what we watch, or else every PV there is. What
+/// belongs to the occupant, a later claim of the twin's name, is not ours.
 async fn find_volume(
     site: &Site,
     volume: &VolumeName,
@@ -214,7 +213,7 @@ async fn find_volume(
         return Ok(describe(site, ours));
     }
     // Nothing shows which one it is, if any: all of them have to be dealt with.
-    let of_the_name = found.iter().map(|real| doubted(site, real));
+    let of_the_name = found.iter().map(|real| doubted(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))
 }
@@ -231,12 +230,14 @@ async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String
 }
 
 /// A PV that may be the twin's. Data that was rescued is not deleted on a guess.
-fn doubted(site: &Site, real: &PersistentVolume) -> TwinVolume {
+fn doubted(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVolume {
     match describe(site, real) {
         TwinVolume::Rescued(name) => TwinVolume::Present {
             message: Some(format!(
-                "data was rescued onto it, and nothing shows whose it is; if it is not this volume's, remove its \
-                 annotation {}",
+                "data was rescued onto it, and nothing shows whose it is: annotate it with {}={} if it is this volume's, or \
+                 remove its annotation {} if it is not",
+                mark::DATA_OF,
+                data_of(site, volume),
                 mark::POLICY_BEFORE
             )),
             name,

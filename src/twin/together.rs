@@ -65,7 +65,7 @@ pub(super) async fn node(
     }
     let mut fitting: Vec<&Node> = open.iter().collect();
     fitting.retain(|node| surroundings.unfit(node, &ask).is_none());
-    for claim in &pod.claims {
+    for claim in pod.claims.iter().filter(|claim| !has_its_volume(claim)) {
         keep_fitting(site, remote, policy, order, claim, &mut fitting).await?;
     }
     // Not the one with most room, which may be another one for each class.
@@ -112,6 +112,11 @@ async fn keep_fitting(
         nodes.retain(|node| surroundings.unfit(node, &ask).is_none());
     }
     Ok(())
+}
+
+/// It needs no more room.
+fn has_its_volume(claim: &PersistentVolumeClaim) -> bool {
+    claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some())
 }
 
 fn size(claim: &PersistentVolumeClaim) -> u64 {
