@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -52,7 +53,16 @@ func Compile(ctx context.Context, features ...string) (binary string, err error)
 	if out, err := cargo.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the driver: %w\n%s", err, out)
 	}
-	return filepath.Join(root, "target", profile, "liqo-csi"), nil
+	return filepath.Join(targetDir(root), profile, "liqo-csi"), nil
+}
+
+// targetDir is where cargo builds.
+func targetDir(root string) string {
+	dir := cmp.Or(os.Getenv("CARGO_TARGET_DIR"), "target")
+	if filepath.IsAbs(dir) {
+		return dir
+	}
+	return filepath.Join(root, dir)
 }
 
 // image is the content of the Dockerfile's image, taken from this machine.
