@@ -51,7 +51,7 @@ var suites = []suite{
 	check("driver build", root, "cargo", "build", "--locked", "--release"),
 	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
 	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/remote"),
-	goTest("faults", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/faults"),
+	goTest("faults", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=6", "./e2e/faults"),
 	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
 }
 
