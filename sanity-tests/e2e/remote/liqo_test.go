@@ -131,15 +131,14 @@ func TestLiqosMinimalRole(t *testing.T) {
 	p.home.DeletePod("kept")
 	p.deleteClaim("kept")
 
-	// Nobody names a class, and which is the default there cannot be known.
+	// Nobody names a class, and which is the default there cannot be known. There
+	// may be room, for an annotation could name one.
 	unnamed := p.virtualClass("unnamed", nil)
-	p.home.Claim("pinned", unnamed, "64Mi")
-	p.home.Pod("pinned", "pinned", p.pinned)
-	p.home.WaitEvent("pinned", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
-	p.waitCapacity(unnamed, func(room int64) bool { return room == 0 })
-	p.home.Claim("free", unnamed, "64Mi")
-	p.home.Pod("free", "free", p.either)
-	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
+	p.waitCapacity(unnamed, func(room int64) bool { return room > 0 })
+	p.home.Claim("unnamed", unnamed, "64Mi")
+	p.home.Pod("unnamed", "unnamed", p.either)
+	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
+	if pod := p.home.WaitReady("unnamed"); pod.Spec.NodeName == p.node {
 		t.Error("the pod runs where its volume cannot be")
 	}
 
