@@ -196,20 +196,35 @@ pub fn access_modes(text: &str) -> Result<Vec<AccessMode>, SpecError> {
 }
 
 #[cfg(test)]
+impl Declared {
+    /// A cluster of which no more is said than must be, behind the nodes that are
+    /// labelled `to` with its id.
+    pub(crate) fn plain(id: &str) -> Self {
+        Self {
+            id: id.parse().unwrap(),
+            fabric: Fabric::Native,
+            object: format!("RemoteCluster {id}"),
+            nodes: NodeRule::Labels(LabelSelector(vec![crate::topology::Requirement::is_in(
+                "to",
+                [id],
+            )])),
+            namespaces: Namespaces::default(),
+            classes: ClassMap::default(),
+            policy: BindingPolicy::Optimistic,
+            protect: true,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::topology::Requirement;
 
     fn cluster(id: &str, label: &str) -> Declared {
         Declared {
-            id: id.parse().unwrap(),
-            fabric: Fabric::Native,
-            object: format!("RemoteCluster {id}"),
             nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("behind", [label])])),
-            namespaces: Namespaces::default(),
-            classes: ClassMap::default(),
-            policy: BindingPolicy::Optimistic,
-            protect: true,
+            ..Declared::plain(id)
         }
     }
 

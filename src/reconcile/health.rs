@@ -31,7 +31,7 @@ use crate::{
         slim::{Phase, Twin},
     },
     placement::ReclaimPolicy,
-    twin::{Site, last_warning, mark_holder, retain},
+    twin::{Site, holder_uid, last_warning, mark_holder, retain},
     volume::{ClaimMark, VolumeId, mark},
 };
 
@@ -215,7 +215,7 @@ impl<'a> Health<'a> {
             return Ok(false);
         };
         let found = site.volumes().get(name).await?;
-        let Some(real) = found.filter(|real| bound_uid(real) == Some(&twin.uid)) else {
+        let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
             return Ok(false);
         };
         if !mark_holder(site, &volume.volume, &real).await? {
@@ -358,10 +358,6 @@ impl<'a> Health<'a> {
             self.reports.well(claim, "TwinRecovered", note).await;
         }
     }
-}
-
-fn bound_uid(real: &PersistentVolume) -> Option<&String> {
-    real.spec.as_ref()?.claim_ref.as_ref()?.uid.as_ref()
 }
 
 impl Rounds for Health<'_> {

@@ -79,17 +79,18 @@ impl Scene {
     }
 }
 
+/// Whether this is the twin of the volume, and somebody deletes it.
+fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -> bool {
+    let owner = site.owner(&volume.volume);
+    twin.metadata.deletion_timestamp.is_some() && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+}
+
 /// Makes the data of a twin that is being deleted safe, then lets the twin go.
 pub(super) async fn rescue(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
     let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
-    let owner = site.owner(&volume.volume);
-    let dying = |twin: &PersistentVolumeClaim| {
-        twin.metadata.deletion_timestamp.is_some()
-            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
-    };
-    let Some(twin) = scene.twin.filter(dying) else {
+    let Some(twin) = scene.twin.filter(|twin| is_dying(site, volume, twin)) else {
         return Ok(Rescue::FalseAlarm);
     };
     let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
@@ -260,16 +261,12 @@ async fn candidates(site: &Site) -> Result<Vec<PersistentVolume>, ApiError> {
 pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), ApiError> {
     let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
     let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
-    let owner = site.owner(&volume.volume);
-    let dying = |twin: &PersistentVolumeClaim| {
-        twin.metadata.deletion_timestamp.is_some()
-            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
-    };
+    let twin = twin.filter(|twin| is_dying(site, volume, twin));
     let left = |outer: &PersistentVolume| {
         let phase = outer.status.as_ref().and_then(|status| status.phase.as_deref());
         phase == Some("Released") && is_kept(outer)
     };
-    let (Some(twin), true) = (twin.filter(dying), outer.as_ref().is_some_and(left)) else {
+    let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
         return Ok(());
     };
     let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
@@ -302,9 +299,7 @@ pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> R
     let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
         return Ok(true);
     };
-    let claim = real.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    let bound = claim.and_then(|claim| claim.uid.as_ref()) == twin.metadata.uid.as_ref();
-    if !bound || twin.metadata.deletion_timestamp.is_some() {
+    if !is_bound_to(&real, &twin) || twin.metadata.deletion_timestamp.is_some() {
         return Ok(true);
     }
     let policy = if volume.retain { "Retain" } else { before };

@@ -243,26 +243,14 @@ mod tests {
     use super::*;
     use crate::{
         cluster::{registry::Link, testing::FakeApi},
-        placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
-        topology::{LabelSelector, Requirement},
-        volume::BindingPolicy,
+        placement::Declared,
     };
 
     const NODE: &str = "/api/v1/nodes/milan";
     const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/milan";
 
     fn registry() -> Registry {
-        let declared = Declared {
-            id: "milan".parse().unwrap(),
-            fabric: Fabric::Native,
-            object: "RemoteCluster milan".into(),
-            nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
-            namespaces: Namespaces::default(),
-            classes: ClassMap::default(),
-            policy: BindingPolicy::Optimistic,
-            protect: true,
-        };
-        Registry::fixed([(declared, Link::Connecting(String::new()))])
+        Registry::fixed([(Declared::plain("milan"), Link::Connecting(String::new()))])
     }
 
     async fn round(api: &FakeApi, registry: &Registry) {

@@ -206,7 +206,8 @@ async fn find_volume(
         }
     }
     let whose = |real: &PersistentVolume| holder(site, volume, known.as_deref(), real);
-    let not_the_occupants = |real: &PersistentVolume| occupant.is_none() || claim_uid(real) != occupant;
+    let not_the_occupants =
+        |real: &PersistentVolume| occupant.is_none() || record::holder_uid(real) != occupant;
     found.retain(|real| not_the_occupants(real) && whose(real) != Holder::Other);
     if let Some(ours) = found.iter().find(|real| whose(real) == Holder::Ours) {
         *known = Some(ours.name_any());
@@ -216,10 +217,6 @@ async fn find_volume(
     let of_the_name = found.iter().map(|real| doubted(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))
-}
-
-fn claim_uid(real: &PersistentVolume) -> Option<&str> {
-    real.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }
 
 async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
@@ -260,7 +257,7 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
         return Ok(());
     };
     // No claim ever has this uid.
-    let holder = claim_uid(&real)
+    let holder = record::holder_uid(&real)
         .filter(|uid| !uid.is_empty())
         .unwrap_or(volume.as_str());
     let patch = json!({

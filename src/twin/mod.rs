@@ -32,7 +32,7 @@ pub use self::{
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    record::{FINALIZER, is_bound_to},
+    record::{FINALIZER, holder_uid, is_bound_to},
     sight::node,
     site::{NoSite, Site, twin_in},
     withdraw::{let_go, retain, withdraw},

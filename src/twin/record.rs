@@ -160,8 +160,14 @@ pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Op
 /// Whether a PV is this twin's and no other's.
 #[must_use]
 pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    claim.is_some_and(|claim| claim.uid.is_some() && claim.uid == twin.metadata.uid)
+    let uid = holder_uid(volume);
+    uid.is_some() && uid == twin.metadata.uid.as_deref()
+}
+
+/// The uid of the claim that a PV names.
+#[must_use]
+pub fn holder_uid(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }
 
 pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {

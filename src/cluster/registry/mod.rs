@@ -224,6 +224,17 @@ pub enum Standing {
 }
 
 #[cfg(test)]
+impl Link {
+    /// The way to the cluster `milan`, which answers.
+    pub(crate) async fn up(there: &super::testing::FakeApi, rights: super::Rights) -> Self {
+        Self::Up(Arc::new(Connected {
+            cluster: there.remote_cluster("milan", rights).await,
+            version: "v1.36.3".into(),
+        }))
+    }
+}
+
+#[cfg(test)]
 impl Registry {
     /// A registry of clusters that are as they are.
     pub(crate) fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {

@@ -148,7 +148,6 @@ impl Installed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::{ClassMap, Fabric, Namespaces, NodeRule};
 
     struct Says(Option<Vec<Told>>);
 
@@ -173,19 +172,7 @@ mod tests {
 
     fn milan() -> Told {
         Told {
-            declared: Declared {
-                id: "milan".parse().unwrap(),
-                fabric: Fabric::Native,
-                object: "RemoteCluster milan".into(),
-                nodes: NodeRule::Annotation {
-                    key: "to".into(),
-                    value: "milan".into(),
-                },
-                namespaces: Namespaces::default(),
-                classes: ClassMap::default(),
-                policy: crate::volume::BindingPolicy::Optimistic,
-                protect: true,
-            },
+            declared: Declared::plain("milan"),
             leaving: false,
             credentials: Credentials::Missing("there are none".into()),
             allowed: Allowed::default(),

@@ -6,12 +6,11 @@ use super::*;
 use crate::{
     cluster::{
         Rights,
-        registry::{Connected, Link},
+        registry::Link,
         testing::{Act, FakeApi, Fault},
     },
-    placement::{Declared, Fabric, Namespaces, NodeRule},
+    placement::{Declared, NodeRule},
     topology,
-    volume::BindingPolicy,
 };
 
 const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
@@ -101,23 +100,14 @@ async fn round_with(api: &FakeApi, registry: &Registry, settings: &Settings) -> 
 /// A remote cluster without nodes that names this class for all others.
 async fn milan(there: &FakeApi, rights: Rights, default: Option<&str>) -> Registry {
     let declared = Declared {
-        id: "milan".parse().unwrap(),
-        fabric: Fabric::Native,
-        object: "RemoteCluster milan".into(),
         nodes: NodeRule::Labels(topology::LabelSelector(Vec::new())),
-        namespaces: Namespaces::default(),
         classes: ClassMap {
             default: default.map(str::to_owned),
             ..ClassMap::default()
         },
-        policy: BindingPolicy::Optimistic,
-        protect: true,
+        ..Declared::plain("milan")
     };
-    let connected = Connected {
-        cluster: there.remote_cluster("milan", rights).await,
-        version: "v1.36.3".into(),
-    };
-    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
+    Registry::fixed([(declared, Link::up(there, rights).await)])
 }
 
 #[tokio::test]

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::{
-    cluster::{Rights, registry::Connected, testing::FakeApi},
-    placement::{ClassMap, Declared, Namespaces, NodeRule},
-    topology::{LabelSelector, Requirement},
-    volume::{BindingPolicy, DRIVER_NAME, mark},
+    cluster::{Rights, testing::FakeApi},
+    placement::Declared,
+    volume::{DRIVER_NAME, mark},
 };
 
 const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
@@ -16,20 +15,7 @@ const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
 fn registry(link: Link) -> Registry {
-    Registry::fixed([(declared(), link)])
-}
-
-fn declared() -> Declared {
-    Declared {
-        id: "milan".parse().unwrap(),
-        fabric: Fabric::Native,
-        object: "RemoteCluster milan".into(),
-        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
-        namespaces: Namespaces::default(),
-        classes: ClassMap::default(),
-        policy: BindingPolicy::Optimistic,
-        protect: true,
-    }
+    Registry::fixed([(Declared::plain("milan"), link)])
 }
 
 async fn world() -> FakeApi {
@@ -45,11 +31,7 @@ async fn world() -> FakeApi {
 }
 
 async fn up(there: &FakeApi) -> Link {
-    let cluster = there.remote_cluster("milan", Rights::ALL).await;
-    Link::Up(Arc::new(Connected {
-        cluster,
-        version: "v1.36.3".into(),
-    }))
+    Link::up(there, Rights::ALL).await
 }
 
 /// Deletes the `RemoteCluster` if it is not held.
@@ -179,7 +161,11 @@ async fn a_cluster_that_never_answered_is_not_held() {
 async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
     let api = world().await;
     let link = Link::Silent("no route".into());
-    round(&api, &Registry::partial([(declared(), link)], ["kosmos.io"])).await;
+    round(
+        &api,
+        &Registry::partial([(Declared::plain("milan"), link)], ["kosmos.io"]),
+    )
+    .await;
     assert_eq!(condition(&api, 0).1, "no route");
     assert_eq!(report(&api).unread, ["kosmos.io"]);
 }

@@ -2,13 +2,8 @@
 
 use super::*;
 use crate::{
-    cluster::{
-        Rights,
-        registry::{Connected, Link},
-    },
-    placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
-    topology::{LabelSelector, Requirement},
-    volume::BindingPolicy,
+    cluster::{Rights, registry::Link},
+    placement::Declared,
 };
 
 const REALS: &str = "/api/v1/persistentvolumes";
@@ -154,21 +149,7 @@ impl Both {
 }
 
 async fn milan(there: &FakeApi, rights: Rights) -> Registry {
-    let declared = Declared {
-        id: "milan".parse().unwrap(),
-        fabric: Fabric::Native,
-        object: "RemoteCluster milan".into(),
-        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
-        namespaces: Namespaces::default(),
-        classes: ClassMap::default(),
-        policy: BindingPolicy::Optimistic,
-        protect: true,
-    };
-    let connected = Connected {
-        cluster: there.remote_cluster("milan", rights).await,
-        version: "v1.36.3".into(),
-    };
-    Registry::fixed([(declared, Link::Up(Arc::new(connected)))])
+    Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)])
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! Twins in a remote cluster: two fake API servers, one for each side.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+mod deletion;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -10,11 +12,11 @@ use crate::{
     cluster::{
         Cluster, Rights,
         events::Events,
-        registry::{Connected, Link, Registry},
+        registry::{Link, Registry},
         testing::{Act, FakeApi, Fault},
     },
-    placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Refusal},
-    topology::{CLUSTER_KEY, LabelSelector, Requirement, Segments},
+    placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
+    topology::{CLUSTER_KEY, Segments},
     twin::{
         CreateError, DeleteError, FINALIZER, Made, NoSite, Order, Policy, TWIN_CLASS, TWIN_NAME,
         TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
@@ -61,12 +63,7 @@ impl World {
     }
 
     async fn registry(&self) -> Registry {
-        let cluster = self.there.remote_cluster("milan", self.rights).await;
-        let connected = Connected {
-            cluster,
-            version: "v1.36.3".into(),
-        };
-        Registry::fixed([(self.declared.clone(), Link::Up(Arc::new(connected)))])
+        Registry::fixed([(self.declared.clone(), Link::up(&self.there, self.rights).await)])
     }
 
     async fn create(&self) -> Result<Made, CreateError> {
@@ -147,10 +144,6 @@ impl World {
 
 fn declared() -> Declared {
     Declared {
-        id: "milan".parse().unwrap(),
-        fabric: Fabric::Native,
-        object: "RemoteCluster milan".into(),
-        nodes: NodeRule::Labels(LabelSelector(vec![Requirement::is_in("to", ["milan"])])),
         namespaces: Namespaces {
             mapping: [("shop".to_owned(), Mapped::To("shop-home".into()))].into(),
             same_name: false,
@@ -159,8 +152,7 @@ fn declared() -> Declared {
             mapping: BTreeMap::new(),
             default: Some("real".into()),
         },
-        policy: BindingPolicy::Optimistic,
-        protect: true,
+        ..Declared::plain("milan")
     }
 }
 
@@ -519,99 +511,6 @@ async fn with_the_least_of_rights_it_works_all_the_same() {
     world.there.remove(TWIN);
     world.declared.classes.default = None;
     assert!(elsewhere(world.create().await).contains("has to be named"));
-}
-
-#[tokio::test]
-async fn a_volume_is_deleted_with_its_data() {
-    let world = World::new().await;
-    let made = world.create().await.unwrap();
-    world.bind().await;
-    world.remember(made);
-    assert!(matches!(
-        world.delete().await,
-        Err(DeleteError::StillWaiting { .. })
-    ));
-    assert!(world.twin().is_none(), "the twin goes at once");
-    world.there.remove("/api/v1/persistentvolumes/pv");
-    world.delete().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
-    let world = World::new().await;
-    // No PV remembers the twin, and its place has another occupant with a PV of its own.
-    let occupant = world.there.put(TWIN, json!({"spec": {"volumeName": "pv"}}));
-    world.there.put(
-        "/api/v1/persistentvolumes/pv",
-        json!({"spec": {"claimRef": {
-            "namespace": "shop-home", "name": "data", "uid": occupant["metadata"]["uid"],
-        }}, "status": {"phase": "Bound"}}),
-    );
-    world.delete().await.unwrap();
-    assert!(world.twin().is_some());
-}
-
-#[tokio::test]
-async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
-    let world = World::new().await;
-    let made = world.create().await.unwrap();
-    assert_eq!(made.context[TWIN_VOLUME], "", "answered before it was bound");
-    world.remember(made);
-    world.bind().await;
-    world.left_over("a-older", &json!({}), Some("gone"));
-    // The driver was away when the twin went.
-    world.there.remove(TWIN);
-    assert!(matches!(
-        world.delete().await,
-        Err(DeleteError::StillWaiting { .. })
-    ));
-    world.there.remove("/api/v1/persistentvolumes/pv");
-    world.delete().await.unwrap();
-}
-
-#[tokio::test]
-async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
-    let rescued = |of: &str| json!({mark::POLICY_BEFORE: "Delete", mark::DATA_OF: format!("home/{of}")});
-    for uid in [Some("gone"), None] {
-        let world = World::new().await;
-        let made = world.create().await.unwrap();
-        world.remember(made);
-        world.there.remove(TWIN);
-        world.left_over("a-older", &rescued("pvc-older"), Some("gone"));
-        world.left_over("pv", &rescued(&format!("pvc-{UID}")), uid);
-        assert!(matches!(
-            world.delete().await,
-            Err(DeleteError::StillWaiting { .. })
-        ));
-        let spec = |name: &str| {
-            world
-                .there
-                .object(&format!("/api/v1/persistentvolumes/{name}"))
-                .unwrap()["spec"]
-                .clone()
-        };
-        assert_eq!(spec("pv")["persistentVolumeReclaimPolicy"], "Delete");
-        assert!(
-            !spec("pv")["claimRef"]["uid"].is_null(),
-            "released, or nobody deletes it"
-        );
-        assert_eq!(spec("a-older")["persistentVolumeReclaimPolicy"], "Retain");
-        world.there.remove("/api/v1/persistentvolumes/pv");
-        world.delete().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn rescued_data_is_not_deleted_on_a_guess() {
-    let world = World::new().await;
-    let made = world.create().await.unwrap();
-    world.remember(made);
-    world.there.remove(TWIN);
-    world.left_over("pv", &json!({mark::POLICY_BEFORE: "Delete"}), Some("gone"));
-    let error = world.delete().await.unwrap_err();
-    assert!(error.to_string().contains("nothing shows whose it is"), "{error}");
-    let kept = world.there.object("/api/v1/persistentvolumes/pv").unwrap();
-    assert_eq!(kept["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }
 
 #[tokio::test]

@@ -1,0 +1,96 @@
+//! Deleting volumes whose twins are in a remote cluster, with and without a twin left.
+
+use super::*;
+
+#[tokio::test]
+async fn a_volume_is_deleted_with_its_data() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    world.remember(made);
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::StillWaiting { .. })
+    ));
+    assert!(world.twin().is_none(), "the twin goes at once");
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_later_claim_of_that_name_does_not_hold_a_deletion_up() {
+    let world = World::new().await;
+    // No PV remembers the twin, and its place has another occupant with a PV of its own.
+    let occupant = world.there.put(TWIN, json!({"spec": {"volumeName": "pv"}}));
+    world.there.put(
+        "/api/v1/persistentvolumes/pv",
+        json!({"spec": {"claimRef": {
+            "namespace": "shop-home", "name": "data", "uid": occupant["metadata"]["uid"],
+        }}, "status": {"phase": "Bound"}}),
+    );
+    world.delete().await.unwrap();
+    assert!(world.twin().is_some());
+}
+
+#[tokio::test]
+async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.context[TWIN_VOLUME], "", "answered before it was bound");
+    world.remember(made);
+    world.bind().await;
+    world.left_over("a-older", &json!({}), Some("gone"));
+    // The driver was away when the twin went.
+    world.there.remove(TWIN);
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::StillWaiting { .. })
+    ));
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
+    let rescued = |of: &str| json!({mark::POLICY_BEFORE: "Delete", mark::DATA_OF: format!("home/{of}")});
+    for uid in [Some("gone"), None] {
+        let world = World::new().await;
+        let made = world.create().await.unwrap();
+        world.remember(made);
+        world.there.remove(TWIN);
+        world.left_over("a-older", &rescued("pvc-older"), Some("gone"));
+        world.left_over("pv", &rescued(&format!("pvc-{UID}")), uid);
+        assert!(matches!(
+            world.delete().await,
+            Err(DeleteError::StillWaiting { .. })
+        ));
+        let spec = |name: &str| {
+            world
+                .there
+                .object(&format!("/api/v1/persistentvolumes/{name}"))
+                .unwrap()["spec"]
+                .clone()
+        };
+        assert_eq!(spec("pv")["persistentVolumeReclaimPolicy"], "Delete");
+        assert!(
+            !spec("pv")["claimRef"]["uid"].is_null(),
+            "released, or nobody deletes it"
+        );
+        assert_eq!(spec("a-older")["persistentVolumeReclaimPolicy"], "Retain");
+        world.there.remove("/api/v1/persistentvolumes/pv");
+        world.delete().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn rescued_data_is_not_deleted_on_a_guess() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.remember(made);
+    world.there.remove(TWIN);
+    world.left_over("pv", &json!({mark::POLICY_BEFORE: "Delete"}), Some("gone"));
+    let error = world.delete().await.unwrap_err();
+    assert!(error.to_string().contains("nothing shows whose it is"), "{error}");
+    let kept = world.there.object("/api/v1/persistentvolumes/pv").unwrap();
+    assert_eq!(kept["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+}
