@@ -14,7 +14,7 @@ use crate::{
     csi::{Controller, Endpoint, Identity, Readiness, Role, server, work::Work},
     observe::{
         Metrics,
-        crash::take_crash_orders,
+        crash::take_orders,
         health::Health,
         log::{self, LogFormat},
     },
@@ -110,7 +110,7 @@ async fn serve(args: Args) -> Outcome {
     let metrics = Metrics::new("controller", |registry| {
         loops_metrics = reconcile::Metrics::register(registry);
     });
-    take_crash_orders(args.endpoint.folder());
+    take_orders(args.endpoint.folder());
     let ready = Readiness::default();
     let health = health(metrics.clone(), args.endpoint.clone(), ready.clone());
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));

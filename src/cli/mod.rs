@@ -56,8 +56,8 @@ pub fn run() -> ExitCode {
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {
-            for point in crate::observe::CrashPoint::ALL {
-                println!("{}", point.name());
+            for point in crate::observe::crash::points() {
+                println!("{point}");
             }
             Ok(ExitCode::SUCCESS)
         }

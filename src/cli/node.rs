@@ -29,7 +29,7 @@ use crate::{
     },
     observe::{
         Metrics,
-        crash::take_crash_orders,
+        crash::take_orders,
         health::Health,
         log::{self, LogFormat},
     },
@@ -108,7 +108,7 @@ async fn serve(args: Args) -> Outcome {
         },
         max_volumes: args.max_volumes,
     };
-    take_crash_orders(args.endpoint.folder());
+    take_orders(args.endpoint.folder());
     let metrics = Metrics::new("node", |_| {});
     let work = Work::default();
     let node = Node::new(volumes(&args, &home)?, work.clone(), about);

@@ -13,7 +13,7 @@ use super::{
     volume::{SLOW_WORK, Stage, StageError, Volumes},
 };
 use crate::{
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{CsiSource, Guard, RealSource},
 };
 
@@ -135,8 +135,8 @@ impl Volumes {
         };
         record.targets.insert(wish.target.clone(), announced);
         self.save(&guard, &record).await?;
-        crash_point(CrashPoint::BeforeNodePublish);
-        if let Err(trouble) = self.publish_recorded(&guard, &record, &wish).await {
+        let published = self.publish_recorded(&guard, &record, &wish);
+        if let Err(trouble) = crash::around(Step::NodePublish, published).await {
             // Kubelet will not unpublish what it believes was never published.
             if trouble.is_final() && is_new && !self.is_published(&guard, &wish.target).await? {
                 record.targets.remove(&wish.target);
@@ -144,7 +144,6 @@ impl Volumes {
             }
             return Err(trouble.into());
         }
-        crash_point(CrashPoint::AfterNodePublish);
         record.targets.insert(wish.target, asked);
         Ok(self.save(&guard, &record).await?)
     }
@@ -153,25 +152,11 @@ impl Volumes {
     pub async fn unpublish(&self, wish: Unpublish) -> Result<(), UnpublishError> {
         let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
         let record = self.load(&guard, &wish.volume_id).await?;
-        crash_point(CrashPoint::BeforeNodeUnpublish);
-        match record.as_ref().map(|record| &record.data_path.source) {
-            None if self.is_published(&guard, &wish.target).await? => {
-                return Err(UnpublishError::Unrecorded {
-                    volume_id: wish.volume_id,
-                    target: wish.target,
-                });
-            }
-            None => {}
-            Some(RealSource::Csi(real)) => self.unpublish_real(&guard, real, &wish).await?,
-            Some(_) => self.unmount(&guard, &wish.target).await?,
-        }
-        let target = wish.target.clone();
-        let what = format!("removing {}", target.display());
-        let removed = guard
-            .block(what, SLOW_WORK, move || mounts::remove_point(&target))
-            .await;
-        removed.map_err(Trouble::from)?.map_err(Trouble::from)?;
-        crash_point(CrashPoint::AfterNodeUnpublish);
+        crash::around(
+            Step::NodeUnpublish,
+            self.take_away(&guard, record.as_ref(), &wish),
+        )
+        .await?;
         if let Some(mut record) = record
             && record.targets.remove(&wish.target).is_some()
         {
@@ -243,6 +228,30 @@ impl Volumes {
             direct.publish(&volume, how)
         };
         Ok(guard.block(what, SLOW_WORK, publish).await??)
+    }
+
+    /// Unpublishes, and removes the target.
+    async fn take_away(
+        &self,
+        guard: &Guard,
+        record: Option<&Record>,
+        wish: &Unpublish,
+    ) -> Result<(), UnpublishError> {
+        match record.map(|record| &record.data_path.source) {
+            None if self.is_published(guard, &wish.target).await? => {
+                return Err(UnpublishError::Unrecorded {
+                    volume_id: wish.volume_id.clone(),
+                    target: wish.target.clone(),
+                });
+            }
+            None => {}
+            Some(RealSource::Csi(real)) => self.unpublish_real(guard, real, wish).await?,
+            Some(_) => self.unmount(guard, &wish.target).await?,
+        }
+        let target = wish.target.clone();
+        let what = format!("removing {}", target.display());
+        let removed = guard.block(what, SLOW_WORK, move || mounts::remove_point(&target));
+        Ok(removed.await.map_err(Trouble::from)?.map_err(Trouble::from)?)
     }
 
     async fn unpublish_real(&self, guard: &Guard, real: &CsiSource, wish: &Unpublish) -> Result<(), Trouble> {

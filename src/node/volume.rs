@@ -17,7 +17,7 @@ use super::{
     trouble::Trouble,
 };
 use crate::{
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{CsiSource, DataPath, Guard, InFlight, RealSource, VolumeMode},
 };
 
@@ -166,12 +166,13 @@ impl Volumes {
                 });
             }
         }
-        crash_point(CrashPoint::BeforeNodeUnstage);
-        match &record.data_path.source {
-            RealSource::Csi(real) => self.unstage_real(&guard, &record, real).await?,
-            _ => self.unmount(&guard, &record.staging_path).await?,
-        }
-        crash_point(CrashPoint::AfterNodeUnstage);
+        let unstaged = async {
+            match &record.data_path.source {
+                RealSource::Csi(real) => self.unstage_real(&guard, &record, real).await,
+                _ => self.unmount(&guard, &record.staging_path).await,
+            }
+        };
+        crash::around(Step::NodeUnstage, unstaged).await?;
         Ok(self.forget(&guard, wish.volume_id).await?)
     }
 
@@ -216,20 +217,16 @@ impl Volumes {
             let driver = self.drivers.reach(&real.driver).await?;
             record.stage_delegated |= driver.stages();
             self.save(guard, record).await?;
-            crash_point(CrashPoint::BeforeNodeStage);
-            driver
-                .stage(volume, real, staging, &wish.access.mount_flags)
-                .await?;
+            let staged = driver.stage(volume, real, staging, &wish.access.mount_flags);
+            crash::around(Step::NodeStage, staged).await?;
         } else {
             self.save(guard, record).await?;
-            crash_point(CrashPoint::BeforeNodeStage);
             let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging.clone());
             let what = format!("staging volume {}", wish.volume_id);
-            guard
-                .block(what, SLOW_WORK, move || direct.stage(&volume, &staging))
-                .await??;
+            let stage = move || direct.stage(&volume, &staging);
+            let staged = async { Ok::<_, Trouble>(guard.block(what, SLOW_WORK, stage).await??) };
+            crash::around(Step::NodeStage, staged).await?;
         }
-        crash_point(CrashPoint::AfterNodeStage);
         Ok(())
     }
 
@@ -326,25 +323,25 @@ impl Volumes {
     }
 
     pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {
-        crash_point(CrashPoint::BeforeRecordWrite);
         let (state, record) = (self.state.clone(), record.clone());
         let what = format!("writing the record of volume {}", record.volume_id);
-        guard
-            .block(what, QUICK_WORK, move || state.save(&record))
-            .await??;
-        crash_point(CrashPoint::AfterRecordWrite);
-        Ok(())
+        let saved = async {
+            Ok(guard
+                .block(what, QUICK_WORK, move || state.save(&record))
+                .await??)
+        };
+        crash::around(Step::RecordWrite, saved).await
     }
 
     pub(super) async fn forget(&self, guard: &Guard, volume_id: String) -> Result<(), Trouble> {
-        crash_point(CrashPoint::BeforeRecordRemove);
         let state = self.state.clone();
         let what = format!("removing the record of volume {volume_id}");
-        guard
-            .block(what, QUICK_WORK, move || state.remove(&volume_id))
-            .await??;
-        crash_point(CrashPoint::AfterRecordRemove);
-        Ok(())
+        let removed = async {
+            Ok(guard
+                .block(what, QUICK_WORK, move || state.remove(&volume_id))
+                .await??)
+        };
+        crash::around(Step::RecordRemove, removed).await
     }
 
     pub(super) async fn is_published(&self, guard: &Guard, target: &Path) -> Result<bool, Trouble> {

@@ -1,31 +1,29 @@
 //! Crash points: places where a test can make the process die as if by kill -9,
-//! one on each side of every write to the world outside. They exist only in
-//! builds with the feature `crash-points`; in every other build a crash point
-//! is nothing at all.
+//! one on each side of every step that changes the world outside. They exist only
+//! in builds with the feature `crash-points`; in every other build a step is taken
+//! as if this file were not there.
 //!
 //! Two writes have none: the node plugin's note of the cluster's id, written once,
 //! in one piece, before it serves anything; and events, which nothing rests on.
 //!
-//! A test orders crashes by writing names of crash points, one per line, into the
-//! file `crash-at` beside the process's CSI socket. Each order is carried out once:
-//! its line is taken out before the process dies.
+//! A test orders crashes by writing names of crash points (`before-` or `after-` and
+//! a step's name), one per line, into the file `crash-at` beside the process's CSI
+//! socket. Each order is carried out once: its line is taken out before the process dies.
 
-/// One line per crash point; the list of all of them cannot fall behind.
-macro_rules! crash_points {
+/// One line per step; the list of all of them cannot fall behind.
+macro_rules! steps {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// A place where a test can make the process die.
+        /// What changes the world outside.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum CrashPoint {
+        pub enum Step {
             $($(#[doc = $doc])+ $variant,)+
         }
 
-        impl CrashPoint {
-            /// Every crash point there is.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+        #[cfg(any(test, feature = "crash-points"))]
+        impl Step {
+            const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its name in orders.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
+            const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
@@ -34,173 +32,102 @@ macro_rules! crash_points {
     };
 }
 
-crash_points! {
-    /// The twin is about to be created.
-    BeforeTwinCreate = "before-twin-create",
-    /// The twin was created.
-    AfterTwinCreate = "after-twin-create",
-    /// A static PV is about to be reserved for the twin.
-    BeforePrebind = "before-prebind",
-    /// A static PV was reserved for the twin.
-    AfterPrebind = "after-prebind",
-    /// The twin is about to be told its static PV.
-    BeforeTellVolume = "before-tell-volume",
-    /// The twin was told its static PV.
-    AfterTellVolume = "after-tell-volume",
-    /// The reservation of a static PV is about to be taken back.
-    BeforeReleasePrebind = "before-release-prebind",
-    /// The reservation of a static PV was taken back.
-    AfterReleasePrebind = "after-release-prebind",
-    /// The twin's PV is about to be set to Retain.
-    BeforeRetain = "before-retain",
-    /// The twin's PV was set to Retain.
-    AfterRetain = "after-retain",
-    /// The twin is about to be marked handed over.
-    BeforeHandOver = "before-hand-over",
-    /// The twin was marked handed over.
-    AfterHandOver = "after-hand-over",
-    /// A twin that never served is about to be taken back.
-    BeforeWithdraw = "before-withdraw",
-    /// A twin that never served was taken back.
-    AfterWithdraw = "after-withdraw",
-    /// Our finalizer is about to be taken off a twin that is being deleted.
-    BeforeLetGo = "before-let-go",
-    /// Our finalizer was taken off a twin that is being deleted.
-    AfterLetGo = "after-let-go",
-    /// The twin of a deleted volume is about to be deleted.
-    BeforeTwinDelete = "before-twin-delete",
-    /// The twin of a deleted volume was deleted.
-    AfterTwinDelete = "after-twin-delete",
-    /// The twin's attachment is about to be created.
-    BeforeAttachmentCreate = "before-attachment-create",
-    /// The twin's attachment was created.
-    AfterAttachmentCreate = "after-attachment-create",
-    /// The twin's attachment is about to be deleted.
-    BeforeAttachmentDelete = "before-attachment-delete",
-    /// The twin's attachment was deleted.
-    AfterAttachmentDelete = "after-attachment-delete",
-    /// The room on a set of nodes is about to be published.
-    BeforeCapacityWrite = "before-capacity-write",
-    /// The room on a set of nodes was published.
-    AfterCapacityWrite = "after-capacity-write",
-    /// Obsolete news of room are about to be deleted.
-    BeforeCapacityDelete = "before-capacity-delete",
-    /// Obsolete news of room were deleted.
-    AfterCapacityDelete = "after-capacity-delete",
-    /// A virtual node is about to be labelled.
-    BeforeNodeLabel = "before-node-label",
-    /// A virtual node was labelled.
-    AfterNodeLabel = "after-node-label",
-    /// The `CSINode` of a virtual node is about to be written.
-    BeforeCsiNodeWrite = "before-csi-node-write",
-    /// The `CSINode` of a virtual node was written.
-    AfterCsiNodeWrite = "after-csi-node-write",
-    /// Finalizer or status of a `RemoteCluster` is about to be written.
-    BeforeClusterWrite = "before-cluster-write",
-    /// Finalizer or status of a `RemoteCluster` was written.
-    AfterClusterWrite = "after-cluster-write",
-    /// What a claim says about its remote twin is about to be changed.
-    BeforeMirror = "before-mirror",
-    /// What a claim says about its remote twin was changed.
-    AfterMirror = "after-mirror",
-    /// Labels and annotations of a claim are about to be carried to its twin.
-    BeforeSync = "before-sync",
-    /// Labels and annotations of a claim were carried to its twin.
-    AfterSync = "after-sync",
-    /// The claim of a pod with a fixed node is about to be told that node.
-    BeforeSelectNode = "before-select-node",
-    /// The claim of a pod with a fixed node was told that node.
-    AfterSelectNode = "after-select-node",
-    /// The PV of a dying twin is about to be set to Retain.
-    BeforeRescue = "before-rescue",
-    /// The PV of a dying twin was set to Retain.
-    AfterRescue = "after-rescue",
-    /// The PV of a remote twin is about to be marked with its volume.
-    BeforeMarkHolder = "before-mark-holder",
-    /// The PV of a remote twin was marked with its volume.
-    AfterMarkHolder = "after-mark-holder",
-    /// A lost twin is about to be made again.
-    BeforeTwinAgain = "before-twin-again",
-    /// A lost twin was made again.
-    AfterTwinAgain = "after-twin-again",
-    /// A retained PV is about to be passed on to the twin that was made again.
-    BeforePassOn = "before-pass-on",
-    /// A retained PV was passed on to the twin that was made again.
-    AfterPassOn = "after-pass-on",
-    /// A rescued PV is about to get its reclaim policy back.
-    BeforePolicyBack = "before-policy-back",
-    /// A rescued PV got its reclaim policy back.
-    AfterPolicyBack = "after-policy-back",
-    /// The lease of the background loops is about to be taken or renewed.
-    BeforeLeaseWrite = "before-lease-write",
-    /// The lease of the background loops was taken or renewed.
-    AfterLeaseWrite = "after-lease-write",
-    /// The node's record of a volume is about to be written.
-    BeforeRecordWrite = "before-record-write",
-    /// The node's record of a volume was written.
-    AfterRecordWrite = "after-record-write",
-    /// The node's record of a volume is about to be removed.
-    BeforeRecordRemove = "before-record-remove",
-    /// The node's record of a volume was removed.
-    AfterRecordRemove = "after-record-remove",
-    /// A volume is about to be staged, by its driver or by us.
-    BeforeNodeStage = "before-node-stage",
-    /// A volume was staged.
-    AfterNodeStage = "after-node-stage",
-    /// A volume is about to be published.
-    BeforeNodePublish = "before-node-publish",
-    /// A volume was published.
-    AfterNodePublish = "after-node-publish",
-    /// A volume is about to be unpublished.
-    BeforeNodeUnpublish = "before-node-unpublish",
-    /// A volume was unpublished.
-    AfterNodeUnpublish = "after-node-unpublish",
-    /// A volume is about to be unstaged.
-    BeforeNodeUnstage = "before-node-unstage",
-    /// A volume was unstaged.
-    AfterNodeUnstage = "after-node-unstage",
+steps! {
+    /// The twin is created.
+    TwinCreate = "twin-create",
+    /// A static PV is reserved for the twin.
+    Prebind = "prebind",
+    /// The twin is told its static PV.
+    TellVolume = "tell-volume",
+    /// The reservation of a static PV is taken back.
+    ReleasePrebind = "release-prebind",
+    /// The twin's PV is set to Retain.
+    Retain = "retain",
+    /// The twin is marked handed over.
+    HandOver = "hand-over",
+    /// A twin that never served is taken back.
+    Withdraw = "withdraw",
+    /// Our finalizer is taken off a twin that is being deleted.
+    LetGo = "let-go",
+    /// The twin of a deleted volume is deleted.
+    TwinDelete = "twin-delete",
+    /// The twin's attachment is created.
+    AttachmentCreate = "attachment-create",
+    /// The twin's attachment is deleted.
+    AttachmentDelete = "attachment-delete",
+    /// The room on a set of nodes is published.
+    CapacityWrite = "capacity-write",
+    /// Obsolete news of room are deleted.
+    CapacityDelete = "capacity-delete",
+    /// A virtual node is labelled.
+    NodeLabel = "node-label",
+    /// The `CSINode` of a virtual node is written.
+    CsiNodeWrite = "csi-node-write",
+    /// Finalizer or status of a `RemoteCluster` is written.
+    ClusterWrite = "cluster-write",
+    /// What a claim says about its remote twin is changed.
+    Mirror = "mirror",
+    /// Labels and annotations of a claim are carried to its twin.
+    Sync = "sync",
+    /// The claim of a pod with a fixed node is told that node.
+    SelectNode = "select-node",
+    /// The PV of a dying twin is set to Retain.
+    Rescue = "rescue",
+    /// The PV of a remote twin is marked with its volume.
+    MarkHolder = "mark-holder",
+    /// A lost twin is made again.
+    TwinAgain = "twin-again",
+    /// A retained PV is passed on to the twin that was made again.
+    PassOn = "pass-on",
+    /// A rescued PV gets its reclaim policy back.
+    PolicyBack = "policy-back",
+    /// The lease of the background loops is taken or renewed.
+    LeaseWrite = "lease-write",
+    /// The node's record of a volume is written.
+    RecordWrite = "record-write",
+    /// The node's record of a volume is removed.
+    RecordRemove = "record-remove",
+    /// A volume is staged, by its driver or by us.
+    NodeStage = "node-stage",
+    /// A volume is published.
+    NodePublish = "node-publish",
+    /// A volume is unpublished.
+    NodeUnpublish = "node-unpublish",
+    /// A volume is unstaged.
+    NodeUnstage = "node-unstage",
 }
 
-#[cfg(feature = "crash-points")]
-static ORDERS: std::sync::OnceLock<std::path::PathBuf> = std::sync::OnceLock::new();
-
-/// Takes orders from the file `crash-at` in this folder from now on.
-#[cfg(feature = "crash-points")]
-pub fn take_crash_orders(folder: &std::path::Path) {
-    // A second start (tests) keeps the first one's folder.
-    let _already = ORDERS.set(folder.join("crash-at"));
+/// Takes a step; where that is ordered, the process dies before it, or once it is done.
+///
+/// # Errors
+/// Those of the step.
+#[cfg(not(feature = "crash-points"))]
+pub async fn around<T, E>(_: Step, taken: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    taken.await
 }
 
 /// Nothing, in a build without crash points.
 #[cfg(not(feature = "crash-points"))]
-pub fn take_crash_orders(_: &std::path::Path) {}
+pub fn take_orders(_: &std::path::Path) {}
 
-/// Dies here when that is ordered and the build has crash points. No destructor runs.
 #[cfg(feature = "crash-points")]
-pub fn crash_point(point: CrashPoint) {
-    // Held until death: two points reached at once must not cross out each other's orders.
-    static DYING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub use ordered::{around, take_orders};
 
-    let Some(file) = ORDERS.get() else { return };
-    let _alone = DYING.lock();
-    let Ok(orders) = std::fs::read_to_string(file) else {
-        return;
-    };
-    let Some(rest) = without(&orders, point.name()) else {
-        return;
-    };
-    if let Err(error) = std::fs::write(file, rest) {
-        tracing::error!(%error, "the order to die at {} cannot be crossed out", point.name());
-        return;
-    }
-    tracing::error!(crash_point = point.name(), "dying on request");
-    std::process::abort();
+/// The names of all crash points.
+#[cfg(any(test, feature = "crash-points"))]
+pub fn points() -> impl Iterator<Item = String> {
+    Step::ALL.iter().flat_map(|&step| [before(step), after(step)])
 }
 
-/// Nothing, in a build without crash points.
-#[cfg(not(feature = "crash-points"))]
-#[inline]
-pub fn crash_point(_: CrashPoint) {}
+#[cfg(any(test, feature = "crash-points"))]
+fn before(step: Step) -> String {
+    format!("before-{}", step.name())
+}
+
+#[cfg(any(test, feature = "crash-points"))]
+fn after(step: Step) -> String {
+    format!("after-{}", step.name())
+}
 
 /// The orders without the one of this name; nothing, if there is none.
 #[cfg(any(test, feature = "crash-points"))]
@@ -209,16 +136,83 @@ fn without(orders: &str, name: &str) -> Option<String> {
     (rest.len() < orders.lines().count()).then(|| rest.join("\n"))
 }
 
+/// How orders are carried out.
+#[cfg(feature = "crash-points")]
+mod ordered {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+        sync::OnceLock,
+    };
+
+    use tokio::sync::Mutex;
+
+    use super::{Step, after, before, without};
+
+    static ORDERS: OnceLock<PathBuf> = OnceLock::new();
+
+    /// Held by a step that is to be died at. Without it one loop's death could come
+    /// between another's step and the death ordered after it: nothing would be left
+    /// to do at the next start, and that order would never be carried out.
+    static ALONE: Mutex<()> = Mutex::const_new(());
+
+    /// Takes orders from the file `crash-at` in this folder from now on.
+    pub fn take_orders(folder: &Path) {
+        // A second start (tests) keeps the first one's folder.
+        let _already = ORDERS.set(folder.join("crash-at"));
+    }
+
+    /// Takes a step; where that is ordered, the process dies before it, or once it is done.
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub async fn around<T, E>(step: Step, taken: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        if !is_ordered(&before(step)) && !is_ordered(&after(step)) {
+            return taken.await;
+        }
+        let _alone = ALONE.lock().await;
+        die_if_ordered(&before(step));
+        let outcome = taken.await;
+        if outcome.is_ok() {
+            die_if_ordered(&after(step));
+        }
+        outcome
+    }
+
+    fn orders() -> Option<(&'static PathBuf, String)> {
+        let file = ORDERS.get()?;
+        Some((file, fs::read_to_string(file).ok()?))
+    }
+
+    fn is_ordered(point: &str) -> bool {
+        orders().is_some_and(|(_, orders)| without(&orders, point).is_some())
+    }
+
+    /// No destructor runs.
+    fn die_if_ordered(point: &str) {
+        let Some((file, orders)) = orders() else { return };
+        let Some(rest) = without(&orders, point) else {
+            return;
+        };
+        if let Err(error) = fs::write(file, rest) {
+            tracing::error!(%error, "the order to die at {point} cannot be crossed out");
+            return;
+        }
+        tracing::error!(crash_point = point, "dying on request");
+        std::process::abort();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_are_unique() {
-        let mut names: Vec<_> = CrashPoint::ALL.iter().map(|point| point.name()).collect();
+        let mut names: Vec<String> = points().collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), CrashPoint::ALL.len());
+        assert_eq!(names.len(), 2 * Step::ALL.len());
     }
 
     #[test]

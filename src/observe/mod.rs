@@ -6,5 +6,4 @@ pub mod health;
 pub mod log;
 pub mod metrics;
 
-pub use crash::{CrashPoint, crash_point};
 pub use metrics::Metrics;

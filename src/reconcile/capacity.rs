@@ -29,7 +29,7 @@ use crate::{
         ApiError, Cluster, Objects, Precondition, facts,
         registry::{Registry, Remote, Unreachable},
     },
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     placement::{
         Asked, BindingMode, Capacity, Class, ClassMap, KnownClasses, Published, RealDriver, Room,
         StaticVolume, Surroundings, Wishes, choose_class, publish, room_in,
@@ -107,9 +107,8 @@ impl<'a> Capacities<'a> {
 
     async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
         let Some(is) = is else {
-            crash_point(CrashPoint::BeforeCapacityWrite);
-            let created = self.published.create(&self.object(wanted)).await;
-            crash_point(CrashPoint::AfterCapacityWrite);
+            let created =
+                crash::around(Step::CapacityWrite, self.published.create(&self.object(wanted))).await;
             return created.map(|_| ());
         };
         let read = facts::capacity(is);
@@ -120,9 +119,7 @@ impl<'a> Capacities<'a> {
             "capacity": quantity(wanted.room.capacity()),
             "maximumVolumeSize": quantity(wanted.room.maximum()),
         });
-        crash_point(CrashPoint::BeforeCapacityWrite);
-        let changed = self.published.merge(&wanted.name, &patch).await;
-        crash_point(CrashPoint::AfterCapacityWrite);
+        let changed = crash::around(Step::CapacityWrite, self.published.merge(&wanted.name, &patch)).await;
         changed.map(|_| ())
     }
 
@@ -190,10 +187,11 @@ impl Rounds for Capacities<'_> {
                 uid: object.uid().unwrap_or_default(),
                 resource_version: None,
             };
-            crash_point(CrashPoint::BeforeCapacityDelete);
-            let deleted = self.published.delete(&object.name_any(), exactly).await;
-            crash_point(CrashPoint::AfterCapacityDelete);
-            deleted
+            crash::around(
+                Step::CapacityDelete,
+                self.published.delete(&object.name_any(), exactly),
+            )
+            .await
         })
         .await
     }

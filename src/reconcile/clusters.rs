@@ -32,7 +32,7 @@ use crate::{
         remote_cluster::{REACHABLE, READY, RemoteCluster},
         report::{ClusterReport, REPORT, Report, State},
     },
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     placement::Fabric,
     topology::Node,
     volume::ClusterId,
@@ -218,9 +218,7 @@ impl<'a> Clusters<'a> {
             let patch = json!({"metadata": {
                 "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
             }});
-            crash_point(CrashPoint::BeforeClusterWrite);
-            let changed = all.merge(&object.name_any(), &patch).await;
-            crash_point(CrashPoint::AfterClusterWrite);
+            let changed = crash::around(Step::ClusterWrite, all.merge(&object.name_any(), &patch)).await;
             match changed {
                 // The next round looks again.
                 Err(error) if error.is_conflict() => return Ok(()),
@@ -240,11 +238,11 @@ impl<'a> Clusters<'a> {
         {
             return Ok(());
         }
-        crash_point(CrashPoint::BeforeClusterWrite);
-        let written = all
-            .merge_status(&object.name_any(), &json!({"status": whole(status)}))
-            .await;
-        crash_point(CrashPoint::AfterClusterWrite);
+        let written = crash::around(
+            Step::ClusterWrite,
+            all.merge_status(&object.name_any(), &json!({"status": whole(status)})),
+        )
+        .await;
         written.map(|_| ())
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     cluster::{ApiError, Cluster, Objects},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
 };
 
 const NAME: &str = "storage-liqo-io-reconcilers";
@@ -84,9 +84,7 @@ impl Lease {
                 },
                 spec: Some(self.spec(0)),
             };
-            crash_point(CrashPoint::BeforeLeaseWrite);
-            let created = self.leases.create(&fresh).await;
-            crash_point(CrashPoint::AfterLeaseWrite);
+            let created = crash::around(Step::LeaseWrite, self.leases.create(&fresh)).await;
             return created.map(|created| created.is_some());
         };
         if !self.is_mine(&lease) && !self.is_free(&lease) {
@@ -131,9 +129,7 @@ impl Lease {
     /// Writes onto exactly the lease that was read; false when it changed.
     async fn write(&self, read: &KubeLease, mut patch: Value) -> Result<bool, ApiError> {
         patch["metadata"]["resourceVersion"] = json!(read.metadata.resource_version);
-        crash_point(CrashPoint::BeforeLeaseWrite);
-        let written = self.leases.merge(NAME, &patch).await;
-        crash_point(CrashPoint::AfterLeaseWrite);
+        let written = crash::around(Step::LeaseWrite, self.leases.merge(NAME, &patch)).await;
         match written {
             Err(error) if error.is_conflict() => Ok(false),
             other => other.map(|written| written.is_some()),

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::watched::{Claim, VirtualVolume};
 use crate::{
     cluster::{ApiError, Cluster},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{ClaimMark, digest, mark::TWIN_READY, quantity},
 };
 
@@ -83,9 +83,7 @@ pub(super) async fn condition(
         "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
         "status": {"conditions": conditions},
     });
-    crash_point(CrashPoint::BeforeMirror);
-    let written = claims.merge_status(&mark.name, &patch).await;
-    crash_point(CrashPoint::AfterMirror);
+    let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
     unless_conflict(written)
 }
 
@@ -96,15 +94,15 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
     if let Some(mark) = &volume.claim {
         let patch = json!({"metadata": {"uid": mark.uid}, "status": {"capacity": size}});
         let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
-        crash_point(CrashPoint::BeforeMirror);
-        let written = claims.merge_status(&mark.name, &patch).await;
-        crash_point(CrashPoint::AfterMirror);
+        let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
         unless_conflict(written)?;
     }
     let patch = json!({"spec": {"capacity": size}});
-    crash_point(CrashPoint::BeforeMirror);
-    let written = home.all::<PersistentVolume>().merge(&volume.name, &patch).await;
-    crash_point(CrashPoint::AfterMirror);
+    let written = crash::around(
+        Step::Mirror,
+        home.all::<PersistentVolume>().merge(&volume.name, &patch),
+    )
+    .await;
     unless_conflict(written)
 }
 

@@ -18,7 +18,7 @@ use crate::{
         events::{Events, Weight},
         slim::SELECTED_NODE,
     },
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{ClaimMark, DRIVER_NAME},
 };
 
@@ -93,9 +93,7 @@ impl<'a> Pinned<'a> {
             "resourceVersion": found.resource_version(),
             "annotations": {SELECTED_NODE: pod.node},
         }});
-        crash_point(CrashPoint::BeforeSelectNode);
-        let selected = claims.merge(&claim.name.name, &patch).await;
-        crash_point(CrashPoint::AfterSelectNode);
+        let selected = crash::around(Step::SelectNode, claims.merge(&claim.name.name, &patch)).await;
         match selected {
             // Somebody else was faster.
             Err(error) if error.is_conflict() => return Ok(()),

@@ -23,7 +23,7 @@ use serde_json::json;
 use super::watched::VirtualVolume;
 use crate::{
     cluster::ApiError,
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder, retain},
     volume::{Carried, ClaimMark, Foreign, Marks, mark},
 };
@@ -115,10 +115,7 @@ pub(super) async fn rescue(site: &Site, volume: &VirtualVolume) -> Result<Rescue
             "metadata": {"uid": real.uid(), "annotations": {mark::POLICY_BEFORE: policy}},
             "spec": {"persistentVolumeReclaimPolicy": "Retain"},
         });
-        crash_point(CrashPoint::BeforeRescue);
-        let rescued = volumes.merge(&real.name_any(), &patch).await;
-        crash_point(CrashPoint::AfterRescue);
-        rescued?;
+        crash::around(Step::Rescue, volumes.merge(&real.name_any(), &patch)).await?;
     }
     let_go(site.cluster(), &twin).await?;
     Ok(Rescue::Underway)
@@ -141,9 +138,7 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
         Err(otherwise) => return Ok(otherwise),
     };
     let again = twin_again(site, volume, scene, &real);
-    crash_point(CrashPoint::BeforeTwinAgain);
-    let made = site.twins().create(&again).await;
-    crash_point(CrashPoint::AfterTwinAgain);
+    let made = crash::around(Step::TwinAgain, site.twins().create(&again)).await;
     match made? {
         Some(twin) => pass_on(site, &real, &twin).await,
         // Somebody was faster: the next round looks at what is there now.
@@ -195,9 +190,7 @@ async fn pass_on(
         "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
         "spec": {"claimRef": {"uid": twin.uid(), "resourceVersion": null}},
     });
-    crash_point(CrashPoint::BeforePassOn);
-    let passed = site.volumes().merge(&real.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterPassOn);
+    let passed = crash::around(Step::PassOn, site.volumes().merge(&real.name_any(), &patch)).await;
     match passed {
         // The next round looks at what it has become.
         Err(error) if error.is_conflict() => {}
@@ -311,9 +304,7 @@ pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> R
         },
         "spec": {"persistentVolumeReclaimPolicy": policy},
     });
-    crash_point(CrashPoint::BeforePolicyBack);
-    let given_back = volumes.merge(&real.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterPolicyBack);
+    let given_back = crash::around(Step::PolicyBack, volumes.merge(&real.name_any(), &patch)).await;
     match given_back {
         Err(error) if error.is_conflict() => return Ok(false),
         other => other?,

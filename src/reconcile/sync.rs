@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     cluster::ApiError,
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     twin::Site,
     volume::{Carried, ClaimMark, VolumeName},
 };
@@ -36,9 +36,7 @@ pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) ->
         "labels": changes.labels,
         "annotations": changes.annotations,
     }});
-    crash_point(CrashPoint::BeforeSync);
-    let synced = twins.merge(&twin.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterSync);
+    let synced = crash::around(Step::Sync, twins.merge(&twin.name_any(), &patch)).await;
     match synced {
         // The next round looks at what it has become.
         Err(error) if error.is_conflict() => Ok(()),

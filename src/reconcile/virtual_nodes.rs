@@ -23,7 +23,7 @@ use crate::{
         registry::{Registry, Standing},
         slim::CsiNode,
     },
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE},
     volume::{ClusterId, DRIVER_NAME},
 };
@@ -84,10 +84,7 @@ impl<'a> VirtualNodes<'a> {
         let csi_nodes = self.home.all::<CSINode>();
         match csi_nodes.get(node).await? {
             None => {
-                crash_point(CrashPoint::BeforeCsiNodeWrite);
-                let created = csi_nodes.create(&csi_node(&found)).await;
-                crash_point(CrashPoint::AfterCsiNodeWrite);
-                created?;
+                crash::around(Step::CsiNodeWrite, csi_nodes.create(&csi_node(&found))).await?;
             }
             Some(csi_node) => {
                 let others = without_ours(&csi_node);
@@ -127,9 +124,7 @@ impl<'a> VirtualNodes<'a> {
 
     async fn label(&self, node: &str, labels: serde_json::Value) -> Result<(), ApiError> {
         let patch = json!({"metadata": {"labels": labels}});
-        crash_point(CrashPoint::BeforeNodeLabel);
-        let labelled = self.home.all::<KubeNode>().merge(node, &patch).await;
-        crash_point(CrashPoint::AfterNodeLabel);
+        let labelled = crash::around(Step::NodeLabel, self.home.all::<KubeNode>().merge(node, &patch)).await;
         labelled.map(|_| ())
     }
 
@@ -138,13 +133,11 @@ impl<'a> VirtualNodes<'a> {
             "metadata": {"resourceVersion": csi_node.resource_version()},
             "spec": {"drivers": drivers},
         });
-        crash_point(CrashPoint::BeforeCsiNodeWrite);
-        let written = self
-            .home
-            .all::<CSINode>()
-            .merge(&csi_node.name_any(), &patch)
-            .await;
-        crash_point(CrashPoint::AfterCsiNodeWrite);
+        let written = crash::around(
+            Step::CsiNodeWrite,
+            self.home.all::<CSINode>().merge(&csi_node.name_any(), &patch),
+        )
+        .await;
         match written {
             // Another driver registered meanwhile; the next round looks again.
             Err(error) if error.is_conflict() => Ok(()),

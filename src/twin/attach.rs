@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{PublishError, UnpublishError, data_path, name_of, record, sight};
 use crate::{
     cluster::{ApiError, Cluster, Precondition, facts, slim::Driver},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeMode, VolumeName,
         digest, mark,
@@ -219,10 +219,7 @@ async fn attach_and_wait(
     loop {
         match attachments.get(&name).await? {
             None => {
-                crash_point(CrashPoint::BeforeAttachmentCreate);
-                let created = attachments.create(wanted).await;
-                crash_point(CrashPoint::AfterAttachmentCreate);
-                created?;
+                crash::around(Step::AttachmentCreate, attachments.create(wanted)).await?;
             }
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
                 // On its way out, from an unpublish before us.
@@ -271,13 +268,11 @@ pub(super) async fn detach_and_wait(
 ) -> Result<(), UnpublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), attachment.name_any());
     let mut news = home.views().attachments.subscribe(&name);
-    crash_point(CrashPoint::BeforeAttachmentDelete);
     let exactly = Precondition {
         uid: attachment.uid().unwrap_or_default(),
         resource_version: None,
     };
-    let deleted = attachments.delete(&name, exactly).await;
-    crash_point(CrashPoint::AfterAttachmentDelete);
+    let deleted = crash::around(Step::AttachmentDelete, attachments.delete(&name, exactly)).await;
     match deleted {
         // Another object of this name: ours is gone.
         Err(error) if error.is_conflict() => return Ok(()),

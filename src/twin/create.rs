@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, slim},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
     topology::Segments,
     volume::mark,
@@ -168,9 +168,7 @@ async fn make_twin(
         access_modes: planned.access_modes.as_deref(),
     };
     let twin = record::twin(site, order, sight.claim.as_ref(), &chosen);
-    crash_point(CrashPoint::BeforeTwinCreate);
-    let created = site.twins().create(&twin).await;
-    crash_point(CrashPoint::AfterTwinCreate);
+    let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
     // None: somebody was faster, most likely ourselves; the next look tells.
     created.map_err(|error| not_taken(site, error))?;
     if sight.facts.retain && !site.cluster().rights().volume_changes {
@@ -193,9 +191,7 @@ async fn prebind(site: &Site, volume: &str, sight: &Sight) -> Result<(), CreateE
         return Ok(());
     }
     let told = json!({"metadata": {"uid": twin.uid()}, "spec": {"volumeName": volume}});
-    crash_point(CrashPoint::BeforeTellVolume);
-    let told = site.twins().merge(&twin.name_any(), &told).await;
-    crash_point(CrashPoint::AfterTellVolume);
+    let told = crash::around(Step::TellVolume, site.twins().merge(&twin.name_any(), &told)).await;
     unless_conflict(told)?;
     Ok(())
 }
@@ -221,9 +217,7 @@ async fn reserve(site: &Site, volume: &str, twin: &PersistentVolumeClaim) -> Res
         "metadata": {"resourceVersion": found.resource_version()},
         "spec": {"claimRef": claim_ref},
     });
-    crash_point(CrashPoint::BeforePrebind);
-    let reserved = volumes.merge(volume, &patch).await;
-    crash_point(CrashPoint::AfterPrebind);
+    let reserved = crash::around(Step::Prebind, volumes.merge(volume, &patch)).await;
     Ok(unless_conflict(reserved)?.is_some())
 }
 
@@ -236,9 +230,7 @@ async fn hand_over(site: &Site, sight: &Sight) -> Result<bool, CreateError> {
         "uid": twin.uid(),
         "annotations": {mark::HANDED_OVER: "true"},
     }});
-    crash_point(CrashPoint::BeforeHandOver);
-    let marked = site.twins().merge(&twin.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterHandOver);
+    let marked = crash::around(Step::HandOver, site.twins().merge(&twin.name_any(), &patch)).await;
     let marked = unless_conflict(marked)?;
     Ok(marked.is_some_and(|twin| twin.metadata.deletion_timestamp.is_none()))
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Cluster, Precondition, facts, registry::Registry},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     placement::{DeleteFacts, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step, without_twin},
     volume::{VolumeId, VolumeName, mark},
 };
@@ -168,9 +168,7 @@ async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), Ap
         uid: twin.uid().unwrap_or_default(),
         resource_version: None,
     };
-    crash_point(CrashPoint::BeforeTwinDelete);
-    let outcome = site.twins().delete(&twin.name_any(), exactly).await;
-    crash_point(CrashPoint::AfterTwinDelete);
+    let outcome = crash::around(Step::TwinDelete, site.twins().delete(&twin.name_any(), exactly)).await;
     match outcome {
         Err(error) if error.is_conflict() => Ok(()),
         other => other,
@@ -268,9 +266,7 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
         },
         "spec": {"persistentVolumeReclaimPolicy": before, "claimRef": {"uid": holder}},
     });
-    crash_point(CrashPoint::BeforePolicyBack);
-    let given_back = volumes.merge(name, &patch).await;
-    crash_point(CrashPoint::AfterPolicyBack);
+    let given_back = crash::around(Step::PolicyBack, volumes.merge(name, &patch)).await;
     match given_back {
         // The next look tells what it has become.
         Err(error) if error.is_conflict() => Ok(()),

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Site;
 use crate::{
     cluster::ApiError,
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
     volume::{VolumeName, mark},
 };
 
@@ -66,9 +66,7 @@ pub async fn mark_holder(
         "resourceVersion": real.resource_version(),
         "annotations": {mark::DATA_OF: data_of},
     }});
-    crash_point(CrashPoint::BeforeMarkHolder);
-    let marked = site.volumes().merge(&real.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterMarkHolder);
+    let marked = crash::around(Step::MarkHolder, site.volumes().merge(&real.name_any(), &patch)).await;
     match marked {
         Err(error) if error.is_conflict() => Ok(false),
         other => other.map(|_| true),

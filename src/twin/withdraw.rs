@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{CreateError, record::FINALIZER};
 use crate::{
     cluster::{ApiError, Cluster, Precondition},
-    observe::{CrashPoint, crash_point},
+    observe::crash::{self, Step},
 };
 
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -31,13 +31,15 @@ pub async fn withdraw(
         Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     }
-    crash_point(CrashPoint::BeforeWithdraw);
     let exactly = Precondition {
         uid: twin.uid().unwrap_or_default(),
         resource_version: twin.resource_version(),
     };
-    let deleted = within(cluster, twin).delete(&twin.name_any(), exactly).await;
-    crash_point(CrashPoint::AfterWithdraw);
+    let deleted = crash::around(
+        Step::Withdraw,
+        within(cluster, twin).delete(&twin.name_any(), exactly),
+    )
+    .await;
     match deleted {
         Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
@@ -95,9 +97,7 @@ pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<b
         "resourceVersion": twin.resource_version(),
         "finalizers": kept,
     }});
-    crash_point(CrashPoint::BeforeLetGo);
-    let outcome = within(cluster, twin).merge(&twin.name_any(), &patch).await;
-    crash_point(CrashPoint::AfterLetGo);
+    let outcome = crash::around(Step::LetGo, within(cluster, twin).merge(&twin.name_any(), &patch)).await;
     match outcome {
         Err(error) if error.is_conflict() => Ok(false),
         other => other.map(|_| true),
@@ -126,9 +126,7 @@ pub(super) async fn unclaim(cluster: &Cluster, volume: &str, twin: &str) -> Resu
         "metadata": {"resourceVersion": found.resource_version()},
         "spec": {"claimRef": null},
     });
-    crash_point(CrashPoint::BeforeReleasePrebind);
-    let outcome = volumes.merge(volume, &patch).await;
-    crash_point(CrashPoint::AfterReleasePrebind);
+    let outcome = crash::around(Step::ReleasePrebind, volumes.merge(volume, &patch)).await;
     outcome.map(|_| ())
 }
 
@@ -148,12 +146,13 @@ pub async fn retain(cluster: &Cluster, volume: &PersistentVolume) -> Result<(), 
         "metadata": {"uid": volume.uid()},
         "spec": {"persistentVolumeReclaimPolicy": "Retain"},
     });
-    crash_point(CrashPoint::BeforeRetain);
-    let outcome = cluster
-        .all::<PersistentVolume>()
-        .merge(&volume.name_any(), &patch)
-        .await;
-    crash_point(CrashPoint::AfterRetain);
+    let outcome = crash::around(
+        Step::Retain,
+        cluster
+            .all::<PersistentVolume>()
+            .merge(&volume.name_any(), &patch),
+    )
+    .await;
     outcome.map(|_| ())
 }
 
