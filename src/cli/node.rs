@@ -20,6 +20,7 @@ use crate::{
     node::{
         direct::Direct,
         driver::Drivers,
+        forgotten::Forgotten,
         home,
         host::HostRoot,
         registry::{PLUGINS_REGISTRY, Registry},
@@ -111,7 +112,9 @@ async fn serve(args: Args) -> Outcome {
     take_orders(args.endpoint.folder());
     let metrics = Metrics::new("node", |_| {});
     let work = Work::default();
-    let node = Node::new(volumes(&args, &home)?, work.clone(), about);
+    let volumes = volumes(&args, &home)?;
+    let forgotten = Forgotten::new(volumes.clone());
+    let node = Node::new(volumes, work.clone(), about);
     let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
     let health = health(metrics.clone(), args.endpoint.clone(), &registration);
     let routes = Identity::new(Role::Node, Readiness::always()).routes();
@@ -133,9 +136,14 @@ async fn serve(args: Args) -> Outcome {
     parts.spawn(async { Ok(registered.await?) });
     let watched = health.serve(args.metrics_address, stop.clone());
     parts.spawn(async { Ok(watched.await?) });
+    let tended = forgotten.tend(stop.clone());
+    parts.spawn(async {
+        tended.await;
+        Ok(())
+    });
     let mut outcome = Ok(());
     while let Some(ended) = parts.join_next().await {
-        // If one of the three cannot go on, none should.
+        // If one of them cannot go on, none should.
         stop.cancel();
         outcome = outcome.and(ended?);
     }

@@ -1,7 +1,9 @@
 //! Tests of a volume's life on a node: against a fake real driver, through lost
-//! memory and, in `trouble`, absent drivers and refusals. Those in `rooted` really
-//! mount, each in a mount namespace of its own; without root they say so and pass.
+//! memory and, in `trouble`, absent drivers and refusals, in `forgotten` a kubelet
+//! that lost its. Those in `rooted` really mount, each in a mount namespace of its
+//! own; without root they say so and pass.
 
+mod forgotten;
 mod rooted;
 mod trouble;
 

@@ -1,6 +1,6 @@
 //! The life of volumes on one node: finding the real driver's socket, asking it
 //! to stage and publish, mounting in-tree volumes ourselves, and remembering on
-//! disk what was done.
+//! disk what was done. What kubelet forgets is taken off the node.
 //!
 //! What CSI callers send and get is translated by [`crate::csi`]; nothing here
 //! talks to the API server, except to learn the cluster's id and to read a Secret
@@ -13,6 +13,7 @@ pub mod direct;
 pub mod driver;
 #[cfg(test)]
 mod fake;
+pub mod forgotten;
 pub mod format;
 pub mod home;
 pub mod host;

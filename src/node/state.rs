@@ -155,6 +155,17 @@ impl State {
         read(volume_id, path, &text).map(Some)
     }
 
+    /// All records that can be read. Of one that cannot, whoever asks for its volume is told.
+    pub fn all(&self) -> Result<Vec<Record>, StateError> {
+        let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
+        let record =
+            |entry: fs::DirEntry| serde_json::from_slice::<Record>(&fs::read(entry.path()).ok()?).ok();
+        Ok(entries
+            .filter_map(|entry| record(entry.ok()?))
+            .filter(|record| record.version == VERSION)
+            .collect())
+    }
+
     /// Writes a record so that it survives a crash of this process or the machine.
     pub fn save(&self, record: &Record) -> Result<(), StateError> {
         let path = self.path_of(&record.volume_id);
@@ -300,6 +311,21 @@ mod tests {
         open().remove(odd).unwrap();
         assert_eq!(open().load(odd).unwrap(), None);
         assert_eq!(open().load("b").unwrap(), Some(record("b")));
+    }
+
+    #[test]
+    fn all_records_are_those_that_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path().to_owned()).unwrap();
+        state.save(&record("a")).unwrap();
+        fs::write(state.path_of("a").with_extension("new"), b"{\"vers").unwrap();
+        fs::write(state.path_of("b"), b"").unwrap();
+        let newer = Record {
+            version: 7,
+            ..record("c")
+        };
+        state.save(&newer).unwrap();
+        assert_eq!(state.all().unwrap(), [record("a")]);
     }
 
     #[test]

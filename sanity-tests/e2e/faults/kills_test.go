@@ -16,11 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"storage.liqo.io/sanity-tests/account"
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/e2e/user"
-	"storage.liqo.io/sanity-tests/machine"
 )
 
 // Everything that takes part in the life of a volume is killed at random
@@ -109,9 +107,6 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 	// Every fourth is one of these, so that each kind is among the victims of any seed.
 	if k.strikes++; k.strikes%4 == 0 {
 		victim = components[(k.strikes/4)%len(components)]
-		if err := k.awaitNoneIdle(ctx, victim); err != nil {
-			return victim, err
-		}
 		// Not the test's context: what is killed is also started again.
 		return victim, k.cluster.Restart(context.WithoutCancel(ctx), victim)
 	}
@@ -132,30 +127,6 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 	}
 	chosen := running[k.random.IntN(len(running))]
 	return chosen[0], killContainer(chosen[1])
-}
-
-// awaitNoneIdle waits, before a kubelet is killed, until it has no volume to take off
-// its node. After its death it finds volumes again by the folders of their pods
-// only; one whose last pod is gone already it forgets, with every CSI driver, and
-// what stays mounted cannot be deleted.
-func (k *killer) awaitNoneIdle(ctx context.Context, victim string) error {
-	_, name, isKubelet := strings.Cut(victim, "@")
-	if !isKubelet {
-		return nil
-	}
-	node, err := k.cluster.Node(name)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	return machine.Until(ctx, "no volume to be staged for nobody on "+name, func() error {
-		idle, err := account.Idle(node)
-		if err == nil && len(idle) > 0 {
-			err = fmt.Errorf("these are: %v", idle)
-		}
-		return err
-	})
 }
 
 // killContainer kills the first process of a container, known by its cgroup.

@@ -2,8 +2,9 @@
 // and takes stock in the end: nothing may be lost, nothing leaked.
 //
 // crash_walk_test.go dies at every crash point there is, remote_walk_test.go at
-// those of volumes in another cluster; kills_test.go, after them, kills anything
-// at any moment; remote_test.go cuts, slows and stops what is between two clusters.
+// those of volumes in another cluster; forgotten_test.go kills kubelet when that
+// hurts most; kills_test.go, after them, kills anything at any moment;
+// remote_test.go cuts, slows and stops what is between two clusters.
 package faults
 
 import (

@@ -1,0 +1,73 @@
+package faults
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"storage.liqo.io/sanity-tests/account"
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// Kubelet dies after a pod is gone and before it has unstaged the pod's volume. It
+// does not know of that volume any more, the real driver would never delete it.
+func TestVolumeThatKubeletForgets(t *testing.T) {
+	cluster := user.Cluster(t, "home")
+	install(t, cluster, 2)
+	accounted(t, cluster)
+	n := user.NewNamespace(t, cluster)
+	node := cluster.Nodes()[0]
+	kubelet := "kubelet@" + node.Name
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data", user.OnNode(node.Name))
+	n.WaitReady("user")
+	volume := n.WaitBound("data")
+
+	remove, err := storage.BackendOf(cluster, storage.Reference).AddFault(storage.Fault{
+		RPC: "NodeUnstageVolume", Node: node.Name, Code: "Unavailable", Message: "not now",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = remove() })
+	n.DeletePod("user")
+	n.Eventually("the volume is staged for nobody", func(context.Context) (string, error) {
+		idle, err := account.Idle(node)
+		if !slices.Contains(idle, volume.Spec.CSI.VolumeHandle) {
+			return "these are: " + strings.Join(idle, ", "), err
+		}
+		return "", err
+	})
+	if err := cluster.Kill(t.Context(), kubelet); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cluster.Restart(context.Background(), kubelet); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.Restart(t.Context(), kubelet); err != nil {
+		t.Fatal(err)
+	}
+
+	deleteClaim(n, "data")
+	n.Eventually("the node plugin takes it off the node", func(ctx context.Context) (string, error) {
+		pod, missing, err := onlyPod(ctx, n, "node", node.Name)
+		if err != nil || missing != "" {
+			return missing, err
+		}
+		log, err := n.Kubectl("logs", "--namespace", chart.Namespace, pod.Name, "--container", "driver")
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, volume.Spec.CSI.VolumeHandle) && strings.Contains(line, "kubelet forgot") {
+				return "", nil
+			}
+		}
+		return "its log does not say so", err
+	})
+}
