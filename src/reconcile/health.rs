@@ -4,10 +4,11 @@
 //! told at home, where its user looks.
 
 mod condition;
+mod patient;
+mod telling;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -15,14 +16,16 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
-use self::condition::{Condition, diagnose, note};
+use self::{
+    condition::{Condition, diagnose, note},
+    patient::Patient,
+};
 use super::{
     Metrics, Reports,
-    mirror::{self, Told},
     recovery::{self, Rescue},
     rounds::{Rounds, each},
     sync::sync,
-    watched::{Claim, VirtualVolume, Watched},
+    watched::{VirtualVolume, Watched},
 };
 use crate::{
     cluster::{
@@ -32,45 +35,20 @@ use crate::{
     },
     placement::ReclaimPolicy,
     twin::{Site, holder_uid, last_warning, mark_holder, retain},
-    volume::{ClaimMark, VolumeId, mark},
+    volume::{VolumeId, mark},
 };
 
 /// Twins that cannot be listed for so long are not just being listed.
 const LONGEST_LIST: Duration = Duration::from_mins(1);
 
-/// A volume as it is seen now.
-struct Patient {
-    volume: VirtualVolume,
-    claim: Option<Arc<Claim>>,
-    /// Where its twin is, or why that cannot be asked.
-    site: Result<Site, String>,
-    twin: Option<Arc<Twin>>,
-    condition: Condition,
-}
-
-impl Patient {
-    fn is_remote(&self) -> bool {
-        self.site
-            .as_ref()
-            .map_or(true, |site| site.remote_cluster().is_some())
-    }
-
-    /// What failed for one volume is no reason to let the others wait: only what may
-    /// have hit them all, trouble with the home cluster, fails the round.
-    fn alone(&self, done: Result<(), ApiError>) -> Result<(), ApiError> {
-        let Err(error) = done else { return Ok(()) };
-        tracing::warn!(volume = self.volume.name, cluster = %self.volume.cluster, %error, "a volume could not be looked after");
-        if self.is_remote() || !error.is_transient() {
-            return Ok(());
-        }
-        Err(error)
-    }
-
-    /// Its claim is gone and its data is to stay; somebody deletes what is left.
-    fn is_left_behind(&self) -> bool {
-        let dying = self.twin.as_ref().is_some_and(|twin| twin.deleting);
-        dying && !self.volume.bound && self.volume.retain && !self.volume.deleting
-    }
+/// What is to be done in a round, by who needs it.
+#[derive(Default)]
+struct Ward {
+    well: Vec<Patient>,
+    /// Twins that are not bound yet.
+    waiting: Vec<Patient>,
+    ill: Vec<Patient>,
+    left_behind: Vec<Patient>,
 }
 
 /// The loop that looks after volumes.
@@ -304,59 +282,72 @@ impl<'a> Health<'a> {
         self.tell(patient, &format!("{place} is not bound: {why}")).await
     }
 
-    /// Tells the user: by an event, and for what is elsewhere on the claim as well.
-    async fn tell(&mut self, patient: &Patient, note: &str) -> Result<(), ApiError> {
-        if let Some(claim) = &patient.volume.claim {
-            self.reports.warn(claim, patient.condition.reason(), note).await;
-        }
-        self.mirror(patient, note).await
-    }
-
-    /// Brings what the claim says of a remote twin up to date.
-    async fn mirror(&self, patient: &Patient, note: &str) -> Result<(), ApiError> {
-        let (Some(claim), Some(mark)) = (&patient.claim, &patient.volume.claim) else {
-            return Ok(());
-        };
-        if !patient.is_remote() {
-            return Ok(());
-        }
-        let told = Told {
-            status: match patient.condition {
-                Condition::Healthy | Condition::Ending => "True",
-                Condition::Unreachable => "Unknown",
-                _ => "False",
-            },
-            reason: patient.condition.reason(),
-            message: note,
-        };
-        mirror::condition(self.home, claim, mark, &told).await
-    }
-
-    /// A remote volume that is well: its claim says so, and how large it is.
-    async fn show(&self, patient: &Patient) -> Result<(), ApiError> {
-        let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
-            return Ok(());
-        };
-        let note = format!(
-            "the twin {} in the cluster {} is bound",
-            site.place(),
-            site.cluster_name()
-        );
-        self.mirror(patient, &note).await?;
-        match twin.bytes {
-            Some(bytes) if bytes != patient.volume.bytes => {
-                mirror::capacity(self.home, &patient.volume, bytes).await
+    /// Examines every volume, counts, and says who needs what.
+    fn admit(&mut self) -> Ward {
+        let mut ward = Ward::default();
+        let mut counts: HashMap<Condition, usize> = HashMap::new();
+        for volume in self.watched.virtual_volumes() {
+            let Some(patient) = self.examine(volume) else {
+                continue;
+            };
+            *counts.entry(patient.condition).or_default() += 1;
+            match patient.condition {
+                Condition::Healthy => ward.well.push(patient),
+                Condition::Waiting => ward.waiting.push(patient),
+                Condition::Ending if patient.is_left_behind() => ward.left_behind.push(patient),
+                Condition::Ending => {}
+                _ => ward.ill.push(patient),
             }
-            _ => Ok(()),
         }
+        for condition in Condition::ALL {
+            let count = counts.get(&condition).copied().unwrap_or_default();
+            self.metrics.volumes(condition.name(), count);
+        }
+        ward
     }
 
-    /// Who was told that a volume is ill is told that it is well again.
-    async fn recovered(&mut self, claim: &ClaimMark) {
-        if self.reports.any(&claim.uid) {
-            let note = "the volume has its twin again";
-            self.reports.well(claim, "TwinRecovered", note).await;
+    /// Data first. Who does not answer for one volume is not asked for the next, or
+    /// the volumes of one cluster would keep those of all others waiting.
+    async fn treat_all(&mut self, ward: &Ward) -> Result<(), ApiError> {
+        let mut outcome = Ok(());
+        let mut silent = HashSet::new();
+        for patient in ward.ill.iter().chain(&ward.waiting) {
+            let cluster = &patient.volume.cluster;
+            if silent.contains(cluster) {
+                continue;
+            }
+            let done = if patient.condition == Condition::Waiting {
+                self.await_bound(patient).await
+            } else {
+                self.treat(patient).await
+            };
+            let lost = done.as_ref().is_err_and(ApiError::is_transient);
+            if lost && patient.is_remote() {
+                silent.insert(cluster.clone());
+            }
+            outcome = outcome.and(patient.alone(done));
         }
+        outcome
+    }
+
+    async fn maintain_all(&mut self, ward: &Ward) -> Result<(), ApiError> {
+        let this = &*self;
+        let settled = std::sync::Mutex::new(HashSet::new());
+        let maintained = each(ward.well.iter().chain(&ward.waiting), async |patient| {
+            let key = this.maintain(patient).await;
+            if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
+                settled.insert(key.clone());
+            }
+            let mut done = key.map(|_| ());
+            if patient.condition == Condition::Healthy && patient.is_remote() {
+                // People are told how it is, whatever cannot be seen to.
+                done = done.and(this.show(patient).await);
+            }
+            patient.alone(done)
+        })
+        .await;
+        self.settled = settled.into_inner().unwrap_or_default();
+        maintained
     }
 }
 
@@ -376,75 +367,20 @@ impl Rounds for Health<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let mut counts: HashMap<Condition, usize> = HashMap::new();
-        let (mut well, mut waiting, mut ill, mut left) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for volume in self.watched.virtual_volumes() {
-            let Some(patient) = self.examine(volume) else {
-                continue;
-            };
-            *counts.entry(patient.condition).or_default() += 1;
-            match patient.condition {
-                Condition::Healthy => well.push(patient),
-                Condition::Waiting => waiting.push(patient),
-                Condition::Ending if patient.is_left_behind() => left.push(patient),
-                Condition::Ending => {}
-                _ => ill.push(patient),
-            }
-        }
-        for condition in Condition::ALL {
-            self.metrics.volumes(
-                condition.name(),
-                counts.get(&condition).copied().unwrap_or_default(),
-            );
-        }
-
-        // Data first. Who does not answer for one volume is not asked for the next,
-        // or the volumes of one cluster would keep those of all others waiting.
-        let mut outcome = Ok(());
-        let mut silent = HashSet::new();
-        for patient in ill.iter().chain(&waiting) {
-            let cluster = &patient.volume.cluster;
-            if silent.contains(cluster) {
-                continue;
-            }
-            let done = if patient.condition == Condition::Waiting {
-                self.await_bound(patient).await
-            } else {
-                self.treat(patient).await
-            };
-            let lost = done.as_ref().is_err_and(ApiError::is_transient);
-            if lost && patient.is_remote() {
-                silent.insert(cluster.clone());
-            }
-            outcome = outcome.and(patient.alone(done));
-        }
-        for patient in &well {
+        let ward = self.admit();
+        let treated = self.treat_all(&ward).await;
+        for patient in &ward.well {
             if let Some(claim) = &patient.volume.claim {
                 self.recovered(claim).await;
             }
         }
-        let this = &*self;
-        let settled = std::sync::Mutex::new(HashSet::new());
-        let maintained = each(well.iter().chain(&waiting), async |patient| {
-            let key = this.maintain(patient).await;
-            if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
-                settled.insert(key.clone());
-            }
-            let mut done = key.map(|_| ());
-            if patient.condition == Condition::Healthy && patient.is_remote() {
-                // People are told how it is, whatever cannot be seen to.
-                done = done.and(this.show(patient).await);
-            }
-            patient.alone(done)
-        })
-        .await;
-        let released = each(&left, async |patient| match &patient.site {
+        let maintained = self.maintain_all(&ward).await;
+        let released = each(&ward.left_behind, async |patient| match &patient.site {
             Ok(site) => patient.alone(Box::pin(recovery::release(site, &patient.volume)).await),
             Err(_) => Ok(()),
         })
         .await;
-        self.settled = settled.into_inner().unwrap_or_default();
-        outcome.and(maintained).and(released)
+        treated.and(maintained).and(released)
     }
 }
 

@@ -24,7 +24,7 @@ use super::watched::VirtualVolume;
 use crate::{
     cluster::ApiError,
     observe::crash::{self, Step},
-    twin::{FINALIZER, Holder, Site, holder, is_bound_to, let_go, mark_holder, retain},
+    twin::{FINALIZER, Holder, Site, end_rescue, holder, is_bound_to, let_go, mark_holder, retain},
     volume::{Carried, ClaimMark, Foreign, Marks, mark},
 };
 
@@ -296,21 +296,16 @@ pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> R
         return Ok(true);
     }
     let policy = if volume.retain { "Retain" } else { before };
-    let patch = json!({
-        "metadata": {
-            "uid": real.uid(),
-            "resourceVersion": real.resource_version(),
-            "annotations": {mark::POLICY_BEFORE: null},
-        },
-        "spec": {"persistentVolumeReclaimPolicy": policy},
-    });
-    let given_back = crash::around(Step::PolicyBack, volumes.merge(&real.name_any(), &patch)).await;
-    match given_back {
-        Err(error) if error.is_conflict() => return Ok(false),
-        other => other?,
-    };
-    tracing::info!(volume = %volume.volume, "the twin was made again onto its data");
-    Ok(true)
+    let ended = end_rescue(
+        site.cluster(),
+        &real,
+        json!({"persistentVolumeReclaimPolicy": policy}),
+    )
+    .await?;
+    if ended {
+        tracing::info!(volume = %volume.volume, "the twin was made again onto its data");
+    }
+    Ok(ended)
 }
 
 fn policy(volume: &PersistentVolume) -> &str {

@@ -13,7 +13,7 @@ use super::{
     DeleteError, Holder, Site, TWIN_VOLUME, data_of, holder,
     news::News,
     record, site,
-    withdraw::{is_reservation, let_go, unclaim},
+    withdraw::{end_rescue, is_reservation, let_go, unclaim},
 };
 use crate::{
     cluster::{ApiError, Cluster, Precondition, facts, registry::Registry},
@@ -258,20 +258,9 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
     let holder = record::holder_uid(&real)
         .filter(|uid| !uid.is_empty())
         .unwrap_or(volume.as_str());
-    let patch = json!({
-        "metadata": {
-            "uid": real.uid(),
-            "resourceVersion": real.resource_version(),
-            "annotations": {mark::POLICY_BEFORE: null},
-        },
-        "spec": {"persistentVolumeReclaimPolicy": before, "claimRef": {"uid": holder}},
-    });
-    let given_back = crash::around(Step::PolicyBack, volumes.merge(name, &patch)).await;
-    match given_back {
-        // The next look tells what it has become.
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other.map(|_| ()),
-    }
+    let spec = json!({"persistentVolumeReclaimPolicy": before, "claimRef": {"uid": holder}});
+    // Whoever else was writing on it: the next look tells what it has become.
+    end_rescue(site.cluster(), &real, spec).await.map(drop)
 }
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {

@@ -35,7 +35,7 @@ pub use self::{
     record::{FINALIZER, holder_uid, is_bound_to},
     sight::node,
     site::{NoSite, Site, twin_in},
-    withdraw::{let_go, retain, withdraw},
+    withdraw::{end_rescue, let_go, retain, withdraw},
 };
 use crate::{
     topology::Segments,

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{CreateError, record::FINALIZER};
 use crate::{
     cluster::{ApiError, Cluster, Precondition},
     observe::crash::{self, Step},
+    volume::mark,
 };
 
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -154,6 +155,24 @@ pub async fn retain(cluster: &Cluster, volume: &PersistentVolume) -> Result<(), 
     )
     .await;
     outcome.map(|_| ())
+}
+
+/// Takes the mark of a rescue off a PV, together with what else `spec` says of it;
+/// false if somebody else was writing on it, and it has to be looked at again.
+pub async fn end_rescue(cluster: &Cluster, volume: &PersistentVolume, spec: Value) -> Result<bool, ApiError> {
+    let patch = json!({
+        "metadata": {
+            "uid": volume.uid(),
+            "resourceVersion": volume.resource_version(),
+            "annotations": {mark::POLICY_BEFORE: null},
+        },
+        "spec": spec,
+    });
+    let volumes = cluster.all::<PersistentVolume>();
+    match crash::around(Step::PolicyBack, volumes.merge(&volume.name_any(), &patch)).await {
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|_| true),
+    }
 }
 
 fn within(cluster: &Cluster, twin: &PersistentVolumeClaim) -> crate::cluster::Objects<PersistentVolumeClaim> {

@@ -10,7 +10,7 @@ use crate::{
         events::Events,
         testing::{Act, FakeApi, Fault},
     },
-    volume::{Carried, DRIVER_NAME, Marks, VolumeName, mark},
+    volume::{Carried, ClaimMark, DRIVER_NAME, Marks, VolumeName, mark},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
