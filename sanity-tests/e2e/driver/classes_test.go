@@ -33,8 +33,8 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 				n.Claim("data", "liqo-"+real, "320Mi")
 				n.Pod("writer", "data", user.OnNode(node.Name))
 				n.WaitReady("writer")
-				found := follow(t, n, "data")
-				if got := *found.twin.Spec.StorageClassName; got != real {
+				found := n.Follow("data")
+				if got := *found.Twin.Spec.StorageClassName; got != real {
 					t.Errorf("the twin is of class %s", got)
 				}
 				n.Exec("writer", "echo kept > /data/file && sync")
@@ -54,7 +54,7 @@ func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
 	n.Claim("data", "liqo", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	if got := *follow(t, n, "data").twin.Spec.StorageClassName; got != "reference" {
+	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference" {
 		t.Errorf("the twin is of class %s, the cluster's default is reference", got)
 	}
 }
@@ -70,7 +70,7 @@ func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
 	n.Pod("user", "allowed")
 	n.Pod("refused", "forbidden")
 	n.WaitReady("user")
-	if got := *follow(t, n, "allowed").twin.Spec.StorageClassName; got != "reference-ext4" {
+	if got := *n.Follow("allowed").Twin.Spec.StorageClassName; got != "reference-ext4" {
 		t.Errorf("the twin is of class %s", got)
 	}
 	n.WaitEvent("forbidden", "reference-local")
@@ -87,7 +87,7 @@ func allow(t *testing.T, n *user.Namespace, classes ...string) {
 func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-always", "64Mi")
-	follow(t, n, "data")
+	n.Follow("data")
 	n.Pod("user", "data")
 	n.WaitReady("user")
 }
@@ -98,7 +98,7 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	n.Claim("guarded", "liqo-reference-secret", "64Mi")
 	n.Pod("user", "guarded")
 	n.WaitReady("user")
-	handle := follow(t, n, "guarded").real.Spec.CSI.VolumeHandle
+	handle := n.Follow("guarded").Real.Spec.CSI.VolumeHandle
 	calls, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
 		return call.Volume == handle && call.Code == "OK" && strings.Join(call.Secrets, "") == "password"
 	})
@@ -151,7 +151,7 @@ func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
 		n.Claim(real.class, "liqo-"+real.class, "64Mi")
 		n.Pod(real.class, real.class)
 		n.WaitReady(real.class)
-		handle := follow(t, n, real.class).real.Spec.CSI.VolumeHandle
+		handle := n.Follow(real.class).Real.Spec.CSI.VolumeHandle
 		calls, err := storage.BackendOf(n.Cluster, real.driver).Calls(func(call storage.Call) bool {
 			return call.Volume == handle && call.RPC == "NodePublishVolume" && call.Code == "OK"
 		})

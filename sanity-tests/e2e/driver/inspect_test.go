@@ -78,7 +78,7 @@ func TestVolumesShowsWhatStandsBehindAClaim(t *testing.T) {
 	n.Claim("idle", "liqo-reference", "64Mi")
 	n.Pod("user", "data", user.OnNode("home-2"))
 	n.WaitReady("user")
-	found := follow(t, n, "data")
+	found := n.Follow("data")
 
 	out, exit := look(t, n, "volumes", "--namespace", n.Name, "--output", "json")
 	var list struct {
@@ -99,8 +99,8 @@ func TestVolumesShowsWhatStandsBehindAClaim(t *testing.T) {
 		if volume.Claim.Name != "data" {
 			continue
 		}
-		if volume.Twin == nil || volume.Twin.Name != found.twin.Name || volume.Twin.Namespace != found.twin.Namespace ||
-			volume.RealClass != "reference-local" || volume.RealVolume != found.real.Name ||
+		if volume.Twin == nil || volume.Twin.Name != found.Twin.Name || volume.Twin.Namespace != found.Twin.Namespace ||
+			volume.RealClass != "reference-local" || volume.RealVolume != found.Real.Name ||
 			len(volume.Nodes) != 1 || volume.Nodes[0] != "home-2" {
 			t.Errorf("wrong about the volume on home-2: %s", out)
 		}
@@ -109,7 +109,7 @@ func TestVolumesShowsWhatStandsBehindAClaim(t *testing.T) {
 		t.Errorf("got %v, want a bound claim and one that waits: %s", states, out)
 	}
 	table, _ := look(t, n, "volumes", "--namespace", n.Name)
-	if !strings.Contains(table, found.twin.Name) || !strings.Contains(table, "home-2") {
+	if !strings.Contains(table, found.Twin.Name) || !strings.Contains(table, "home-2") {
 		t.Errorf("the table lacks the twin or its node:\n%s", table)
 	}
 }

@@ -27,7 +27,7 @@ func TestDeletingAClaimDeletesEverything(t *testing.T) {
 			n.Claim("data", class, "64Mi")
 			n.Pod("user", "data")
 			n.WaitReady("user")
-			found := follow(t, n, "data")
+			found := n.Follow("data")
 			n.DeletePod("user")
 			deleteClaim(t, n, "data")
 			wantGone(t, n, found)
@@ -41,9 +41,9 @@ func TestRetainKeepsTheData(t *testing.T) {
 	n.Claim("precious", "liqo-retain", "64Mi")
 	n.Pod("user", "precious")
 	n.WaitReady("user")
-	found := follow(t, n, "precious")
+	found := n.Follow("precious")
 	n.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
+		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
 			return "", err
 		}
@@ -53,13 +53,13 @@ func TestRetainKeepsTheData(t *testing.T) {
 	*kept = found
 	deleteClaim(t, n, "precious")
 	n.Eventually("the volume is released", func(ctx context.Context) (string, error) {
-		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.object.Name, metav1.GetOptions{})
+		object, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Object.Name, metav1.GetOptions{})
 		if err != nil || object.Status.Phase == corev1.VolumeReleased {
 			return "", err
 		}
 		return "it is " + string(object.Status.Phase), nil
 	})
-	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.real.Spec.CSI.VolumeHandle); err != nil {
+	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.Real.Spec.CSI.VolumeHandle); err != nil {
 		t.Errorf("the data of a retained volume: %v", err)
 	}
 }
@@ -80,7 +80,7 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data", user.OnNode(node))
 	n.WaitReady("user")
-	if second := follow(t, n, "data"); second.twin.Name == string(first.UID) {
+	if second := n.Follow("data"); second.Twin.Name == string(first.UID) {
 		t.Error("the second claim has the twin of the first")
 	}
 	heal()
@@ -137,8 +137,8 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 	})
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := follow(t, n, "data")
-	twin := found.twin
+	found := n.Follow("data")
+	twin := found.Twin
 	if *twin.Spec.StorageClassName != "reference" {
 		t.Errorf("the twin is of class %s", *twin.Spec.StorageClassName)
 	}
@@ -151,7 +151,7 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 		}
 	}
 	if twin.Labels["app.kubernetes.io/managed-by"] != driver.CSIName || twin.Labels["storage.liqo.io/volume"] == "forged" ||
-		twin.Annotations["storage.liqo.io/claim-uid"] != string(found.claim.UID) {
+		twin.Annotations["storage.liqo.io/claim-uid"] != string(found.Claim.UID) {
 		t.Errorf("ownership was forged: %v %v", twin.Labels, twin.Annotations)
 	}
 }
@@ -164,15 +164,15 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Exec("user", "echo precious > /data/file")
-	found := follow(t, n, "data")
+	found := n.Follow("data")
 	*kept = found
-	err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), found.twin.Name, metav1.DeleteOptions{})
+	err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), found.Twin.Name, metav1.DeleteOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.WaitEvent("data", found.twin.Name)
+	n.WaitEvent("data", found.Twin.Name)
 	n.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
+		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
 			return "", err
 		}
@@ -181,7 +181,7 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	if got := n.Exec("user", "cat /data/file"); got != "precious" {
 		t.Errorf("read %q", got)
 	}
-	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.real.Spec.CSI.VolumeHandle); err != nil {
+	if _, err := storage.BackendOf(n.Cluster, storage.Reference).Volume(found.Real.Spec.CSI.VolumeHandle); err != nil {
 		t.Errorf("the data: %v", err)
 	}
 }
@@ -193,11 +193,11 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	found := follow(t, n, "data")
+	found := n.Follow("data")
 	n.DeletePod("user")
 	backend := storage.BackendOf(n.Cluster, storage.Reference)
 	heal, err := backend.AddFault(storage.Fault{
-		RPC: "DeleteVolume", Match: found.real.Spec.CSI.VolumeHandle, Code: "Internal", Message: "the backend is on fire",
+		RPC: "DeleteVolume", Match: found.Real.Spec.CSI.VolumeHandle, Code: "Internal", Message: "the backend is on fire",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 	deleteClaim(t, n, "data")
 	n.Eventually("the real driver is asked to delete", func(context.Context) (string, error) {
 		calls, err := backend.Calls(func(call storage.Call) bool {
-			return call.RPC == "DeleteVolume" && call.Volume == found.real.Spec.CSI.VolumeHandle
+			return call.RPC == "DeleteVolume" && call.Volume == found.Real.Spec.CSI.VolumeHandle
 		})
 		if len(calls) == 0 {
 			return "it was not yet", err
@@ -213,7 +213,7 @@ func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
 		return "", err
 	})
 	killControllers(t, n)
-	if _, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); err != nil {
+	if _, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.Object.Name, metav1.GetOptions{}); err != nil {
 		t.Errorf("the volume went before its data: %v", err)
 	}
 	if err := heal(); err != nil {
@@ -275,18 +275,18 @@ func selectNode(t *testing.T, n *user.Namespace, claim, node string) {
 }
 
 // wantGone waits until nothing of a volume is left, in Kubernetes and behind it.
-func wantGone(t *testing.T, n *user.Namespace, v volume) {
+func wantGone(t *testing.T, n *user.Namespace, v user.Volume) {
 	t.Helper()
-	n.Eventually("nothing of claim "+v.claim.Name+" is left", func(ctx context.Context) (string, error) {
-		remains, err := left(ctx, n, v.twin.Name, v.object.Name, v.real.Name)
-		if err != nil || remains != "" || v.real.Spec.CSI == nil {
+	n.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {
+		remains, err := left(ctx, n, v.Twin.Name, v.Object.Name, v.Real.Name)
+		if err != nil || remains != "" || v.Real.Spec.CSI == nil {
 			return remains, err
 		}
 		for _, real := range storage.Drivers() {
-			if real.Name != v.real.Spec.CSI.Driver {
+			if real.Name != v.Real.Spec.CSI.Driver {
 				continue
 			}
-			if _, err := storage.BackendOf(n.Cluster, real).Volume(v.real.Spec.CSI.VolumeHandle); err == nil {
+			if _, err := storage.BackendOf(n.Cluster, real).Volume(v.Real.Spec.CSI.VolumeHandle); err == nil {
 				return "the backend still has the data", nil
 			}
 		}
@@ -331,11 +331,11 @@ func left(ctx context.Context, n *user.Namespace, twin string, volumes ...string
 
 // discardAfter removes, when the test and its namespace are gone, what the test
 // has made the cluster keep, as an administrator would. Call it before home.
-func discardAfter(t *testing.T) (kept *volume) {
+func discardAfter(t *testing.T) (kept *user.Volume) {
 	t.Helper()
-	kept = &volume{}
+	kept = &user.Volume{}
 	t.Cleanup(func() {
-		if kept.object == nil {
+		if kept.Object == nil {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
@@ -345,7 +345,7 @@ func discardAfter(t *testing.T) (kept *volume) {
 			t.Error(err)
 			return
 		}
-		for _, volume := range []string{kept.object.Name, kept.real.Name} {
+		for _, volume := range []string{kept.Object.Name, kept.Real.Name} {
 			if err := deleteVolume(ctx, client, volume); err != nil {
 				t.Errorf("discard what the test kept: %v", err)
 			}

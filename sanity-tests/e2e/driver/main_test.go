@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -51,29 +50,6 @@ func homeAlone(t *testing.T) *user.Namespace {
 		t.Fatal(installed.err)
 	}
 	return user.NewNamespace(t, cluster)
-}
-
-// volume is a volume of the driver from the claim to the bytes.
-type volume struct {
-	claim  *corev1.PersistentVolumeClaim
-	object *corev1.PersistentVolume
-	twin   *corev1.PersistentVolumeClaim
-	real   *corev1.PersistentVolume
-}
-
-// follow waits until the claim is bound, and finds what stands behind it.
-func follow(t *testing.T, n *user.Namespace, claim string) volume {
-	t.Helper()
-	found := volume{object: n.WaitBound(claim), claim: claimOf(t, n, claim)}
-	core := n.Client.CoreV1()
-	var err error
-	if found.twin, err = core.PersistentVolumeClaims(chart.StorageNamespace).Get(t.Context(), string(found.claim.UID), metav1.GetOptions{}); err != nil {
-		t.Fatalf("twin of claim %s: %v", claim, err)
-	}
-	if found.real, err = core.PersistentVolumes().Get(t.Context(), found.twin.Spec.VolumeName, metav1.GetOptions{}); err != nil {
-		t.Fatalf("real volume of claim %s: %v", claim, err)
-	}
-	return found
 }
 
 func claimOf(t *testing.T, n *user.Namespace, name string) *corev1.PersistentVolumeClaim {

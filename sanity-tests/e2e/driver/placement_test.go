@@ -92,7 +92,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	})
 	n.WaitReady("user")
 	n.Exec("user", "echo scratch > /data/file")
-	found := follow(t, n, "user-data")
+	found := n.Follow("user-data")
 	n.DeletePod("user")
 	wantGone(t, n, found)
 }
@@ -102,7 +102,7 @@ func TestPodsInTheStorageNamespaceMayNotUseTwins(t *testing.T) {
 	n.Claim("data", "liqo", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")
-	twin := follow(t, n, "data").twin
+	twin := n.Follow("data").Twin
 	intruder := user.NewPod("intruder", twin.Name)
 	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), intruder, metav1.CreateOptions{})
 	if err == nil {

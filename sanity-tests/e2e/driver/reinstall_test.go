@@ -13,7 +13,7 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	n.Exec("user", "echo before > /data/file")
-	found := follow(t, n, "data")
+	found := n.Follow("data")
 
 	if err := driver.Uninstall(t.Context(), n.Cluster); err != nil {
 		t.Fatal(err)
@@ -21,7 +21,7 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 	if got := n.Exec("user", "cat /data/file && echo meanwhile >> /data/file"); got != "before" {
 		t.Errorf("without the driver the pod reads %q", got)
 	}
-	if twin := follow(t, n, "data").twin; twin.UID != found.twin.UID || twin.DeletionTimestamp != nil {
+	if twin := n.Follow("data").Twin; twin.UID != found.Twin.UID || twin.DeletionTimestamp != nil {
 		t.Errorf("the twin did not survive: %v", twin)
 	}
 

@@ -79,27 +79,26 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	w.carriedOut(t, n, controller)
-	volume := n.WaitBound("data")
-	twin, real := w.behind(t, n, "data")
+	volume := n.Follow("data")
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 
 	// What an administrator does who wants it gone after all.
 	core := n.Client.CoreV1()
 	n.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
-		found, err := core.PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		found, err := core.PersistentVolumes().Get(ctx, volume.Object.Name, metav1.GetOptions{})
 		if err != nil || found.Status.Phase != corev1.VolumeReleased {
 			return "it is not released yet", err
 		}
-		if err := core.PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil {
+		if err := core.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{}); err != nil {
 			return "", err
 		}
-		if _, err := core.PersistentVolumes().Patch(ctx, real.Name, types.MergePatchType,
+		if _, err := core.PersistentVolumes().Patch(ctx, volume.Real.Name, types.MergePatchType,
 			[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {
 			return "", err
 		}
 		// A retained twin stays for whoever wants to look; discarding it releases its volume.
-		err = core.PersistentVolumeClaims(chart.StorageNamespace).Delete(ctx, twin.Name, metav1.DeleteOptions{})
+		err = core.PersistentVolumeClaims(chart.StorageNamespace).Delete(ctx, volume.Twin.Name, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			err = nil
 		}
@@ -167,17 +166,17 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 	n.Pod("user", "data")
 	n.WaitReady("user")
 	write(n, "user", n.Name)
-	twin, real := w.behind(t, n, "data")
+	was := n.Follow("data")
 	controller := w.onController(t, n, both("rescue", "twin-again", "pass-on", "policy-back"))
-	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
+	if err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), was.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.carriedOut(t, n, controller)
-	n.Eventually("the twin is bound to its data again", func(context.Context) (string, error) {
-		again, now := w.find(n, "data")
-		if again == nil || now == nil || again.UID == twin.UID || now.Name != real.Name ||
-			now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
-			return fmt.Sprintf("twin %v, volume %v", again, now), nil
+	n.Eventually("the twin is bound to its data again", func(ctx context.Context) (string, error) {
+		now, err := n.Behind(ctx, "data")
+		if now.Real == nil || now.Twin.UID == was.Twin.UID || now.Real.Name != was.Real.Name ||
+			now.Real.Spec.PersistentVolumeReclaimPolicy != was.Real.Spec.PersistentVolumeReclaimPolicy {
+			return fmt.Sprintf("twin %v, volume %v", now.Twin, now.Real), err
 		}
 		return "", nil
 	})
@@ -205,10 +204,10 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	if _, err := n.Kubectl("label", "pvc", "data", "team=blue"); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the twin has the new label", func(context.Context) (string, error) {
-		twin, _ := w.find(n, "data")
-		if twin == nil || twin.Labels["team"] != "blue" {
-			return "it has not", nil
+	n.Eventually("the twin has the new label", func(ctx context.Context) (string, error) {
+		now, err := n.Behind(ctx, "data")
+		if now.Twin == nil || now.Twin.Labels["team"] != "blue" {
+			return "it has not", err
 		}
 		return "", nil
 	})
@@ -218,34 +217,4 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 		t.Fatal(err)
 	}
 	w.carriedOut(t, n, controller)
-}
-
-// behind returns twin and real volume of a claim.
-func (w *walk) behind(t *testing.T, n *user.Namespace, claim string) (twin *corev1.PersistentVolumeClaim, real *corev1.PersistentVolume) {
-	t.Helper()
-	n.Eventually("the claim "+claim+" has a twin with a volume", func(context.Context) (string, error) {
-		if twin, real = w.find(n, claim); real == nil {
-			return "it has none", nil
-		}
-		return "", nil
-	})
-	return twin, real
-}
-
-// find returns what there is just now of twin and real volume.
-func (w *walk) find(n *user.Namespace, name string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
-	ctx, core := context.Background(), n.Client.CoreV1()
-	claim, err := core.PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, nil
-	}
-	twin, err := core.PersistentVolumeClaims(chart.StorageNamespace).Get(ctx, string(claim.UID), metav1.GetOptions{})
-	if err != nil {
-		return nil, nil
-	}
-	real, err := core.PersistentVolumes().Get(ctx, twin.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil || twin.Spec.VolumeName == "" {
-		return twin, nil
-	}
-	return twin, real
 }

@@ -141,6 +141,9 @@ func (b *neighbour) onIt(pod *corev1.Pod) {
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(1))
 }
 
+// follow waits until claim and twin are bound, and finds what stands behind them.
+func (b *neighbour) follow(claim string) user.Volume { return b.here.FollowTo(b.there, claim) }
+
 // oneTwinEach waits until each claim here is Bound and has exactly one twin, in
 // either cluster, and nobody else has any.
 func (b *neighbour) oneTwinEach() {
@@ -187,25 +190,10 @@ func (b *neighbour) twins(ctx context.Context) (map[string][]string, error) {
 	return of, nil
 }
 
-// behind returns the remote twin of a claim and its volume.
-func (b *neighbour) behind(claim string) (twin *corev1.PersistentVolumeClaim, real *corev1.PersistentVolume) {
-	b.there.Eventually("the twin of "+claim+" has a volume", func(ctx context.Context) (string, error) {
-		var err error
-		if twin, err = b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Get(ctx, claim, metav1.GetOptions{}); err != nil {
-			return "", err
-		}
-		if twin.Status.Phase != corev1.ClaimBound {
-			return fmt.Sprintf("it is %s", twin.Status.Phase), nil
-		}
-		real, err = b.there.Client.CoreV1().PersistentVolumes().Get(ctx, twin.Spec.VolumeName, metav1.GetOptions{})
-		return "", err
-	})
-	return twin, real
-}
-
 // madeAgain waits until a claim has another twin on the same volume, which is
 // reclaimed as before.
-func (b *neighbour) madeAgain(claim string, was *corev1.PersistentVolumeClaim, real *corev1.PersistentVolume) {
+func (b *neighbour) madeAgain(was user.Volume) {
+	claim, real := was.Claim.Name, was.Real
 	b.there.Eventually("the twin of "+claim+" is bound to its data again", func(ctx context.Context) (string, error) {
 		again, err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Get(ctx, claim, metav1.GetOptions{})
 		if err != nil {
@@ -215,7 +203,7 @@ func (b *neighbour) madeAgain(claim string, was *corev1.PersistentVolumeClaim, r
 		if err != nil {
 			return "", err
 		}
-		if again.UID == was.UID || again.Status.Phase != corev1.ClaimBound || again.Spec.VolumeName != real.Name ||
+		if again.UID == was.Twin.UID || again.Status.Phase != corev1.ClaimBound || again.Spec.VolumeName != real.Name ||
 			now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
 			return fmt.Sprintf("twin %s is %s, bound to %s, which is to be %s", again.UID, again.Status.Phase,
 				again.Spec.VolumeName, now.Spec.PersistentVolumeReclaimPolicy), nil

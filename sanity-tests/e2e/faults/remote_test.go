@@ -92,7 +92,7 @@ func cutWhileDeleted(t *testing.T, b *neighbour) {
 	b.here.WaitReady("far")
 	write(b.there, "far", b.here.Name)
 	volume := b.here.WaitBound("far")
-	_, real := b.behind("far")
+	real := b.follow("far").Real
 	b.here.DeletePod("far")
 
 	heal := cut(t)
@@ -190,7 +190,7 @@ func namespaceDeleted(t *testing.T, b *neighbour) {
 	b.here.WaitReady("writer")
 	write(b.there, "writer", b.here.Name)
 	b.here.DeletePod("writer")
-	twin, real := b.behind("far")
+	was := b.follow("far")
 	namespaces := b.there.Client.CoreV1().Namespaces()
 	if err := namespaces.Delete(t.Context(), b.there.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -203,7 +203,7 @@ func namespaceDeleted(t *testing.T, b *neighbour) {
 		return fmt.Sprint(found.Status.Conditions), err
 	})
 	b.waitIll("far")
-	kept, err := b.there.Client.CoreV1().PersistentVolumes().Get(t.Context(), real.Name, metav1.GetOptions{})
+	kept, err := b.there.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
 	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
 		t.Fatalf("the data is to be kept, its volume is %v: %v", kept, err)
 	}
@@ -212,7 +212,7 @@ func namespaceDeleted(t *testing.T, b *neighbour) {
 	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.madeAgain("far", twin, real)
+	b.madeAgain(was)
 	b.oneTwinEach()
 	b.here.Pod("reader", "far", b.onIt)
 	b.here.WaitReady("reader")

@@ -50,29 +50,28 @@ func (w *walk) remoteRetained(t *testing.T, b *neighbour) {
 	b.here.Pod("user", "data", b.onIt)
 	b.here.WaitReady("user")
 	w.carriedOut(t, b.here, controller)
-	volume := b.here.WaitBound("data")
-	twin, real := b.behind("data")
+	volume := b.follow("data")
 	b.here.DeletePod("user")
 	deleteClaim(b.here, "data")
 
 	// What administrators of both clusters do who want it gone after all.
 	here, there := b.here.Client.CoreV1(), b.there.Client.CoreV1()
 	b.here.Eventually("the volume is released and can be discarded", func(ctx context.Context) (string, error) {
-		found, err := here.PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		found, err := here.PersistentVolumes().Get(ctx, volume.Object.Name, metav1.GetOptions{})
 		if err != nil || found.Status.Phase != corev1.VolumeReleased {
 			return "it is not released yet", err
 		}
-		return "", here.PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{})
+		return "", here.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{})
 	})
-	kept, err := there.PersistentVolumes().Get(t.Context(), real.Name, metav1.GetOptions{})
+	kept, err := there.PersistentVolumes().Get(t.Context(), volume.Real.Name, metav1.GetOptions{})
 	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
 		t.Fatalf("the data is to be retained, its volume is %v: %v", kept, err)
 	}
-	if _, err := there.PersistentVolumes().Patch(t.Context(), real.Name, types.MergePatchType,
+	if _, err := there.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	deleteClaim(b.there, twin.Name)
+	deleteClaim(b.there, volume.Twin.Name)
 }
 
 func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
@@ -84,13 +83,13 @@ func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
 	write(b.there, "writer", b.here.Name)
 	// Kubernetes itself lets no claim go that a pod uses.
 	b.here.DeletePod("writer")
-	twin, real := b.behind("data")
+	was := b.follow("data")
 	controller := w.onController(t, b.here, both("rescue", "let-go", "twin-again", "pass-on", "policy-back"))
-	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), twin.Name, metav1.DeleteOptions{}); err != nil {
+	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), was.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.carriedOut(t, b.here, controller)
-	b.madeAgain("data", twin, real)
+	b.madeAgain(was)
 	b.here.Pod("reader", "data", b.onIt)
 	b.here.WaitReady("reader")
 	read(t, b.there, "reader", b.here.Name)

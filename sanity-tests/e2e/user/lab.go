@@ -1,5 +1,6 @@
 // Package user does in tests what users of a cluster do: make claims and pods
-// in a namespace of their own, look into pods, and read what events tell them.
+// in a namespace of their own, look into pods, and read what events tell them;
+// and, what users cannot, follow a claim to its twin and the real volume.
 // Everything it makes is gone when the test ends, and a test that fails gets
 // the state of its namespace into its log.
 //

@@ -1,0 +1,89 @@
+package user
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
+)
+
+// Volume is a volume of the driver from the claim to the bytes.
+type Volume struct {
+	Claim *corev1.PersistentVolumeClaim
+	// Object is the claim's PersistentVolume, which has no data of its own.
+	Object *corev1.PersistentVolume
+	Twin   *corev1.PersistentVolumeClaim
+	// Real is the twin's PersistentVolume.
+	Real *corev1.PersistentVolume
+}
+
+// Behind is what there is just now of a claim's volume when its twin is in the
+// same cluster. What is not there is nil.
+func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err error) {
+	claims, twins := n.Client.CoreV1().PersistentVolumeClaims(n.Name), n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
+	if v.Claim, err = present(claims.Get(ctx, claim, metav1.GetOptions{})); v.Claim == nil {
+		return v, err
+	}
+	if v.Object, err = n.volumeOf(ctx, v.Claim); err != nil {
+		return v, err
+	}
+	if v.Twin, err = present(twins.Get(ctx, string(v.Claim.UID), metav1.GetOptions{})); v.Twin == nil {
+		return v, err
+	}
+	v.Real, err = n.volumeOf(ctx, v.Twin)
+	return v, err
+}
+
+// Follow waits until a claim is bound, and finds what stands behind it in the
+// same cluster.
+func (n *Namespace) Follow(claim string) (v Volume) {
+	n.t.Helper()
+	n.WaitBound(claim)
+	n.Eventually("claim "+claim+" has a twin with a volume", func(ctx context.Context) (missing string, err error) {
+		if v, err = n.Behind(ctx, claim); v.Real == nil {
+			missing = "it has none"
+		}
+		return missing, err
+	})
+	return v
+}
+
+// FollowTo is Follow for a claim whose twin is in a namespace of another cluster:
+// it waits for the twin to be bound as well.
+func (n *Namespace) FollowTo(there *Namespace, claim string) Volume {
+	n.t.Helper()
+	v := Volume{Object: n.WaitBound(claim), Real: there.WaitBound(claim)}
+	v.Claim, v.Twin = n.getClaim(claim), there.getClaim(claim)
+	return v
+}
+
+func (n *Namespace) getClaim(name string) *corev1.PersistentVolumeClaim {
+	n.t.Helper()
+	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return claim
+}
+
+// volumeOf is the PersistentVolume that a claim names, nil if there is none.
+func (n *Namespace) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
+	if claim.Spec.VolumeName == "" {
+		return nil, nil
+	}
+	return present(n.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{}))
+}
+
+// present is the object, nil if there is none.
+func present[T any](object *T, err error) (*T, error) {
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return object, nil
+}
