@@ -51,13 +51,13 @@ func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
 	allowed, excluded := twoNodes(t, n)
 	real, virtual := n.Name+"-real", n.Name+"-virtual"
 	waitForFirst := storagev1.VolumeBindingWaitForFirstConsumer
-	makeClass(t, n, &storagev1.StorageClass{
+	n.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Local.Name, VolumeBindingMode: &waitForFirst,
 		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
 			{Key: "topology." + storage.Local.Name + "/node", Values: []string{allowed.Name}},
 		}}},
 	})
-	makeClass(t, n, &storagev1.StorageClass{
+	n.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &waitForFirst,
 		Parameters: map[string]string{"realStorageClass": real},
 	})
@@ -128,19 +128,6 @@ func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func makeClass(t *testing.T, n *user.Namespace, class *storagev1.StorageClass) {
-	t.Helper()
-	classes := n.Client.StorageV1().StorageClasses()
-	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := classes.Delete(context.WithoutCancel(t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 func preferring(node string) func(*corev1.Pod) {

@@ -29,7 +29,7 @@ func TestLiqosAnnotations(t *testing.T) {
 	p := peered(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
 	p.offload()
 	immediate := storagev1.VolumeBindingImmediate
-	makeClass(t, p.remote, &storagev1.StorageClass{
+	p.remote.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: annotatedClass}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
 		// Its driver does not mind. Other tests do not want to be told of its room.
 		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{

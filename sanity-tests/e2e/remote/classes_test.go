@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"storage.liqo.io/sanity-tests/driver"
-	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
@@ -78,7 +77,7 @@ func TestRealClassThatIsNotThere(t *testing.T) {
 	p := offloaded(t)
 	real := p.home.Name + "-real"
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	p.makeClass(&storagev1.StorageClass{
+	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: real}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
 	})
 	virtual := p.virtualClass("virtual", map[string]string{"realStorageClass": real})
@@ -141,23 +140,8 @@ func (p *pair) virtualClass(name string, parameters map[string]string) string {
 		ObjectMeta:  metav1.ObjectMeta{Name: p.home.Name + "-" + name},
 		Provisioner: driver.CSIName, VolumeBindingMode: &wait, Parameters: parameters,
 	}
-	p.makeClass(class)
+	p.home.Class(class)
 	return class.Name
-}
-
-func (p *pair) makeClass(class *storagev1.StorageClass) { makeClass(p.t, p.home, class) }
-
-func makeClass(t *testing.T, n *user.Namespace, class *storagev1.StorageClass) {
-	t.Helper()
-	classes := n.Client.StorageV1().StorageClasses()
-	if _, err := classes.Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := classes.Delete(context.WithoutCancel(t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // waitCapacity waits until the scheduler is told this of a class on the virtual node.

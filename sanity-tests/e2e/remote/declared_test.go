@@ -86,7 +86,7 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 		if name == mapped { // means less than the mapping for this very cluster
 			class.Parameters = map[string]string{"realStorageClass": "reference"}
 		}
-		p.makeClass(class)
+		p.home.Class(class)
 	}
 	heal := p.spoil(notYet)
 	p.home.Claim("own", own, "64Mi")

@@ -86,7 +86,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	p := &pair{t: t, cluster: cluster, remote: remote}
 	t.Cleanup(p.wantNoTwins)
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
-	makeClass(t, remote, &storagev1.StorageClass{
+	remote.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
 	})
 	options := fabric.Kosmos(cluster)
@@ -97,7 +97,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	fabricObjects(t, "home", "kosmos", "join", "--cluster", cluster, "--remote-kubeconfig", user.Cluster(t, "remote").ProxyKubeconfig())
 
 	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), "test-new")
-	makeClass(t, p.home, &storagev1.StorageClass{
+	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
 		Parameters: map[string]string{"realStorageClass": class},
 	})

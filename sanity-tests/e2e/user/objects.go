@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -212,6 +213,20 @@ spec:
 			return "", nil
 		}
 		return "readyToUse is " + ready, err
+	})
+}
+
+// Class makes a class of the cluster that goes with the test.
+func (n *Namespace) Class(class *storagev1.StorageClass) {
+	n.t.Helper()
+	classes := n.Client.StorageV1().StorageClasses()
+	if _, err := classes.Create(n.t.Context(), class, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if err := classes.Delete(context.WithoutCancel(n.t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
+			n.t.Error(err)
+		}
 	})
 }
 
