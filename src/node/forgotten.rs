@@ -74,6 +74,8 @@ impl Forgotten {
                 Ok(()) => tracing::warn!(volume = record.volume_id, "unstaged a volume that kubelet forgot"),
                 Err(error) => {
                     tracing::warn!(volume = record.volume_id, %error, "a volume that kubelet forgot stays staged");
+                    // Tried again, but not at every look.
+                    self.idle_since.insert(record.volume_id, now);
                 }
             }
         }

@@ -36,7 +36,7 @@ async fn a_volume_that_nobody_has_is_taken_off_the_node() {
     driver.fail("unstage", Status::unavailable("not now"));
     look(&mut forgotten, LATER).await;
     assert_eq!(node.records(), 1, "its driver still has it");
-    look(&mut forgotten, LATER).await;
+    look(&mut forgotten, LATER + LATER).await;
     assert_eq!(node.records(), 0);
     let unstaged = driver.calls().into_iter().filter(|call| call.rpc == "unstage");
     assert_eq!(unstaged.count(), 2);
