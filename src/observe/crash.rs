@@ -65,6 +65,10 @@ steps! {
     CsiNodeWrite = "csi-node-write",
     /// Finalizer or status of a `RemoteCluster` is written.
     ClusterWrite = "cluster-write",
+    /// What is known of all clusters is written down for `liqo-csi clusters`.
+    ReportWrite = "report-write",
+    /// It is noted on a claim that a cluster cannot have its twin.
+    NoteRefusal = "note-refusal",
     /// What a claim says about its remote twin is changed.
     Mirror = "mirror",
     /// Labels and annotations of a claim are carried to its twin.

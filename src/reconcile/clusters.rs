@@ -30,7 +30,7 @@ use crate::{
         ApiError, Cluster,
         registry::{Link, Registry, Remote},
         remote_cluster::RemoteCluster,
-        report::{ClusterReport, REPORT, Report, State},
+        report::{CONFIG_MAP, ClusterReport, REPORT, Report, State},
     },
     observe::crash::{self, Step},
     placement::Fabric,
@@ -137,20 +137,17 @@ impl<'a> Clusters<'a> {
         let maps = self.home.within::<ConfigMap>(&self.settings.namespace);
         let data = BTreeMap::from([(REPORT.to_owned(), text)]);
         let patch = json!({"data": data});
-        if maps
-            .merge(crate::cluster::report::CONFIG_MAP, &patch)
-            .await?
-            .is_none()
-        {
+        let merged = crash::around(Step::ReportWrite, maps.merge(CONFIG_MAP, &patch)).await?;
+        if merged.is_none() {
             let map = ConfigMap {
                 metadata: ObjectMeta {
-                    name: Some(crate::cluster::report::CONFIG_MAP.to_owned()),
+                    name: Some(CONFIG_MAP.to_owned()),
                     ..ObjectMeta::default()
                 },
                 data: Some(data),
                 ..ConfigMap::default()
             };
-            maps.create(&map).await?;
+            crash::around(Step::ReportWrite, maps.create(&map)).await?;
         }
         self.written = Some(wanted);
         Ok(())

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{CreateError, Order, Site, sight::Sight};
 use crate::{
     cluster::{ApiError, Cause},
+    observe::crash::{self, Step},
     volume::{Refused, mark},
 };
 
@@ -48,7 +49,8 @@ pub(super) async fn note_refusal(site: &Site, order: &Order, sight: &Sight) {
     let claims = site
         .home()
         .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    if let Err(error) = claims.merge(&claim.name_any(), &patch).await {
+    let noted = crash::around(Step::NoteRefusal, claims.merge(&claim.name_any(), &patch)).await;
+    if let Err(error) = noted {
         tracing::warn!(%error, "a refusal could not be noted on the claim");
     }
 }

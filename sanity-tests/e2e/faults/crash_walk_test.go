@@ -46,6 +46,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		run  func(*testing.T, *neighbour)
 	}{
 		{"a node that stands for another cluster", w.standingIn},
+		{"a volume that another cluster refuses", w.remoteRefused},
 		{"a volume in another cluster", w.remoteLife},
 		{"a volume to be retained in another cluster", w.remoteRetained},
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},

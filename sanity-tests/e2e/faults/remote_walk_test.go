@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -12,7 +13,7 @@ import (
 // The controller dies wherever it makes a node one that can have volumes and says
 // what it knows of the cluster, and wherever it takes that back.
 func (w *walk) standingIn(t *testing.T, b *neighbour) {
-	controller := w.onController(t, b.here, both("node-label", "csi-node-write", "cluster-write"))
+	controller := w.onController(t, b.here, both("node-label", "csi-node-write", "cluster-write", "report-write"))
 	b.declare(t)
 	w.carriedOut(t, b.here, controller)
 	b.ready()
@@ -21,6 +22,24 @@ func (w *walk) standingIn(t *testing.T, b *neighbour) {
 	b.forget(t)
 	w.carriedOut(t, b.here, controller)
 	b.marked(false)
+}
+
+func (w *walk) remoteRefused(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: corev1.ResourceQuotaSpec{
+		Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse("1Mi")},
+	}}
+	if _, err := b.there.Client.CoreV1().ResourceQuotas(b.there.Name).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	controller := w.onController(t, b.here, both("note-refusal"))
+	b.here.Claim("data", "liqo-reference", "64Mi")
+	b.here.Pod("user", "data", b.onIt)
+	w.carriedOut(t, b.here, controller)
+	b.here.DeletePod("user")
+	deleteClaim(b.here, "data")
+	b.oneTwinEach()
 }
 
 func (w *walk) remoteLife(t *testing.T, b *neighbour) {
