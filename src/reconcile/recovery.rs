@@ -17,14 +17,14 @@
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
 };
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::ResourceExt;
 use serde_json::json;
 
 use super::watched::VirtualVolume;
 use crate::{
     cluster::ApiError,
     observe::crash::{self, Step},
-    twin::{FINALIZER, Holder, Site, end_rescue, holder, is_bound_to, let_go, mark_holder, retain},
+    twin::{FINALIZER, Holder, Site, end_rescue, holder, is_bound_to, let_go, mark_holder, metadata, retain},
     volume::{Carried, ClaimMark, Foreign, Marks, mark},
 };
 
@@ -337,14 +337,7 @@ fn twin_again(
         scene.claim.spec.unwrap_or_default(),
     );
     PersistentVolumeClaim {
-        metadata: ObjectMeta {
-            name: Some(site.name().to_owned()),
-            namespace: Some(site.namespace().to_owned()),
-            labels: Some(labels),
-            annotations: Some(annotations),
-            finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
-            ..ObjectMeta::default()
-        },
+        metadata: metadata(site, labels, annotations),
         spec: Some(PersistentVolumeClaimSpec {
             access_modes: asked.access_modes,
             volume_mode: was.volume_mode,

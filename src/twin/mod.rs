@@ -32,7 +32,7 @@ pub use self::{
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    record::{FINALIZER, holder_uid, is_bound_to},
+    record::{FINALIZER, holder_uid, is_bound_to, metadata},
     sight::node,
     site::{NoSite, Site, twin_in},
     withdraw::{end_rescue, let_go, retain, withdraw},

@@ -56,16 +56,26 @@ pub(super) fn twin(
     let (labels, mut annotations) = carried.with(&marks);
     annotations.extend(binding_annotations(chosen));
     PersistentVolumeClaim {
-        metadata: ObjectMeta {
-            name: Some(site.name().to_owned()),
-            namespace: Some(site.namespace().to_owned()),
-            labels: Some(labels),
-            annotations: Some(annotations),
-            finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
-            ..ObjectMeta::default()
-        },
+        metadata: metadata(site, labels, annotations),
         spec: Some(spec(order, chosen)),
         status: None,
+    }
+}
+
+/// Of a twin that is to be made: where it belongs, and held if it may be.
+#[must_use]
+pub fn metadata(
+    site: &Site,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(site.name().to_owned()),
+        namespace: Some(site.namespace().to_owned()),
+        labels: Some(labels),
+        annotations: Some(annotations),
+        finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
     }
 }
 
