@@ -4,7 +4,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use uuid::Uuid;
 
-use super::{Outcome, process::until_signalled};
+use super::{
+    Outcome,
+    process::{duration, until_signalled},
+};
 use crate::{
     cluster::{
         Cluster, Settings,
@@ -67,24 +70,6 @@ pub(super) struct Args {
     /// Kubeconfig to use outside a cluster.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-}
-
-/// `90s`, `10m`, `2h`: the durations Kubernetes components take on their command lines.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write 500ms, 90s, 10m or 2h");
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (amount, unit) = text.split_at(unit_at);
-    let amount: u64 = amount.parse().map_err(|_| wrong())?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(amount)),
-        "s" => Ok(Duration::from_secs(amount)),
-        "m" => amount.checked_mul(60).map(Duration::from_secs).ok_or_else(wrong),
-        "h" => amount
-            .checked_mul(3600)
-            .map(Duration::from_secs)
-            .ok_or_else(wrong),
-        _ => Err(wrong()),
-    }
 }
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -187,18 +172,4 @@ fn health(metrics: Metrics, endpoint: Endpoint, ready: Readiness) -> Health {
         Box::pin(async move { verdict }) as _
     };
     Health::new(metrics, live, ready)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_durations_as_kubernetes_writes_them() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("10m"), Ok(Duration::from_mins(10)));
-        for odd in ["", "10", "m", "10 m", "1.5h", "99999999999999999999s"] {
-            assert!(duration(odd).is_err(), "{odd}");
-        }
-    }
 }

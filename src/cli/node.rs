@@ -8,7 +8,10 @@ use std::{
 
 use tokio::task::JoinSet;
 
-use super::{Outcome, process::until_signalled};
+use super::{
+    Outcome,
+    process::{duration, until_signalled},
+};
 use crate::{
     csi::{
         Endpoint, Identity, Readiness, Role,
@@ -72,6 +75,10 @@ pub(super) struct Args {
     /// Whether Secrets that twins refer to may be read and handed to their drivers.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     secrets: bool,
+    /// Time without a call after which a volume that no pod has is unstaged, because
+    /// kubelet forgot it.
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    forgotten_after: Duration,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -113,7 +120,7 @@ async fn serve(args: Args) -> Outcome {
     let metrics = Metrics::new("node", |_| {});
     let work = Work::default();
     let volumes = volumes(&args, &home)?;
-    let forgotten = Forgotten::new(volumes.clone());
+    let forgotten = Forgotten::new(volumes.clone(), args.kubelet_root.clone(), args.forgotten_after);
     let node = Node::new(volumes, work.clone(), about);
     let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
     let health = health(metrics.clone(), args.endpoint.clone(), &registration);

@@ -5,89 +5,183 @@
 //! Such a volume would stay mounted here while it is attached elsewhere, and could
 //! never be deleted.
 //!
-//! So what nobody has had for a while is taken off the node. Should kubelet know of
-//! it after all, nothing is lost: publishing stages what is not staged, and
-//! unstaging may be repeated.
+//! Here it is taken off the node once nobody can know of it any more: it is published
+//! nowhere, no pod has a folder for it, and for a while nobody has called for it.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use tokio::time::{Instant, sleep};
+use futures::future::join_all;
+use serde::Deserialize;
+use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    state::{Record, StateError},
-    volume::{Unstage, Volumes},
+    state::{Record, State, StateError},
+    trouble::Trouble,
+    volume::{QUICK_WORK, UnstageError, Volumes},
 };
 
 const LOOK: Duration = Duration::from_secs(20);
-/// Far longer than kubelet that lives needs from one call to the next.
-const GRACE: Duration = Duration::from_mins(1);
 
 /// Watches for volumes that are staged for nobody.
 pub struct Forgotten {
     volumes: Volumes,
-    idle_since: HashMap<String, Instant>,
+    kubelet_root: PathBuf,
+    /// How long nobody has to have called for a volume. Kubelet that knows of one calls
+    /// at least every four minutes: two for a call, two for its longest pause.
+    after: Duration,
 }
 
 impl Forgotten {
     /// Of these volumes.
     #[must_use]
-    pub fn new(volumes: Volumes) -> Self {
+    pub fn new(volumes: Volumes, kubelet_root: PathBuf, after: Duration) -> Self {
         Self {
             volumes,
-            idle_since: HashMap::new(),
+            kubelet_root,
+            after,
         }
     }
 
     /// Looks after them until the end. Broken off at any time, it is as after a crash.
-    pub async fn tend(mut self, stop: CancellationToken) {
+    pub async fn tend(self, stop: CancellationToken) {
         let looking = async {
             loop {
                 sleep(LOOK).await;
-                Box::pin(self.look(Instant::now())).await;
+                Box::pin(self.look()).await;
             }
         };
         stop.run_until_cancelled(looking).await;
     }
 
     /// One look at everything on record.
-    pub(super) async fn look(&mut self, now: Instant) {
-        let idle = match self.idle().await {
-            Ok(idle) => idle,
-            Err(error) => {
-                tracing::warn!(%error, "cannot tell which volumes are staged for nobody");
-                return;
-            }
+    pub(super) async fn look(&self) {
+        let (state, root, after) = (self.volumes.state.clone(), self.kubelet_root.clone(), self.after);
+        // It ends early only with the process.
+        let Ok(found) = spawn_blocking(move || forgotten(&state, &root, after)).await else {
+            return;
         };
-        self.idle_since
-            .retain(|id, _| idle.iter().any(|record| record.volume_id == *id));
-        for record in idle {
-            let since = *self.idle_since.entry(record.volume_id.clone()).or_insert(now);
-            if now.duration_since(since) < GRACE {
-                continue;
+        match found {
+            Ok(found) => {
+                join_all(found.iter().map(|id| self.release(id))).await;
             }
-            let wish = Unstage {
-                volume_id: record.volume_id.clone(),
-                staging: record.staging_path,
-            };
-            match self.volumes.unstage(wish).await {
-                Ok(()) => tracing::warn!(volume = record.volume_id, "unstaged a volume that kubelet forgot"),
-                Err(error) => {
-                    tracing::warn!(volume = record.volume_id, %error, "a volume that kubelet forgot stays staged");
-                    // Tried again, but not at every look.
-                    self.idle_since.insert(record.volume_id, now);
-                }
+            Err(error) => tracing::warn!(%error, "cannot tell which volumes kubelet forgot"),
+        }
+    }
+
+    async fn release(&self, volume_id: &str) {
+        match self.unstage(volume_id).await {
+            Ok(true) => tracing::warn!(volume = volume_id, "unstaged a volume that kubelet forgot"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(volume = volume_id, %error, "a volume that kubelet forgot cannot be unstaged");
             }
         }
     }
 
-    /// Volumes that no pod has, nor is about to have.
-    async fn idle(&self) -> Result<Vec<Record>, StateError> {
-        let state = self.volumes.state.clone();
-        let read = tokio::task::spawn_blocking(move || state.all());
-        // Broken off only when the process ends.
-        let mut records = read.await.unwrap_or_else(|_| Ok(Vec::new()))?;
-        records.retain(|record| record.targets.is_empty());
-        Ok(records)
+    /// False if somebody has called for it meanwhile.
+    async fn unstage(&self, volume_id: &str) -> Result<bool, UnstageError> {
+        let volumes = &self.volumes;
+        let Ok(guard) = volumes.in_flight.enter(volume_id) else {
+            return Ok(false);
+        };
+        let (state, id, after) = (volumes.state.clone(), volume_id.to_owned(), self.after);
+        let what = format!("looking at the record of volume {volume_id}");
+        let idle = guard.block(what, QUICK_WORK, move || idle(&state, &id, after));
+        if idle.await.map_err(Trouble::from)?.is_none() {
+            return Ok(false);
+        }
+        // Read as for any call, so that a failure is followed by a pause as well.
+        let Some(record) = volumes.load(&guard, volume_id).await? else {
+            return Ok(false);
+        };
+        volumes.unstage_held(&guard, record).await.map(|()| true)
     }
+}
+
+fn forgotten(state: &State, kubelet_root: &Path, after: Duration) -> Result<Vec<String>, ForgottenError> {
+    let mut idle: Vec<Record> = state
+        .volume_ids()?
+        .iter()
+        .filter_map(|id| idle(state, id, after))
+        .collect();
+    if !idle.is_empty() {
+        let known = known(kubelet_root).map_err(ForgottenError::Pods)?;
+        idle.retain(|record| {
+            !known.contains(&record.volume_id) && !known.contains(name_in(&record.volume_id))
+        });
+    }
+    Ok(idle.into_iter().map(|record| record.volume_id).collect())
+}
+
+/// The record of a volume that no pod has and nobody has called for in a while.
+fn idle(state: &State, volume_id: &str, after: Duration) -> Option<Record> {
+    // Of what cannot be read, whoever calls for the volume is told.
+    let record = state.load(volume_id).ok()??;
+    let called = state.last_call(volume_id).ok()?;
+    let quiet = called.elapsed().is_ok_and(|quiet| quiet >= after);
+    (record.targets.is_empty() && quiet).then_some(record)
+}
+
+/// The last part of a volume's id, which mostly is the name of its PV as well.
+fn name_in(volume_id: &str) -> &str {
+    volume_id.rsplit(':').next().unwrap_or(volume_id)
+}
+
+/// Ids and names of all volumes for which a pod has a folder: what kubelet finds
+/// again after its death.
+fn known(kubelet_root: &Path) -> io::Result<HashSet<String>> {
+    let staged_devices = kubelet_root.join("plugins/kubernetes.io/csi/volumeDevices");
+    let mut known = HashSet::new();
+    for pod in folders(&kubelet_root.join("pods"))? {
+        for volume in folders(&pod.join("volumes/kubernetes.io~csi"))? {
+            known.extend(volume_in(&volume));
+            known.extend(last_name(&volume));
+        }
+        for device in folders(&pod.join("volumeDevices/kubernetes.io~csi"))? {
+            if let Some(name) = last_name(&device) {
+                known.extend(volume_in(&staged_devices.join(&name).join("data")));
+                known.insert(name);
+            }
+        }
+    }
+    Ok(known)
+}
+
+fn folders(path: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+    }
+}
+
+fn last_name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
+/// Which volume kubelet noted in this folder.
+fn volume_in(folder: &Path) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Noted {
+        volume_handle: String,
+    }
+    let text = fs::read(folder.join("vol_data.json")).ok()?;
+    let noted: Noted = serde_json::from_slice(&text).ok()?;
+    Some(noted.volume_handle)
+}
+
+/// Why it cannot be told what kubelet forgot.
+#[derive(Debug, thiserror::Error)]
+enum ForgottenError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("reading the folders of pods: {0}")]
+    Pods(io::Error),
 }

@@ -203,6 +203,11 @@ pub fn make_dir(path: &Path) -> Result<(), MountError> {
     accept_existing(fs::create_dir(path)).map_err(failed("creating the directory", path))
 }
 
+/// Creates a directory and those above it, if they are not there yet.
+pub fn make_dirs(path: &Path) -> Result<(), MountError> {
+    fs::create_dir_all(path).map_err(failed("creating the directory", path))
+}
+
 /// Makes the file a device is mounted on. Its parent exists.
 pub fn make_file(path: &Path) -> Result<(), MountError> {
     accept_existing(fs::File::create_new(path).map(drop)).map_err(failed("creating the file", path))

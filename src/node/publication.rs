@@ -10,7 +10,7 @@ use super::{
     mounts,
     state::{Record, Target},
     trouble::Trouble,
-    volume::{SLOW_WORK, Stage, StageError, Volumes},
+    volume::{QUICK_WORK, SLOW_WORK, Stage, StageError, Volumes},
 };
 use crate::{
     observe::crash::{self, Step},
@@ -175,7 +175,15 @@ impl Volumes {
             {
                 Ok(record)
             }
-            other => Ok(self.stage_held(guard, other, wish).await?),
+            other => {
+                // Kubelet makes the folder only when it stages, and a driver may have
+                // removed it when it unstaged.
+                let staging = wish.staging.clone();
+                let what = format!("making {}", staging.display());
+                let made = guard.block(what, QUICK_WORK, move || mounts::make_dirs(&staging));
+                made.await.map_err(Trouble::from)?.map_err(Trouble::from)?;
+                Ok(self.stage_held(guard, other, wish).await?)
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use std::{
     io::Write as _,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde::{Deserialize, Serialize};
@@ -155,15 +156,34 @@ impl State {
         read(volume_id, path, &text).map(Some)
     }
 
-    /// All records that can be read. Of one that cannot, whoever asks for its volume is told.
-    pub fn all(&self) -> Result<Vec<Record>, StateError> {
+    /// The volumes on record, as far as their records can be read.
+    pub fn volume_ids(&self) -> Result<Vec<String>, StateError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Named {
+            volume_id: String,
+        }
         let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
-        let record =
-            |entry: fs::DirEntry| serde_json::from_slice::<Record>(&fs::read(entry.path()).ok()?).ok();
+        let named = |path: &Path| serde_json::from_slice::<Named>(&fs::read(path).ok()?).ok();
         Ok(entries
-            .filter_map(|entry| record(entry.ok()?))
-            .filter(|record| record.version == VERSION)
+            .filter_map(|entry| {
+                let path = entry.ok()?.path();
+                let id = named(&path)?.volume_id;
+                (self.path_of(&id) == path).then_some(id)
+            })
             .collect())
+    }
+
+    /// Remembers that somebody called for a volume just now, if there is a record of it.
+    pub fn note_call(&self, volume_id: &str) {
+        // It only puts off what is done with volumes that nobody calls for.
+        let _noted =
+            fs::File::open(self.path_of(volume_id)).and_then(|record| record.set_modified(SystemTime::now()));
+    }
+
+    /// When somebody called for a volume last.
+    pub fn last_call(&self, volume_id: &str) -> io::Result<SystemTime> {
+        fs::metadata(self.path_of(volume_id))?.modified()
     }
 
     /// Writes a record so that it survives a crash of this process or the machine.
@@ -314,18 +334,29 @@ mod tests {
     }
 
     #[test]
-    fn all_records_are_those_that_can_be_read() {
+    fn volumes_on_record_are_those_whose_records_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path().to_owned()).unwrap();
         state.save(&record("a")).unwrap();
-        fs::write(state.path_of("a").with_extension("new"), b"{\"vers").unwrap();
+        let draft = state.path_of("a").with_extension("new");
+        fs::copy(state.path_of("a"), draft).unwrap();
         fs::write(state.path_of("b"), b"").unwrap();
-        let newer = Record {
-            version: 7,
-            ..record("c")
-        };
-        state.save(&newer).unwrap();
-        assert_eq!(state.all().unwrap(), [record("a")]);
+        assert_eq!(state.volume_ids().unwrap(), ["a"]);
+    }
+
+    #[test]
+    fn a_call_is_remembered_by_whoever_comes_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || State::open(dir.path().to_owned()).unwrap();
+        open().save(&record("a")).unwrap();
+        let long_ago = SystemTime::UNIX_EPOCH;
+        let file = fs::File::open(open().path_of("a")).unwrap();
+        file.set_modified(long_ago).unwrap();
+        assert_eq!(open().last_call("a").unwrap(), long_ago);
+        open().note_call("a");
+        assert!(open().last_call("a").unwrap() > long_ago);
+        open().note_call("b");
+        assert!(open().last_call("b").is_err());
     }
 
     #[test]

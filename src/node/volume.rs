@@ -158,22 +158,27 @@ impl Volumes {
         let Some(record) = self.load(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_staged(&guard, wish).await;
         };
+        self.unstage_held(&guard, record).await
+    }
+
+    /// Unstages with the volume held, and forgets it.
+    pub(super) async fn unstage_held(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
         for target in record.targets.keys() {
-            if self.is_published(&guard, target).await? {
+            if self.is_published(guard, target).await? {
                 return Err(UnstageError::Published {
-                    volume_id: wish.volume_id,
+                    volume_id: record.volume_id,
                     target: target.clone(),
                 });
             }
         }
         let unstaged = async {
             match &record.data_path.source {
-                RealSource::Csi(real) => self.unstage_real(&guard, &record, real).await,
-                _ => self.unmount(&guard, &record.staging_path).await,
+                RealSource::Csi(real) => self.unstage_real(guard, &record, real).await,
+                _ => self.unmount(guard, &record.staging_path).await,
             }
         };
         crash::around(Step::NodeUnstage, unstaged).await?;
-        Ok(self.forget(&guard, wish.volume_id).await?)
+        Ok(self.forget(guard, record.volume_id).await?)
     }
 
     /// Stages with the volume held, and returns what is now on record.
@@ -314,12 +319,15 @@ impl Volumes {
 /// The steps all operations share: our own files and the mount table, off the
 /// async threads and with the volume held.
 impl Volumes {
+    /// What is on record of a volume that somebody calls for.
     pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
-        Ok(guard
-            .block(what, QUICK_WORK, move || state.load(&volume_id))
-            .await??)
+        let load = move || {
+            state.note_call(&volume_id);
+            state.load(&volume_id)
+        };
+        Ok(guard.block(what, QUICK_WORK, load).await??)
     }
 
     pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {

@@ -171,10 +171,8 @@ mod ordered {
     /// # Errors
     /// Those of the step.
     pub async fn around<T, E>(step: Step, taken: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        if !is_ordered(&before(step)) && !is_ordered(&after(step)) {
-            return taken.await;
-        }
-        let _alone = ALONE.lock().await;
+        let ordered = is_ordered(&before(step)) || is_ordered(&after(step));
+        let _alone = if ordered { Some(ALONE.lock().await) } else { None };
         die_if_ordered(&before(step));
         let outcome = taken.await;
         if outcome.is_ok() {

@@ -64,7 +64,7 @@ func TestVolumeThatKubeletForgets(t *testing.T) {
 		}
 		log, err := n.Kubectl("logs", "--namespace", chart.Namespace, pod.Name, "--container", "driver")
 		for line := range strings.Lines(log) {
-			if strings.Contains(line, volume.Spec.CSI.VolumeHandle) && strings.Contains(line, "kubelet forgot") {
+			if strings.Contains(line, volume.Spec.CSI.VolumeHandle) && strings.Contains(line, "unstaged a volume that kubelet forgot") {
 				return "", nil
 			}
 		}

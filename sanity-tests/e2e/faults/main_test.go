@@ -41,20 +41,24 @@ func seedOfEnvironment() int64 {
 func TestMain(m *testing.M) { user.Main(m) }
 
 // hurried are the timeouts that are shorter here than in the chart: whoever has
-// lost a process tries again soon, and an orphan is collected within seconds.
+// lost a process tries again soon, an orphan is collected within seconds, and a
+// volume of which kubelet says nothing is soon taken for forgotten.
 func hurried(replicas int) chart.Values {
-	return chart.Values{"controller": chart.Values{
-		"replicas":    replicas,
-		"orphanGrace": "5s",
-		"provisioner": chart.Values{"retryIntervalMax": "5s"},
-		"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
-	}}
+	return chart.Values{
+		"controller": chart.Values{
+			"replicas":    replicas,
+			"orphanGrace": "5s",
+			"provisioner": chart.Values{"retryIntervalMax": "5s"},
+			"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
+		},
+		"node": chart.Values{"extraArgs": []string{"--forgotten-after=40s"}},
+	}
 }
 
 func install(t *testing.T, cluster *clusters.Cluster, replicas int, features ...string) {
 	t.Helper()
 	values := hurried(replicas)
-	t.Run(fmt.Sprintf("timeouts shortened: %v", values["controller"]), func(*testing.T) {})
+	t.Run(fmt.Sprintf("timeouts shortened: %v", values), func(*testing.T) {})
 	err := driver.Install(t.Context(), cluster, driver.Options{Features: features, Values: values, Progress: os.Stderr})
 	if err != nil {
 		t.Fatal(err)

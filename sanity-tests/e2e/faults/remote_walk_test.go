@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,10 +34,21 @@ func (w *walk) remoteRefused(t *testing.T, b *neighbour) {
 	if _, err := b.there.Client.CoreV1().ResourceQuotas(b.there.Name).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	b.there.Eventually("the quota is enforced", func(ctx context.Context) (string, error) {
+		found, err := b.there.Client.CoreV1().ResourceQuotas(b.there.Name).Get(ctx, quota.Name, metav1.GetOptions{})
+		if err != nil || len(found.Status.Hard) == 0 {
+			return "its status says nothing", err
+		}
+		return "", nil
+	})
 	controller := w.onController(t, b.here, both("note-refusal"))
 	b.here.Claim("data", "liqo-reference", "64Mi")
 	b.here.Pod("user", "data", b.onIt)
 	w.carriedOut(t, b.here, controller)
+	claim, err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil || !strings.Contains(claim.Annotations["storage.liqo.io/refused"], b.id) {
+		t.Errorf("it is not noted that %s refuses the claim: %v %v", b.id, claim.Annotations, err)
+	}
 	b.here.DeletePod("user")
 	deleteClaim(b.here, "data")
 	b.oneTwinEach()

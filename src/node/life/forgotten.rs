@@ -1,66 +1,113 @@
 //! What happens to volumes of which kubelet learns nothing any more.
 
-use std::time::Duration;
+use std::{
+    fs::{self, File},
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
-use tokio::time::Instant;
+use serde_json::json;
 use tonic::Status;
 
 use super::*;
 use crate::node::forgotten::Forgotten;
 
-/// Looks as if this much time had passed.
-async fn look(forgotten: &mut Forgotten, after: Duration) {
-    forgotten.look(Instant::now() + after).await;
+const AFTER: Duration = Duration::from_mins(5);
+
+fn forgotten(node: &Node) -> Forgotten {
+    Forgotten::new(node.volumes(), node.path(""), AFTER)
 }
 
-const SOON: Duration = Duration::from_secs(30);
-const LATER: Duration = Duration::from_mins(2);
+/// Makes the last call for each volume as old as this.
+fn age(node: &Node, by: Duration) {
+    for record in fs::read_dir(node.path("plugins/storage.liqo.io/state")).unwrap() {
+        let record = File::open(record.unwrap().path()).unwrap();
+        record.set_modified(SystemTime::now() - by).unwrap();
+    }
+}
+
+/// What kubelet notes of a volume.
+fn note(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(
+        folder.join("vol_data.json"),
+        json!({"driverName": "storage.liqo.io", "volumeHandle": ID}).to_string(),
+    )
+    .unwrap();
+}
 
 #[tokio::test]
-async fn a_volume_that_nobody_has_is_taken_off_the_node() {
+async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();
-    let mut forgotten = Forgotten::new(volumes.clone());
     let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
     volumes.publish(wish()).await.unwrap();
-    look(&mut forgotten, Duration::ZERO).await;
-    look(&mut forgotten, LATER).await;
+    age(&node, 2 * AFTER);
+    forgotten(&node).look().await;
     assert_eq!(node.records(), 1, "a pod has it");
 
     volumes.unpublish(unpublish(&wish())).await.unwrap();
-    look(&mut forgotten, Duration::ZERO).await;
-    look(&mut forgotten, SOON).await;
-    assert_eq!(node.records(), 1, "kubelet may be about to unstage it");
+    forgotten(&node).look().await;
+    assert_eq!(node.records(), 1, "kubelet called just now, and calls again");
 
+    age(&node, 2 * AFTER);
     driver.fail("unstage", Status::unavailable("not now"));
-    look(&mut forgotten, LATER).await;
+    forgotten(&node).look().await;
+    forgotten(&node).look().await;
     assert_eq!(node.records(), 1, "its driver still has it");
-    look(&mut forgotten, LATER + LATER).await;
-    assert_eq!(node.records(), 0);
-    let unstaged = driver.calls().into_iter().filter(|call| call.rpc == "unstage");
-    assert_eq!(unstaged.count(), 2);
 
-    // Kubelet knew of it after all.
-    volumes.unstage(unstage(&wish().stage)).await.unwrap();
-    volumes.publish(wish()).await.unwrap();
-    assert_eq!(node.records(), 1);
+    driver.asked();
+    age(&node, 2 * AFTER);
+    let again = wish();
+    forgotten(&node).look().await;
+    assert_eq!((node.records(), driver.asked()), (0, vec!["unstage"]));
+
+    // Kubelet knew of it after all, and does not know that its folder is gone.
+    let staging = again.stage.staging.clone();
+    fs::remove_dir(&staging).unwrap();
+    volumes.publish(again).await.unwrap();
+    assert!(staging.exists());
+    assert_eq!(driver.asked(), ["stage", "publish"]);
 }
 
 #[tokio::test]
-async fn a_volume_that_is_had_again_is_idle_from_then_on() {
+async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
+    for folder in [
+        ["pods/pod-1/volumes/kubernetes.io~csi/data"; 2],
+        [
+            "pods/pod-1/volumeDevices/kubernetes.io~csi/data",
+            "plugins/kubernetes.io/csi/volumeDevices/data/data",
+        ],
+    ] {
+        let node = Node::new();
+        let _driver = FakeDriver::start(&node, DRIVER);
+        node.volumes()
+            .stage(stage(&node, csi_path(VolumeMode::Block)))
+            .await
+            .unwrap();
+        age(&node, 2 * AFTER);
+        let [of_pod, noted] = folder;
+        node.make(of_pod);
+        note(&node.path(noted));
+        forgotten(&node).look().await;
+        assert_eq!(node.records(), 1, "{of_pod}");
+
+        fs::remove_dir_all(node.path("pods")).unwrap();
+        forgotten(&node).look().await;
+        assert_eq!(node.records(), 0, "{of_pod}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_says_nothing_stands_for_the_volume_of_its_name() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
-    let volumes = node.volumes();
-    let mut forgotten = Forgotten::new(volumes.clone());
-    let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    volumes.stage(wish().stage).await.unwrap();
-    look(&mut forgotten, Duration::ZERO).await;
-    volumes.publish(wish()).await.unwrap();
-    look(&mut forgotten, SOON).await;
-    volumes.unpublish(unpublish(&wish())).await.unwrap();
-    look(&mut forgotten, LATER).await;
+    let wish = stage(&node, csi_path(VolumeMode::Filesystem));
+    node.volumes().stage(wish).await.unwrap();
+    age(&node, 2 * AFTER);
+    let name = ID.rsplit(':').next().unwrap();
+    node.make(&format!("pods/pod-1/volumes/kubernetes.io~csi/{name}"));
+    forgotten(&node).look().await;
     assert_eq!(node.records(), 1);
-    look(&mut forgotten, LATER + LATER).await;
-    assert_eq!(node.records(), 0);
 }
