@@ -92,12 +92,13 @@ impl Forgotten {
         };
         let (state, id, after) = (volumes.state.clone(), volume_id.to_owned(), self.after);
         let what = format!("looking at the record of volume {volume_id}");
-        let idle = guard.block(what, QUICK_WORK, move || idle(&state, &id, after));
-        if idle.await.map_err(Trouble::from)?.is_none() {
-            return Ok(false);
-        }
-        // Read as for any call, so that a failure is followed by a pause as well.
-        let Some(record) = volumes.load(&guard, volume_id).await? else {
+        let idle = move || {
+            let idle = state.uncalled_volume(&id, after).filter(is_idle);
+            // A call like any other, so that a failure is followed by a pause as well.
+            idle.inspect(|_| state.note_call(&id))
+        };
+        let idle = guard.block(what, QUICK_WORK, idle).await;
+        let Some(record) = idle.map_err(Trouble::from)? else {
             return Ok(false);
         };
         volumes.unstage_held(&guard, record).await.map(|()| true)
@@ -105,11 +106,8 @@ impl Forgotten {
 }
 
 fn forgotten(state: &State, kubelet_root: &Path, after: Duration) -> Result<Vec<String>, ForgottenError> {
-    let mut idle: Vec<Record> = state
-        .volume_ids()?
-        .iter()
-        .filter_map(|id| idle(state, id, after))
-        .collect();
+    let mut idle = state.uncalled(after)?;
+    idle.retain(is_idle);
     if !idle.is_empty() {
         let known = known(kubelet_root).map_err(ForgottenError::Pods)?;
         idle.retain(|record| {
@@ -119,13 +117,9 @@ fn forgotten(state: &State, kubelet_root: &Path, after: Duration) -> Result<Vec<
     Ok(idle.into_iter().map(|record| record.volume_id).collect())
 }
 
-/// The record of a volume that no pod has and nobody has called for in a while.
-fn idle(state: &State, volume_id: &str, after: Duration) -> Option<Record> {
-    // Of what cannot be read, whoever calls for the volume is told.
-    let record = state.load(volume_id).ok()??;
-    let called = state.last_call(volume_id).ok()?;
-    let quiet = called.elapsed().is_ok_and(|quiet| quiet >= after);
-    (record.targets.is_empty() && quiet).then_some(record)
+/// Whether no pod has the volume.
+fn is_idle(record: &Record) -> bool {
+    record.targets.is_empty()
 }
 
 /// The last part of a volume's id, which mostly is the name of its PV as well.

@@ -11,7 +11,7 @@ use std::{
     io::Write as _,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
@@ -156,24 +156,6 @@ impl State {
         read(volume_id, path, &text).map(Some)
     }
 
-    /// The volumes on record, as far as their records can be read.
-    pub fn volume_ids(&self) -> Result<Vec<String>, StateError> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Named {
-            volume_id: String,
-        }
-        let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
-        let named = |path: &Path| serde_json::from_slice::<Named>(&fs::read(path).ok()?).ok();
-        Ok(entries
-            .filter_map(|entry| {
-                let path = entry.ok()?.path();
-                let id = named(&path)?.volume_id;
-                (self.path_of(&id) == path).then_some(id)
-            })
-            .collect())
-    }
-
     /// Remembers that somebody called for a volume just now, if there is a record of it.
     pub fn note_call(&self, volume_id: &str) {
         // It only puts off what is done with volumes that nobody calls for.
@@ -181,9 +163,28 @@ impl State {
             fs::File::open(self.path_of(volume_id)).and_then(|record| record.set_modified(SystemTime::now()));
     }
 
-    /// When somebody called for a volume last.
-    pub fn last_call(&self, volume_id: &str) -> io::Result<SystemTime> {
-        fs::metadata(self.path_of(volume_id))?.modified()
+    /// The records of all volumes that nobody called for in this long. Of one that
+    /// cannot be read, whoever calls for its volume is told.
+    pub fn uncalled(&self, this_long: Duration) -> Result<Vec<Record>, StateError> {
+        let entries = fs::read_dir(&self.dir).map_err(failed("reading", &self.dir))?;
+        Ok(entries
+            .filter_map(|entry| self.uncalled_at(&entry.ok()?.path(), this_long))
+            .collect())
+    }
+
+    /// The record of a volume, if nobody called for it in this long.
+    #[must_use]
+    pub fn uncalled_volume(&self, volume_id: &str, this_long: Duration) -> Option<Record> {
+        self.uncalled_at(&self.path_of(volume_id), this_long)
+    }
+
+    fn uncalled_at(&self, path: &Path, this_long: Duration) -> Option<Record> {
+        let called = fs::metadata(path).ok()?.modified().ok()?;
+        if called.elapsed().ok()? < this_long {
+            return None;
+        }
+        let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        (record.version == VERSION && self.path_of(&record.volume_id) == path).then_some(record)
     }
 
     /// Writes a record so that it survives a crash of this process or the machine.
@@ -334,14 +335,19 @@ mod tests {
     }
 
     #[test]
-    fn volumes_on_record_are_those_whose_records_can_be_read() {
+    fn of_records_that_cannot_be_read_nothing_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path().to_owned()).unwrap();
         state.save(&record("a")).unwrap();
         let draft = state.path_of("a").with_extension("new");
         fs::copy(state.path_of("a"), draft).unwrap();
         fs::write(state.path_of("b"), b"").unwrap();
-        assert_eq!(state.volume_ids().unwrap(), ["a"]);
+        let newer = Record {
+            version: 7,
+            ..record("c")
+        };
+        state.save(&newer).unwrap();
+        assert_eq!(state.uncalled(Duration::ZERO).unwrap(), [record("a")]);
     }
 
     #[test]
@@ -349,14 +355,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || State::open(dir.path().to_owned()).unwrap();
         open().save(&record("a")).unwrap();
-        let long_ago = SystemTime::UNIX_EPOCH;
         let file = fs::File::open(open().path_of("a")).unwrap();
-        file.set_modified(long_ago).unwrap();
-        assert_eq!(open().last_call("a").unwrap(), long_ago);
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let age = Duration::from_mins(1);
+        assert_eq!(open().uncalled_volume("a", age), Some(record("a")));
+        assert_eq!(open().uncalled(age).unwrap(), [record("a")]);
         open().note_call("a");
-        assert!(open().last_call("a").unwrap() > long_ago);
+        assert_eq!(open().uncalled_volume("a", age), None);
+        assert_eq!(open().uncalled(age).unwrap(), []);
         open().note_call("b");
-        assert!(open().last_call("b").is_err());
+        assert_eq!(open().uncalled_volume("b", age), None);
     }
 
     #[test]

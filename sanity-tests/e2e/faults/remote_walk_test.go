@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -28,19 +27,7 @@ func (w *walk) standingIn(t *testing.T, b *neighbour) {
 func (w *walk) remoteRefused(t *testing.T, b *neighbour) {
 	b.declare(t)
 	b.ready()
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: corev1.ResourceQuotaSpec{
-		Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse("1Mi")},
-	}}
-	if _, err := b.there.Client.CoreV1().ResourceQuotas(b.there.Name).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	b.there.Eventually("the quota is enforced", func(ctx context.Context) (string, error) {
-		found, err := b.there.Client.CoreV1().ResourceQuotas(b.there.Name).Get(ctx, quota.Name, metav1.GetOptions{})
-		if err != nil || len(found.Status.Hard) == 0 {
-			return "its status says nothing", err
-		}
-		return "", nil
-	})
+	b.there.StorageQuota("nothing", "1Mi")
 	controller := w.onController(t, b.here, both("note-refusal"))
 	b.here.Claim("data", "liqo-reference", "64Mi")
 	b.here.Pod("user", "data", b.onIt)

@@ -14,12 +14,7 @@ import (
 func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
 	p := offloaded(t)
 	class := p.virtualClass("limited", map[string]string{"realStorageClass": "reference"})
-	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: corev1.ResourceQuotaSpec{
-		Hard: corev1.ResourceList{"requests.storage": resource.MustParse("1Mi")},
-	}}
-	if _, err := p.remote.Client.CoreV1().ResourceQuotas(p.remote.Name).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	p.remote.StorageQuota("nothing", "1Mi")
 	p.waitCapacity(class, func(room int64) bool { return room > 0 })
 	p.home.Claim("data", class, "64Mi")
 	p.home.Pod("user", "data", p.either)

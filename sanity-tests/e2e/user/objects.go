@@ -230,6 +230,26 @@ func (n *Namespace) Class(class *storagev1.StorageClass) {
 	})
 }
 
+// StorageQuota lets the claims of the namespace ask for no more than this in all,
+// and waits until that is enforced.
+func (n *Namespace) StorageQuota(name, most string) {
+	n.t.Helper()
+	quotas := n.Client.CoreV1().ResourceQuotas(n.Name)
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{
+		Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse(most)},
+	}}
+	if _, err := quotas.Create(n.t.Context(), quota, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+	n.Eventually("the quota is enforced", func(ctx context.Context) (string, error) {
+		found, err := quotas.Get(ctx, name, metav1.GetOptions{})
+		if err != nil || len(found.Status.Hard) == 0 {
+			return "its status says nothing", err
+		}
+		return "", nil
+	})
+}
+
 // Apply applies YAML with kubectl.
 func (n *Namespace) Apply(text string) {
 	n.t.Helper()

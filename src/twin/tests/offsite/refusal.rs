@@ -1,0 +1,138 @@
+//! Where twins cannot be in a remote cluster, who is told what, and what is remembered.
+
+use super::*;
+
+#[tokio::test]
+async fn where_it_cannot_be_is_said_and_nothing_made() {
+    let mut world = World::new().await;
+    world.declared.namespaces = Namespaces::default();
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::NoSite(NoSite::Unmapped(_)))
+    ));
+
+    let silent = Registry::fixed([(declared(), Link::Silent("no route".into()))]);
+    let error = world.create_with(&silent).await.unwrap_err();
+    assert!(error.to_string().contains("no route"), "{error}");
+    // A node whose cluster nobody declares any more is not a real node.
+    let unknown = world.create_with(&Registry::default()).await.unwrap_err();
+    assert!(unknown.to_string().contains("not known"), "{unknown}");
+    assert!(world.twin().is_none());
+}
+
+#[tokio::test]
+async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
+    let mut world = World::new().await;
+    world.declared.classes.default = Some("gold".into());
+    let why = elsewhere(world.create().await);
+    assert!(why.contains("gold") && why.contains("milan"), "{why}");
+
+    // Liqo's annotation counts, within the allow-list.
+    claim(&world.home_api, &json!({mark::LIQO_REAL_CLASS: "instant"}));
+    assert!(matches!(world.create().await, Err(CreateError::Class(_))));
+    world.policy.allowed_classes = ["instant".to_owned()].into();
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::StillWaiting { .. })
+    ));
+    assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "instant");
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_there_is_refused() {
+    let mut world = World::new().await;
+    world.home_api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}]);
+    });
+    assert!(elsewhere(world.create().await).contains("generic ephemeral"));
+    assert_eq!(world.noted(), None, "other claims have room there");
+
+    claim(&world.home_api, &json!({}));
+    let capability = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Mount {
+            fs_type: None,
+            flags: vec!["noatime".into()],
+        },
+    };
+    world.order.spec.capabilities = Capabilities::new([capability]).unwrap();
+    let error = world.create().await.unwrap_err();
+    assert!(error.to_string().contains("mountOptions"), "{error}");
+    assert!(world.twin().is_none());
+}
+
+#[tokio::test]
+async fn somebody_elses_claim_of_that_name_is_left_alone() {
+    let world = World::new().await;
+    world
+        .there
+        .put(TWIN, json!({"spec": {"storageClassName": "real"}}));
+    let before = world.twin();
+    let error = world.create().await.unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            CreateError::Refused {
+                refusal: Refusal::Foreign(Foreign::Unmarked(_)),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // Deleting the volume does not touch it either.
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), before);
+}
+
+#[tokio::test]
+async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
+    let world = World::new().await;
+    let quota = Act::Forbid("exceeded quota: storage, requested: 1Gi, used: 9Gi, limited: 9Gi");
+    world
+        .there
+        .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", quota));
+    assert!(elsewhere(world.create().await).contains("exceeded quota"));
+    assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
+}
+
+#[tokio::test]
+async fn a_driver_that_gives_the_node_back_is_remembered_as_well() {
+    let mut world = World::new().await;
+    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    let full = async {
+        world.there.until(|store| store.get(TWIN).is_some()).await;
+        world.there.change(TWIN, |twin| {
+            let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+            annotations.remove("volume.kubernetes.io/selected-node");
+        });
+    };
+    let (outcome, ()) = tokio::join!(world.create(), full);
+    assert!(elsewhere(outcome).contains("driver"));
+    assert!(world.twin().is_none());
+    assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
+}
+
+#[tokio::test]
+async fn a_role_that_is_not_there_yet_may_come() {
+    let world = World::new().await;
+    let rbac =
+        Act::Forbid("cannot create resource \"persistentvolumeclaims\" in the namespace \"shop-home\"");
+    world
+        .there
+        .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", rbac));
+    assert!(matches!(world.create().await, Err(CreateError::Api(_))));
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_being_deleted_takes_no_new_volumes() {
+    let world = World::new().await;
+    let registry = world.registry().await.leaving();
+    let why = elsewhere(world.create_with(&registry).await);
+    assert!(why.contains("being deleted"), "{why}");
+    assert!(world.twin().is_none());
+
+    // What was begun is brought to its end.
+    assert!(world.create().await.is_ok());
+    assert!(world.create_with(&registry).await.is_ok());
+}
