@@ -109,10 +109,11 @@ func (h *Helm) Install(ctx context.Context, release, namespace string, values Va
 	return err
 }
 
-// Uninstall is `helm uninstall`; a release that is not there is none too.
+// Uninstall is `helm uninstall`; a release that is not there is none too. It does
+// not wait: with --wait, Helm 4 takes an object of which it has not heard yet for
+// gone, and fails when it then hears of it.
 func (h *Helm) Uninstall(ctx context.Context, release, namespace string) error {
-	_, err := h.run(ctx, nil, "uninstall", release, "--namespace", namespace,
-		"--ignore-not-found", "--wait", "--cascade", "foreground", "--timeout", "5m")
+	_, err := h.run(ctx, nil, "uninstall", release, "--namespace", namespace, "--ignore-not-found")
 	return err
 }
 

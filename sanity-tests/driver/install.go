@@ -81,8 +81,13 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	return nil
 }
 
-// Uninstall removes the release. The namespace of the twins stays, with all in it.
+// Uninstall removes the release, and returns when none of its pods is left. The
+// namespace of the twins stays, with all in it.
 func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
+	client, err := cluster.Client()
+	if err != nil {
+		return err
+	}
 	helm, err := helmFor(ctx, cluster)
 	if err != nil {
 		return err
@@ -90,7 +95,18 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	if err := helm.Uninstall(ctx, chart.Release, chart.Namespace); err != nil {
 		return fmt.Errorf("uninstall the driver from cluster %s: %w", cluster.Name(), err)
 	}
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	return machine.Until(ctx, "the driver's pods in cluster "+cluster.Name()+" to go", func() error {
+		pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(pods.Items) > 0 {
+			return fmt.Errorf("%d are left, %s among them", len(pods.Items), pods.Items[0].Name)
+		}
+		return nil
+	})
 }
 
 func importImage(ctx context.Context, cluster *clusters.Cluster, features []string) (content string, err error) {
