@@ -95,6 +95,11 @@ impl Rounds for Attachments<'_> {
     const NAME: &'static str = "attachments";
     const REST: Duration = Duration::from_mins(1);
 
+    /// To look much less often than the grace period lasts would prolong it.
+    fn rest(&self) -> Duration {
+        Self::REST.min(self.grace)
+    }
+
     /// None: an attachment is made after, and removed before, the one it serves,
     /// so for a moment it may well be alone.
     fn signs(&self) -> Vec<watch::Receiver<u64>> {

@@ -25,6 +25,9 @@ use crate::{
 /// For one twin to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// For whoever deletes a twin: the grace period is for those nobody has looked at.
+const DELETED: Duration = Duration::from_secs(30);
+
 /// What a twin without a PV of its volume looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Look {
@@ -125,7 +128,12 @@ impl<'a> Orphans<'a> {
         if *known != look {
             (*known, *since) = (look, now);
         }
-        since.elapsed() >= self.grace
+        let grace = if twin.deleting {
+            self.grace.min(DELETED)
+        } else {
+            self.grace
+        };
+        since.elapsed() >= grace
     }
 
     /// Collects a twin if what is read now still says so.
@@ -251,6 +259,11 @@ impl<'a> Orphans<'a> {
 impl Rounds for Orphans<'_> {
     const NAME: &'static str = "orphans";
     const REST: Duration = Duration::from_mins(1);
+
+    /// To look much less often than the grace period lasts would prolong it.
+    fn rest(&self) -> Duration {
+        Self::REST.min(self.grace)
+    }
 
     /// None: what looks forgotten for a moment is on its way.
     fn signs(&self) -> Vec<watch::Receiver<u64>> {

@@ -24,6 +24,11 @@ pub(super) trait Rounds {
     /// How long it rests at most.
     const REST: Duration;
 
+    /// How long this one rests, where a setting asks for less.
+    fn rest(&self) -> Duration {
+        Self::REST
+    }
+
     /// Change whenever a round may find something to do.
     fn signs(&self) -> Vec<watch::Receiver<u64>>;
 
@@ -43,7 +48,7 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
             Ok(Ok(())) => {
                 metrics.round(R::NAME, "done");
                 pause = FIRST_PAUSE;
-                rest(&mut signs, R::REST).await;
+                rest(&mut signs, rounds.rest()).await;
             }
             failed => {
                 metrics.round(R::NAME, "failed");
