@@ -75,8 +75,8 @@ pub(super) struct Args {
     /// Whether Secrets that twins refer to may be read and handed to their drivers.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     secrets: bool,
-    /// Time without a call after which a volume that no pod has is unstaged, because
-    /// kubelet forgot it.
+    /// Time without a call after which kubelet has forgotten a volume: one that no pod
+    /// has is unstaged, one that kubelet wants unstaged is taken away from pods first.
     #[arg(long, default_value = "5m", value_parser = duration)]
     forgotten_after: Duration,
     /// How log lines look.
@@ -120,7 +120,7 @@ async fn serve(args: Args) -> Outcome {
     let metrics = Metrics::new("node", |_| {});
     let work = Work::default();
     let volumes = volumes(&args, &home)?;
-    let forgotten = Forgotten::new(volumes.clone(), args.kubelet_root.clone(), args.forgotten_after);
+    let forgotten = Forgotten::new(volumes.clone(), args.kubelet_root.clone());
     let node = Node::new(volumes, work.clone(), about);
     let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
     let health = health(metrics.clone(), args.endpoint.clone(), &registration);
@@ -171,7 +171,12 @@ fn volumes(args: &Args, home: &Path) -> Result<Volumes, Box<dyn std::error::Erro
     let registry = Registry::new(args.kubelet_root.clone(), args.endpoint.path().to_owned());
     let direct = Direct::new(HostRoot::new(args.host_root.clone()));
     let state = State::open(home.join("state"))?;
-    Ok(Volumes::new(state, Drivers::new(registry, secrets), direct)?)
+    Ok(Volumes::new(
+        state,
+        Drivers::new(registry, secrets),
+        direct,
+        args.forgotten_after,
+    )?)
 }
 
 /// Live as long as our socket answers and kubelet can find us; ready once kubelet

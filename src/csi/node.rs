@@ -182,6 +182,8 @@ impl From<Usage> for wire::VolumeUsage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use node_server::Node as _;
     use tonic::Code;
 
@@ -197,7 +199,8 @@ mod tests {
             Registry::new(root.clone(), root.join("own.sock")),
             Secrets::Forbidden,
         );
-        let volumes = Volumes::new(state, drivers, Direct::new(HostRoot::new(root))).unwrap();
+        let direct = Direct::new(HostRoot::new(root));
+        let volumes = Volumes::new(state, drivers, direct, Duration::MAX).unwrap();
         let about = About {
             name: name.to_owned(),
             cluster: "home".parse().unwrap(),

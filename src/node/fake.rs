@@ -8,6 +8,7 @@ use std::{
     os::unix::net::UnixListener as StdListener,
     path::{Path, PathBuf},
     sync::Mutex,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{net::UnixListener, task::JoinHandle};
@@ -23,6 +24,9 @@ use crate::wire::registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
     registration_server::{Registration, RegistrationServer},
 };
+
+/// What counts as a long time without a call.
+pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_mins(5);
 
 /// Kubelet's root directory of a node that exists only for one test.
 pub(super) struct Node {
@@ -60,7 +64,8 @@ impl Node {
     pub(super) fn volumes(&self) -> Volumes {
         let state = State::open(self.path("plugins/storage.liqo.io/state")).unwrap();
         let drivers = Drivers::new(self.registry(), Secrets::Forbidden);
-        Volumes::new(state, drivers, Direct::new(HostRoot::new(self.path("host")))).unwrap()
+        let direct = Direct::new(HostRoot::new(self.path("host")));
+        Volumes::new(state, drivers, direct, FORGOTTEN_AFTER).unwrap()
     }
 
     /// How many volumes are on record.
@@ -68,6 +73,14 @@ impl Node {
         fs::read_dir(self.path("plugins/storage.liqo.io/state"))
             .unwrap()
             .count()
+    }
+
+    /// Makes the last call for each volume this old.
+    pub(super) fn last_called(&self, ago: Duration) {
+        for record in fs::read_dir(self.path("plugins/storage.liqo.io/state")).unwrap() {
+            let record = fs::File::open(record.unwrap().path()).unwrap();
+            record.set_modified(SystemTime::now() - ago).unwrap();
+        }
     }
 
     /// A directory as kubelet makes one before it calls.

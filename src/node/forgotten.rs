@@ -3,10 +3,15 @@
 //! unstages what it had not unstaged when it died in between
 //! ([kubernetes#121937](https://github.com/kubernetes/kubernetes/issues/121937)).
 //! Such a volume would stay mounted here while it is attached elsewhere, and could
-//! never be deleted.
+//! never be deleted. It is taken off the node once nobody can know of it any more: it
+//! is published nowhere, no pod has a folder for it, and for a while nobody has called
+//! for it.
 //!
-//! Here it is taken off the node once nobody can know of it any more: it is published
-//! nowhere, no pod has a folder for it, and for a while nobody has called for it.
+//! Kubelet also forgets a single pod's mount, when it repeats a publish of which one
+//! part failed after the mount, and another before it (`markVolumeErrorState`). Then it
+//! asks for ever to unstage what is still published. A pod that it knows of has its
+//! publish repeated all the time (`requiresRepublish`); where that has not happened
+//! for a while, kubelet is taken at its word.
 
 use std::{
     collections::HashSet,
@@ -25,6 +30,10 @@ use super::{
     trouble::Trouble,
     volume::{QUICK_WORK, UnstageError, Volumes},
 };
+use crate::{
+    observe::crash::{self, Step},
+    volume::Guard,
+};
 
 const LOOK: Duration = Duration::from_secs(20);
 
@@ -32,19 +41,15 @@ const LOOK: Duration = Duration::from_secs(20);
 pub struct Forgotten {
     volumes: Volumes,
     kubelet_root: PathBuf,
-    /// How long nobody has to have called for a volume. Kubelet that knows of one calls
-    /// at least every four minutes: two for a call, two for its longest pause.
-    after: Duration,
 }
 
 impl Forgotten {
     /// Of these volumes.
     #[must_use]
-    pub fn new(volumes: Volumes, kubelet_root: PathBuf, after: Duration) -> Self {
+    pub fn new(volumes: Volumes, kubelet_root: PathBuf) -> Self {
         Self {
             volumes,
             kubelet_root,
-            after,
         }
     }
 
@@ -61,7 +66,8 @@ impl Forgotten {
 
     /// One look at everything on record.
     pub(super) async fn look(&self) {
-        let (state, root, after) = (self.volumes.state.clone(), self.kubelet_root.clone(), self.after);
+        let (state, root) = (self.volumes.state.clone(), self.kubelet_root.clone());
+        let after = self.volumes.forgotten_after;
         // It ends early only with the process.
         let Ok(found) = spawn_blocking(move || forgotten(&state, &root, after)).await else {
             return;
@@ -90,18 +96,54 @@ impl Forgotten {
         let Ok(guard) = volumes.in_flight.enter(volume_id) else {
             return Ok(false);
         };
-        let (state, id, after) = (volumes.state.clone(), volume_id.to_owned(), self.after);
+        let (state, id, after) = (
+            volumes.state.clone(),
+            volume_id.to_owned(),
+            volumes.forgotten_after,
+        );
         let what = format!("looking at the record of volume {volume_id}");
-        let idle = move || {
-            let idle = state.uncalled_volume(&id, after).filter(is_idle);
-            // A call like any other, so that a failure is followed by a pause as well.
-            idle.inspect(|_| state.note_call(&id))
-        };
+        let idle = move || state.uncalled_volume(&id, after).filter(is_idle);
         let idle = guard.block(what, QUICK_WORK, idle).await;
         let Some(record) = idle.map_err(Trouble::from)? else {
             return Ok(false);
         };
         volumes.unstage_held(&guard, record).await.map(|()| true)
+    }
+}
+
+impl Volumes {
+    /// Takes away from pods what kubelet forgot there, now that it says that no pod has
+    /// the volume any more.
+    pub(super) async fn unpublish_forgotten(
+        &self,
+        guard: &Guard,
+        record: &mut Record,
+    ) -> Result<(), UnstageError> {
+        let (state, id, after) = (self.state.clone(), record.volume_id.clone(), self.forgotten_after);
+        let what = format!("looking at the record of volume {id}");
+        let uncalled = move || state.uncalled_volume(&id, after).is_some();
+        if !guard
+            .block(what, QUICK_WORK, uncalled)
+            .await
+            .map_err(Trouble::from)?
+        {
+            return Ok(());
+        }
+        for target in record.targets.clone().into_keys() {
+            if !self.is_published(guard, &target).await? {
+                continue;
+            }
+            let taken = self.take_away(guard, record, &target);
+            crash::around(Step::NodeUnpublish, taken).await?;
+            tracing::warn!(
+                volume = record.volume_id,
+                ?target,
+                "unpublished what kubelet forgot"
+            );
+            record.targets.remove(&target);
+            self.save(guard, record).await?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! A staged volume at the target paths of pods: publish and unpublish.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{
     access::{Access, AccessMode},
@@ -151,15 +151,12 @@ impl Volumes {
     /// Takes a volume away from a target, and the target with it.
     pub async fn unpublish(&self, wish: Unpublish) -> Result<(), UnpublishError> {
         let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
-        let record = self.load(&guard, &wish.volume_id).await?;
-        crash::around(
-            Step::NodeUnpublish,
-            self.take_away(&guard, record.as_ref(), &wish),
-        )
-        .await?;
-        if let Some(mut record) = record
-            && record.targets.remove(&wish.target).is_some()
-        {
+        let Some(mut record) = self.load(&guard, &wish.volume_id).await? else {
+            return self.expect_nothing_published(&guard, wish).await;
+        };
+        let taken = self.take_away(&guard, &record, &wish.target);
+        crash::around(Step::NodeUnpublish, taken).await?;
+        if record.targets.remove(&wish.target).is_some() {
             self.save(&guard, &record).await?;
         }
         Ok(())
@@ -238,41 +235,53 @@ impl Volumes {
         Ok(guard.block(what, SLOW_WORK, publish).await??)
     }
 
-    /// Unpublishes, and removes the target.
-    async fn take_away(
-        &self,
-        guard: &Guard,
-        record: Option<&Record>,
-        wish: &Unpublish,
-    ) -> Result<(), UnpublishError> {
-        match record.map(|record| &record.data_path.source) {
-            None if self.is_published(guard, &wish.target).await? => {
-                return Err(UnpublishError::Unrecorded {
-                    volume_id: wish.volume_id.clone(),
-                    target: wish.target.clone(),
-                });
-            }
-            None => {}
-            Some(RealSource::Csi(real)) => self.unpublish_real(guard, real, wish).await?,
-            Some(_) => self.unmount(guard, &wish.target).await?,
+    async fn expect_nothing_published(&self, guard: &Guard, wish: Unpublish) -> Result<(), UnpublishError> {
+        if self.is_published(guard, &wish.target).await? {
+            return Err(UnpublishError::Unrecorded {
+                volume_id: wish.volume_id,
+                target: wish.target,
+            });
         }
-        let target = wish.target.clone();
-        let what = format!("removing {}", target.display());
-        let removed = guard.block(what, SLOW_WORK, move || mounts::remove_point(&target));
-        Ok(removed.await.map_err(Trouble::from)?.map_err(Trouble::from)?)
+        Ok(self.remove_point(guard, wish.target).await?)
     }
 
-    async fn unpublish_real(&self, guard: &Guard, real: &CsiSource, wish: &Unpublish) -> Result<(), Trouble> {
+    /// Unpublishes, and removes the target.
+    pub(super) async fn take_away(
+        &self,
+        guard: &Guard,
+        record: &Record,
+        target: &Path,
+    ) -> Result<(), Trouble> {
+        match &record.data_path.source {
+            RealSource::Csi(real) => self.unpublish_real(guard, record, real, target).await?,
+            _ => self.unmount(guard, target).await?,
+        }
+        self.remove_point(guard, target.to_owned()).await
+    }
+
+    async fn remove_point(&self, guard: &Guard, target: PathBuf) -> Result<(), Trouble> {
+        let what = format!("removing {}", target.display());
+        let removed = guard.block(what, SLOW_WORK, move || mounts::remove_point(&target));
+        Ok(removed.await??)
+    }
+
+    async fn unpublish_real(
+        &self,
+        guard: &Guard,
+        record: &Record,
+        real: &CsiSource,
+        target: &Path,
+    ) -> Result<(), Trouble> {
         let asked = async {
             let driver = self.drivers.reach(&real.driver).await?;
-            driver.unpublish(&real.handle, &wish.target).await
+            driver.unpublish(&real.handle, target).await
         };
         let Err(trouble) = asked.await.map_err(Trouble::from) else {
             return Ok(());
         };
         let excused = trouble.is_absent_driver() || trouble.is_unknown_volume();
-        if excused && !self.is_published(guard, &wish.target).await? {
-            tracing::warn!(volume = wish.volume_id, %trouble, "nothing is left at the target");
+        if excused && !self.is_published(guard, target).await? {
+            tracing::warn!(volume = record.volume_id, %trouble, "nothing is left at the target");
             return Ok(());
         }
         Err(trouble)

@@ -34,6 +34,10 @@ pub struct Volumes {
     pub(super) direct: Arc<Direct>,
     pub(super) in_flight: InFlight,
     pub(super) boot_id: String,
+    /// How long nobody has to have called for a volume before it counts as forgotten.
+    /// Kubelet that knows of one calls at least every four minutes: two for a call, two
+    /// for its longest pause.
+    pub(super) forgotten_after: Duration,
 }
 
 /// A wish to have a volume ready on this node.
@@ -134,14 +138,21 @@ impl<E: Into<Trouble>> From<E> for UnstageError {
 }
 
 impl Volumes {
-    /// The volumes recorded in `state`.
-    pub fn new(state: State, drivers: Drivers, direct: Direct) -> Result<Self, StateError> {
+    /// The volumes recorded in `state`, which kubelet may have forgotten after a while
+    /// without a call.
+    pub fn new(
+        state: State,
+        drivers: Drivers,
+        direct: Direct,
+        forgotten_after: Duration,
+    ) -> Result<Self, StateError> {
         Ok(Self {
             state,
             drivers,
             direct: Arc::new(direct),
             in_flight: InFlight::default(),
             boot_id: boot_id()?,
+            forgotten_after,
         })
     }
 
@@ -155,9 +166,11 @@ impl Volumes {
     /// Takes a volume off this node.
     pub async fn unstage(&self, wish: Unstage) -> Result<(), UnstageError> {
         let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
-        let Some(record) = self.load(&guard, &wish.volume_id).await? else {
+        // No call for the volume yet: perhaps kubelet no longer knows who has it.
+        let Some(mut record) = self.recall(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_staged(&guard, wish).await;
         };
+        self.unpublish_forgotten(&guard, &mut record).await?;
         self.unstage_held(&guard, record).await
     }
 
@@ -171,6 +184,7 @@ impl Volumes {
                 });
             }
         }
+        self.note_call(guard, &record.volume_id).await?;
         let unstaged = async {
             match &record.data_path.source {
                 RealSource::Csi(real) => self.unstage_real(guard, &record, real).await,
@@ -321,13 +335,25 @@ impl Volumes {
 impl Volumes {
     /// What is on record of a volume that somebody calls for.
     pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
+        self.note_call(guard, volume_id).await?;
+        self.recall(guard, volume_id).await
+    }
+
+    async fn note_call(&self, guard: &Guard, volume_id: &str) -> Result<(), Trouble> {
+        let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
+        let what = format!("noting a call for volume {volume_id}");
+        Ok(guard
+            .block(what, QUICK_WORK, move || state.note_call(&volume_id))
+            .await?)
+    }
+
+    /// What is on record of a volume, whoever wants to know.
+    async fn recall(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
-        let load = move || {
-            state.note_call(&volume_id);
-            state.load(&volume_id)
-        };
-        Ok(guard.block(what, QUICK_WORK, load).await??)
+        Ok(guard
+            .block(what, QUICK_WORK, move || state.load(&volume_id))
+            .await??)
     }
 
     pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {

@@ -1,29 +1,15 @@
 //! What happens to volumes of which kubelet learns nothing any more.
 
-use std::{
-    fs::{self, File},
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::{fs, path::Path};
 
 use serde_json::json;
 use tonic::Status;
 
 use super::*;
-use crate::node::forgotten::Forgotten;
-
-const AFTER: Duration = Duration::from_mins(5);
+use crate::node::{fake::FORGOTTEN_AFTER, forgotten::Forgotten};
 
 fn forgotten(node: &Node) -> Forgotten {
-    Forgotten::new(node.volumes(), node.path(""), AFTER)
-}
-
-/// Makes the last call for each volume as old as this.
-fn age(node: &Node, by: Duration) {
-    for record in fs::read_dir(node.path("plugins/storage.liqo.io/state")).unwrap() {
-        let record = File::open(record.unwrap().path()).unwrap();
-        record.set_modified(SystemTime::now() - by).unwrap();
-    }
+    Forgotten::new(node.volumes(), node.path(""))
 }
 
 /// What kubelet notes of a volume.
@@ -43,7 +29,7 @@ async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
     let volumes = node.volumes();
     let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
     volumes.publish(wish()).await.unwrap();
-    age(&node, 2 * AFTER);
+    node.last_called(2 * FORGOTTEN_AFTER);
     forgotten(&node).look().await;
     assert_eq!(node.records(), 1, "a pod has it");
 
@@ -51,14 +37,14 @@ async fn a_volume_that_nobody_has_nor_calls_for_is_taken_off_the_node() {
     forgotten(&node).look().await;
     assert_eq!(node.records(), 1, "kubelet called just now, and calls again");
 
-    age(&node, 2 * AFTER);
+    node.last_called(2 * FORGOTTEN_AFTER);
     driver.fail("unstage", Status::unavailable("not now"));
     forgotten(&node).look().await;
     forgotten(&node).look().await;
     assert_eq!(node.records(), 1, "its driver still has it");
 
     driver.asked();
-    age(&node, 2 * AFTER);
+    node.last_called(2 * FORGOTTEN_AFTER);
     let again = wish();
     forgotten(&node).look().await;
     assert_eq!((node.records(), driver.asked()), (0, vec!["unstage"]));
@@ -86,7 +72,7 @@ async fn a_volume_of_which_a_pod_has_a_folder_is_kubelets() {
             .stage(stage(&node, csi_path(VolumeMode::Block)))
             .await
             .unwrap();
-        age(&node, 2 * AFTER);
+        node.last_called(2 * FORGOTTEN_AFTER);
         let [of_pod, noted] = folder;
         node.make(of_pod);
         note(&node.path(noted));
@@ -105,7 +91,7 @@ async fn a_folder_that_says_nothing_stands_for_the_volume_of_its_name() {
     let _driver = FakeDriver::start(&node, DRIVER);
     let wish = stage(&node, csi_path(VolumeMode::Filesystem));
     node.volumes().stage(wish).await.unwrap();
-    age(&node, 2 * AFTER);
+    node.last_called(2 * FORGOTTEN_AFTER);
     let name = ID.rsplit(':').next().unwrap();
     node.make(&format!("pods/pod-1/volumes/kubernetes.io~csi/{name}"));
     forgotten(&node).look().await;

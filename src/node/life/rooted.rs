@@ -6,10 +6,11 @@ use std::{
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use super::*;
-use crate::node::mounts;
+use crate::node::{fake::FORGOTTEN_AFTER, mounts};
 
 const INSIDE: &str = "LIQO_CSI_TEST_OWN_NAMESPACE";
 
@@ -127,6 +128,40 @@ async fn a_local_directory_is_bound_and_given_back_untouched() {
         "precious"
     );
     assert_eq!(node.records(), 0);
+}
+
+#[tokio::test]
+async fn what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged() {
+    if !in_own_namespace("what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged") {
+        return;
+    }
+    let node = Node::new();
+    fs::write(node.make("host/mnt/disk").join("data"), "precious").unwrap();
+    let wish = || publish(&node, "pod-1", local("/mnt/disk", VolumeMode::Filesystem));
+    node.volumes().publish(wish()).await.unwrap();
+    node.last_called(2 * FORGOTTEN_AFTER);
+    node.volumes().publish(wish()).await.unwrap();
+    for ago in [Duration::ZERO, FORGOTTEN_AFTER / 2] {
+        node.last_called(ago);
+        let early = node.volumes().unstage(unstage(&wish().stage)).await;
+        assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
+        assert!(is_mounted(&wish().target));
+        let still = node.volumes().state.uncalled_volume(ID, ago);
+        assert!(still.is_some(), "to be refused is no call");
+    }
+
+    node.last_called(2 * FORGOTTEN_AFTER);
+    for _ in 0..2 {
+        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
+        assert!(!wish().target.exists() && !is_mounted(&wish().stage.staging));
+    }
+    assert_eq!(
+        fs::read_to_string(node.path("host/mnt/disk/data")).unwrap(),
+        "precious"
+    );
+    assert_eq!(node.records(), 0);
+    // Kubelet remembers, after a restart.
+    node.volumes().unpublish(unpublish(&wish())).await.unwrap();
 }
 
 #[tokio::test]
