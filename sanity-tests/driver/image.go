@@ -33,6 +33,10 @@ var notInTheLab = map[string]bool{"mkfs.btrfs": true, "mount.nfs": true}
 // building one; for those who have just built it otherwise.
 const BinaryVariable = "LIQO_CSI_BINARY"
 
+// ProfileVariable names, in the environment, the profile of cargo to build the
+// driver in, instead of that of releases.
+const ProfileVariable = "LIQO_CSI_PROFILE"
+
 // Compile builds the driver as it is released; with cargo features quickly, in the
 // profile whose dependencies the tests have built.
 func Compile(ctx context.Context, features ...string) (binary string, err error) {
@@ -44,16 +48,20 @@ func Compile(ctx context.Context, features ...string) (binary string, err error)
 		return "", err
 	}
 	root := filepath.Dir(module)
-	args, profile := []string{"build", "--locked", "--release"}, "release"
+	profile := cmp.Or(os.Getenv(ProfileVariable), "release")
 	if len(features) > 0 {
-		args, profile = []string{"build", "--locked", "--features", strings.Join(features, ",")}, "debug"
+		profile = "dev"
 	}
-	cargo := exec.CommandContext(ctx, "cargo", args...)
+	cargo := exec.CommandContext(ctx, "cargo", "build", "--locked", "--profile", profile, "--features", strings.Join(features, ","))
 	cargo.Dir = root
 	if out, err := cargo.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the driver: %w\n%s", err, out)
 	}
-	return filepath.Join(targetDir(root), profile, "liqo-csi"), nil
+	folder := profile
+	if profile == "dev" {
+		folder = "debug" // where cargo puts it
+	}
+	return filepath.Join(targetDir(root), folder, "liqo-csi"), nil
 }
 
 // targetDir is where cargo builds.

@@ -1,5 +1,5 @@
 // Package driver puts the driver under test into a cluster of the lab: it builds
-// the release, makes the image that the Dockerfile describes, and installs the
+// it, makes the image that the Dockerfile describes, and installs the
 // chart with real Helm.
 //
 // How Helm is run and what the chart renders is the business of package chart;

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
 )
 
 func main() {
@@ -101,6 +102,9 @@ func (s suite) run(ctx context.Context, root string) count {
 	cmd := exec.CommandContext(ctx, s.command[0], s.command[1:]...)
 	cmd.Dir = filepath.Join(root, s.dir)
 	cmd.Stdout, cmd.Stderr = counter, os.Stdout
+	// The driver with its assertions, and with the dependencies of the unit tests:
+	// to build those once more as for a release takes as long as many tests.
+	cmd.Env = append(os.Environ(), driver.ProfileVariable+"=dev")
 	// The whole family goes when time is up, not only its head.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }

@@ -43,12 +43,14 @@ var suites = []suite{
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
 	goTest("fabric objects", "sanity-tests/fabrics", nothing, 15*time.Minute, "./..."),
-	// What the lab runs is built apart from its tests, whose time is not for building.
+	// What the lab runs is built apart from its tests, whose time is not for building,
+	// and before it runs, while the machine has nothing else to do.
 	check("lab build", root, "make", "lab-build"),
+	check("driver build", root, "cargo", "build", "--locked"),
+	check("driver build with crash points", root, "cargo", "build", "--locked", "--features", "crash-points"),
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
 	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
 	goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric"),
-	check("driver build", root, "cargo", "build", "--locked", "--release"),
 	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
 	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/remote"),
 	goTest("faults", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=6", "./e2e/faults"),
