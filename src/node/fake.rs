@@ -62,10 +62,15 @@ impl Node {
 
     /// The node plugin as it is after a start: with nothing but its directory.
     pub(super) fn volumes(&self) -> Volumes {
+        self.volumes_forgotten(FORGOTTEN_AFTER)
+    }
+
+    /// Those that count as forgotten after a time.
+    pub(super) fn volumes_forgotten(&self, after: Duration) -> Volumes {
         let state = State::open(self.path("plugins/storage.liqo.io/state")).unwrap();
         let drivers = Drivers::new(self.registry(), Secrets::Forbidden);
         let direct = Direct::new(HostRoot::new(self.path("host")));
-        Volumes::new(state, drivers, direct, FORGOTTEN_AFTER).unwrap()
+        Volumes::new(state, drivers, direct, after).unwrap()
     }
 
     /// How many volumes are on record.

@@ -7,17 +7,18 @@
 //! is published nowhere, no pod has a folder for it, and for a while nobody has called
 //! for it.
 //!
-//! Kubelet also forgets a single pod's mount, when it repeats a publish of which one
-//! part failed after the mount, and another before it (`markVolumeErrorState`). Then it
-//! asks for ever to unstage what is still published. A pod that it knows of has its
-//! publish repeated all the time (`requiresRepublish`); where that has not happened
-//! for a while, kubelet is taken at its word.
+//! Kubelet also forgets a single pod's mount, when a publish fails first after the
+//! mount (growing it) and then before it (`markVolumeErrorState`). It then asks to
+//! unstage what is still published. When it has asked for that long and for nothing
+//! else, it is taken at its word. Where the target is a bind of a staged mount kubelet
+//! sees that itself and never asks; only its restart helps there.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use futures::future::join_all;
@@ -102,7 +103,11 @@ impl Forgotten {
             volumes.forgotten_after,
         );
         let what = format!("looking at the record of volume {volume_id}");
-        let idle = move || state.uncalled_volume(&id, after).filter(is_idle);
+        let idle = move || {
+            let idle = state.uncalled_volume(&id, after).filter(is_idle);
+            // A call like any other, so that a failure is followed by a pause as well.
+            idle.inspect(|_| state.note_call(&id))
+        };
         let idle = guard.block(what, QUICK_WORK, idle).await;
         let Some(record) = idle.map_err(Trouble::from)? else {
             return Ok(false);
@@ -111,28 +116,47 @@ impl Forgotten {
     }
 }
 
+/// Since when kubelet asks to unstage volumes that are published, and for nothing else
+/// about them. In memory: to begin anew after a restart only takes longer.
+#[derive(Clone, Default)]
+pub(super) struct Refused(Arc<Mutex<HashMap<String, Instant>>>);
+
+impl Refused {
+    /// Kubelet is told that the volume is published.
+    pub(super) fn note(&self, volume_id: &str) {
+        self.lock()
+            .entry(volume_id.to_owned())
+            .or_insert_with(Instant::now);
+    }
+
+    /// Kubelet asked for something else, or there is nothing to ask for any more.
+    pub(super) fn clear(&self, volume_id: &str) {
+        self.lock().remove(volume_id);
+    }
+
+    fn has_lasted(&self, volume_id: &str, this_long: Duration) -> bool {
+        self.lock()
+            .get(volume_id)
+            .is_some_and(|since| since.elapsed() >= this_long)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Volumes {
-    /// Takes away from pods what kubelet forgot there, now that it says that no pod has
-    /// the volume any more.
+    /// Takes a volume away from pods, if kubelet has asked to unstage it for so long that
+    /// it must have forgotten them.
     pub(super) async fn unpublish_forgotten(
         &self,
         guard: &Guard,
         record: &mut Record,
-    ) -> Result<(), UnstageError> {
-        let (state, id, after) = (self.state.clone(), record.volume_id.clone(), self.forgotten_after);
-        let what = format!("looking at the record of volume {id}");
-        let uncalled = move || state.uncalled_volume(&id, after).is_some();
-        if !guard
-            .block(what, QUICK_WORK, uncalled)
-            .await
-            .map_err(Trouble::from)?
-        {
+    ) -> Result<(), Trouble> {
+        if !self.refused.has_lasted(&record.volume_id, self.forgotten_after) {
             return Ok(());
         }
         for target in record.targets.clone().into_keys() {
-            if !self.is_published(guard, &target).await? {
-                continue;
-            }
             let taken = self.take_away(guard, record, &target);
             crash::around(Step::NodeUnpublish, taken).await?;
             tracing::warn!(

@@ -12,6 +12,7 @@ use super::{
     access::Access,
     direct::Direct,
     driver::Drivers,
+    forgotten::Refused,
     mounts::{self, MountError},
     state::{Record, State, StateError, boot_id},
     trouble::Trouble,
@@ -35,9 +36,10 @@ pub struct Volumes {
     pub(super) in_flight: InFlight,
     pub(super) boot_id: String,
     /// How long nobody has to have called for a volume before it counts as forgotten.
-    /// Kubelet that knows of one calls at least every four minutes: two for a call, two
-    /// for its longest pause.
+    /// Kubelet that is to do something calls at least every four minutes: two for a call,
+    /// two for its longest pause.
     pub(super) forgotten_after: Duration,
+    pub(super) refused: Refused,
 }
 
 /// A wish to have a volume ready on this node.
@@ -153,6 +155,7 @@ impl Volumes {
             in_flight: InFlight::default(),
             boot_id: boot_id()?,
             forgotten_after,
+            refused: Refused::default(),
         })
     }
 
@@ -166,7 +169,6 @@ impl Volumes {
     /// Takes a volume off this node.
     pub async fn unstage(&self, wish: Unstage) -> Result<(), UnstageError> {
         let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
-        // No call for the volume yet: perhaps kubelet no longer knows who has it.
         let Some(mut record) = self.recall(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_staged(&guard, wish).await;
         };
@@ -178,13 +180,13 @@ impl Volumes {
     pub(super) async fn unstage_held(&self, guard: &Guard, record: Record) -> Result<(), UnstageError> {
         for target in record.targets.keys() {
             if self.is_published(guard, target).await? {
+                self.refused.note(&record.volume_id);
                 return Err(UnstageError::Published {
                     volume_id: record.volume_id,
                     target: target.clone(),
                 });
             }
         }
-        self.note_call(guard, &record.volume_id).await?;
         let unstaged = async {
             match &record.data_path.source {
                 RealSource::Csi(real) => self.unstage_real(guard, &record, real).await,
@@ -333,27 +335,21 @@ impl Volumes {
 /// The steps all operations share: our own files and the mount table, off the
 /// async threads and with the volume held.
 impl Volumes {
-    /// What is on record of a volume that somebody calls for.
+    /// What is on record of a volume that somebody wants to use or to give back.
     pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
-        self.note_call(guard, volume_id).await?;
+        self.refused.clear(volume_id);
         self.recall(guard, volume_id).await
     }
 
-    async fn note_call(&self, guard: &Guard, volume_id: &str) -> Result<(), Trouble> {
-        let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
-        let what = format!("noting a call for volume {volume_id}");
-        Ok(guard
-            .block(what, QUICK_WORK, move || state.note_call(&volume_id))
-            .await?)
-    }
-
-    /// What is on record of a volume, whoever wants to know.
+    /// What is on record of a volume that somebody calls for.
     async fn recall(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
-        Ok(guard
-            .block(what, QUICK_WORK, move || state.load(&volume_id))
-            .await??)
+        let load = move || {
+            state.note_call(&volume_id);
+            state.load(&volume_id)
+        };
+        Ok(guard.block(what, QUICK_WORK, load).await??)
     }
 
     pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {
@@ -368,6 +364,7 @@ impl Volumes {
     }
 
     pub(super) async fn forget(&self, guard: &Guard, volume_id: String) -> Result<(), Trouble> {
+        self.refused.clear(&volume_id);
         let state = self.state.clone();
         let what = format!("removing the record of volume {volume_id}");
         let removed = async {

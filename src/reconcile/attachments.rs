@@ -97,7 +97,7 @@ impl Rounds for Attachments<'_> {
 
     /// To look much less often than the grace period lasts would prolong it.
     fn rest(&self) -> Duration {
-        Self::REST.min(self.grace)
+        self.grace.clamp(Duration::from_secs(1), Self::REST)
     }
 
     /// None: an attachment is made after, and removed before, the one it serves,

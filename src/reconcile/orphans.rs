@@ -25,7 +25,8 @@ use crate::{
 /// For one twin to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// For whoever deletes a twin: the grace period is for those nobody has looked at.
+/// For whoever deletes a twin here: the grace period is for those nobody has looked at.
+/// Elsewhere it may be a fabric that takes down a namespace.
 const DELETED: Duration = Duration::from_secs(30);
 
 /// What a twin without a PV of its volume looks like.
@@ -65,7 +66,7 @@ enum Origin {
 fn look(handed_over: bool, deleting: bool, origin: Origin) -> Look {
     match (handed_over, origin) {
         // Somebody deletes what was reported to them: our finalizer is not to be in the way.
-        (true, Origin::Gone) if deleting => Look::Collectable,
+        (true, Origin::Gone) | (_, Origin::Unknown) if deleting => Look::Collectable,
         (true, _) => Look::GivenAway,
         (false, Origin::Live) => Look::InTheMaking,
         (false, Origin::Gone) => Look::Collectable,
@@ -122,13 +123,13 @@ impl<'a> Orphans<'a> {
     }
 
     /// Notes how a twin looks; true once it has for the grace period.
-    fn persists(&mut self, twin: &Twin, look: Look) -> bool {
+    fn persists(&mut self, cluster: &Cluster, twin: &Twin, look: Look) -> bool {
         let now = Instant::now();
         let (known, since) = self.since.entry(twin.uid.clone()).or_insert((look, now));
         if *known != look {
             (*known, *since) = (look, now);
         }
-        let grace = if twin.deleting {
+        let grace = if twin.deleting && cluster.id() == self.home.id() {
             self.grace.min(DELETED)
         } else {
             self.grace
@@ -262,7 +263,7 @@ impl Rounds for Orphans<'_> {
 
     /// To look much less often than the grace period lasts would prolong it.
     fn rest(&self) -> Duration {
-        Self::REST.min(self.grace)
+        self.grace.clamp(Duration::from_secs(1), Self::REST)
     }
 
     /// None: what looks forgotten for a moment is on its way.
@@ -279,7 +280,7 @@ impl Rounds for Orphans<'_> {
         let mut reported: HashMap<Look, usize> = HashMap::new();
         for (cluster, twin) in &alone {
             let look = look(twin.handed_over, twin.deleting, self.origin(cluster, twin));
-            if !self.persists(twin, look) {
+            if !self.persists(cluster, twin, look) {
                 continue;
             }
             match look {

@@ -21,8 +21,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// between leaves a twin that shows what is to be done. False if it changed
 /// meanwhile: it stands, and whoever called looks again and decides anew.
 ///
-/// Only for twins that were never handed over: the caller has made sure, and
-/// the version makes sure that it stays true.
+/// Only for twins that were never handed over, or that somebody else deletes and
+/// nobody has any more: the caller has made sure, and the version makes sure that it
+/// stays true.
 pub async fn withdraw(
     cluster: &Cluster,
     twin: &PersistentVolumeClaim,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::*;
-use crate::node::{fake::FORGOTTEN_AFTER, mounts};
+use crate::node::mounts;
 
 const INSIDE: &str = "LIQO_CSI_TEST_OWN_NAMESPACE";
 
@@ -138,30 +138,32 @@ async fn what_kubelet_forgot_in_a_pod_is_taken_away_when_it_wants_it_unstaged() 
     let node = Node::new();
     fs::write(node.make("host/mnt/disk").join("data"), "precious").unwrap();
     let wish = || publish(&node, "pod-1", local("/mnt/disk", VolumeMode::Filesystem));
-    node.volumes().publish(wish()).await.unwrap();
-    node.last_called(2 * FORGOTTEN_AFTER);
-    node.volumes().publish(wish()).await.unwrap();
-    for ago in [Duration::ZERO, FORGOTTEN_AFTER / 2] {
-        node.last_called(ago);
-        let early = node.volumes().unstage(unstage(&wish().stage)).await;
-        assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
-        assert!(is_mounted(&wish().target));
-        let still = node.volumes().state.uncalled_volume(ID, ago);
-        assert!(still.is_some(), "to be refused is no call");
+    let patient = node.volumes();
+    for _ in 0..3 {
+        patient.publish(wish()).await.unwrap();
+        for _ in 0..3 {
+            let early = patient.unstage(unstage(&wish().stage)).await;
+            assert!(matches!(early, Err(UnstageError::Published { .. })), "{early:?}");
+        }
     }
 
-    node.last_called(2 * FORGOTTEN_AFTER);
-    for _ in 0..2 {
-        node.volumes().unstage(unstage(&wish().stage)).await.unwrap();
-        assert!(!wish().target.exists() && !is_mounted(&wish().stage.staging));
+    let volumes = node.volumes_forgotten(Duration::ZERO);
+    for _ in 0..3 {
+        volumes.unstage(unstage(&wish().stage)).await.unwrap_err();
+        // Kubelet knows of a pod after all.
+        volumes.publish(wish()).await.unwrap();
     }
+    assert!(is_mounted(&wish().target));
+    volumes.unstage(unstage(&wish().stage)).await.unwrap_err();
+    volumes.unstage(unstage(&wish().stage)).await.unwrap();
+    assert!(!wish().target.exists() && !is_mounted(&wish().stage.staging));
     assert_eq!(
         fs::read_to_string(node.path("host/mnt/disk/data")).unwrap(),
         "precious"
     );
     assert_eq!(node.records(), 0);
     // Kubelet remembers, after a restart.
-    node.volumes().unpublish(unpublish(&wish())).await.unwrap();
+    volumes.unpublish(unpublish(&wish())).await.unwrap();
 }
 
 #[tokio::test]

@@ -177,11 +177,13 @@ async fn a_twin_without_a_claim_is_reported_and_left_alone() {
 
 #[tokio::test]
 async fn who_deletes_a_reported_twin_is_not_held_up() {
-    let api = FakeApi::start().await;
-    put_twin(&api, true, true);
-    api.change(TWIN, |twin| {
-        twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    });
-    round_after(&api, Duration::from_mins(1)).await.unwrap();
-    assert!(api.object(TWIN).is_none());
+    for (handed_over, with_claim) in [(true, true), (true, false), (false, false)] {
+        let api = FakeApi::start().await;
+        put_twin(&api, handed_over, with_claim);
+        api.change(TWIN, |twin| {
+            twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        });
+        round_after(&api, Duration::from_mins(1)).await.unwrap();
+        assert!(api.object(TWIN).is_none(), "{handed_over} {with_claim}");
+    }
 }
