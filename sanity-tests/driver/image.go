@@ -37,8 +37,9 @@ const BinaryVariable = "LIQO_CSI_BINARY"
 // driver in, instead of that of releases.
 const ProfileVariable = "LIQO_CSI_PROFILE"
 
-// Compile builds the driver as it is released; with cargo features quickly, in the
-// profile whose dependencies the tests have built.
+// Compile builds the driver in the profile asked for; with cargo features quickly, in
+// the one whose dependencies the tests have built. Builds of one profile end in one
+// file, so what is wanted of a build is to be done before the next.
 func Compile(ctx context.Context, features ...string) (binary string, err error) {
 	if given := os.Getenv(BinaryVariable); given != "" && len(features) == 0 {
 		return filepath.Abs(given)

@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -104,7 +105,7 @@ func (s suite) run(ctx context.Context, root string) count {
 	cmd.Stdout, cmd.Stderr = counter, os.Stdout
 	// The driver with its assertions, and with the dependencies of the unit tests:
 	// to build those once more as for a release takes as long as many tests.
-	cmd.Env = append(os.Environ(), driver.ProfileVariable+"=dev")
+	cmd.Env = append(os.Environ(), driver.ProfileVariable+"="+cmp.Or(os.Getenv(driver.ProfileVariable), "dev"))
 	// The whole family goes when time is up, not only its head.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }

@@ -130,6 +130,9 @@ func read(t *testing.T, n *user.Namespace, pod, word string) {
 // live is the life of a volume: a pod writes, another one reads, the claim goes.
 func live(t *testing.T, n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
 	t.Helper()
+	// Not by force: kubelet then forgets mounts of pods that it cannot look up any
+	// more, when the node plugin dies at that moment (docs/troubleshooting.md).
+	edits = append(edits, func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(1)) })
 	n.Claim("data", class, "64Mi")
 	n.Pod("writer", "data", edits...)
 	n.WaitReady("writer")
