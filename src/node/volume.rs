@@ -106,7 +106,11 @@ pub enum UnstageError {
     #[error(transparent)]
     Trouble(Trouble),
     /// A pod still has it.
-    #[error("volume {volume_id} is still published at {}", target.display())]
+    #[error(
+        "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
+         if that pod is gone, restart kubelet on this node, which finds it again",
+        target.display()
+    )]
     Published {
         /// The volume.
         volume_id: String,
