@@ -19,6 +19,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/retry"
 )
 
 // RemoteAnnotation is on every Node of a fabric and says which cluster is
@@ -68,6 +69,11 @@ func (k *nodeKeeper) adopt(ctx context.Context) error {
 		return fmt.Errorf("ask cluster %s for its version: %w", k.options.Home.Name(), err)
 	}
 	k.version = version.GitVersion
+	// Kubernetes may write the node at any time.
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return k.takeOver(ctx) })
+}
+
+func (k *nodeKeeper) takeOver(ctx context.Context) error {
 	node, err := k.client.CoreV1().Nodes().Get(ctx, k.options.Node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
@@ -34,18 +35,22 @@ func putRemoteCluster(ctx context.Context, home *clusters.Cluster, name string, 
 		"nodeSelector":        map[string]any{"matchLabels": map[string]any{clusterLabel: name}},
 	}
 	maps.Copy(said, more)
-	object, err := all.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		object = &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-			"metadata": map[string]any{"name": name}, "spec": said,
-		}}
-		_, err = all.Create(ctx, object, metav1.CreateOptions{})
-	case err == nil:
-		object.Object["spec"] = said
-		_, err = all.Update(ctx, object, metav1.UpdateOptions{})
-	}
+	// The driver writes the status at any time.
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		object, err := all.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			object = &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
+				"metadata": map[string]any{"name": name}, "spec": said,
+			}}
+			_, err = all.Create(ctx, object, metav1.CreateOptions{})
+		case err == nil:
+			object.Object["spec"] = said
+			_, err = all.Update(ctx, object, metav1.UpdateOptions{})
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("declare cluster %s: %w", name, err)
 	}
