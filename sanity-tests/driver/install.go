@@ -1,6 +1,6 @@
 // Package driver puts the driver under test into a cluster of the lab: it builds
-// it, makes the image that the Dockerfile describes, and installs the
-// chart with real Helm.
+// it, makes the image that the Dockerfile describes, and installs the chart with
+// real Helm.
 //
 // How Helm is run and what the chart renders is the business of package chart;
 // the real storage behind the driver comes from package storage.

@@ -31,10 +31,7 @@ use super::{
     trouble::Trouble,
     volume::{QUICK_WORK, UnstageError, Volumes},
 };
-use crate::{
-    observe::crash::{self, Step},
-    volume::Guard,
-};
+use crate::volume::Guard;
 
 const LOOK: Duration = Duration::from_secs(20);
 
@@ -157,15 +154,12 @@ impl Volumes {
             return Ok(());
         }
         for target in record.targets.clone().into_keys() {
-            let taken = self.take_away(guard, record, &target);
-            crash::around(Step::NodeUnpublish, taken).await?;
+            self.unpublish_held(guard, record, &target).await?;
             tracing::warn!(
                 volume = record.volume_id,
                 ?target,
                 "unpublished what kubelet forgot"
             );
-            record.targets.remove(&target);
-            self.save(guard, record).await?;
         }
         Ok(())
     }

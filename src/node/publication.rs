@@ -154,12 +154,7 @@ impl Volumes {
         let Some(mut record) = self.load(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_published(&guard, wish).await;
         };
-        let taken = self.take_away(&guard, &record, &wish.target);
-        crash::around(Step::NodeUnpublish, taken).await?;
-        if record.targets.remove(&wish.target).is_some() {
-            self.save(&guard, &record).await?;
-        }
-        Ok(())
+        Ok(self.unpublish_held(&guard, &mut record, &wish.target).await?)
     }
 
     /// The record of a volume that is staged. A call to publish carries all that
@@ -245,18 +240,25 @@ impl Volumes {
         Ok(self.remove_point(guard, wish.target).await?)
     }
 
-    /// Unpublishes, and removes the target.
-    pub(super) async fn take_away(
+    /// Unpublishes with the volume held, removes the target, and forgets it.
+    pub(super) async fn unpublish_held(
         &self,
         guard: &Guard,
-        record: &Record,
+        record: &mut Record,
         target: &Path,
     ) -> Result<(), Trouble> {
-        match &record.data_path.source {
-            RealSource::Csi(real) => self.unpublish_real(guard, record, real, target).await?,
-            _ => self.unmount(guard, target).await?,
+        let taken = async {
+            match &record.data_path.source {
+                RealSource::Csi(real) => self.unpublish_real(guard, record, real, target).await?,
+                _ => self.unmount(guard, target).await?,
+            }
+            self.remove_point(guard, target.to_owned()).await
+        };
+        crash::around(Step::NodeUnpublish, taken).await?;
+        if record.targets.remove(target).is_some() {
+            self.save(guard, record).await?;
         }
-        self.remove_point(guard, target.to_owned()).await
+        Ok(())
     }
 
     async fn remove_point(&self, guard: &Guard, target: PathBuf) -> Result<(), Trouble> {

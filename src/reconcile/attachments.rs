@@ -95,9 +95,8 @@ impl Rounds for Attachments<'_> {
     const NAME: &'static str = "attachments";
     const REST: Duration = Duration::from_mins(1);
 
-    /// To look much less often than the grace period lasts would prolong it.
-    fn rest(&self) -> Duration {
-        self.grace.clamp(Duration::from_secs(1), Self::REST)
+    fn grace(&self) -> Option<Duration> {
+        Some(self.grace)
     }
 
     /// None: an attachment is made after, and removed before, the one it serves,

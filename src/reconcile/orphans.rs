@@ -261,9 +261,8 @@ impl Rounds for Orphans<'_> {
     const NAME: &'static str = "orphans";
     const REST: Duration = Duration::from_mins(1);
 
-    /// To look much less often than the grace period lasts would prolong it.
-    fn rest(&self) -> Duration {
-        self.grace.clamp(Duration::from_secs(1), Self::REST)
+    fn grace(&self) -> Option<Duration> {
+        Some(self.grace)
     }
 
     /// None: what looks forgotten for a moment is on its way.

@@ -13,6 +13,8 @@ use crate::cluster::ApiError;
 const SETTLE: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// Whatever the grace period.
+const SHORTEST_REST: Duration = Duration::from_secs(1);
 /// A round that takes longer is given up; the next one goes on where it was.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
@@ -24,9 +26,10 @@ pub(super) trait Rounds {
     /// How long it rests at most.
     const REST: Duration;
 
-    /// How long this one rests, where a setting asks for less.
-    fn rest(&self) -> Duration {
-        Self::REST
+    /// How long it waits before it acts on what it finds, if it does. To rest much longer
+    /// than that would prolong it.
+    fn grace(&self) -> Option<Duration> {
+        None
     }
 
     /// Change whenever a round may find something to do.
@@ -48,7 +51,8 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
             Ok(Ok(())) => {
                 metrics.round(R::NAME, "done");
                 pause = FIRST_PAUSE;
-                rest(&mut signs, rounds.rest()).await;
+                let grace = rounds.grace().unwrap_or(R::REST);
+                rest(&mut signs, grace.clamp(SHORTEST_REST, R::REST)).await;
             }
             failed => {
                 metrics.round(R::NAME, "failed");
