@@ -23,7 +23,7 @@ use crate::{
     },
     reconcile,
     twin::Policy,
-    volume::ClusterId,
+    volume::{CarriedAnnotations, ClusterId},
     wire::csi::controller_server::ControllerServer,
 };
 
@@ -52,6 +52,9 @@ pub(super) struct Args {
     /// Real classes a claim may choose by annotation; none means the annotation is refused.
     #[arg(long, value_delimiter = ',')]
     allowed_classes: Vec<String>,
+    /// Annotations of claims that twins carry; `example.com/*` means all of a domain.
+    #[arg(long, value_delimiter = ',')]
+    carry_annotations: Vec<String>,
     /// Age at which a twin that never served and has no claim is collected.
     #[arg(long, default_value = "10m", value_parser = duration)]
     orphan_grace: Duration,
@@ -61,6 +64,10 @@ pub(super) struct Args {
     /// Let kubeconfigs of remote clusters and of Kosmos name a proxy (Liqo's may).
     #[arg(long)]
     allow_proxy: bool,
+    /// Namespaces that Liqo has for remote clusters: what its objects say elsewhere is not
+    /// believed.
+    #[arg(long, value_delimiter = ',')]
+    liqo_tenant_namespaces: Vec<String>,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -86,6 +93,7 @@ async fn serve(args: Args) -> Outcome {
     let settings = Settings {
         id: args.cluster_id,
         storage_namespace: args.storage_namespace,
+        carried: CarriedAnnotations::new(args.carry_annotations),
         call_timeout: args.call_timeout,
     };
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
@@ -106,6 +114,7 @@ async fn serve(args: Args) -> Outcome {
         namespace: args.namespace.clone(),
         call_timeout: args.call_timeout,
         allow_proxy: args.allow_proxy,
+        liqo_tenants: args.liqo_tenant_namespaces.into_iter().collect(),
     };
     tokio::spawn(stop.clone().run_until_cancelled_owned(registry::keep(
         registry.clone(),
@@ -115,13 +124,17 @@ async fn serve(args: Args) -> Outcome {
 
     let policy = Policy {
         allowed_classes: args.allowed_classes.into_iter().collect(),
+        namespace: args
+            .lease_namespace
+            .clone()
+            .unwrap_or_else(|| args.namespace.clone()),
     };
     let loops = reconcile::run(
         home.clone(),
         registry.clone(),
         Events::new(home.client().clone()),
         reconcile::Settings {
-            namespace: args.lease_namespace.unwrap_or(args.namespace),
+            namespace: policy.namespace.clone(),
             identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
             grace: args.orphan_grace,
             allowed_classes: policy.allowed_classes.clone(),

@@ -1,20 +1,25 @@
 //! Calls to an API server that always end: each within a bounded time, transient
 //! failures retried inside it, every error naming object, cluster and cause.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, io, sync::Arc, time::Duration};
 
 use kube::{
     Api, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Status,
+    runtime::watcher,
 };
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::Semaphore;
 
-use super::Cluster;
+use super::{Cluster, REMOTE_PAGE};
 use crate::volume::DRIVER_NAME;
 
 const PAGE: u32 = 250;
 /// More than any cluster has of what we list: a list that does not end is none.
-const MOST_PAGES: usize = 1000;
+const MOST_OBJECTS: u32 = 250_000;
+/// What a list of a remote cluster may hold, as JSON: tens of thousands of claims.
+const MOST_LISTED: usize = 32 << 20;
 /// As much as people read of what an API server says. Some send whole web pages,
 /// and what they say becomes part of our objects.
 const LONGEST_MESSAGE: usize = 1024;
@@ -65,6 +70,12 @@ impl ApiError {
         matches!(self.cause, Cause::Conflict(_))
     }
 
+    /// Whether we lack a permission, or something forbids it.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self.cause, Cause::Forbidden(_))
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -100,6 +111,9 @@ pub struct Objects<K> {
     namespace: Option<String>,
     cluster: String,
     timeout: Duration,
+    /// Who may list now, where that is limited: remote clusters are not believed to be as
+    /// large as they please.
+    lists: Option<Arc<Semaphore>>,
 }
 
 impl<K> Objects<K>
@@ -113,6 +127,7 @@ where
             kind: K::kind(&()).into_owned(),
             cluster: cluster.id().to_string(),
             timeout: cluster.0.call_timeout,
+            lists: cluster.0.lists.clone(),
         }
     }
 }
@@ -133,13 +148,47 @@ where
 
     /// Every object with these labels and fields, read live, page by page.
     pub async fn select(&self, labels: Option<&str>, fields: Option<&str>) -> Result<Vec<K>, ApiError> {
-        let mut found = Vec::new();
-        let mut page = ListParams::default().limit(PAGE);
+        self.pick(labels, fields, |_| true).await
+    }
+
+    /// Every object that is wanted, read live; of the others no more than a page is held.
+    pub async fn find(&self, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, ApiError> {
+        self.pick(None, None, wanted).await
+    }
+
+    async fn pick(
+        &self,
+        labels: Option<&str>,
+        fields: Option<&str>,
+        wanted: impl Fn(&K) -> bool,
+    ) -> Result<Vec<K>, ApiError> {
+        let _turn = match &self.lists {
+            Some(lists) => lists.acquire().await.ok(),
+            None => None,
+        };
+        let limited = self.lists.is_some();
+        let (mut found, mut held) = (Vec::new(), 0);
+        let size = if limited { REMOTE_PAGE } else { PAGE };
+        let mut page = ListParams::default().limit(size);
         page.label_selector = labels.map(str::to_owned);
         page.field_selector = fields.map(str::to_owned);
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MOST_OBJECTS / size {
             let list = self.bounded("list", "", || self.api.list(&page)).await?;
-            found.extend(list.items);
+            for mut object in list.items {
+                if !wanted(&object) {
+                    continue;
+                }
+                // Half of an object, and of no use to us.
+                object.meta_mut().managed_fields = None;
+                if limited {
+                    held = length(&object).saturating_add(held);
+                }
+                found.push(object);
+            }
+            if held > MOST_LISTED {
+                let why = format!("the list is longer than {} MiB", MOST_LISTED >> 20);
+                return Err(self.error("list", "", Cause::Malformed(why)));
+            }
             match list.metadata.continue_ {
                 Some(next) if !next.is_empty() => page.continue_token = Some(next),
                 _ => return Ok(found),
@@ -235,6 +284,26 @@ where
     }
 }
 
+/// How long an object is as JSON.
+fn length(object: &impl Serialize) -> usize {
+    struct Counter(usize);
+    impl io::Write for Counter {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0 += text.len();
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    match serde_json::to_writer(&mut counter, object) {
+        Ok(()) => counter.0,
+        Err(_) => usize::MAX,
+    }
+}
+
 fn absent_is_none<T>(outcome: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match outcome {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
@@ -281,30 +350,54 @@ fn cause(error: kube::Error) -> Cause {
             }
         }
         kube::Error::SerdeError(error) => Cause::Malformed(short(&error.to_string())),
-        kube::Error::Service(error) if super::cap::is_too_long(error.as_ref()) => {
+        kube::Error::Service(error) if super::cap::is_too_much(error.as_ref()) => {
             Cause::Malformed(error.to_string())
         }
         kube::Error::FromUtf8(error) => Cause::Malformed(error.to_string()),
-        other => Cause::Unavailable(chain(&other)),
+        other => Cause::Unavailable(plain(&other)),
     }
 }
 
-/// The whole chain: hyper's own message says only that something failed.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
+/// What happened, in the words of whoever it happened to. The words that kube puts
+/// before them name its own types and repeat the answer as Rust prints it.
+#[must_use]
+pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut said: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        next = error.source();
+        if let Some(status) = answer(error) {
+            said.push(short(match status.message.as_str() {
+                "" => &status.reason,
+                message => message,
+            }));
+            break;
         }
-        source = inner.source();
+        let wraps = error.is::<kube::Error>() || error.is::<watcher::Error>();
+        let text = error.to_string();
+        let is_said = said.iter().any(|known| known.contains(&text));
+        let is_wrapper = wraps && next.is_some();
+        if !is_wrapper && !is_said {
+            said.push(text);
+        }
     }
-    short(&text)
+    short(&said.join(": "))
+}
+
+/// The answer of the API server that an error wraps.
+fn answer<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
+    if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+        return Some(status);
+    }
+    match error.downcast_ref() {
+        Some(watcher::Error::WatchError(status)) => Some(status),
+        _ => None,
+    }
 }
 
 /// A message as far as it is kept.
-pub(super) fn short(message: &str) -> String {
+#[must_use]
+pub fn short(message: &str) -> String {
     let end = message.floor_char_boundary(LONGEST_MESSAGE);
     let cut = if end < message.len() { "…" } else { "" };
     format!("{}{cut}", &message[..end])

@@ -1,12 +1,18 @@
-//! A limit on the size of what an API server may answer, so that no cluster can
-//! make us swallow more than we can hold. Watches are endless by nature and read
-//! line by line: each line has the limit.
+//! Limits on what an API server may send, so that no cluster can make us swallow more
+//! than we can hold. Watches are endless by nature and read line by line: each line
+//! has the limits of an answer.
+//!
+//! Text is not all that counts. What is read becomes values in memory, and a value of
+//! three bytes of JSON may become a struct of hundreds: so values are limited too. And
+//! an endless stream costs time, which is everybody's: so it is read only so fast.
 
 use std::{
     error::Error,
     future::Future,
     pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use axum::{
@@ -16,30 +22,97 @@ use axum::{
 use futures::StreamExt;
 use http_body_util::{BodyExt, BodyStream, StreamBody, combinators::UnsyncBoxBody};
 use kube::client::Body;
+use tokio::time::Instant;
 use tower::{BoxError, Layer, Service};
 
-/// A page of objects is a few MiB, a single object at most 1.5 MiB.
-const LONGEST_ANSWER: usize = 32 << 20;
+/// What a cluster may send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Bytes of a page of a list.
+    list: usize,
+    /// Bytes of a single object, or of one line of a watch.
+    object: usize,
+    /// Bytes of an answer that says no.
+    refusal: usize,
+    /// JSON values in any of them.
+    values: usize,
+    /// Bytes in a second, and how many may come at once before that counts.
+    pace: Option<(usize, usize)>,
+}
+
+impl Limits {
+    /// Of the cluster we live in. It is trusted, and may be large.
+    pub(super) const HOME: Self = Self {
+        list: 32 << 20,
+        object: 32 << 20,
+        refusal: 32 << 20,
+        values: usize::MAX,
+        pace: None,
+    };
+
+    /// Of any other. An object is at most 1.5 MiB large where etcd keeps it, and what we read
+    /// seldom has more than some KiB.
+    pub(super) const REMOTE: Self = Self {
+        list: 4 << 20,
+        object: 1 << 20,
+        refusal: 64 << 10,
+        values: 200_000,
+        pace: Some((4 << 20, 64 << 20)),
+    };
+
+    /// The bytes that the answer to a request may have.
+    fn longest(&self, query: &str, refused: bool) -> usize {
+        if refused {
+            self.refusal
+        } else if query.contains("limit=") {
+            self.list
+        } else {
+            self.object
+        }
+    }
+}
 
 /// The cap speaking.
 #[derive(Debug, thiserror::Error)]
-#[error("it is longer than {LONGEST_ANSWER} bytes")]
-struct TooLong;
+enum TooMuch {
+    #[error("it is longer than {0} bytes")]
+    Bytes(usize),
+    #[error("it has more than {0} values")]
+    Values(usize),
+}
 
 /// Caps the answers of the service below.
-#[derive(Clone, Copy)]
-pub(super) struct Cap;
+#[derive(Clone)]
+pub(super) struct Cap {
+    limits: Limits,
+    pace: Arc<Pace>,
+}
+
+impl Cap {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            pace: Arc::new(Pace::new(limits.pace)),
+        }
+    }
+}
 
 impl<S> Layer<S> for Cap {
     type Service = Capped<S>;
 
     fn layer(&self, inner: S) -> Capped<S> {
-        Capped(inner)
+        Capped {
+            inner,
+            cap: self.clone(),
+        }
     }
 }
 
 #[derive(Clone)]
-pub(super) struct Capped<S>(S);
+pub(super) struct Capped<S> {
+    inner: S,
+    cap: Cap,
+}
 
 impl<S, B> Service<Request<Body>> for Capped<S>
 where
@@ -54,44 +127,146 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let endless = request
-            .uri()
-            .query()
-            .is_some_and(|query| query.contains("watch=true"));
-        let answer = self.0.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| capped(body, endless))) })
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let answer = self.inner.call(request);
+        let Cap { limits, pace } = self.cap.clone();
+        Box::pin(async move {
+            let answer = answer.await?;
+            let status = answer.status();
+            let refused = status.is_client_error() || status.is_server_error();
+            let reading = Reading {
+                endless: query.contains("watch=true") && !refused,
+                longest: limits.longest(&query, refused),
+                most_values: limits.values,
+                ..Reading::default()
+            };
+            Ok(answer.map(|body| capped(body, reading, pace)))
+        })
     }
 }
 
-fn capped<B>(body: B, endless: bool) -> UnsyncBoxBody<Bytes, BoxError>
+fn capped<B>(body: B, mut reading: Reading, pace: Arc<Pace>) -> UnsyncBoxBody<Bytes, BoxError>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut length = 0;
-    let frames = BodyStream::new(body).map(move |frame| {
-        let frame = frame.map_err(Into::into)?;
-        if let Some(data) = frame.data_ref() {
-            let line = data.iter().rposition(|&byte| byte == b'\n').filter(|_| endless);
-            length = line.map_or(length + data.len(), |end| data.len() - end - 1);
+    let frames = BodyStream::new(body).then(move |frame| {
+        let frame = frame.map_err(Into::into);
+        let data = match &frame {
+            Ok(frame) => frame.data_ref(),
+            Err(_) => None,
+        };
+        let length = data.map_or(0, Bytes::len);
+        let within = data.map_or(Ok(()), |data| reading.take(data));
+        let pace = Arc::clone(&pace);
+        async move {
+            within?;
+            pace.take(length).await;
+            frame
         }
-        if length > LONGEST_ANSWER {
-            return Err(TooLong.into());
-        }
-        Ok(frame)
     });
     StreamBody::new(frames).boxed_unsync()
 }
 
+/// How far an answer, or a line of a watch, has been read.
+#[derive(Default)]
+struct Reading {
+    endless: bool,
+    longest: usize,
+    most_values: usize,
+    bytes: usize,
+    values: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+impl Reading {
+    fn take(&mut self, data: &[u8]) -> Result<(), TooMuch> {
+        if self.most_values == usize::MAX {
+            let end = || data.iter().rposition(|&byte| byte == b'\n');
+            let line = self.endless.then(end).flatten();
+            self.bytes = line.map_or(self.bytes + data.len(), |end| data.len() - end - 1);
+        } else {
+            for &byte in data {
+                self.look_at(byte)?;
+            }
+        }
+        if self.bytes > self.longest {
+            return Err(TooMuch::Bytes(self.longest));
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, byte: u8) -> Result<(), TooMuch> {
+        self.bytes += 1;
+        match byte {
+            // No text of JSON has a line's end in it.
+            b'\n' if self.endless => {
+                (self.bytes, self.values) = (0, 0);
+                (self.in_text, self.escaped) = (false, false);
+            }
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.in_text => self.escaped = true,
+            b'"' => self.in_text = !self.in_text,
+            b'{' | b'[' | b',' if !self.in_text => self.values += 1,
+            _ => {}
+        }
+        if self.values > self.most_values {
+            return Err(TooMuch::Values(self.most_values));
+        }
+        if self.bytes > self.longest {
+            return Err(TooMuch::Bytes(self.longest));
+        }
+        Ok(())
+    }
+}
+
+/// How fast a cluster is read: whoever sends without end waits, and nobody else does.
+struct Pace {
+    /// Bytes in a second, and as many at once.
+    limits: Option<(usize, usize)>,
+    /// When all that was read would have been read at that pace.
+    until: Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(limits: Option<(usize, usize)>) -> Self {
+        Self {
+            limits,
+            until: Mutex::new(Instant::now()),
+        }
+    }
+
+    async fn take(&self, bytes: usize) {
+        if let Some(wait) = self.wait(bytes) {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    fn wait(&self, bytes: usize) -> Option<Duration> {
+        let (per_second, at_once) = self.limits?;
+        let time = |bytes: usize| {
+            let nanos = bytes as u128 * 1_000_000_000 / per_second.max(1) as u128;
+            Duration::from_nanos(nanos.try_into().unwrap_or(u64::MAX))
+        };
+        let now = Instant::now();
+        let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = (*until).max(now) + time(bytes);
+        until
+            .checked_duration_since(now + time(at_once))
+            .filter(|wait| !wait.is_zero())
+    }
+}
+
 /// Whether this is the cap speaking.
-pub(super) fn is_too_long(error: &(dyn Error + 'static)) -> bool {
+pub(super) fn is_too_much(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        if error.is::<TooLong>() {
+        if error.is::<TooMuch>() {
             return true;
         }
         next = error.source();
@@ -105,21 +280,67 @@ mod tests {
 
     use super::*;
 
-    async fn read(text: Vec<u8>, endless: bool) -> Result<usize, BoxError> {
-        let read = capped(Full::new(Bytes::from(text)), endless).collect().await;
-        read.map(|read| read.to_bytes().len())
+    async fn read(text: Vec<u8>, limits: Limits, endless: bool) -> Result<usize, BoxError> {
+        let reading = Reading {
+            endless,
+            longest: limits.list,
+            most_values: limits.values,
+            ..Reading::default()
+        };
+        let body = capped(Full::new(Bytes::from(text)), reading, Arc::new(Pace::new(None)));
+        body.collect().await.map(|read| read.to_bytes().len())
     }
 
     #[tokio::test]
     async fn an_answer_has_a_limit_and_so_has_each_line_of_a_watch() {
-        let long = || vec![b'x'; LONGEST_ANSWER + 1];
-        for endless in [true, false] {
-            let error = read(long(), endless).await.unwrap_err();
-            assert!(is_too_long(error.as_ref()));
+        for limits in [Limits::HOME, Limits::REMOTE] {
+            let long = || vec![b'x'; limits.list + 1];
+            for endless in [true, false] {
+                let error = read(long(), limits, endless).await.unwrap_err();
+                assert!(is_too_much(error.as_ref()));
+            }
+            let mut lines = long();
+            lines[10] = b'\n';
+            assert!(read(lines.clone(), limits, false).await.is_err());
+            assert_eq!(read(lines, limits, true).await.unwrap(), limits.list + 1);
         }
-        let mut lines = long();
-        lines[10] = b'\n';
-        assert!(read(lines.clone(), false).await.is_err());
-        assert_eq!(read(lines, true).await.unwrap(), LONGEST_ANSWER + 1);
+    }
+
+    #[tokio::test]
+    async fn many_small_values_are_too_much_too() {
+        let items = |count: usize| format!("{{\"items\":[{}]}}", vec!["{}"; count].join(","));
+        let most = Limits::REMOTE.values;
+        assert!(read(items(most / 3).into(), Limits::REMOTE, false).await.is_ok());
+        let error = read(items(most / 2 + 1).into(), Limits::REMOTE, false).await;
+        assert!(is_too_much(error.unwrap_err().as_ref()));
+        let text = format!("\"\\\"{}\"", "{,".repeat(most));
+        assert!(
+            read(text.into(), Limits::REMOTE, false).await.is_ok(),
+            "text is one value"
+        );
+        let lines = format!("{}\n", items(most / 3)).repeat(4);
+        assert!(read(lines.into(), Limits::REMOTE, true).await.is_ok());
+    }
+
+    #[test]
+    fn what_an_answer_may_have_depends_on_the_question() {
+        let limits = Limits::REMOTE;
+        let (list, object) = (limits.longest("limit=100", false), limits.longest("", false));
+        assert!(list > object && object > limits.longest("limit=100", true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endless_stream_is_read_only_so_fast() {
+        let pace = Pace::new(Some((1000, 5000)));
+        let started = Instant::now();
+        for _ in 0..5 {
+            pace.take(1000).await;
+        }
+        assert_eq!(started.elapsed(), Duration::ZERO, "so much may come at once");
+        for _ in 0..10 {
+            pace.take(1000).await;
+        }
+        let (elapsed, expected) = (started.elapsed(), Duration::from_secs(10));
+        assert!(elapsed >= expected && elapsed < expected * 2, "{elapsed:?}");
     }
 }

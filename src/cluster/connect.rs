@@ -13,10 +13,15 @@ use kube::{
     client::ClientBuilder,
     config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{ApiError, Cluster, Inner, Rights, Views, cap::Cap};
-use crate::volume::{ClusterId, ClusterIdError};
+use super::{
+    ApiError, Cluster, Inner, REMOTE_LISTS, Rights, Views,
+    cap::{Cap, Limits},
+    room::Room,
+};
+use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 
 /// How audit logs know us.
 const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
@@ -31,6 +36,8 @@ pub struct Settings {
     pub id: Option<ClusterId>,
     /// Namespace of the twins.
     pub storage_namespace: String,
+    /// The annotations of claims that twins carry.
+    pub carried: CarriedAnnotations,
     /// Longest time for one call.
     pub call_timeout: Duration,
 }
@@ -83,12 +90,12 @@ impl Cluster {
             Some(path) => from_file(path).await?,
             None => Config::infer().await?,
         };
-        let client = client(config, call_timeout)?;
+        let client = client(config, call_timeout, Limits::HOME)?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
         match answer {
             Err(_) => Err(ConnectError::Silent(format!("nothing within {call_timeout:?}"))),
             Ok(Err(error)) if !matches!(error, kube::Error::Api(_)) => {
-                Err(ConnectError::Silent(super::api::chain(&error)))
+                Err(ConnectError::Silent(super::plain(&error)))
             }
             Ok(_) => nameless(client, call_timeout),
         }
@@ -99,38 +106,30 @@ impl Cluster {
         settings: Settings,
         stop: &CancellationToken,
     ) -> Result<Self, ConnectError> {
-        let client = client(config, settings.call_timeout)?;
-        let id = match settings.id {
+        let client = client(config, settings.call_timeout, Limits::HOME)?;
+        let id = match settings.id.clone() {
             Some(id) => id,
             None => identify(&client, settings.call_timeout).await?,
         };
-        Ok(Self::assemble(
-            id,
-            client,
-            settings.storage_namespace,
-            settings.call_timeout,
-            stop,
-        ))
+        Ok(Self::assemble(id, client, settings, stop))
     }
 
-    fn assemble(
-        id: ClusterId,
-        client: Client,
-        storage_namespace: String,
-        call_timeout: Duration,
-        stop: &CancellationToken,
-    ) -> Self {
+    fn assemble(id: ClusterId, client: Client, settings: Settings, stop: &CancellationToken) -> Self {
         let stop = stop.child_token();
-        let views = Views::start(&client, &id, &storage_namespace, &stop);
+        let views = Views::start(&client, &id, &settings.storage_namespace, &stop);
         Self(Arc::new(Inner {
             home: id.clone(),
             id,
             client,
-            storage_namespace,
-            call_timeout,
+            storage_namespace: settings.storage_namespace,
+            carried: settings.carried,
+            call_timeout: settings.call_timeout,
             views,
             rights: Rights::ALL,
+            room: Room::home(),
+            lists: None,
             by_namespace: Mutex::default(),
+            by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),
             _stops: stop.drop_guard(),
         }))
@@ -145,16 +144,21 @@ impl Cluster {
         call_timeout: Duration,
     ) -> Self {
         let stop = CancellationToken::new();
-        let views = Views::start_remote(&client, home, rights, &stop);
+        let room = Room::remote();
+        let views = Views::start_remote(&client, home, rights, &room, &stop);
         Self(Arc::new(Inner {
             id,
             client,
             storage_namespace: String::new(),
+            carried: CarriedAnnotations::default(),
             call_timeout,
             views,
             home: home.clone(),
             rights,
+            room,
+            lists: Some(Arc::new(Semaphore::new(REMOTE_LISTS))),
             by_namespace: Mutex::default(),
+            by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),
             _stops: stop.drop_guard(),
         }))
@@ -162,14 +166,20 @@ impl Cluster {
 }
 
 /// A client that is bounded in time and size, and tells the audit log who asks.
-pub(super) fn client(mut config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
+pub(super) fn client(
+    mut config: Config,
+    call_timeout: Duration,
+    limits: Limits,
+) -> Result<Client, kube::Error> {
     // kube would retry for minutes; sidecars give up after seconds.
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
-    Ok(ClientBuilder::try_from(config)?.with_layer(&Cap).build())
+    Ok(ClientBuilder::try_from(config)?
+        .with_layer(&Cap::new(limits))
+        .build())
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {

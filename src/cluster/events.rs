@@ -1,18 +1,36 @@
 //! Events on the user's claim: what went wrong, in the words of its cause.
 
-use std::time::Duration;
-
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Client,
-    runtime::events::{Event, EventType, Recorder, Reporter},
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use tokio::time::Instant;
+
+use super::plain;
 use crate::volume::{ClaimMark, DRIVER_NAME};
 
 /// An event is a courtesy: nobody waits long for it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What the API accepts.
+/// An event that is repeated within this time is counted, not written anew. Kubernetes
+/// keeps events for an hour.
+const SERIES: Duration = Duration::from_mins(6);
+/// What the API accepts as the name of an object.
+const LONGEST_NAME: usize = 253;
+/// What it accepts as the note of an event, in bytes.
 const LONGEST_NOTE: usize = 1024;
 
 /// What an event tells: something expected, or something to look at.
@@ -20,49 +38,208 @@ pub use kube::runtime::events::EventType as Weight;
 
 /// Writes events. Cheap to clone.
 #[derive(Clone)]
-pub struct Events(Recorder);
+pub struct Events {
+    client: Client,
+    instance: String,
+    written: Arc<Mutex<HashMap<Key, Written>>>,
+}
+
+/// What makes two events the same. The note of one that was written cannot be changed.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    uid: String,
+    reason: String,
+    note: String,
+    warning: bool,
+}
+
+/// An event that was written.
+#[derive(Clone)]
+struct Written {
+    name: String,
+    count: i32,
+    last: Instant,
+}
 
 impl Events {
     /// A writer of events in the cluster of this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        let reporter = Reporter {
-            controller: DRIVER_NAME.to_owned(),
-            instance: std::env::var("POD_NAME").ok(),
-        };
-        Self(Recorder::new(client, reporter))
+        Self {
+            client,
+            instance: std::env::var("POD_NAME").unwrap_or_else(|_| DRIVER_NAME.to_owned()),
+            written: Arc::default(),
+        }
     }
 
     /// Warns on a claim. Never fails: what cannot be written is logged.
     pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) {
-        self.tell(claim, EventType::Warning, reason, note).await;
+        self.tell(claim, Weight::Warning, reason, note).await;
     }
 
     /// Tells something on a claim. Never fails: what cannot be written is logged.
     pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) {
-        let event = Event {
-            type_: weight,
+        let written = tokio::time::timeout(PATIENCE, self.publish(claim, weight, reason, note)).await;
+        let why = match written {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => plain(&error),
+            Err(_) => "the API server does not answer in time".to_owned(),
+        };
+        tracing::warn!(claim = %claim.name, namespace = %claim.namespace, reason, note, why, "an event could not be written");
+    }
+
+    async fn publish(
+        &self,
+        claim: &ClaimMark,
+        weight: Weight,
+        reason: &str,
+        note: &str,
+    ) -> Result<(), kube::Error> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let key = Key {
+            uid: claim.uid.clone(),
             reason: reason.to_owned(),
-            note: Some(shortened(note)),
-            action: "Provision".to_owned(),
-            secondary: None,
+            note: shortened(note),
+            warning: weight == Weight::Warning,
         };
-        let on = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("PersistentVolumeClaim".to_owned()),
-            namespace: Some(claim.namespace.clone()),
-            name: Some(claim.name.clone()),
-            uid: Some(claim.uid.clone()),
-            ..ObjectReference::default()
-        };
-        let written = tokio::time::timeout(PATIENCE, self.0.publish(&event, &on)).await;
-        if !matches!(written, Ok(Ok(()))) {
-            tracing::warn!(claim = %claim.name, namespace = %claim.namespace, reason, note, "an event could not be written");
+        let now = Timestamp::now();
+        if let Some(again) = self.counted(&key) {
+            let series = EventSeries {
+                count: again.count,
+                last_observed_time: MicroTime(now),
+            };
+            let patch = serde_json::json!({"series": series});
+            let patched = events
+                .patch(&again.name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await;
+            match patched {
+                // Somebody deleted it: it is written again.
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                other => return other.map(|_| ()),
+            }
         }
+        let name = event_name(&claim.name, now);
+        let event = Event {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(claim.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some("Provision".to_owned()),
+            event_time: Some(MicroTime(now)),
+            note: Some(key.note.clone()),
+            reason: Some(reason.to_owned()),
+            regarding: Some(ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("PersistentVolumeClaim".to_owned()),
+                namespace: Some(claim.namespace.clone()),
+                name: Some(claim.name.clone()),
+                uid: Some(claim.uid.clone()),
+                ..ObjectReference::default()
+            }),
+            reporting_controller: Some(DRIVER_NAME.to_owned()),
+            reporting_instance: Some(self.instance.clone()),
+            type_: Some(if key.warning { "Warning" } else { "Normal" }.to_owned()),
+            ..Event::default()
+        };
+        events.create(&PostParams::default(), &event).await?;
+        let first = Written {
+            name,
+            count: 1,
+            last: Instant::now(),
+        };
+        self.lock().insert(key, first);
+        Ok(())
+    }
+
+    /// The event as it was written before, counted once more.
+    fn counted(&self, key: &Key) -> Option<Written> {
+        let mut written = self.lock();
+        written.retain(|_, one| one.last.elapsed() < SERIES);
+        match written.entry(key.clone()) {
+            Entry::Occupied(mut known) => {
+                let one = known.get_mut();
+                one.count += 1;
+                one.last = Instant::now();
+                Some(one.clone())
+            }
+            Entry::Vacant(_) => None,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Written>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn shortened(note: &str) -> String {
-    let end = note.floor_char_boundary(LONGEST_NOTE);
-    note[..end].to_owned()
+    if note.len() <= LONGEST_NOTE {
+        return note.to_owned();
+    }
+    let end = note.floor_char_boundary(LONGEST_NOTE - '…'.len_utf8());
+    format!("{}…", &note[..end])
+}
+
+/// The name of a claim, as far as there is room for it, and when: unique, as with
+/// events of Kubernetes itself.
+fn event_name(claim: &str, now: Timestamp) -> String {
+    let when = format!(".{:x}", now.as_nanosecond());
+    // What is left of a name must end as a name may.
+    let kept = claim[..claim.floor_char_boundary(LONGEST_NAME - when.len())].trim_end_matches(['-', '.']);
+    format!("{kept}{when}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::testing::FakeApi;
+
+    fn claim(name: &str) -> ClaimMark {
+        ClaimMark {
+            namespace: "shop".into(),
+            name: name.into(),
+            uid: "7e3d".into(),
+        }
+    }
+
+    #[test]
+    fn the_name_of_an_event_fits_whatever_the_claim_is_called() {
+        let now = Timestamp::now();
+        for length in [1, 230, 236, 237, 250, 253] {
+            for last in ["a", "-", "."] {
+                let name = format!("{}{last}{}", "x".repeat(length - 1), "y".repeat(253 - length));
+                let event = event_name(&name[..length.max(2).min(name.len())], now);
+                assert!(event.len() <= LONGEST_NAME, "{event}");
+                assert!(!event.contains("-.") && !event.contains(".."), "{event}");
+            }
+        }
+        assert!(event_name("data", now).starts_with("data."));
+    }
+
+    #[tokio::test]
+    async fn a_claim_with_a_long_name_hears_what_is_wrong() {
+        let api = FakeApi::start().await;
+        let events = Events::new(api.cluster_unwatched().await.client().clone());
+        let long = claim(&"x".repeat(250));
+        events.warn(&long, "TwinLost", "it is gone").await;
+        events.warn(&long, "TwinLost", "it is gone").await;
+        let written = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        assert_eq!(written.len(), 1, "what is repeated is counted");
+        let (event, about) = (&written[0], &written[0]["regarding"]);
+        assert_eq!(about["name"], long.name);
+        assert_eq!(event["series"]["count"], 2);
+        events.warn(&long, "TwinLost", &"ä".repeat(600)).await;
+        let notes = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        assert_eq!(notes.len(), 2, "another note is another event");
+        assert!(
+            notes
+                .iter()
+                .all(|one| one["note"].as_str().unwrap().len() <= LONGEST_NOTE)
+        );
+        assert!(event["metadata"]["name"].as_str().unwrap().len() <= LONGEST_NAME);
+    }
 }

@@ -12,6 +12,7 @@ pub mod registry;
 pub mod remote_cluster;
 pub mod report;
 mod rights;
+mod room;
 pub mod slim;
 #[cfg(test)]
 pub mod testing;
@@ -24,16 +25,23 @@ use std::{
 };
 
 use kube::{Client, Resource, core::NamespaceResourceScope};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::view::View;
 pub use self::{
-    api::{ApiError, Cause, Objects, Precondition},
+    api::{ApiError, Cause, Objects, Precondition, plain, short},
     connect::{ConnectError, Settings},
     rights::Rights,
     slim::Views,
 };
-use crate::volume::ClusterId;
+use self::{room::Room, view::View};
+use crate::volume::{CarriedAnnotations, ClusterId};
+
+/// Objects in one page of a list of a remote cluster. A page must not be too large for us,
+/// however fat the objects are that honest clusters have.
+const REMOTE_PAGE: u32 = 50;
+/// How many lists of one remote cluster are read at the same time.
+const REMOTE_LISTS: usize = 2;
 
 /// A handle on one cluster. Cheap to clone.
 #[derive(Clone)]
@@ -43,13 +51,20 @@ struct Inner {
     id: ClusterId,
     client: Client,
     storage_namespace: String,
+    carried: CarriedAnnotations,
     call_timeout: Duration,
     views: Views,
     /// The cluster whose twins are looked for: itself, or the one of our users.
     home: ClusterId,
     rights: Rights,
+    /// What may be kept of it.
+    room: Room,
+    /// Who may list something of it now, if that is limited.
+    lists: Option<Arc<Semaphore>>,
     /// Watches of single namespaces, where not all may be watched.
     by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
+    /// Counts the changes in those.
+    by_namespace_changes: watch::Sender<u64>,
     stop: CancellationToken,
     _stops: DropGuard,
 }
@@ -65,6 +80,12 @@ impl Cluster {
     #[must_use]
     pub fn storage_namespace(&self) -> &str {
         &self.0.storage_namespace
+    }
+
+    /// The annotations of home claims that their twins carry.
+    #[must_use]
+    pub fn carried_annotations(&self) -> &CarriedAnnotations {
+        &self.0.carried
     }
 
     /// The raw client, for watches and event recorders. Calls on it know no timeout.
@@ -94,8 +115,33 @@ impl Cluster {
             return inner.views.twins.clone();
         }
         let mut views = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = || slim::twins_of(&inner.client, &inner.home, namespace, &inner.stop);
+        let start = || {
+            let view = slim::twins_of(&inner.client, &inner.home, namespace, &inner.room, &inner.stop);
+            let (mut version, changes) = (view.version(), inner.by_namespace_changes.clone());
+            tokio::spawn(inner.stop.clone().run_until_cancelled_owned(async move {
+                while version.changed().await.is_ok() {
+                    changes.send_modify(|count| *count += 1);
+                }
+            }));
+            view
+        };
         views.entry(namespace.to_owned()).or_insert_with(start).clone()
+    }
+
+    /// Changes whenever a twin that is watched does.
+    #[must_use]
+    pub fn twin_changes(&self) -> watch::Receiver<u64> {
+        if self.0.rights.all_claims {
+            self.0.views.twins.version()
+        } else {
+            self.0.by_namespace_changes.subscribe()
+        }
+    }
+
+    /// What may be kept of it.
+    #[must_use]
+    pub fn room(&self) -> &Room {
+        &self.0.room
     }
 
     /// All twins that are watched.

@@ -4,7 +4,7 @@
 //! something, which is said rather than found out.
 
 use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 
 use super::{ApiError, Cluster};
@@ -28,6 +28,47 @@ pub struct Rights {
     pub volume_changes: bool,
     /// Watch claims of all namespaces.
     pub all_claims: bool,
+    /// The API server could not tell about some of what is not granted here: it is not
+    /// used, but nothing is concluded from its absence either.
+    pub uncertain: bool,
+}
+
+/// What an API server says of one right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Granted,
+    Missing,
+    /// It could not find out.
+    Unknown,
+}
+
+impl Answer {
+    fn of(status: Option<&SubjectAccessReviewStatus>) -> Self {
+        let Some(status) = status else {
+            return Self::Unknown;
+        };
+        let failed = status
+            .evaluation_error
+            .as_ref()
+            .is_some_and(|error| !error.is_empty());
+        if status.allowed {
+            Self::Granted
+        } else if failed && status.denied != Some(true) {
+            Self::Unknown
+        } else {
+            Self::Missing
+        }
+    }
+
+    /// What is known of several rights that are only of use together.
+    fn all(answers: &[Self]) -> Self {
+        let any = |answer| answers.contains(&answer);
+        match (any(Self::Missing), any(Self::Unknown)) {
+            (true, _) => Self::Missing,
+            (false, true) => Self::Unknown,
+            (false, false) => Self::Granted,
+        }
+    }
 }
 
 impl Rights {
@@ -39,22 +80,27 @@ impl Rights {
         volumes: true,
         volume_changes: true,
         all_claims: true,
+        uncertain: false,
     };
 
-    /// Asks the API server.
-    pub(super) async fn ask(cluster: &Cluster) -> Result<Self, ApiError> {
-        Self::told_by(|verb, group, resource| Box::pin(may(cluster, verb, group, resource))).await
+    /// Asks the API server. What it cannot tell is as it was `before`.
+    pub(super) async fn ask(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
+        let may = |verb, group, resource| Box::pin(may(cluster, verb, group, resource));
+        Self::told_by(may, before.unwrap_or_default()).await
     }
 
-    async fn told_by<F>(may: impl Fn(&'static str, &'static str, &'static str) -> F) -> Result<Self, ApiError>
+    async fn told_by<F>(
+        may: impl Fn(&'static str, &'static str, &'static str) -> F,
+        before: Self,
+    ) -> Result<Self, ApiError>
     where
-        F: Future<Output = Result<bool, ApiError>>,
+        F: Future<Output = Result<Answer, ApiError>>,
     {
         // Whatever is watched is listed first.
         let watch = async |group, resource| {
             let (list, watch) =
                 tokio::try_join!(may("list", group, resource), may("watch", group, resource))?;
-            Ok::<bool, ApiError>(list && watch)
+            Ok::<Answer, ApiError>(Answer::all(&[list, watch]))
         };
         let storage = "storage.k8s.io";
         let (classes, nodes, csi_nodes, drivers, capacities, read, list, change, claims) = tokio::try_join!(
@@ -68,13 +114,23 @@ impl Rights {
             may("patch", "", "persistentvolumes"),
             watch("", "persistentvolumeclaims"),
         )?;
+        let mut uncertain = false;
+        let mut granted = |answers: &[Answer], before: bool| match Answer::all(answers) {
+            Answer::Granted => true,
+            Answer::Missing => false,
+            Answer::Unknown => {
+                uncertain |= !before;
+                before
+            }
+        };
         Ok(Self {
-            classes,
-            nodes,
-            capacities: csi_nodes && drivers && capacities,
-            volumes: read && list,
-            volume_changes: read && list && change,
-            all_claims: claims,
+            classes: granted(&[classes], before.classes),
+            nodes: granted(&[nodes], before.nodes),
+            capacities: granted(&[csi_nodes, drivers, capacities], before.capacities),
+            volumes: granted(&[read, list], before.volumes),
+            volume_changes: granted(&[read, list, change], before.volume_changes),
+            all_claims: granted(&[claims], before.all_claims),
+            uncertain,
         })
     }
 
@@ -82,6 +138,10 @@ impl Rights {
     #[must_use]
     pub fn losses(self) -> Vec<&'static str> {
         let costs = [
+            (
+                !self.uncertain,
+                "the API server could not tell about some of these rights (evaluationError, see this driver's log): until it can, no volume is called deleted because its PersistentVolume cannot be read",
+            ),
             (
                 self.classes,
                 "storage classes cannot be read: a class has to be named, whether it exists is not known beforehand, and volumes of immediate classes are not waited for",
@@ -113,7 +173,7 @@ impl Rights {
 }
 
 /// Whether we may do this to all objects of a kind.
-async fn may(cluster: &Cluster, verb: &str, group: &str, resource: &str) -> Result<bool, ApiError> {
+async fn may(cluster: &Cluster, verb: &str, group: &str, resource: &str) -> Result<Answer, ApiError> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
@@ -128,7 +188,20 @@ async fn may(cluster: &Cluster, verb: &str, group: &str, resource: &str) -> Resu
     };
     let answer = cluster.all::<SelfSubjectAccessReview>().create(&review).await?;
     let status = answer.and_then(|answer| answer.status);
-    Ok(status.is_some_and(|status| status.allowed))
+    let told = Answer::of(status.as_ref());
+    if told == Answer::Unknown {
+        let error = status
+            .and_then(|status| status.evaluation_error)
+            .unwrap_or_default();
+        tracing::warn!(
+            verb,
+            group,
+            resource,
+            error,
+            "the API server could not tell whether this is allowed"
+        );
+    }
+    Ok(told)
 }
 
 #[cfg(test)]
@@ -149,13 +222,58 @@ mod tests {
     #[tokio::test]
     async fn what_may_be_watched_but_not_listed_is_not_seen() {
         for verb in ["list", "watch"] {
-            let but_nodes =
-                async |asked: &'static str, _, resource| Ok(!(asked == verb && resource == "nodes"));
+            let but_nodes = async |asked: &'static str, _, resource| {
+                Ok(if asked == verb && resource == "nodes" {
+                    Answer::Missing
+                } else {
+                    Answer::Granted
+                })
+            };
             let expected = Rights {
                 nodes: false,
                 ..Rights::ALL
             };
-            assert_eq!(Rights::told_by(but_nodes).await, Ok(expected));
+            assert_eq!(Rights::told_by(but_nodes, Rights::default()).await, Ok(expected));
         }
+    }
+
+    fn reviewed(allowed: bool, denied: Option<bool>, error: Option<&str>) -> Answer {
+        Answer::of(Some(&SubjectAccessReviewStatus {
+            allowed,
+            denied,
+            evaluation_error: error.map(str::to_owned),
+            reason: None,
+        }))
+    }
+
+    #[test]
+    fn a_review_that_failed_is_no_refusal() {
+        let error = Some("clusterroles.rbac.authorization.k8s.io \"x\" not found");
+        assert_eq!(reviewed(true, None, error), Answer::Granted);
+        assert_eq!(reviewed(false, None, error), Answer::Unknown);
+        assert_eq!(reviewed(false, Some(true), error), Answer::Missing);
+        assert_eq!(reviewed(false, None, Some("")), Answer::Missing);
+        assert_eq!(reviewed(false, None, None), Answer::Missing);
+        assert_eq!(Answer::of(None), Answer::Unknown);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_told_is_as_it_was() {
+        let failing = async |_, _, resource: &'static str| {
+            Ok(match resource {
+                "persistentvolumes" => Answer::Unknown,
+                "nodes" => Answer::Missing,
+                _ => Answer::Granted,
+            })
+        };
+        let without_nodes = Rights {
+            nodes: false,
+            ..Rights::ALL
+        };
+        assert_eq!(Rights::told_by(failing, Rights::ALL).await, Ok(without_nodes));
+
+        let told = Rights::told_by(failing, Rights::default()).await.unwrap();
+        assert!(!told.volumes && !told.volume_changes && told.uncertain);
+        assert!(told.losses()[0].contains("evaluationError"));
     }
 }

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     facts,
     rights::Rights,
+    room::Room,
     view::{Slim, View},
 };
 use crate::{
@@ -85,8 +86,8 @@ pub struct Volume {
     pub deleting: bool,
     /// Whether its data stays when its twin goes.
     pub retain: bool,
-    /// Whether it was retained only to rescue its data.
-    pub rescued: bool,
+    /// Whether this driver replaced its reclaim policy.
+    pub policy_replaced: bool,
 }
 
 /// Which drivers run on a node. Its topic is the node's name.
@@ -137,14 +138,94 @@ macro_rules! topics {
 }
 
 topics! {
-    Twin: name,
     Volume: twin,
-    Node: name,
-    CsiNode: node,
-    Class: name,
-    Driver: name,
     Attachment: name,
-    Capacity: class,
+}
+
+// What remote clusters have as well says how much text it holds.
+
+impl Slim for Twin {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+
+    fn text(&self) -> usize {
+        let options = [self.node.as_ref(), self.real_volume.as_ref()];
+        let optional: usize = options.into_iter().flatten().map(String::len).sum();
+        let claim = self.claim.as_ref();
+        let claim = claim.map_or(0, |it| it.namespace.len() + it.name.len() + it.uid.len());
+        self.namespace.len() + self.name.len() + self.uid.len() + self.carried.len() + optional + claim
+    }
+}
+
+impl Slim for Node {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+
+    fn text(&self) -> usize {
+        self.name.len() + pairs(&self.labels) + pairs(&self.annotations)
+    }
+}
+
+impl Slim for CsiNode {
+    fn topic(&self) -> &str {
+        &self.node
+    }
+
+    fn text(&self) -> usize {
+        self.node.len() + texts(&self.drivers) + self.our_keys.as_deref().map_or(0, texts)
+    }
+}
+
+impl Slim for Class {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+
+    fn text(&self) -> usize {
+        let topologies = self.allowed_topologies.iter().flat_map(|one| &one.0);
+        let topologies: usize = topologies.map(|(key, values)| key.len() + texts(values)).sum();
+        self.name.len() + self.provisioner.len() + pairs(&self.parameters) + topologies
+    }
+}
+
+impl Slim for Driver {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+
+    fn text(&self) -> usize {
+        let tokens = self.wants.tokens.as_ref();
+        self.name.len() + tokens.map_or(0, |tokens| texts(&tokens.audiences))
+    }
+}
+
+impl Slim for Capacity {
+    fn topic(&self) -> &str {
+        &self.class
+    }
+
+    fn text(&self) -> usize {
+        let terms = self.nodes.iter().flat_map(|nodes| &nodes.0);
+        let terms: usize = terms
+            .map(|term| term.key.len() + texts(&term.values) + ENTRY)
+            .sum();
+        self.class.len() + terms
+    }
+}
+
+/// What an entry of a list or map costs beside its text.
+const ENTRY: usize = 48;
+
+fn texts(all: &[String]) -> usize {
+    all.iter().map(|one| one.len() + ENTRY).sum()
+}
+
+fn pairs(all: &BTreeMap<String, String>) -> usize {
+    all.iter()
+        .map(|(key, value)| key.len() + value.len() + 2 * ENTRY)
+        .sum()
 }
 
 /// The views of one cluster.
@@ -217,29 +298,32 @@ impl Views {
         client: &Client,
         home: &ClusterId,
         rights: Rights,
+        room: &Room,
         stop: &CancellationToken,
     ) -> Self {
         let everything = watcher::Config::default;
         let mut views = Self::none();
         if rights.all_claims {
             let ours = everything().labels(&mark::selector(home));
-            views.twins = View::start(Api::all(client.clone()), ours, |it| twin(&it), stop);
+            views.twins = View::start_within(Api::all(client.clone()), ours, |it| twin(&it), room, stop);
         }
         if rights.nodes {
             let nodes = Api::all(client.clone());
-            views.nodes = View::start(nodes, everything(), |it| Some(node(it)), stop);
+            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), room, stop);
         }
         if rights.classes {
             let class = |it: StorageClass| Some(facts::class(&it));
-            views.classes = View::start(Api::all(client.clone()), everything(), class, stop);
+            views.classes = View::start_within(Api::all(client.clone()), everything(), class, room, stop);
         }
         if rights.capacities {
             let csi_nodes = Api::all(client.clone());
-            views.csi_nodes = View::start(csi_nodes, everything(), |it| Some(csi_node(it)), stop);
+            views.csi_nodes =
+                View::start_within(csi_nodes, everything(), |it| Some(csi_node(it)), room, stop);
             let drivers = Api::all_with(client.clone(), &ApiResource::erase::<CSIDriver>(&()));
-            views.drivers = View::start(drivers, everything(), |it| Some(driver(&it)), stop);
+            views.drivers = View::start_within(drivers, everything(), |it| Some(driver(&it)), room, stop);
             let capacity = |it: CSIStorageCapacity| Some(facts::capacity(&it));
-            views.capacities = View::start(Api::all(client.clone()), everything(), capacity, stop);
+            views.capacities =
+                View::start_within(Api::all(client.clone()), everything(), capacity, room, stop);
         }
         views
     }
@@ -275,18 +359,22 @@ pub(super) fn twins_of(
     client: &Client,
     home: &ClusterId,
     namespace: &str,
+    room: &Room,
     stop: &CancellationToken,
 ) -> View<Twin> {
     let ours = watcher::Config::default().labels(&mark::selector(home));
-    View::start(
+    View::start_within(
         Api::namespaced(client.clone(), namespace),
         ours,
         |it| twin(&it),
+        room,
         stop,
     )
 }
 
-fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
+/// What is kept of a twin; `None` of a claim that is none.
+#[must_use]
+pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
     let marks = Marks::read(claim.labels(), claim.annotations()).ok()?;
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     Some(Twin {
@@ -313,7 +401,7 @@ fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
 }
 
 fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
-    let rescued = volume.annotations().contains_key(mark::POLICY_BEFORE);
+    let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);
     let spec = volume.spec?;
     let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
     let claim = spec.claim_ref?;
@@ -324,7 +412,7 @@ fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
         phase: volume.status.and_then(|status| status.phase).unwrap_or_default(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
         retain: policy == ReclaimPolicy::Retain,
-        rescued,
+        policy_replaced,
     })
 }
 

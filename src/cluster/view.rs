@@ -15,25 +15,40 @@ use std::{
 use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, Resource, ResourceExt,
-    runtime::{WatchStreamExt, watcher},
+    runtime::{utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 use tokio_util::sync::CancellationToken;
+
+use super::{
+    REMOTE_PAGE, plain,
+    room::{Place, Room},
+};
 
 /// A watch that goes silent is noticed this much later, plus five seconds.
 /// Nobody's correctness depends on it: whoever waits also looks for himself.
 const WATCH_SECONDS: u32 = 60;
 const PAGE: u32 = 250;
-/// More than any cluster has of what we watch. What does not end is not listed on.
-const MOST_OBJECTS: usize = 250_000;
 /// Before it is tried again.
 const DISGUST: Duration = Duration::from_mins(1);
+/// A watch that was interrupted and resumed says so only by the next change. Attempts are
+/// at most half a minute apart: when nothing fails for longer than that, it runs again.
+const RUNS_AGAIN: Duration = Duration::from_secs(45);
 
 /// What a view keeps of an object.
-pub trait Slim: Send + Sync + 'static {
+pub trait Slim: PartialEq + Send + Sync + 'static {
     /// What those who wait for it wait on. Several objects may share a topic.
     fn topic(&self) -> &str;
+
+    /// How many bytes of text it holds. It matters for objects of remote clusters, which
+    /// are believed nothing.
+    fn text(&self) -> usize {
+        0
+    }
 }
 
 /// A kept watch. Cheap to clone.
@@ -49,13 +64,24 @@ struct Shared<S> {
     state: RwLock<State<S>>,
     /// Counts events; never zero once the first list is complete.
     version: watch::Sender<u64>,
+    /// Since when what is kept may not be what is there.
+    outdated: RwLock<Option<Instant>>,
 }
 
 struct State<S> {
-    objects: HashMap<String, Arc<S>>,
+    objects: HashMap<String, Kept<S>>,
     topics: HashMap<String, BTreeSet<String>>,
     listeners: HashMap<String, watch::Sender<()>>,
 }
+
+/// An object, and the place that it takes of its cluster's room.
+struct Kept<S> {
+    value: Arc<S>,
+    place: Arc<Place>,
+}
+
+/// Its cluster is larger than what is kept of one.
+struct Exhausted;
 
 impl<S: Slim> View<S> {
     /// A view of nothing, for ever complete.
@@ -63,6 +89,7 @@ impl<S: Slim> View<S> {
     pub fn none() -> Self {
         let view = Self::empty();
         view.0.version.send_replace(1);
+        view.set_outdated(false);
         view
     }
 
@@ -74,6 +101,7 @@ impl<S: Slim> View<S> {
                 listeners: HashMap::new(),
             }),
             version: watch::Sender::new(0),
+            outdated: RwLock::new(Some(Instant::now())),
         }))
     }
 
@@ -81,59 +109,170 @@ impl<S: Slim> View<S> {
     pub fn start<K, F>(api: Api<K>, config: watcher::Config, slim: F, stop: &CancellationToken) -> Self
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-        F: Fn(K) -> Option<S> + Send + 'static,
+        F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
         let view = Self::empty();
         let keeper = view.clone();
         let stop = stop.clone();
-        let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
+        let config = move |page| config.clone().timeout(WATCH_SECONDS).page_size(page);
         tokio::spawn(async move {
-            stop.run_until_cancelled(keeper.keep(api, config, slim)).await;
+            let keep = async {
+                loop {
+                    let Err(Exhausted) = keeper.keep(&api, config(PAGE), &slim, &Room::home()).await else {
+                        return;
+                    };
+                    tracing::warn!(
+                        url = api.resource_url(),
+                        "a list does not end: what it shows is not taken"
+                    );
+                    keeper.set_outdated(true);
+                    time::sleep(DISGUST).await;
+                }
+            };
+            stop.run_until_cancelled(keep).await;
         });
         view
     }
 
-    async fn keep<K, F>(self, api: Api<K>, config: watcher::Config, slim: F)
+    /// Watches a remote cluster while it has room. When it has none, what is known of it
+    /// stays as it is, and whoever looks after the cluster hears of it.
+    pub fn start_within<K, F>(
+        api: Api<K>,
+        config: watcher::Config,
+        slim: F,
+        room: &Room,
+        stop: &CancellationToken,
+    ) -> Self
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        F: Fn(K) -> Option<S> + Send + Sync + 'static,
+    {
+        let view = Self::empty();
+        let keeper = view.clone();
+        let (stop, room) = (stop.clone(), room.clone());
+        let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
+        tokio::spawn(async move {
+            let keep = keeper.keep(&api, config, &slim, &room);
+            if let Some(Err(Exhausted)) = stop.run_until_cancelled(keep).await {
+                keeper.set_outdated(true);
+                let kind = api.resource_url();
+                room.exhaust(kind.rsplit('/').next().unwrap_or_default());
+            }
+        });
+        view
+    }
+
+    async fn keep<K, F>(
+        &self,
+        api: &Api<K>,
+        config: watcher::Config,
+        slim: &F,
+        room: &Room,
+    ) -> Result<(), Exhausted>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
         F: Fn(K) -> Option<S>,
     {
         let mut listed = HashMap::new();
-        let watch = || watcher(api.clone(), config.clone()).default_backoff().boxed();
+        // A list may also be endless with objects that nobody wants.
+        let mut seen = 0;
+        let watch = || watcher(api.clone(), config.clone()).boxed();
         let mut events = watch();
+        let mut pauses = watcher::DefaultBackoff::default();
+        let (mut is_listing, mut was_refused) = (true, false);
         loop {
-            if listed.len() > MOST_OBJECTS {
-                tracing::warn!("a list does not end: what it shows is not taken");
-                listed.clear();
-                tokio::time::sleep(DISGUST).await;
-                events = watch();
-            }
-            match events.try_next().await {
-                Ok(Some(watcher::Event::Init)) => listed.clear(),
+            let Ok(event) = time::timeout(RUNS_AGAIN, events.try_next()).await else {
+                if !is_listing {
+                    self.set_outdated(false);
+                }
+                continue;
+            };
+            match event {
+                Ok(Some(watcher::Event::Init)) => {
+                    is_listing = true;
+                    listed.clear();
+                    seen = 0;
+                }
                 Ok(Some(watcher::Event::InitApply(object))) => {
+                    seen += 1;
+                    if seen > room.most_objects() {
+                        return Err(Exhausted);
+                    }
                     let key = key(&object);
                     if let Some(value) = slim(object) {
-                        listed.insert(key, Arc::new(value));
+                        let kept = self.kept(room, &key, value)?;
+                        listed.insert(key, kept);
                     }
                 }
-                Ok(Some(watcher::Event::InitDone)) => self.replace(std::mem::take(&mut listed)),
+                Ok(Some(watcher::Event::InitDone)) => {
+                    is_listing = false;
+                    self.set_outdated(false);
+                    self.replace(std::mem::take(&mut listed));
+                    // What may be listed and not watched must not be listed again and again.
+                    if !was_refused {
+                        pauses.reset();
+                    }
+                }
                 Ok(Some(watcher::Event::Apply(object))) => {
                     let key = key(&object);
-                    self.set(&key, slim(object).map(Arc::new));
+                    (was_refused, is_listing) = (false, false);
+                    self.set_outdated(false);
+                    let kept = slim(object).map(|value| Kept::new(room, &key, value));
+                    self.set(&key, kept.transpose()?);
                 }
-                Ok(Some(watcher::Event::Delete(object))) => self.set(&key(&object), None),
-                Ok(None) => return,
-                // The stream backs off and goes on by itself.
-                Err(error) => tracing::warn!(%error, "a watch was interrupted"),
+                Ok(Some(watcher::Event::Delete(object))) => {
+                    self.set_outdated(false);
+                    self.set(&key(&object), None);
+                }
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(error = plain(&error), "a watch was interrupted");
+                    self.set_outdated(true);
+                    time::sleep(pauses.next().unwrap_or(DISGUST)).await;
+                    was_refused = is_refused(&error);
+                    if was_refused {
+                        // A new list says when it is allowed again; a resumed watch would not.
+                        events = watch();
+                    }
+                }
             }
         }
     }
 
-    fn replace(&self, listed: HashMap<String, Arc<S>>) {
+    /// Since when this may not show what is there: from its start until the first list is
+    /// complete, and from the first failure since the watch last worked. `None` while the
+    /// watch works.
+    #[must_use]
+    pub fn outdated_since(&self) -> Option<Instant> {
+        *self.0.outdated.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_outdated(&self, outdated: bool) {
+        let mut since = self.0.outdated.write().unwrap_or_else(PoisonError::into_inner);
+        *since = outdated.then(|| since.unwrap_or_else(Instant::now));
+    }
+
+    /// As if it had been outdated for so long.
+    #[cfg(test)]
+    pub(crate) fn backdate(&self, by: Duration) {
+        let mut since = self.0.outdated.write().unwrap();
+        *since = since.and_then(|since| since.checked_sub(by));
+    }
+
+    /// An object of a new list. One that is as it was takes no second place, or a cluster
+    /// could be listed again only while its room is half empty.
+    fn kept(&self, room: &Room, key: &str, value: S) -> Result<Kept<S>, Exhausted> {
+        match self.read().objects.get(key) {
+            Some(before) if *before.value == value => Ok(before.again()),
+            _ => Kept::new(room, key, value),
+        }
+    }
+
+    fn replace(&self, listed: HashMap<String, Kept<S>>) {
         let mut state = self.write();
         state.topics.clear();
-        for (key, value) in &listed {
-            let topic = value.topic().to_owned();
+        for (key, kept) in &listed {
+            let topic = kept.value.topic().to_owned();
             state.topics.entry(topic).or_default().insert(key.clone());
         }
         state.objects = listed;
@@ -145,18 +284,18 @@ impl<S: Slim> View<S> {
         self.0.version.send_modify(|version| *version += 1);
     }
 
-    fn set(&self, key: &str, value: Option<Arc<S>>) {
+    fn set(&self, key: &str, kept: Option<Kept<S>>) {
         let mut state = self.write();
         let mut touched = Vec::new();
         if let Some(old) = state.objects.remove(key) {
-            state.leave(old.topic(), key);
-            touched.push(old);
+            state.leave(old.value.topic(), key);
+            touched.push(old.value);
         }
-        if let Some(new) = value {
-            let topic = new.topic().to_owned();
+        if let Some(new) = kept {
+            let topic = new.value.topic().to_owned();
             state.topics.entry(topic).or_default().insert(key.to_owned());
-            state.objects.insert(key.to_owned(), Arc::clone(&new));
-            touched.push(new);
+            touched.push(Arc::clone(&new.value));
+            state.objects.insert(key.to_owned(), new);
         }
         for value in &touched {
             if let Some(listener) = state.listeners.get(value.topic()) {
@@ -172,13 +311,13 @@ impl<S: Slim> View<S> {
     /// The object with this key: its name, or `namespace/name`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Arc<S>> {
-        self.read().objects.get(key).cloned()
+        self.read().objects.get(key).map(Kept::value)
     }
 
     /// Everything.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<S>> {
-        self.read().objects.values().cloned().collect()
+        self.read().objects.values().map(Kept::value).collect()
     }
 
     /// The objects of a topic.
@@ -186,7 +325,8 @@ impl<S: Slim> View<S> {
     pub fn of_topic(&self, topic: &str) -> Vec<Arc<S>> {
         let state = self.read();
         let keys = state.topics.get(topic).into_iter().flatten();
-        keys.filter_map(|key| state.objects.get(key).cloned()).collect()
+        keys.filter_map(|key| state.objects.get(key).map(Kept::value))
+            .collect()
     }
 
     /// From now on, changes of a topic.
@@ -223,6 +363,30 @@ impl<S: Slim> View<S> {
     }
 }
 
+impl<S: Slim> Kept<S> {
+    fn new(room: &Room, key: &str, value: S) -> Result<Self, Exhausted> {
+        // The key is kept twice, and often again as the topic.
+        let bytes = 3 * key.len() + size_of::<S>() + value.text();
+        Ok(Self {
+            place: Arc::new(room.take(bytes).ok_or(Exhausted)?),
+            value: Arc::new(value),
+        })
+    }
+}
+
+impl<S> Kept<S> {
+    fn again(&self) -> Self {
+        Self {
+            value: Arc::clone(&self.value),
+            place: Arc::clone(&self.place),
+        }
+    }
+
+    fn value(&self) -> Arc<S> {
+        Arc::clone(&self.value)
+    }
+}
+
 impl<S> State<S> {
     fn leave(&mut self, topic: &str, key: &str) {
         if let Some(keys) = self.topics.get_mut(topic) {
@@ -232,6 +396,19 @@ impl<S> State<S> {
             }
         }
     }
+}
+
+/// Whether the API server answered that this must not, or cannot, be watched.
+fn is_refused(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+    let (InitialListFailed(kube::Error::Api(status))
+    | WatchStartFailed(kube::Error::Api(status))
+    | WatchFailed(kube::Error::Api(status))
+    | WatchError(status)) = error
+    else {
+        return false;
+    };
+    matches!(status.code, 401 | 403 | 404)
 }
 
 fn key<K: Resource>(object: &K) -> String {
@@ -273,105 +450,4 @@ impl<S: Slim> Drop for Changes<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use serde_json::json;
-
-    use super::*;
-    use crate::cluster::testing::{Act, FakeApi, Fault};
-
-    const LONG: Duration = Duration::from_secs(10);
-
-    #[derive(Debug, PartialEq)]
-    struct Color(String);
-
-    impl Slim for Color {
-        fn topic(&self) -> &str {
-            &self.0
-        }
-    }
-
-    /// Keeps the config maps that have a colour.
-    async fn colors(api: &FakeApi) -> (View<Color>, CancellationToken) {
-        let client = api.cluster_unwatched().await.client().clone();
-        let stop = CancellationToken::new();
-        let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
-        let view = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
-        view.complete().await;
-        (view, stop)
-    }
-
-    fn paint(api: &FakeApi, name: &str, color: &str) {
-        let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
-        api.put(&path, json!({"data": {"color": color}}));
-    }
-
-    async fn until(view: &View<Color>, topic: &str, count: usize) {
-        let mut changes = view.subscribe(topic);
-        let wait = async {
-            while view.of_topic(topic).len() != count {
-                changes.next(LONG).await;
-            }
-        };
-        tokio::time::timeout(LONG, wait)
-            .await
-            .expect("the view never showed it");
-    }
-
-    #[tokio::test]
-    async fn follows_objects_from_topic_to_topic() {
-        let api = FakeApi::start().await;
-        paint(&api, "a", "red");
-        api.put("/api/v1/namespaces/ns/configmaps/plain", json!({}));
-        let (view, _stop) = colors(&api).await;
-        assert_eq!(view.all().len(), 1);
-        assert_eq!(*view.get("ns/a").unwrap(), Color("red".into()));
-
-        paint(&api, "b", "red");
-        until(&view, "red", 2).await;
-        paint(&api, "a", "blue");
-        until(&view, "red", 1).await;
-        until(&view, "blue", 1).await;
-        api.remove("/api/v1/namespaces/ns/configmaps/b");
-        until(&view, "red", 0).await;
-    }
-
-    #[tokio::test]
-    async fn a_change_before_the_wait_is_not_missed() {
-        let api = FakeApi::start().await;
-        let (view, _stop) = colors(&api).await;
-        let mut changes = view.subscribe("red");
-        paint(&api, "a", "red");
-        until(&view, "red", 1).await;
-        let hour = Duration::from_hours(1);
-        tokio::time::timeout(LONG, changes.next(hour))
-            .await
-            .expect("the change was missed");
-    }
-
-    #[tokio::test]
-    async fn survives_cut_watches_and_versions_that_are_too_old() {
-        let api = FakeApi::start().await;
-        let (view, _stop) = colors(&api).await;
-        paint(&api, "a", "red");
-        until(&view, "red", 1).await;
-        api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
-        api.fault(Fault::new("GET", "configmaps", Act::Refuse(500)).times(2));
-        api.cut_watches();
-        api.remove("/api/v1/namespaces/ns/configmaps/a");
-        paint(&api, "b", "red");
-        paint(&api, "c", "red");
-        until(&view, "red", 2).await;
-        assert!(view.get("ns/a").is_none());
-    }
-
-    #[tokio::test]
-    async fn listeners_leave_nothing_behind() {
-        let view = View::<Color>::none();
-        let (one, two) = (view.subscribe("red"), view.subscribe("red"));
-        drop(one);
-        assert_eq!(view.read().listeners.len(), 1);
-        drop(two);
-        assert_eq!(view.read().listeners.len(), 0);
-    }
-}
+mod tests;

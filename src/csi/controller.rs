@@ -102,12 +102,12 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::DeleteVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
         let id = parse::volume_id(request.into_inner().volume_id)?;
-        let Some(id) = parse::ours(&id) else {
+        let Some(id) = parse::ours(&id)? else {
             return Ok(Response::new(wire::DeleteVolumeResponse {}));
         };
-        let (home, registry) = (self.home.clone(), self.registry.clone());
+        let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let name = id.name.clone();
-        let delete = async move { Ok(twin::delete(&home, &registry, &id, deadline.at()).await?) };
+        let delete = async move { Ok(twin::delete(&home, &registry, &events, &id, deadline.at()).await?) };
         self.work.run(name.as_str(), delete).await?;
         Ok(Response::new(wire::DeleteVolumeResponse {}))
     }
@@ -121,7 +121,7 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::volume_id(request.volume_id)?;
         let node = parse::required("node_id", request.node_id)?;
         let asked = parse::only_capability(request.volume_capability)?;
-        let id = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
+        let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         if !self.is_home(&id) {
             self.publish_remote(&id, &node).await?;
             return Ok(Response::new(wire::ControllerPublishVolumeResponse::default()));
@@ -145,7 +145,7 @@ impl wire::controller_server::Controller for Controller {
         let deadline = Deadline::of(request.metadata());
         let request = request.into_inner();
         let id = parse::volume_id(request.volume_id)?;
-        let Some(id) = parse::ours(&id) else {
+        let Some(id) = parse::ours(&id)? else {
             return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
         };
         if !self.is_home(&id) {
@@ -170,7 +170,7 @@ impl wire::controller_server::Controller for Controller {
         let request = request.into_inner();
         let id = parse::volume_id(request.volume_id)?;
         let asked = parse::capabilities(request.volume_capabilities.clone())?;
-        let known = parse::ours(&id).ok_or_else(|| no_such_volume(&id))?;
+        let known = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         let capable = twin::validate(&self.home, &self.registry, &known).await?;
         let capable = capable.ok_or_else(|| no_such_volume(&id))?;
         let mut answer = wire::ValidateVolumeCapabilitiesResponse::default();

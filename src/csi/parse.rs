@@ -9,7 +9,8 @@ use crate::{
     topology::Segments,
     twin::Order,
     volume::{
-        Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeName, VolumeSpec,
+        Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeIdError,
+        VolumeName, VolumeSpec,
     },
     wire::csi::{self as wire, volume_capability::access_mode::Mode},
 };
@@ -38,16 +39,21 @@ pub(super) fn order(request: wire::CreateVolumeRequest) -> Result<Order, Status>
         source: None,
     };
     let wished = request.accessibility_requirements.unwrap_or_default();
-    let places = if wished.requisite.is_empty() {
-        wished.preferred
+    let places = |all: Vec<wire::Topology>| -> Vec<Segments> {
+        all.into_iter().map(|place| segments(place.segments)).collect()
+    };
+    let preferred = places(wished.preferred);
+    let requisite = if wished.requisite.is_empty() {
+        preferred.clone()
     } else {
-        wished.requisite
+        places(wished.requisite)
     };
     Ok(Order {
         volume: VolumeName::from_request(&name),
         request_name: name,
         spec,
-        requisite: places.into_iter().map(|place| segments(place.segments)).collect(),
+        requisite,
+        preferred,
     })
 }
 
@@ -107,8 +113,12 @@ pub(super) fn volume_id(id: String) -> Result<String, Status> {
 }
 
 /// The volume an id names; `None` if it is none of ours, so that there is no such volume.
-pub(super) fn ours(id: &str) -> Option<VolumeId> {
-    id.parse().ok()
+pub(super) fn ours(id: &str) -> Result<Option<VolumeId>, Status> {
+    match id.parse() {
+        Ok(id) => Ok(Some(id)),
+        Err(VolumeIdError::Foreign(_)) => Ok(None),
+        Err(unknown @ VolumeIdError::UnknownVersion(_)) => Err(unknown.into()),
+    }
 }
 
 /// A field that must be given.
@@ -232,5 +242,6 @@ mod tests {
         });
         let order = order(request).unwrap();
         assert_eq!(order.requisite[0].get("k"), Some("a"));
+        assert_eq!(order.preferred[0].get("k"), Some("b"));
     }
 }

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use crate::{
     placement::{DeleteRefusal, Refusal},
     twin::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
-    volume::SpecError,
+    volume::{SpecError, VolumeIdError},
 };
 
 /// An error with a code.
@@ -33,7 +33,24 @@ macro_rules! into_status {
     };
 }
 
-into_status!(SpecError, CreateError, DeleteError, PublishError, UnpublishError);
+into_status!(
+    VolumeIdError,
+    SpecError,
+    CreateError,
+    DeleteError,
+    PublishError,
+    UnpublishError
+);
+
+impl Coded for VolumeIdError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Foreign(_) => Code::NotFound,
+            // After a downgrade: saying that there is no such volume would leak it.
+            Self::UnknownVersion(_) => Code::Unavailable,
+        }
+    }
+}
 
 impl Coded for SpecError {
     fn code(&self) -> Code {
@@ -49,6 +66,7 @@ impl Coded for SpecError {
             | Self::HalfAClaim { .. }
             | Self::UnknownBindingPolicy(_)
             | Self::NotRemotely { .. }
+            | Self::NoBoolean { .. }
             | Self::EmptyParameter(_) => Code::InvalidArgument,
         }
     }
@@ -99,7 +117,7 @@ impl Coded for DeleteError {
     fn code(&self) -> Code {
         match self {
             Self::Refused {
-                refusal: DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_),
+                refusal: DeleteRefusal::Claimed(_) | DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_),
                 ..
             } => Code::FailedPrecondition,
             Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
@@ -141,7 +159,7 @@ mod tests {
         cluster::{ApiError, Cause},
         placement::ClassError,
         topology::AffinityError,
-        volume::Foreign,
+        volume::{ClaimMark, Foreign},
     };
 
     fn api() -> ApiError {
@@ -198,7 +216,17 @@ mod tests {
             selected: None,
             requested: "n".into(),
         };
+        let claim = ClaimMark {
+            namespace: "shop".into(),
+            name: "data".into(),
+            uid: "u".into(),
+        };
         let table = [
+            (code(VolumeIdError::Foreign("x".into())), Code::NotFound),
+            (
+                code(VolumeIdError::UnknownVersion("v2:x".into())),
+                Code::Unavailable,
+            ),
             (code(SpecError::NoCapability), Code::InvalidArgument),
             (code(CreateError::Class(class)), Code::FailedPrecondition),
             (code(CreateError::NotAccepted(api())), Code::FailedPrecondition),
@@ -227,6 +255,10 @@ mod tests {
             ),
             (
                 not_deleted(DeleteRefusal::Foreign(foreign())),
+                Code::FailedPrecondition,
+            ),
+            (
+                not_deleted(DeleteRefusal::Claimed(claim)),
                 Code::FailedPrecondition,
             ),
             (

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use kube::ResourceExt;
 
 use super::Storage;
-use crate::volume::{DRIVER_NAME, Marks, VolumeId, VolumeName};
+use crate::volume::{DRIVER_NAME, Marks, VolumeId, VolumeIdError, VolumeName};
 
 const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
@@ -39,6 +39,8 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
             let case = cases.entry(id.name.to_string()).or_default();
             case.volume = Some(volume);
             case.id = Some(id);
+        } else if is_of_another_version(volume) {
+            cases.entry(volume.name_any()).or_default().volume = Some(volume);
         }
     }
     for claim in storage.claims.iter().filter(|claim| is_ours(claim, storage)) {
@@ -62,7 +64,7 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
 /// Whether this driver makes, or made, the volume of this claim.
 pub(super) fn is_ours(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
     if let Some(volume) = volume_of(claim, storage) {
-        return id(volume).is_some();
+        return id(volume).is_some() || is_of_another_version(volume);
     }
     let asked = PROVISIONERS
         .iter()
@@ -97,6 +99,18 @@ pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {
 pub(super) fn id(volume: &PersistentVolume) -> Option<VolumeId> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
     (source.driver == DRIVER_NAME).then(|| source.volume_handle.parse().ok())?
+}
+
+/// Whether a PV is one of this driver's that only another version of it can read.
+pub(super) fn is_of_another_version(volume: &PersistentVolume) -> bool {
+    let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    source.is_some_and(|source| {
+        source.driver == DRIVER_NAME
+            && matches!(
+                source.volume_handle.parse::<VolumeId>(),
+                Err(VolumeIdError::UnknownVersion(_))
+            )
+    })
 }
 
 fn name_for(claim: &PersistentVolumeClaim, storage: &Storage) -> String {
@@ -137,6 +151,24 @@ mod tests {
         assert_eq!(cases.len(), 1, "{cases:#?}");
         let case = &cases[&format!("pvc-{UID}")];
         assert!(case.claim.is_some() && case.volume.is_some() && case.twin.is_some() && case.real.is_some());
+    }
+
+    #[test]
+    fn a_volume_that_only_another_version_can_read_is_no_orphan() {
+        let mut storage = storage();
+        storage.claims = crate::inspect::Told::default();
+        let name = format!("pvc-{UID}");
+        storage.volumes = storage.volumes.map(|mut volume| {
+            let source = volume.spec.as_mut().and_then(|spec| spec.csi.as_mut());
+            if let Some(source) = source.filter(|source| source.driver == DRIVER_NAME) {
+                source.volume_handle = format!("v2:home:{name}:1");
+            }
+            volume
+        });
+        let case = &cases(&storage)[&name];
+        assert!(case.volume.is_some() && case.id.is_none());
+        let state = crate::inspect::health::health(case, &storage).state;
+        assert_ne!(state, crate::inspect::health::State::Orphaned);
     }
 
     #[test]

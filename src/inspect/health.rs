@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     Storage,
-    cases::{Case, class_name, id, volume_name, volume_of},
+    cases::{Case, class_name, id, is_of_another_version, volume_name, volume_of},
     consumers::{consumer, why_unscheduled},
     events,
     leftovers::{of_leftover, of_twin, of_volume},
@@ -188,6 +188,13 @@ fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
             "Restore the data from a backup into a new claim.",
         );
     };
+    if is_of_another_version(volume) {
+        return Health::new(
+            State::Unknown,
+            format!("its PV {name} was made by another version of this driver, which this one cannot read"),
+            "Install a version that can.",
+        );
+    }
     let Some(id) = id(volume) else {
         return Health::new(State::Foreign, format!("its PV {name} is not of this driver"), "");
     };

@@ -9,11 +9,12 @@ use serde::Serialize;
 use super::{
     Scope, State, Storage,
     cases::{Case, cases, class_name, class_of, volume_name},
+    consumers::consumer,
     gravity::gravity,
     health::{health, reach},
     remote,
 };
-use crate::cluster::slim::SELECTED_NODE;
+use crate::{cluster::slim::SELECTED_NODE, topology::CLUSTER_KEY};
 
 /// A volume, in the words of `-o json`. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -39,7 +40,7 @@ pub(crate) struct Row {
     pub(crate) real_class: Option<String>,
     /// The PV of the twin.
     pub(crate) real_volume: Option<String>,
-    /// The cluster of the twin.
+    /// The cluster of the twin, or where it is going to be; `null` before that is known.
     pub(crate) cluster: Option<String>,
     /// Whether a pod waits because it can only run where the data is.
     pub(crate) held_by_gravity: bool,
@@ -144,15 +145,23 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
             .or_else(|| volume_class(case.real?))
             .or_else(|| remote::real_class(case.volume?)),
         real_volume: case.real.map(ResourceExt::name_any),
-        // A twin that can be seen is in this cluster.
-        cluster: cluster.or_else(|| {
-            case.twin
-                .or(case.claim)
-                .and(storage.home.as_ref())
-                .map(ToString::to_string)
-        }),
+        cluster: cluster.or_else(|| cluster_to_be(case, storage)),
         nodes: nodes(case, storage),
     }
+}
+
+/// The cluster of a volume that nobody was given yet: where its twin is seen, or where
+/// its pod was sent. Before that nobody knows.
+fn cluster_to_be(case: &Case<'_>, storage: &Storage) -> Option<String> {
+    if case.twin.is_some() {
+        // A twin that can be seen is in this cluster.
+        return storage.home.as_ref().map(ToString::to_string);
+    }
+    let claim = case.claim?;
+    let pinned = || consumer(claim, storage)?.spec.as_ref()?.node_name.as_ref();
+    let node = claim.annotations().get(SELECTED_NODE).or_else(pinned)?;
+    let node = storage.nodes.iter().find(|known| known.name == *node)?;
+    node.labels.get(CLUSTER_KEY).cloned()
 }
 
 fn size(case: &Case<'_>) -> Option<String> {

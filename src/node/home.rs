@@ -88,6 +88,11 @@ async fn ask(client: Client) -> Result<String, String> {
             .metadata
             .uid
             .ok_or_else(|| format!("the namespace {ETERNAL_NAMESPACE} has no uid")),
+        // What kube prints of such an answer is the answer twice, once as Rust has it.
+        Ok(Err(kube::Error::Api(status))) => Err(format!(
+            "reading the namespace {ETERNAL_NAMESPACE}: {}",
+            status.message
+        )),
         Ok(Err(error)) => Err(format!("reading the namespace {ETERNAL_NAMESPACE}: {error}")),
         Err(_) => Err("the API server does not answer".to_owned()),
     }

@@ -53,6 +53,8 @@ steps! {
     TwinDelete = "twin-delete",
     /// The twin's attachment is created.
     AttachmentCreate = "attachment-create",
+    /// An attachment that was there before is written on, because it is needed again.
+    AttachmentConfirm = "attachment-confirm",
     /// The twin's attachment is deleted.
     AttachmentDelete = "attachment-delete",
     /// The room on a set of nodes is published.
@@ -67,7 +69,7 @@ steps! {
     ClusterWrite = "cluster-write",
     /// What is known of all clusters is written down for `liqo-csi clusters`.
     ReportWrite = "report-write",
-    /// It is noted on a claim that a cluster cannot have its twin.
+    /// It is noted that a cluster cannot have a twin.
     NoteRefusal = "note-refusal",
     /// What a claim says about its remote twin is changed.
     Mirror = "mirror",

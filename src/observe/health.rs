@@ -10,6 +10,7 @@ use axum::{
     routing::get,
 };
 use futures::future::BoxFuture;
+use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
@@ -17,12 +18,41 @@ use super::Metrics;
 /// Longer than a busy process needs, shorter than kubelet's patience.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How old the answer to whether we live may be. Anybody may ask for it, and finding it
+/// out costs a connection to our own socket.
+const LIVE_FOR: Duration = Duration::from_secs(5);
+
 type Check = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// What a check found, and when.
+type Outcome = (Instant, Result<(), String>);
+
+/// A check whose outcome is kept for a while. Whoever asks meanwhile gets the same.
+#[derive(Clone)]
+struct Kept {
+    check: Check,
+    last: Arc<Mutex<Option<Outcome>>>,
+}
+
+impl Kept {
+    async fn outcome(&self) -> Result<(), String> {
+        // Held while the check runs: those who come meanwhile wait for the one that runs.
+        let mut last = self.last.lock().await;
+        if let Some((when, outcome)) = &*last
+            && when.elapsed() < LIVE_FOR
+        {
+            return outcome.clone();
+        }
+        let outcome = bounded(&self.check).await;
+        *last = Some((Instant::now(), outcome.clone()));
+        outcome
+    }
+}
 
 /// What a process answers about itself.
 #[derive(Clone)]
 pub struct Health {
-    live: Check,
+    live: Kept,
     ready: Check,
     metrics: Metrics,
 }
@@ -35,7 +65,10 @@ impl Health {
         R: Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync + 'static,
     {
         Self {
-            live: Arc::new(live),
+            live: Kept {
+                check: Arc::new(live),
+                last: Arc::default(),
+            },
             ready: Arc::new(ready),
             metrics,
         }
@@ -45,11 +78,11 @@ impl Health {
         Router::new()
             .route(
                 "/healthz",
-                get(async |State(it): State<Self>| verdict(&it.live).await),
+                get(async |State(it): State<Self>| verdict(it.live.outcome().await)),
             )
             .route(
                 "/readyz",
-                get(async |State(it): State<Self>| verdict(&it.ready).await),
+                get(async |State(it): State<Self>| verdict(bounded(&it.ready).await)),
             )
             .route("/metrics", get(async |State(it): State<Self>| page(&it.metrics)))
             .with_state(self)
@@ -65,11 +98,16 @@ impl Health {
     }
 }
 
-async fn verdict(check: &Check) -> Response {
-    match tokio::time::timeout(CHECK_TIMEOUT, check()).await {
-        Ok(Ok(())) => "ok\n".into_response(),
-        Ok(Err(why)) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the check hangs\n").into_response(),
+async fn bounded(check: &Check) -> Result<(), String> {
+    tokio::time::timeout(CHECK_TIMEOUT, check())
+        .await
+        .unwrap_or_else(|_| Err("the check hangs".to_owned()))
+}
+
+fn verdict(outcome: Result<(), String>) -> Response {
+    match outcome {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
     }
 }
 
@@ -83,6 +121,8 @@ fn page(metrics: &Metrics) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use axum::{body::Body, http::Request};
     use tower::ServiceExt;
 
@@ -99,6 +139,36 @@ mod tests {
         let status = response.status();
         let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_often_whether_we_live_costs_nothing() {
+        let probes = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&probes);
+        let health = Health::new(
+            Metrics::new("test", |_| {}),
+            move || {
+                let probe = counted.fetch_add(1, Ordering::SeqCst);
+                Box::pin(async move {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    if probe == 0 {
+                        Ok(())
+                    } else {
+                        Err("the socket is gone".into())
+                    }
+                })
+            },
+            || Box::pin(async { Ok(()) }),
+        );
+        let ask = || async {
+            let request = Request::get("/healthz").body(Body::empty()).unwrap();
+            health.clone().router().oneshot(request).await.unwrap().status()
+        };
+        let all = futures::future::join_all((0..100).map(|_| ask())).await;
+        assert!(all.iter().all(|status| *status == StatusCode::OK));
+        assert_eq!(probes.load(Ordering::SeqCst), 1);
+        tokio::time::sleep(LIVE_FOR).await;
+        assert_eq!(ask().await, StatusCode::SERVICE_UNAVAILABLE, "it is asked again");
     }
 
     #[tokio::test]

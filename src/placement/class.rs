@@ -9,6 +9,7 @@ use std::{
     fmt,
 };
 
+use super::{Expands, expanding};
 use crate::{
     topology::Labels,
     volume::{ClusterId, DRIVER_NAME, Parameters},
@@ -84,6 +85,14 @@ impl Class {
         (!named.is_empty()).then_some(named)
     }
 
+    /// Whether this virtual class says that twins of all namespaces here share one, and
+    /// may be of classes that expand it.
+    #[must_use]
+    pub fn shares_namespace(&self) -> bool {
+        let said = self.parameters.get(Parameters::SHARED_NAMESPACE);
+        said.is_some_and(|said| said == "true")
+    }
+
     /// Whether a twin of this class would come back to a virtual class.
     #[must_use]
     pub fn is_loop(&self) -> bool {
@@ -117,6 +126,9 @@ pub struct Wishes<'a> {
     pub parameter: Option<&'a str>,
     /// The mapping of the cluster.
     pub mapping: Option<&'a str>,
+    /// Whether twins of many namespaces share one there, and the virtual class does not
+    /// say that this is known: then no class may expand the namespace of a claim.
+    pub one_namespace: bool,
 }
 
 /// A class that a claim asks for.
@@ -220,6 +232,31 @@ pub enum ClassError {
         /// Who would make the twin.
         provisioner: String,
     },
+    /// Its driver would look for annotations of the claim on the twin.
+    #[error(
+        "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands annotations of the claim, which a twin does not have, so volumes of different users could meet. Use a class without such a template"
+    )]
+    ExpandsAnnotation {
+        /// The class.
+        class: String,
+        /// Its parameter.
+        parameter: String,
+        /// Where.
+        cluster: ClusterId,
+    },
+    /// Its driver would take the namespace of the twin for that of the claim.
+    #[error(
+        "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands the namespace of the claim, which is the same for all twins in this cluster, so volumes of different users could meet. Use a class without such a template, or set the parameter {} of the virtual class to \"true\" if that is meant",
+        Parameters::SHARED_NAMESPACE
+    )]
+    ExpandsNamespace {
+        /// The class.
+        class: String,
+        /// Its parameter.
+        parameter: String,
+        /// Where.
+        cluster: ClusterId,
+    },
     /// Nobody named a class and the cluster has no default.
     #[error(
         "no real storage class: neither the parameter {} of the virtual class nor a class mapping names one, and the cluster {cluster} has no default class{}",
@@ -244,18 +281,6 @@ pub enum ClassError {
     },
 }
 
-impl ClassError {
-    /// Whether it is for what the claim asks, so that other claims may fare better.
-    #[must_use]
-    pub fn is_of_the_claim(&self) -> bool {
-        match self {
-            Self::NotAllowed { .. } => true,
-            Self::NotFound { by, .. } | Self::Loop { by, .. } => matches!(by, NamedBy::Annotation(_)),
-            Self::NoDefault { .. } | Self::MustBeNamed { .. } => false,
-        }
-    }
-}
-
 /// Chooses the real class of a twin in this cluster.
 pub fn choose_class<'a>(
     wishes: &Wishes<'_>,
@@ -278,13 +303,38 @@ pub fn choose_class<'a>(
         .or_else(|| wishes.parameter.map(|name| (name, NamedBy::Parameter)))
         .or_else(|| wishes.mapping.map(|name| (name, NamedBy::Mapping)));
 
-    match (named, classes) {
+    let chosen = match (named, classes) {
         (Some((name, by)), KnownClasses::Listed(classes)) => find(name, by, classes, cluster),
         (Some((name, _)), KnownClasses::Unreadable) => Ok(ChosenClass::Named(name.to_owned())),
         (None, KnownClasses::Listed(classes)) => default(classes, cluster),
         (None, KnownClasses::Unreadable) => Err(ClassError::MustBeNamed {
             cluster: cluster.clone(),
         }),
+    }?;
+    if let ChosenClass::Known(class) = chosen {
+        keeps_users_apart(class, wishes.one_namespace, cluster)?;
+    }
+    Ok(chosen)
+}
+
+/// Whether the volumes of different users stay apart, whose twins look alike to the
+/// driver of the class.
+fn keeps_users_apart(class: &Class, one_namespace: bool, cluster: &ClusterId) -> Result<(), ClassError> {
+    let (name, cluster) = (class.name.clone(), cluster.clone());
+    if let Some(parameter) = expanding(class, Expands::Annotation) {
+        return Err(ClassError::ExpandsAnnotation {
+            class: name,
+            parameter: parameter.to_owned(),
+            cluster,
+        });
+    }
+    match expanding(class, Expands::Namespace).filter(|_| one_namespace) {
+        Some(parameter) => Err(ClassError::ExpandsNamespace {
+            class: name,
+            parameter: parameter.to_owned(),
+            cluster,
+        }),
+        None => Ok(()),
     }
 }
 

@@ -26,6 +26,8 @@
 
 mod refusal;
 
+use std::collections::BTreeSet;
+
 pub use self::refusal::Refusal;
 use super::is_loop;
 use crate::{
@@ -70,6 +72,8 @@ pub enum Target {
     Any,
     /// This one; claim and request agree.
     Node(String),
+    /// One of these, which the request allows; no node was selected for the claim.
+    OneOf(BTreeSet<String>),
     /// The claim was given another node than the request, which thus is old.
     Disagrees {
         /// Node selected for the claim; `None` if it lost its node.
@@ -77,6 +81,18 @@ pub enum Target {
         /// Place the request asks for.
         requested: String,
     },
+}
+
+impl Target {
+    /// Whether the volume may be made for this node.
+    #[must_use]
+    pub fn allows(&self, node: &str) -> bool {
+        match self {
+            Self::Any | Self::Disagrees { .. } => true,
+            Self::Node(only) => only == node,
+            Self::OneOf(nodes) => nodes.contains(node),
+        }
+    }
 }
 
 /// What is in the twin's place.
@@ -105,7 +121,8 @@ pub struct Twin {
     pub differences: Vec<Part>,
     /// Who provisions it, as Kubernetes noted on it.
     pub provisioner: Option<String>,
-    /// Whether it was given a node, because its class waits for one.
+    /// Whether it was given a node, because its class waits for one or the request asks
+    /// for some.
     pub told_node: bool,
     /// The node it has now.
     pub node: Option<String>,
@@ -144,7 +161,7 @@ pub enum Prebinding {
 pub enum Reach {
     /// The PV was not seen yet.
     Unread,
-    /// The target.
+    /// The target, or one of its nodes.
     FromTarget {
         /// Whether the PV's reclaim policy is Retain.
         retained: bool,
@@ -231,7 +248,9 @@ impl Withdrawal {
                 elsewhere("the driver of the real class cannot make the volume for this node")
             }
             Self::NoVolume => elsewhere("no available volume of the real class fits on this node"),
-            Self::OutOfReach => elsewhere("the real class made the volume where this node does not reach it"),
+            Self::OutOfReach => {
+                elsewhere("the real class made the volume where no node reaches it that was asked for")
+            }
             Self::Loops(provisioner) => Afterwards::Refuse(Refusal::Loops(provisioner.clone())),
         }
     }
@@ -303,9 +322,7 @@ fn pending(target: &Target, twin: &Twin, prebinding: &Prebinding) -> CreateStep 
     if twin.told_node && twin.node.is_none() {
         return CreateStep::Withdraw(Withdrawal::DriverRefused);
     }
-    if let (Target::Node(target), Some(node)) = (target, &twin.node)
-        && target != node
-    {
+    if twin.node.as_ref().is_some_and(|node| !target.allows(node)) {
         return CreateStep::Withdraw(Withdrawal::OtherNode);
     }
     match prebinding {
@@ -375,7 +392,7 @@ fn mismatch(facts: &CreateFacts, twin: &Twin) -> Option<Refusal> {
 
 fn disagreement(target: &Target) -> Option<Refusal> {
     match target {
-        Target::Any | Target::Node(_) => None,
+        Target::Any | Target::Node(_) | Target::OneOf(_) => None,
         Target::Disagrees { selected, requested } => Some(Refusal::NodeDisagrees {
             selected: selected.clone(),
             requested: requested.clone(),

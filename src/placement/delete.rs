@@ -2,21 +2,29 @@
 //! deleted only when the twin's PV is gone: deleting the data behind it may fail
 //! for hours, and whoever hears "deleted" forgets about it.
 //!
+//! csi-provisioner asks as soon as it sees a PV Released with the reclaim policy Delete,
+//! and so a PV looks for a moment when somebody gives it its claim back. While that claim
+//! exists, nothing is deleted.
+//!
 //! ```text
+//!  the PV's claim exists ──▶ Refuse
+//!
 //!  twin there ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin gone
 //!                                                             │
 //!      PV gone, or Released and retained ──▶ Done ◀───────────┤
 //!      PV only reserved for it ──Unclaim──▶ Done              │
-//!      PV retained by a rescue ──GiveBack──▶ AwaitVolume      │
+//!      PV retained by us ──GiveBack──▶ AwaitVolume            │
 //!      PV still there ──AwaitVolume───────────────────────────┘
 //!  anything that cannot be read ──▶ Unavailable, never Done
 //! ```
 
-use crate::volume::Foreign;
+use crate::volume::{ClaimMark, Foreign};
 
 /// Everything the decision rests on, all of it read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeleteFacts {
+    /// The claim that the volume belongs to, if it exists.
+    pub claim: Option<ClaimMark>,
     /// What is in the twin's place.
     pub twin: DeleteTwin,
     /// The PV of the twin, found by the twin or by its `claimRef`.
@@ -50,9 +58,9 @@ pub enum TwinVolume {
     Absent,
     /// This one was reserved for the twin but never bound.
     Reserved(String),
-    /// This one is retained only because its data was rescued for a volume that is
-    /// to be deleted now.
-    Rescued(String),
+    /// This one is retained only because this driver replaced its reclaim policy, for a
+    /// volume that is to be deleted now.
+    RetainedByUs(String),
     /// There is one.
     Present {
         /// Its name.
@@ -82,7 +90,7 @@ pub enum DeleteStep {
     },
     /// Take our `claimRef` off this PV.
     Unclaim(String),
-    /// Give this PV the reclaim policy it had before its data was rescued.
+    /// Give this PV the reclaim policy it had before this driver replaced it.
     GiveBack(String),
     /// Answer success.
     Done,
@@ -92,9 +100,50 @@ pub enum DeleteStep {
     Refuse(DeleteRefusal),
 }
 
+/// What a virtual PV says about its claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedVolume {
+    /// Name of the PV.
+    pub name: String,
+    /// The claim in its `claimRef`.
+    pub claim: ClaimMark,
+}
+
+/// A claim of the name in that `claimRef`, which may be another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExistingClaim {
+    /// Its uid.
+    pub uid: String,
+    /// The PV that it names; `None` if it names none.
+    pub volume: Option<String>,
+    /// Whether Kubernetes has bound it to that PV.
+    pub bound: bool,
+}
+
+impl ClaimedVolume {
+    /// Whether this claim is the one that the PV belongs to. It is the one that the PV
+    /// names, unless it has another PV. It is also one that was bound to the PV, whatever
+    /// uid the PV names now: Kubernetes calls such a claim Lost, but its pods still run.
+    #[must_use]
+    pub fn belongs_to(&self, claim: &ExistingClaim) -> bool {
+        let is_named = claim.uid == self.claim.uid;
+        match &claim.volume {
+            None => is_named,
+            Some(volume) => *volume == self.name && (is_named || claim.bound),
+        }
+    }
+}
+
 /// Why a volume is not deleted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeleteRefusal {
+    /// Its claim exists.
+    #[error(
+        "the volume belongs to the claim {}/{}, which exists, so nothing is deleted. Its PersistentVolume was Released with the \
+         reclaim policy Delete, as when somebody changes its claimRef. To delete the volume, delete the claim",
+        .0.namespace, .0.name
+    )]
+    Claimed(ClaimMark),
     /// Something else is in the twin's place.
     #[error("the twin's place is taken by an object that is not ours: {0}. It is left alone")]
     Foreign(Foreign),
@@ -106,6 +155,9 @@ pub enum DeleteRefusal {
 /// Decides the next step of `DeleteVolume`.
 #[must_use]
 pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
+    if let Some(claim) = &facts.claim {
+        return DeleteStep::Refuse(DeleteRefusal::Claimed(claim.clone()));
+    }
     if let Some(node) = &facts.attached {
         return DeleteStep::Refuse(DeleteRefusal::Attached(node.clone()));
     }
@@ -124,7 +176,7 @@ pub fn without_twin(volume: &TwinVolume) -> DeleteStep {
     match volume {
         TwinVolume::Unknown(reason) => DeleteStep::Unavailable(reason.clone()),
         TwinVolume::Reserved(name) => DeleteStep::Unclaim(name.clone()),
-        TwinVolume::Rescued(name) => DeleteStep::GiveBack(name.clone()),
+        TwinVolume::RetainedByUs(name) => DeleteStep::GiveBack(name.clone()),
         TwinVolume::Absent
         | TwinVolume::Present {
             released: true,
@@ -155,10 +207,46 @@ mod tests {
 
     fn decide(twin: DeleteTwin, volume: TwinVolume) -> DeleteStep {
         delete_step(&DeleteFacts {
+            claim: None,
             twin,
             volume,
             attached: None,
         })
+    }
+
+    fn claim() -> ClaimMark {
+        ClaimMark {
+            namespace: "shop".into(),
+            name: "data".into(),
+            uid: "u1".into(),
+        }
+    }
+
+    #[test]
+    fn a_volume_belongs_to_the_claim_that_exists_and_names_it() {
+        let volume = ClaimedVolume {
+            name: "pvc-1".into(),
+            claim: claim(),
+        };
+        let belongs = |uid: &str, named: Option<&str>, bound: bool| {
+            volume.belongs_to(&ExistingClaim {
+                uid: uid.into(),
+                volume: named.map(str::to_owned),
+                bound,
+            })
+        };
+        assert!(belongs("u1", Some("pvc-1"), true));
+        assert!(belongs("u1", Some("pvc-1"), false), "about to be bound");
+        assert!(belongs("u1", None, false), "about to be bound");
+        assert!(
+            belongs("u2", Some("pvc-1"), true),
+            "its claimRef was changed under it"
+        );
+        assert!(!belongs("u1", Some("another"), true));
+        // A StatefulSet makes a claim of that name again, and it names the old PV at most by hand.
+        assert!(!belongs("u2", None, false));
+        assert!(!belongs("u2", Some("pvc-1"), false));
+        assert!(!belongs("u2", Some("another"), true));
     }
 
     #[test]
@@ -184,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_retained_to_rescue_it_is_deleted_all_the_same() {
-        let step = decide(DeleteTwin::Absent, TwinVolume::Rescued("pv".into()));
+    fn what_this_driver_retained_for_it_is_deleted_all_the_same() {
+        let step = decide(DeleteTwin::Absent, TwinVolume::RetainedByUs("pv".into()));
         assert_eq!(step, DeleteStep::GiveBack("pv".into()));
     }
 
@@ -197,6 +285,7 @@ mod tests {
             DeleteStep::Refuse(DeleteRefusal::Foreign(_))
         ));
         let attached = DeleteFacts {
+            claim: None,
             twin: DeleteTwin::Ours { deleting: false },
             volume: present(false, false),
             attached: Some("n1".into()),
@@ -221,13 +310,18 @@ mod tests {
                 TwinVolume::Unknown("down".into()),
                 TwinVolume::Absent,
                 TwinVolume::Reserved("pv".into()),
-                TwinVolume::Rescued("pv".into()),
+                TwinVolume::RetainedByUs("pv".into()),
                 present(false, false), present(false, true), present(true, false), present(true, true),
             ]),
             attached in select(vec![None, Some("n1".to_owned())]),
+            claim in select(vec![None, Some(claim())]),
         ) {
-            let facts = DeleteFacts { twin, volume, attached };
-            if delete_step(&facts) == DeleteStep::Done {
+            let facts = DeleteFacts { claim, twin, volume, attached };
+            let step = delete_step(&facts);
+            if facts.claim.is_some() {
+                prop_assert!(matches!(step, DeleteStep::Refuse(_)));
+            }
+            if step == DeleteStep::Done {
                 prop_assert_eq!(&facts.twin, &DeleteTwin::Absent);
                 prop_assert!(facts.volume == TwinVolume::Absent || facts.volume == present(true, true));
                 prop_assert_eq!(facts.attached, None);

@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::BTreeSet};
 
 use super::{BindingMode, Class};
 use crate::{
-    topology::{LabelSelector, Node, NodeSelector},
+    topology::{LabelSelector, Node, NodeSelector, Segments},
     volume::{AccessMode, Capabilities, ClaimName, VolumeMode, VolumeName, digest},
 };
 
@@ -73,6 +73,16 @@ pub struct Ask<'a> {
     pub size: u64,
     /// Its capabilities.
     pub capabilities: &'a Capabilities,
+    /// Where it should rather be, the best place first.
+    pub preferred: &'a [Segments],
+}
+
+impl Ask<'_> {
+    /// How far down the list of preferred places a node is.
+    fn rank(&self, node: &Node) -> usize {
+        let found = self.preferred.iter().position(|place| place.admits(&node.labels));
+        found.unwrap_or(self.preferred.len())
+    }
 }
 
 /// A real class with everything that decides where it works.
@@ -137,7 +147,7 @@ pub enum Unfit {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no node can have the volume: {}",
-    if .0.is_empty() { "the cluster has no node where this driver runs".to_owned() }
+    if .0.is_empty() { "the cluster has no node where this driver runs, or none of those that are asked for".to_owned() }
     else { .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ") }
 )]
 pub struct NoNode(pub Vec<Unfit>);
@@ -218,8 +228,8 @@ impl<'a> Surroundings<'a> {
             .unwrap_or_default()
     }
 
-    /// Chooses a node for a volume that nobody's pod waits for: the one with most
-    /// room, and among equals a different one for each volume.
+    /// Chooses a node for a volume that nobody's pod waits for: one that is preferred,
+    /// of those the one with most room, and among equals a different one for each volume.
     pub fn choose_node<'n>(&self, nodes: &'n [Node], ask: &Ask<'_>) -> Result<&'n Node, NoNode> {
         let mut reasons = Vec::new();
         let mut fitting = Vec::new();
@@ -233,7 +243,7 @@ impl<'a> Surroundings<'a> {
             .into_iter()
             .min_by_key(|node| {
                 let lot = digest(16, [ask.volume.as_str(), node.name.as_str()]);
-                (Reverse(self.largest_on(node)), lot)
+                (ask.rank(node), Reverse(self.largest_on(node)), lot)
             })
             .ok_or(NoNode(reasons))
     }

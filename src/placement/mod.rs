@@ -8,6 +8,9 @@ mod create;
 mod delete;
 mod fit;
 mod offload;
+mod possible;
+mod reclaim;
+mod template;
 
 pub use capacity::{Published, Room, publish, room_in};
 pub use class::{
@@ -18,8 +21,14 @@ pub use create::{
     Afterwards, ClaimFact, CreateFacts, CreateStep, Prebinding, Reach, Refusal, Target, Twin, TwinFact,
     TwinState, Withdrawal, create_step,
 };
-pub use delete::{DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, TwinVolume, delete_step, without_twin};
+pub use delete::{
+    ClaimedVolume, DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ExistingClaim, TwinVolume,
+    delete_step, without_twin,
+};
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
 pub use offload::{
     Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes, behind,
 };
+pub use possible::{NoClass, served, ways_out, wishes};
+pub use reclaim::{PolicyFacts, PolicyStep, policy_step};
+pub use template::{Expands, expanding};

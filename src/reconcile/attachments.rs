@@ -8,13 +8,17 @@ use std::{
 };
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::ResourceExt;
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, time::Instant};
 
 use super::{Settings, rounds::Rounds, watched::Watched};
 use crate::{
-    cluster::{ApiError, Cluster, slim::Attachment},
-    twin::{UnpublishError, unpublish},
+    cluster::{
+        ApiError, Cluster,
+        slim::{Attachment, marked_volume},
+    },
+    twin::{UnpublishError, detach_unneeded},
     volume::{DRIVER_NAME, VolumeId, VolumeName},
 };
 
@@ -57,13 +61,23 @@ impl<'a> Attachments<'a> {
         needed.collect()
     }
 
+    /// Removes an attachment if what is read now still says so. First the attachment itself
+    /// is read: should Kubernetes attach the volume after we looked, `ControllerPublish`
+    /// writes on it, and this version of it is not there to be deleted.
     async fn remove(&self, attachment: &Attachment) -> Result<(), ApiError> {
+        let (volume, node) = (&attachment.volume, &attachment.node);
+        let found = self.home.all::<VolumeAttachment>().get(&attachment.name).await?;
+        let same = |found: &VolumeAttachment| {
+            marked_volume(found.labels()).as_ref() == Some(volume) && found.spec.node_name == *node
+        };
+        let Some(found) = found.filter(same) else {
+            return Ok(());
+        };
         if self.is_needed_now(attachment).await? {
             return Ok(());
         }
-        let (volume, node) = (&attachment.volume, &attachment.node);
         tracing::info!(%volume, node, "removing an attachment that nobody needs any more");
-        match unpublish(self.home, volume, Some(node), Instant::now() + PATIENCE).await {
+        match detach_unneeded(self.home, &found, Instant::now() + PATIENCE).await {
             Err(UnpublishError::Api(error)) => Err(error),
             Err(error) => {
                 tracing::warn!(%volume, node, %error, "an attachment that nobody needs is not gone yet");
@@ -211,6 +225,26 @@ mod tests {
         api.remove(&outer_path());
         round(&api, LONG, || ()).await.unwrap();
         assert!(api.object(NESTED).is_none(), "another node's does not count");
+    }
+
+    #[tokio::test]
+    async fn one_that_is_published_again_meanwhile_stays() {
+        let api = FakeApi::start().await;
+        put_nested(&api);
+        let outer = outer_path();
+        // Between the last look and the deletion.
+        api.before("DELETE", NESTED, move |store| {
+            store.put(
+                &outer,
+                json!({"spec": {"attacher": DRIVER_NAME, "nodeName": "n1", "source": {}}}),
+            );
+            let mut nested = store.get(NESTED).unwrap();
+            nested["metadata"]["annotations"][mark::CONFIRMED] = "1".into();
+            store.put(NESTED, nested);
+        });
+        round(&api, LONG, || ()).await.unwrap();
+        assert!(api.object(&outer_path()).is_some(), "it was about to be deleted");
+        assert!(api.object(NESTED).is_some());
     }
 
     #[tokio::test]

@@ -18,6 +18,7 @@ use k8s_openapi::{
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Settings,
@@ -28,13 +29,15 @@ use crate::{
     cluster::{
         ApiError, Cluster, Objects, Precondition, facts,
         registry::{Registry, Remote, Unreachable},
+        view::View,
     },
     observe::crash::{self, Step},
     placement::{
-        Asked, BindingMode, Capacity, Class, ClassMap, KnownClasses, Published, RealDriver, Room,
-        StaticVolume, Surroundings, Wishes, choose_class, publish, room_in,
+        BindingMode, Capacity, Class, ClassMap, KnownClasses, NoClass, Published, RealDriver, Room,
+        StaticVolume, Surroundings, choose_class, publish, room_in, served, wishes,
     },
     topology::Node,
+    twin::Refusals,
     volume::{ClusterId, DRIVER_NAME, mark, quantity},
 };
 
@@ -45,6 +48,9 @@ pub(super) struct Capacities<'a> {
     watched: &'a Watched,
     settings: &'a Settings,
     published: Objects<CSIStorageCapacity>,
+    /// What remote clusters did not take a moment ago.
+    refusals: View<Refusals>,
+    _stops: DropGuard,
 }
 
 impl<'a> Capacities<'a> {
@@ -54,12 +60,15 @@ impl<'a> Capacities<'a> {
         watched: &'a Watched,
         settings: &'a Settings,
     ) -> Self {
+        let stop = CancellationToken::new();
         Self {
             home,
             registry,
             watched,
             settings,
             published: home.within(&settings.namespace),
+            refusals: Refusals::watch(home, &settings.namespace, &stop),
+            _stops: stop.drop_guard(),
         }
     }
 
@@ -74,6 +83,7 @@ impl<'a> Capacities<'a> {
                 class,
                 &self.settings.allowed_classes,
                 &ClassMap::default(),
+                !class.shares_namespace(),
                 self.home,
             );
             let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
@@ -94,15 +104,12 @@ impl<'a> Capacities<'a> {
     /// The smallest volume of a class that a cluster would not take a moment ago.
     fn smallest_refused(&self, class: &Class, cluster: &ClusterId) -> Option<u64> {
         let now = jiff::Timestamp::now().as_second();
-        let claims = self.watched.claims.all();
-        let refused = claims
+        let noted = self.refusals.all();
+        let counting = noted
             .iter()
-            .filter(|claim| claim.pending && claim.class.as_ref() == Some(&class.name))
-            .filter_map(|claim| claim.refused.as_ref());
-        refused
-            .filter(|refused| refused.counts(cluster, now))
-            .map(|refused| refused.bytes)
-            .min()
+            .flat_map(|notes| notes.iter())
+            .filter(|refused| refused.counts(now) && refused.is_about(&class.name, cluster));
+        counting.map(|refused| refused.bytes).min()
     }
 
     async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
@@ -157,6 +164,18 @@ impl Rounds for Capacities<'_> {
     const NAME: &'static str = "capacity";
     const REST: Duration = Duration::from_mins(1);
 
+    /// When the next refusal counts no more: nobody tells that either.
+    fn due(&self) -> Option<Duration> {
+        let now = jiff::Timestamp::now().as_second();
+        let noted = self.refusals.all();
+        let counting = noted
+            .iter()
+            .flat_map(|notes| notes.iter())
+            .filter(|refused| refused.counts(now));
+        let ends = counting.map(|refused| refused.until).min()?;
+        Some(Duration::from_secs((ends - now).unsigned_abs()))
+    }
+
     fn signs(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
         vec![
@@ -166,7 +185,7 @@ impl Rounds for Capacities<'_> {
             views.drivers.version(),
             views.capacities.version(),
             self.watched.volumes.version(),
-            self.watched.refusals.clone(),
+            self.refusals.version(),
             self.registry.news(),
         ]
     }
@@ -247,10 +266,11 @@ impl World {
         class: &Class,
         allowed: &BTreeSet<String>,
         map: &ClassMap,
+        one_namespace: bool,
         cluster: &Cluster,
     ) -> Vec<&Class> {
         let known = KnownClasses::Listed(&self.classes);
-        wishes(class, allowed, map)
+        wishes(class, allowed, map, one_namespace)
             .filter_map(|wishes| choose_class(&wishes, known, cluster.id()).ok())
             .filter_map(|chosen| self.classes.iter().find(|class| class.name == chosen.name()))
             .collect()
@@ -264,27 +284,6 @@ impl World {
             volumes: &self.volumes,
         }
     }
-}
-
-/// All that claims of a virtual class may wish for.
-fn wishes<'a>(
-    class: &'a Class,
-    allowed: &'a BTreeSet<String>,
-    map: &'a ClassMap,
-) -> impl Iterator<Item = Wishes<'a>> {
-    let mapped = map.mapping.contains_key(&class.name);
-    let parameter = class.real_class().filter(|_| !mapped);
-    let annotation = mark::REAL_CLASS;
-    let annotated = allowed.iter().map(move |class| Asked { annotation, class });
-    [None]
-        .into_iter()
-        .chain(annotated.map(Some))
-        .map(move |annotation| Wishes {
-            annotation,
-            allowed,
-            parameter,
-            mapping: map.real(Some(&class.name)),
-        })
 }
 
 /// A remote cluster, as far as it can be looked into now.
@@ -328,16 +327,12 @@ impl There {
         let room = match &self.look {
             Look::Nothing(room) => *room,
             // A class that cannot be seen has to be named.
-            Look::Blind => {
-                let named = |wishes: Wishes<'_>| choose_class(&wishes, KnownClasses::Unreadable, id).is_ok();
-                if wishes(class, allowed, map).any(named) {
-                    Room::Unlimited
-                } else {
-                    Room::Zero
-                }
-            }
+            Look::Blind => match served(class, allowed, map, KnownClasses::Unreadable, id) {
+                Err(NoClass::All(_)) => Room::Zero,
+                Ok(()) | Err(NoClass::Unnamed(_)) => Room::Unlimited,
+            },
             Look::World(cluster, world) => {
-                let possible = world.possible(class, allowed, map, cluster);
+                let possible = world.possible(class, allowed, map, false, cluster);
                 let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
                 let rights = cluster.rights();
                 let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());

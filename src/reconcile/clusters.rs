@@ -23,6 +23,7 @@ use self::status::{Holdings, status, whole};
 use super::{
     Settings,
     rounds::{Rounds, each},
+    unserved::unserved,
     watched::{VirtualVolume, Watched},
 };
 use crate::{
@@ -86,6 +87,8 @@ impl<'a> Clusters<'a> {
             };
             let volumes = volumes.get(&remote.id).map_or(0, Vec::len);
             let mut report = report(remote, names(standing), volumes);
+            let unserved = unserved(self.home, remote, self.settings);
+            report.limits.extend(unserved.into_iter().map(|one| one.message));
             if !real.is_empty() {
                 report.limits.push(format!(
                     "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
@@ -303,6 +306,7 @@ impl Rounds for Clusters<'_> {
             self.registry.news(),
             self.watched.volumes.version(),
             self.home.views().nodes.version(),
+            self.home.views().classes.version(),
         ]
     }
 

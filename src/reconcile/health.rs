@@ -9,37 +9,40 @@ mod telling;
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    condition::{Condition, diagnose, note},
+    condition::{Condition, diagnose, note, prospects},
     patient::Patient,
 };
 use super::{
     Metrics, Reports,
     recovery::{self, Rescue},
+    retention,
     rounds::{Rounds, each},
     sync::sync,
     watched::{VirtualVolume, Watched},
 };
 use crate::{
     cluster::{
-        ApiError, Cluster, facts,
+        ApiError, Cluster,
         registry::{Registry, Unreachable},
-        slim::{Phase, Twin},
+        slim::{self, Phase, Twin},
     },
-    placement::ReclaimPolicy,
-    twin::{Site, holder_uid, last_warning, mark_holder, retain},
-    volume::{VolumeId, mark},
+    placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
+    twin::{Site, holder_uid, last_warning, mark_holder},
+    volume::{ClusterId, VolumeId},
 };
 
-/// Twins that cannot be listed for so long are not just being listed.
+/// Twins that cannot be watched for so long are not just being listed.
 const LONGEST_LIST: Duration = Duration::from_mins(1);
+/// A cluster that takes so long for one twin is not asked for the next in the same round.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// What is to be done in a round, by who needs it.
 #[derive(Default)]
@@ -58,11 +61,11 @@ pub(super) struct Health<'a> {
     watched: &'a Watched,
     reports: Reports,
     metrics: &'a Metrics,
+    /// The only cluster whose volumes are looked after; all of them if none is named.
+    only: Option<ClusterId>,
     /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
     /// that was to be retained.
     settled: HashSet<(String, bool)>,
-    /// Clusters and namespaces whose twins were not seen so far, and since when.
-    unseen: HashMap<(String, String), Instant>,
 }
 
 impl<'a> Health<'a> {
@@ -79,13 +82,19 @@ impl<'a> Health<'a> {
             watched,
             reports,
             metrics,
+            only: None,
             settled: HashSet::new(),
-            unseen: HashMap::new(),
         }
     }
 
+    /// Looks after the volumes of one cluster only.
+    pub(super) fn only(mut self, cluster: ClusterId) -> Self {
+        self.only = Some(cluster);
+        self
+    }
+
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
-    fn examine(&mut self, volume: VirtualVolume) -> Option<Patient> {
+    fn examine(&self, volume: VirtualVolume) -> Option<Patient> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = VolumeId {
             cluster: volume.cluster.clone(),
@@ -101,17 +110,6 @@ impl<'a> Health<'a> {
             Err(Unreachable::Unknown { .. }) if !self.registry.is_complete() => return None,
             Err(unreachable) => Err(unreachable.to_string()),
         };
-        let site = match site.map(|site| (self.is_seen(&site), site)) {
-            Ok((Some(false), _)) => return None,
-            Ok((Some(true), site)) => Ok(site),
-            Ok((None, site)) => Err(format!(
-                "the claims of namespace {} in the cluster {} cannot be listed; if this driver lost its rights there, as \
-                 when the namespace is no longer offloaded, give them back",
-                site.namespace(),
-                site.cluster_name()
-            )),
-            Err(why) => Err(why),
-        };
         let Ok(site) = site else {
             let ending = diagnose(&volume, claim.as_deref(), true, None) == Condition::Ending;
             return Some(Patient {
@@ -120,6 +118,8 @@ impl<'a> Health<'a> {
                 } else {
                     Condition::Unreachable
                 },
+                is_remote: volume.cluster != *self.home.id(),
+                is_outdated: true,
                 volume,
                 claim,
                 site,
@@ -129,8 +129,23 @@ impl<'a> Health<'a> {
         // Its place may be taken by the twin of another volume, or by no twin at all.
         let twin = site.seen().filter(|twin| twin.volume == volume.volume);
         let remote = site.remote_cluster().is_some();
+        let mut condition = diagnose(&volume, claim.as_deref(), remote, twin.as_deref());
+        let view = site.view();
+        let is_outdated = view
+            .outdated_since()
+            .is_some_and(|since| since.elapsed() >= LONGEST_LIST);
+        if is_outdated {
+            // What was seen last is no news.
+            if condition != Condition::Ending {
+                condition = Condition::Unreachable;
+            }
+        } else if *view.version().borrow() == 0 {
+            return None;
+        }
         Some(Patient {
-            condition: diagnose(&volume, claim.as_deref(), remote, twin.as_deref()),
+            condition,
+            is_remote: remote,
+            is_outdated,
             volume,
             claim,
             site: Ok(site),
@@ -138,15 +153,44 @@ impl<'a> Health<'a> {
         })
     }
 
-    /// Whether the twins of a namespace were seen; `None` if that does not happen any more.
-    fn is_seen(&mut self, site: &Site) -> Option<bool> {
-        let place = (site.cluster_name(), site.namespace().to_owned());
-        if *site.view().version().borrow() > 0 {
-            self.unseen.remove(&place);
-            return Some(true);
-        }
-        let since = self.unseen.entry(place).or_insert_with(Instant::now);
-        (since.elapsed() < LONGEST_LIST).then_some(false)
+    /// A twin that cannot be watched is read by itself, if at least that is allowed. If it
+    /// is not, whatever may become of the twin, its data is kept.
+    async fn read(&self, mut patient: Patient) -> Patient {
+        let Ok(site) = &patient.site else { return patient };
+        let volume = &patient.volume;
+        let error = match site.twins().get(site.name()).await {
+            Ok(found) => {
+                let twin = found.as_ref().and_then(slim::twin);
+                let twin = twin.filter(|twin| twin.volume == volume.volume).map(Arc::new);
+                let remote = site.remote_cluster().is_some();
+                patient.condition = diagnose(volume, patient.claim.as_deref(), remote, twin.as_deref());
+                patient.twin = twin;
+                return patient;
+            }
+            Err(error) => error,
+        };
+        let kept = if error.is_forbidden() {
+            let kept = recovery::keep_unread(site, volume, patient.twin.as_deref(), &error).await;
+            match kept {
+                Ok(Rescue::Kept { real, .. }) => format!(
+                    ". Its PersistentVolume {real} there is retained until they are, so its data stays whatever becomes \
+                     of the twin"
+                ),
+                Ok(Rescue::FalseAlarm) => String::new(),
+                Ok(other) => format!(". {}", prospects(site, volume, &other)),
+                Err(error) => format!(". Its data cannot be seen to: {error}"),
+            }
+        } else {
+            String::new()
+        };
+        let why = format!(
+            "the claims of namespace {} in the cluster {} cannot be listed and watched, nor this one be read: {error}. If \
+             this driver lost its rights there, as when the namespace is no longer offloaded, give them back{kept}",
+            site.namespace(),
+            site.cluster_name()
+        );
+        patient.site = Err(why);
+        patient
     }
 
     /// What a healthy volume needs, seldom anything. Returns the key of its twin in `settled`
@@ -176,11 +220,21 @@ impl<'a> Health<'a> {
         let Some(real) = real else {
             return Ok(None);
         };
-        if volume.retain && !real.retain {
-            Box::pin(self.retain(site, volume, &real.name)).await?;
-        }
-        if real.rescued && real.phase == "Bound" {
-            Box::pin(recovery::finish(site, volume, &real.name)).await?;
+        let policy = |retain| {
+            if retain {
+                ReclaimPolicy::Retain
+            } else {
+                ReclaimPolicy::Delete
+            }
+        };
+        let step = policy_step(PolicyFacts {
+            wanted: policy(volume.retain),
+            has: policy(real.retain),
+            replaced: real.policy_replaced,
+            bound: real.phase == "Bound",
+        });
+        if step != PolicyStep::Leave {
+            Box::pin(retention::follow(site, volume, &real.name)).await?;
         }
         Ok(None)
     }
@@ -199,31 +253,7 @@ impl<'a> Health<'a> {
         if !mark_holder(site, &volume.volume, &real).await? {
             return Ok(false);
         }
-        if volume.retain {
-            self.retain(site, volume, name).await?;
-        }
-        if real.annotations().contains_key(mark::POLICY_BEFORE) {
-            return recovery::finish(site, volume, name).await;
-        }
-        Ok(true)
-    }
-
-    /// The user wants the data to stay: so it is said where it counts, if they still do.
-    async fn retain(&self, site: &Site, volume: &VirtualVolume, real: &str) -> Result<(), ApiError> {
-        let (outer, inner) = (self.home.all::<PersistentVolume>(), site.volumes());
-        let (wish, real) = tokio::try_join!(outer.get(&volume.name), inner.get(real))?;
-        let policy = |volume: &Option<PersistentVolume>| {
-            let spec = volume.as_ref().and_then(|volume| volume.spec.as_ref());
-            facts::reclaim_policy(spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()))
-        };
-        match &real {
-            Some(found)
-                if policy(&wish) == ReclaimPolicy::Retain && policy(&real) != ReclaimPolicy::Retain =>
-            {
-                retain(site.cluster(), found).await
-            }
-            _ => Ok(()),
-        }
+        Box::pin(retention::follow(site, volume, name)).await
     }
 
     async fn treat(&mut self, patient: &Patient) -> Result<(), ApiError> {
@@ -236,7 +266,7 @@ impl<'a> Health<'a> {
             }
         };
         let rescue = match condition {
-            Condition::Terminating => Box::pin(recovery::rescue(site, volume)).await,
+            Condition::Terminating => Box::pin(recovery::rescue(site, volume, patient.twin.as_deref())).await,
             Condition::Vanished => Box::pin(recovery::restore(site, volume)).await,
             Condition::Returning => Box::pin(recovery::reunite(site, volume)).await,
             Condition::Lost => Ok(Rescue::Hopeless),
@@ -244,24 +274,24 @@ impl<'a> Health<'a> {
                 return Ok(());
             }
         };
-        // A user hears of it also when nothing can be done right now.
-        let (known, outcome) = match rescue {
-            Ok(rescue) => (Some(rescue), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
         let Some(claim) = &volume.claim else {
-            return outcome;
+            return rescue.map(drop);
         };
-        if condition == Condition::Returning && known != Some(Rescue::Hopeless) {
-            return outcome;
+        let worth_telling = match &rescue {
+            Ok(Rescue::FalseAlarm) => false,
+            Ok(Rescue::Hopeless) => true,
+            _ if condition == Condition::Returning => false,
+            // A twin that vanishes while it is rescued is what they were told to expect.
+            Ok(Rescue::Underway) => condition != Condition::Vanished || !self.reports.any(&claim.uid),
+            // A user hears of it also when nothing can be done right now.
+            _ => true,
+        };
+        if worth_telling {
+            let note = note(site, volume, condition, rescue.as_ref());
+            let told = self.tell(patient, &note).await;
+            return rescue.map(drop).and(told);
         }
-        // A twin that vanishes while it is rescued is what they were told to expect.
-        let expected = condition == Condition::Vanished && known == Some(Rescue::Underway);
-        if known != Some(Rescue::FalseAlarm) && !(expected && self.reports.any(&claim.uid)) {
-            let note = note(site, volume, condition, known.as_ref());
-            return outcome.and(self.tell(patient, &note).await);
-        }
-        outcome
+        rescue.map(drop)
     }
 
     /// A twin that is not bound yet: what its cluster says about it, if it complains.
@@ -283,13 +313,26 @@ impl<'a> Health<'a> {
     }
 
     /// Examines every volume, counts, and says who needs what.
-    fn admit(&mut self) -> Ward {
+    async fn admit(&mut self) -> Ward {
         let mut ward = Ward::default();
         let mut counts: HashMap<Condition, usize> = HashMap::new();
-        for volume in self.watched.virtual_volumes() {
-            let Some(patient) = self.examine(volume) else {
+        let mut silent = HashSet::new();
+        let volumes = match &self.only {
+            Some(cluster) => self.watched.virtual_volumes_in(cluster),
+            None => self.watched.virtual_volumes(),
+        };
+        for volume in volumes {
+            let Some(mut patient) = self.examine(volume) else {
                 continue;
             };
+            let cluster = patient.volume.cluster.clone();
+            if patient.has_to_be_read() && !silent.contains(&cluster) {
+                let began = Instant::now();
+                patient = Box::pin(self.read(patient)).await;
+                if began.elapsed() >= SLOW {
+                    silent.insert(cluster);
+                }
+            }
             *counts.entry(patient.condition).or_default() += 1;
             match patient.condition {
                 Condition::Healthy => ward.well.push(patient),
@@ -301,7 +344,8 @@ impl<'a> Health<'a> {
         }
         for condition in Condition::ALL {
             let count = counts.get(&condition).copied().unwrap_or_default();
-            self.metrics.volumes(condition.name(), count);
+            let cluster = self.only.as_ref().unwrap_or(self.home.id());
+            self.metrics.volumes(cluster, condition.name(), count);
         }
         ward
     }
@@ -322,7 +366,7 @@ impl<'a> Health<'a> {
                 self.treat(patient).await
             };
             let lost = done.as_ref().is_err_and(ApiError::is_transient);
-            if lost && patient.is_remote() {
+            if lost && patient.is_remote {
                 silent.insert(cluster.clone());
             }
             outcome = outcome.and(patient.alone(done));
@@ -339,7 +383,7 @@ impl<'a> Health<'a> {
                 settled.insert(key.clone());
             }
             let mut done = key.map(|_| ());
-            if patient.condition == Condition::Healthy && patient.is_remote() {
+            if patient.condition == Condition::Healthy && patient.is_remote {
                 // People are told how it is, whatever cannot be seen to.
                 done = done.and(this.show(patient).await);
             }
@@ -367,7 +411,7 @@ impl Rounds for Health<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let ward = self.admit();
+        let ward = self.admit().await;
         let treated = self.treat_all(&ward).await;
         for patient in &ward.well {
             if let Some(claim) = &patient.volume.claim {

@@ -1,10 +1,17 @@
 //! What the loops tell Prometheus.
 
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+
+use crate::volume::ClusterId;
 
 /// The families of the loops. Cheap to clone.
 #[derive(Clone, Default)]
@@ -13,7 +20,11 @@ pub struct Metrics {
     rounds: Family<Round, Counter>,
     volumes: Family<Condition, Gauge>,
     orphans: Family<Reason, Gauge>,
+    /// The labels that were used, to be removed with their cluster.
+    used: Arc<Mutex<Used>>,
 }
+
+type Used = (HashSet<Condition>, HashSet<Reason>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Round {
@@ -24,11 +35,13 @@ struct Round {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Condition {
     health: &'static str,
+    cluster: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
+    cluster: String,
 }
 
 impl Metrics {
@@ -48,12 +61,12 @@ impl Metrics {
         );
         registry.register(
             "liqo_csi_volumes",
-            "Volumes with a PV, by the health of their twins",
+            "Volumes with a PV, by the health of their twins and the cluster these are in",
             metrics.volumes.clone(),
         );
         registry.register(
             "liqo_csi_orphaned_twins",
-            "Twins that look forgotten and are left alone, by reason",
+            "Twins that look forgotten and are left alone, by reason and cluster",
             metrics.orphans.clone(),
         );
         metrics
@@ -72,13 +85,35 @@ impl Metrics {
         self.rounds.get_or_create(&Round { name, outcome }).inc();
     }
 
-    pub(super) fn volumes(&self, health: &'static str, count: usize) {
-        let gauge = self.volumes.get_or_create(&Condition { health });
+    pub(super) fn volumes(&self, cluster: &ClusterId, health: &'static str, count: usize) {
+        let cluster = cluster.to_string();
+        let labels = Condition { health, cluster };
+        let gauge = self.volumes.get_or_create(&labels);
         gauge.set(count.try_into().unwrap_or(i64::MAX));
+        self.used().0.insert(labels);
     }
 
-    pub(super) fn orphans(&self, reason: &'static str, count: usize) {
-        let gauge = self.orphans.get_or_create(&Reason { reason });
+    pub(super) fn orphans(&self, cluster: &ClusterId, reason: &'static str, count: usize) {
+        let cluster = cluster.to_string();
+        let labels = Reason { reason, cluster };
+        let gauge = self.orphans.get_or_create(&labels);
         gauge.set(count.try_into().unwrap_or(i64::MAX));
+        self.used().1.insert(labels);
+    }
+
+    /// Nobody counts any more what is in this cluster.
+    pub(super) fn forget(&self, cluster: &ClusterId) {
+        let mut used = self.used();
+        let cluster = cluster.as_str();
+        for labels in used.0.extract_if(|labels| labels.cluster == cluster) {
+            self.volumes.remove(&labels);
+        }
+        for labels in used.1.extract_if(|labels| labels.cluster == cluster) {
+            self.orphans.remove(&labels);
+        }
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,12 +7,16 @@
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
 //! | `clusters` | says how it is with each remote cluster, holds one that still has volumes |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
+//! | `unserved` | tells claims that no remote cluster has a real class for them |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `orphans` | collects twins nobody was given, reports what else looks forgotten |
 //! | `health` | notices twins that vanish, rescues their data, keeps them in sync |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
+//!
+//! `orphans` and `health` have a loop for each cluster, so that a slow one delays only itself.
 
 mod attachments;
+mod by_cluster;
 mod capacity;
 mod clusters;
 mod health;
@@ -23,8 +27,10 @@ mod orphans;
 mod pinned;
 mod recovery;
 mod reports;
+mod retention;
 mod rounds;
 mod sync;
+mod unserved;
 mod virtual_nodes;
 mod watched;
 
@@ -34,9 +40,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::Metrics;
 use self::{
-    attachments::Attachments, capacity::Capacities, clusters::Clusters, health::Health, lease::Lease,
-    orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive, virtual_nodes::VirtualNodes,
-    watched::Watched,
+    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
+    health::Health, lease::Lease, orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive,
+    virtual_nodes::VirtualNodes, watched::Watched,
 };
 use crate::cluster::{Cluster, events::Events, registry::Registry};
 
@@ -86,12 +92,25 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
         drive(VirtualNodes::new(home, registry), metrics),
         drive(Clusters::new(home, registry, &watched, settings), metrics),
         drive(Capacities::new(home, registry, &watched, settings), metrics),
-        drive(Pinned::new(home, &watched, events), metrics),
         drive(
-            Orphans::new(home, registry, &watched, reports(), settings, metrics),
+            unserved::Told::new(home, registry, &watched, settings, reports()),
             metrics
         ),
-        drive(Health::new(home, registry, &watched, reports(), metrics), metrics),
+        drive(Pinned::new(home, &watched, events), metrics),
+        drive_each(
+            home,
+            registry,
+            &watched,
+            |cluster| Orphans::new(home, registry, &watched, reports(), settings, metrics).only(cluster),
+            metrics
+        ),
+        drive_each(
+            home,
+            registry,
+            &watched,
+            |cluster| Health::new(home, registry, &watched, reports(), metrics).only(cluster),
+            metrics
+        ),
         drive(Attachments::new(home, &watched, settings), metrics),
     );
 }

@@ -4,9 +4,13 @@
 //! somebody removed) may be all that is left of somebody's data: it is reported.
 //! So it is with twins in remote clusters, as far as they can be seen; and one
 //! that was left behind when its claim was served elsewhere is collected too.
+//!
+//! Whoever deletes a reported twin is not held up, but its data is kept: it may be
+//! a fabric that takes down a namespace, and the volume may be known to a backup of
+//! this cluster, or to another cluster that has the same id by mistake.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -15,11 +19,17 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Metrics, Reports, Settings, rounds::Rounds, watched::Watched};
+use super::{
+    Metrics, Reports, Settings,
+    recovery::{self, Real},
+    rounds::Rounds,
+    watched::Watched,
+};
 use crate::{
     cluster::{ApiError, Cluster, registry::Registry, slim::Twin},
-    twin::{CreateError, withdraw},
-    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeName},
+    observe::crash::Step,
+    twin::{CreateError, Site, retain, withdraw},
+    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError},
 };
 
 /// For one twin to be gone.
@@ -63,10 +73,28 @@ enum Origin {
     Gone,
 }
 
+/// Where the data of a volume is, according to its PV.
+enum Place {
+    /// It has no PV.
+    Nowhere,
+    /// In this cluster.
+    In(ClusterId),
+    /// Another version of this driver made the PV, and knows.
+    Unreadable,
+}
+
+/// A twin without a PV of its volume in its cluster.
+struct Alone {
+    cluster: Cluster,
+    twin: Arc<Twin>,
+    /// Whether the volume has its PV, with its data in another cluster.
+    is_served_elsewhere: bool,
+}
+
 fn look(handed_over: bool, deleting: bool, origin: Origin) -> Look {
     match (handed_over, origin) {
         // Somebody deletes what was reported to them: our finalizer is not to be in the way.
-        (true, Origin::Gone) | (_, Origin::Unknown) if deleting => Look::Collectable,
+        (true, _) | (_, Origin::Unknown) if deleting => Look::Collectable,
         (true, _) => Look::GivenAway,
         (false, Origin::Live) => Look::InTheMaking,
         (false, Origin::Gone) => Look::Collectable,
@@ -82,6 +110,8 @@ pub(super) struct Orphans<'a> {
     reports: Reports,
     grace: Duration,
     metrics: &'a Metrics,
+    /// The only cluster that is looked at; all of them if none is named.
+    only: Option<ClusterId>,
     /// Since when a twin, by its uid, looks as it looks.
     since: HashMap<String, (Look, Instant)>,
 }
@@ -102,24 +132,24 @@ impl<'a> Orphans<'a> {
             reports,
             grace: settings.grace,
             metrics,
+            only: None,
             since: HashMap::new(),
         }
     }
 
-    fn origin(&self, cluster: &Cluster, twin: &Twin) -> Origin {
-        match &twin.claim {
+    /// Looks at one cluster only.
+    pub(super) fn only(mut self, cluster: ClusterId) -> Self {
+        self.only = Some(cluster);
+        self
+    }
+
+    fn origin(&self, alone: &Alone) -> Origin {
+        match &alone.twin.claim {
             None => Origin::Unknown,
-            Some(_) if self.is_served_elsewhere(cluster, twin) => Origin::Gone,
+            Some(_) if alone.is_served_elsewhere => Origin::Gone,
             Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
             Some(_) => Origin::Gone,
         }
-    }
-
-    /// Whether the volume of a twin has its PV, with its data in another cluster.
-    fn is_served_elsewhere(&self, cluster: &Cluster, twin: &Twin) -> bool {
-        let volumes = self.watched.virtual_volumes();
-        let volume = volumes.iter().find(|volume| volume.volume == twin.volume);
-        volume.is_some_and(|volume| volume.cluster != *cluster.id())
     }
 
     /// Notes how a twin looks; true once it has for the grace period.
@@ -149,11 +179,15 @@ impl<'a> Orphans<'a> {
         };
         let deleting = twin.metadata.deletion_timestamp.is_some();
         let origin = match self.place_of_volume(&marks).await? {
-            Some(elsewhere) if elsewhere != *cluster.id() => Origin::Gone,
-            Some(_) => return Ok(()),
-            None => self.origin_now(&marks).await?,
+            Place::In(elsewhere) if elsewhere != *cluster.id() => Origin::Gone,
+            Place::In(_) | Place::Unreadable => return Ok(()),
+            Place::Nowhere => self.origin_now(&marks).await?,
         };
         if look(marks.handed_over, deleting, origin) != Look::Collectable {
+            return Ok(());
+        }
+        let nobody_had_it = !marks.handed_over && origin == Origin::Gone;
+        if !nobody_had_it && !self.keep_data(cluster, &twin, &marks).await? {
             return Ok(());
         }
         let deed = if deleting {
@@ -172,6 +206,48 @@ impl<'a> Orphans<'a> {
         }
     }
 
+    /// Keeps the data of a twin that somebody may have been given and somebody deletes. False if
+    /// that cannot be done (yet): then our finalizer, if it is there, holds the twin.
+    async fn keep_data(
+        &self,
+        cluster: &Cluster,
+        twin: &PersistentVolumeClaim,
+        marks: &Marks,
+    ) -> Result<bool, ApiError> {
+        let Some(site) = self.site(cluster, twin, marks) else {
+            return Ok(false);
+        };
+        match recovery::real(&site, &marks.volume, twin, |_| false).await? {
+            Real::Found(real) => {
+                retain(&site, &marks.volume, &real, Step::Rescue).await?;
+                tracing::warn!(
+                    cluster = %cluster.id(), twin = site.place(), real = real.name_any(),
+                    "somebody deletes a twin whose volume is not known here: its PersistentVolume is retained"
+                );
+                Ok(true)
+            }
+            Real::None => Ok(true),
+            Real::OutOfReach { real, why } => {
+                tracing::warn!(
+                    cluster = %cluster.id(), twin = site.place(), real, why,
+                    "somebody deletes a twin whose volume is not known here, and its PersistentVolume cannot be retained: our finalizer is left on the twin. Grant the right, or set the reclaim policy to Retain and take it off"
+                );
+                Ok(false)
+            }
+            // The next round looks at what it has become.
+            Real::Changed => Ok(false),
+        }
+    }
+
+    fn site(&self, cluster: &Cluster, twin: &PersistentVolumeClaim, marks: &Marks) -> Option<Site> {
+        if cluster.id() == self.home.id() {
+            return Some(Site::local(self.home, &marks.volume));
+        }
+        let remote = self.registry.get(cluster.id()).ok()?;
+        let namespace = twin.namespace().unwrap_or_default();
+        Site::recorded(self.home, remote, namespace, twin.name_any()).ok()
+    }
+
     async fn origin_now(&self, marks: &Marks) -> Result<Origin, ApiError> {
         let Some(claim) = &marks.claim else {
             return Ok(Origin::Unknown);
@@ -182,9 +258,9 @@ impl<'a> Orphans<'a> {
         Ok(if same { Origin::Live } else { Origin::Gone })
     }
 
-    /// The cluster that a PV of the volume says its data is in, under the names
-    /// csi-provisioner gives it; `None` if there is no PV.
-    async fn place_of_volume(&self, marks: &Marks) -> Result<Option<ClusterId>, ApiError> {
+    /// Where the data is, according to the PV of the volume, looked for under the names
+    /// that csi-provisioner gives it.
+    async fn place_of_volume(&self, marks: &Marks) -> Result<Place, ApiError> {
         let volumes = self.home.all::<PersistentVolume>();
         let asked_for = &marks.request_name;
         let other_name =
@@ -193,12 +269,15 @@ impl<'a> Orphans<'a> {
         if found.is_none() && other_name {
             found = volumes.get(&asked_for.to_lowercase()).await?;
         }
-        Ok(found.map(|found| {
-            let id = found
-                .spec
-                .and_then(|spec| spec.csi?.volume_handle.parse::<VolumeId>().ok());
-            id.map_or_else(|| self.home.id().clone(), |id| id.cluster)
-        }))
+        let Some(found) = found else {
+            return Ok(Place::Nowhere);
+        };
+        let handle = found.spec.and_then(|spec| Some(spec.csi?.volume_handle));
+        Ok(match handle.unwrap_or_default().parse::<VolumeId>() {
+            Ok(id) => Place::In(id.cluster),
+            Err(VolumeIdError::Foreign(_)) => Place::In(self.home.id().clone()),
+            Err(VolumeIdError::UnknownVersion(_)) => Place::Unreadable,
+        })
     }
 
     async fn report(&mut self, cluster: &Cluster, twin: &Twin, look: Look) {
@@ -213,7 +292,8 @@ impl<'a> Orphans<'a> {
             .map(|claim| format!("{}/{}", claim.namespace, claim.name));
         let note = format!(
             "the volume {} ({}, made for the claim {}) has no PersistentVolume. It is left alone, since it may hold data: \
-             recover it by hand, or delete this claim to dispose of it",
+             recover it by hand, or delete this claim: its own PersistentVolume is retained then, and its data goes when you set \
+             the reclaim policy of that back to Delete",
             twin.volume,
             look.reason(),
             claim.as_deref().unwrap_or("<unknown>"),
@@ -228,13 +308,9 @@ impl<'a> Orphans<'a> {
     }
 
     /// Twins without a PV of their volume in their cluster, everywhere.
-    fn alone(&self) -> Vec<(Cluster, Arc<Twin>)> {
-        let volumes: BTreeSet<(VolumeName, ClusterId)> = self
-            .watched
-            .virtual_volumes()
-            .into_iter()
-            .map(|volume| (volume.volume, volume.cluster))
-            .collect();
+    fn alone(&self) -> Vec<Alone> {
+        let places = self.watched.places();
+        let unreadable: BTreeSet<String> = self.watched.volumes_of_other_versions().into_iter().collect();
         let remote = self.registry.all();
         let reachable = remote.iter().filter_map(|remote| {
             let cluster = remote.reach().ok()?;
@@ -245,11 +321,19 @@ impl<'a> Orphans<'a> {
             Some(cluster)
         });
         let clusters = std::iter::once(self.home.clone()).chain(reachable);
+        let clusters = clusters.filter(|cluster| self.only.as_ref().is_none_or(|only| only == cluster.id()));
         let mut alone = Vec::new();
         for cluster in clusters {
             for twin in cluster.all_twins() {
-                if !volumes.contains(&(twin.volume.clone(), cluster.id().clone())) {
-                    alone.push((cluster.clone(), twin));
+                let known = places.get(&twin.volume);
+                if !known.is_some_and(|clusters| clusters.contains(cluster.id()))
+                    && !unreadable.contains(twin.volume.as_str())
+                {
+                    alone.push(Alone {
+                        cluster: cluster.clone(),
+                        is_served_elsewhere: known.is_some(),
+                        twin,
+                    });
                 }
             }
         }
@@ -272,13 +356,14 @@ impl Rounds for Orphans<'_> {
 
     async fn round(&mut self) -> Result<(), ApiError> {
         let alone = self.alone();
-        self.since
-            .retain(|uid, _| alone.iter().any(|(_, twin)| twin.uid == *uid));
+        let uids: HashSet<&str> = alone.iter().map(|it| it.twin.uid.as_str()).collect();
+        self.since.retain(|uid, _| uids.contains(uid.as_str()));
 
         let mut outcome = Ok(());
         let mut reported: HashMap<Look, usize> = HashMap::new();
-        for (cluster, twin) in &alone {
-            let look = look(twin.handed_over, twin.deleting, self.origin(cluster, twin));
+        for it in &alone {
+            let Alone { cluster, twin, .. } = it;
+            let look = look(twin.handed_over, twin.deleting, self.origin(it));
             if !self.persists(cluster, twin, look) {
                 continue;
             }
@@ -292,8 +377,9 @@ impl Rounds for Orphans<'_> {
             }
         }
         for look in Look::REPORTED {
-            self.metrics
-                .orphans(look.reason(), reported.get(&look).copied().unwrap_or_default());
+            let count = reported.get(&look).copied().unwrap_or_default();
+            let cluster = self.only.as_ref().unwrap_or(self.home.id());
+            self.metrics.orphans(cluster, look.reason(), count);
         }
         outcome
     }

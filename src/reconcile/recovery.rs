@@ -1,14 +1,15 @@
 //! Getting the data of a volume back when its twin was deleted behind our back.
 //!
 //! A deletion cannot be taken back, but our finalizer keeps the twin until its PV
-//! is safe. Each step can be the first one after a crash:
+//! is safe; where the rights for that are missing it keeps the twin until they are
+//! given (back). Each step can be the first one after a crash:
 //!
 //! ```text
 //! twin being deleted ── PV: Retain, and remember what it was before
 //!                    ── twin: finalizer off            (rescue)
 //! twin gone          ── make the twin again, onto that PV   (restore)
 //! twin pending       ── PV: belongs to the new twin, by uid (reunite)
-//! twin bound         ── PV: policy as before           (finish)
+//! twin bound         ── PV: policy as before           (retention)
 //! ```
 //!
 //! The PV names a uid all the time, so nobody else can be bound to it. A claim that
@@ -22,17 +23,28 @@ use serde_json::json;
 
 use super::watched::VirtualVolume;
 use crate::{
-    cluster::ApiError,
+    cluster::{ApiError, slim},
     observe::crash::{self, Step},
-    twin::{FINALIZER, Holder, Site, end_rescue, holder, is_bound_to, let_go, mark_holder, metadata, retain},
-    volume::{Carried, ClaimMark, Foreign, Marks, mark},
+    twin::{
+        FINALIZER, Holder, Site, holder, holder_uid, is_bound_to, let_go, mark_holder, metadata,
+        reclaim_policy, retain,
+    },
+    volume::{ClaimMark, Foreign, Marks, VolumeName},
 };
+
+const NO_RIGHT: &str = "this driver may not get, list and patch PersistentVolumes there";
 
 /// How it stands with the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rescue {
     /// It is safe, and on its way back.
     Underway,
+    /// It is safe on this PV, but the twin cannot be read or let go, for this reason.
+    Kept { real: String, why: String },
+    /// This PV cannot be retained, for this reason, so our finalizer holds the twin.
+    Held { real: String, why: String },
+    /// Whether there is anything to get it back from cannot be told, for this reason.
+    Unknown(String),
     /// There is nothing to get it back from.
     Hopeless,
     /// There are these PVs, of claims with the name of the twin, but nothing shows
@@ -42,6 +54,18 @@ pub(super) enum Rescue {
     Occupied(Foreign),
     /// Nothing is wrong after all.
     FalseAlarm,
+}
+
+/// The PV of a twin that is being deleted.
+pub(super) enum Real {
+    /// It is there and marked as the volume's.
+    Found(Box<PersistentVolume>),
+    /// There is none: the twin never had one, or it is gone or another's.
+    None,
+    /// It may not be read or changed.
+    OutOfReach { real: String, why: String },
+    /// Somebody else was writing on it, and it has to be looked at again.
+    Changed,
 }
 
 /// Everything about a volume whose twin is in trouble, read live.
@@ -54,29 +78,34 @@ struct Scene {
 impl Scene {
     /// The scene, if the volume is still somebody's.
     async fn look(site: &Site, volume: &VirtualVolume) -> Result<Option<Self>, ApiError> {
-        let Some(mark) = &volume.claim else {
+        let Some((claim, mark)) = user(site, volume).await? else {
             return Ok(None);
         };
-        let claims = site.home().within::<PersistentVolumeClaim>(&mark.namespace);
-        let (twins, volumes) = (site.twins(), site.home().all::<PersistentVolume>());
-        let (claim, twin, outer) = tokio::try_join!(
-            claims.get(&mark.name),
-            twins.get(site.name()),
-            volumes.get(&volume.name),
-        )?;
-        let wanted = |claim: &PersistentVolumeClaim| {
-            claim.uid().as_deref() == Some(&mark.uid) && claim.metadata.deletion_timestamp.is_none()
-        };
-        let bound = outer.is_some_and(|outer| {
-            let phase = outer.status.and_then(|status| status.phase);
-            outer.metadata.deletion_timestamp.is_none() && phase.as_deref() == Some("Bound")
-        });
-        Ok(claim.filter(wanted).filter(|_| bound).map(|claim| Self {
-            twin,
-            claim,
-            mark: mark.clone(),
-        }))
+        let twin = site.twins().get(site.name()).await?;
+        Ok(Some(Self { twin, claim, mark }))
     }
+}
+
+/// The claim of a volume that is in use.
+async fn user(
+    site: &Site,
+    volume: &VirtualVolume,
+) -> Result<Option<(PersistentVolumeClaim, ClaimMark)>, ApiError> {
+    let Some(mark) = &volume.claim else {
+        return Ok(None);
+    };
+    let claims = site.home().within::<PersistentVolumeClaim>(&mark.namespace);
+    let volumes = site.home().all::<PersistentVolume>();
+    let (claim, outer) = tokio::try_join!(claims.get(&mark.name), volumes.get(&volume.name))?;
+    let wanted = |claim: &PersistentVolumeClaim| {
+        claim.uid().as_deref() == Some(&mark.uid) && claim.metadata.deletion_timestamp.is_none()
+    };
+    let bound = outer.is_some_and(|outer| {
+        let phase = outer.status.and_then(|status| status.phase);
+        outer.metadata.deletion_timestamp.is_none() && phase.as_deref() == Some("Bound")
+    });
+    let claim = claim.filter(wanted).filter(|_| bound);
+    Ok(claim.map(|claim| (claim, mark.clone())))
 }
 
 /// Whether this is the twin of the volume, and somebody deletes it.
@@ -85,40 +114,132 @@ fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -
     twin.metadata.deletion_timestamp.is_some() && owner.recognise(twin.labels(), twin.annotations()).is_ok()
 }
 
-/// Makes the data of a twin that is being deleted safe, then lets the twin go.
-pub(super) async fn rescue(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
-    let Some(scene) = Scene::look(site, volume).await? else {
-        return Ok(Rescue::FalseAlarm);
-    };
-    let Some(twin) = scene.twin.filter(|twin| is_dying(site, volume, twin)) else {
-        return Ok(Rescue::FalseAlarm);
-    };
+fn is_held(twin: &PersistentVolumeClaim) -> bool {
+    twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+}
+
+/// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
+/// names the twin's uid.
+pub(super) async fn real(
+    site: &Site,
+    volume: &VolumeName,
+    twin: &PersistentVolumeClaim,
+    is_its: impl Fn(&PersistentVolume) -> bool,
+) -> Result<Real, ApiError> {
     let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    let volumes = site.volumes();
-    let real = match name {
-        Some(name) if site.cluster().rights().volume_changes => volumes.get(name).await?,
-        _ => None,
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Ok(Real::None);
     };
-    let its_own =
-        |real: &PersistentVolume| is_bound_to(real, &twin) || whose(site, volume, real) == Holder::Ours;
-    let Some(real) = real.filter(its_own) else {
-        let_go(site.cluster(), &twin).await?;
-        return Ok(Rescue::Hopeless);
+    let out_of_reach = |why: String| Real::OutOfReach {
+        real: name.to_owned(),
+        why,
     };
-    if !mark_holder(site, &volume.volume, &real).await? {
+    if !site.cluster().rights().volume_changes {
+        return Ok(out_of_reach(NO_RIGHT.to_owned()));
+    }
+    let found = match site.volumes().get(name).await {
+        Err(error) if error.is_forbidden() => return Ok(out_of_reach(error.to_string())),
+        other => other?,
+    };
+    let Some(real) = found.filter(|real| is_bound_to(real, twin) || is_its(real)) else {
+        return Ok(Real::None);
+    };
+    match mark_holder(site, volume, &real).await {
+        Ok(true) => Ok(Real::Found(Box::new(real))),
+        Ok(false) => Ok(Real::Changed),
+        Err(error) if error.is_forbidden() => Ok(out_of_reach(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the data of a twin that is being deleted safe, then lets the twin go. What is
+/// not safe is not let go. `seen` is the twin as it was seen last.
+pub(super) async fn rescue(
+    site: &Site,
+    volume: &VirtualVolume,
+    seen: Option<&slim::Twin>,
+) -> Result<Rescue, ApiError> {
+    let scene = match Scene::look(site, volume).await {
+        // In a namespace that is being deleted, our rights may be gone before the twin.
+        Err(error) if error.is_forbidden() => return keep_unread(site, volume, seen, &error).await,
+        other => other?,
+    };
+    let Some(twin) = scene
+        .and_then(|scene| scene.twin)
+        .filter(|twin| is_dying(site, volume, twin))
+    else {
+        return Ok(Rescue::FalseAlarm);
+    };
+    let its_own = |real: &PersistentVolume| whose(site, volume, real) == Holder::Ours;
+    let real = match real(site, &volume.volume, &twin, its_own).await? {
+        Real::Found(real) => real,
+        Real::OutOfReach { real, why } if is_held(&twin) => return Ok(Rescue::Held { real, why }),
+        Real::None | Real::OutOfReach { .. } => {
+            let_go(site.cluster(), &twin).await?;
+            return Ok(Rescue::Hopeless);
+        }
         // The next round looks at what it has become.
+        Real::Changed => return Ok(Rescue::FalseAlarm),
+    };
+    match retain(site, &volume.volume, &real, Step::Rescue).await {
+        Err(error) if error.is_forbidden() && is_held(&twin) => {
+            return Ok(Rescue::Held {
+                real: real.name_any(),
+                why: error.to_string(),
+            });
+        }
+        other => other?,
+    }
+    match let_go(site.cluster(), &twin).await {
+        Err(error) if error.is_forbidden() => Ok(Rescue::Kept {
+            real: real.name_any(),
+            why: error.to_string(),
+        }),
+        other => other.map(|_| Rescue::Underway),
+    }
+}
+
+/// Keeps the data of a twin that may not be read (any more), whatever becomes of the
+/// twin: its PV is found by the name that is remembered, or by its mark. A twin that
+/// turns out to be well gets the policy of its PV back.
+pub(super) async fn keep_unread(
+    site: &Site,
+    volume: &VirtualVolume,
+    seen: Option<&slim::Twin>,
+    why: &ApiError,
+) -> Result<Rescue, ApiError> {
+    if !site.cluster().rights().volume_changes {
+        return Ok(Rescue::Unknown(NO_RIGHT.to_owned()));
+    }
+    if user(site, volume).await?.is_none() {
         return Ok(Rescue::FalseAlarm);
     }
-    let policy = policy(&real);
-    if policy != "Retain" {
-        let patch = json!({
-            "metadata": {"uid": real.uid(), "annotations": {mark::POLICY_BEFORE: policy}},
-            "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+    let is_its = |real: &PersistentVolume| {
+        let uid = holder_uid(real);
+        real.metadata.deletion_timestamp.is_none()
+            && (seen.is_some_and(|twin| uid == Some(twin.uid.as_str()))
+                || whose(site, volume, real) == Holder::Ours)
+    };
+    let seen_name = seen.and_then(|twin| twin.real_volume.as_deref());
+    let remembered = seen_name.or(volume.real.as_deref());
+    let found = match remembered.filter(|name| !name.is_empty()) {
+        Some(name) => site.volumes().get(name).await?.filter(is_its),
+        None => candidates(site, is_its).await?.into_iter().find(is_its),
+    };
+    let Some(real) = found else {
+        return Ok(Rescue::Unknown(format!(
+            "{why}; no PersistentVolume is known to be its"
+        )));
+    };
+    if mark_holder(site, &volume.volume, &real).await? {
+        retain(site, &volume.volume, &real, Step::Rescue).await?;
+        return Ok(Rescue::Kept {
+            real: real.name_any(),
+            why: why.to_string(),
         });
-        crash::around(Step::Rescue, volumes.merge(&real.name_any(), &patch)).await?;
     }
-    let_go(site.cluster(), &twin).await?;
-    Ok(Rescue::Underway)
+    // The next round looks at what it has become.
+    Ok(Rescue::FalseAlarm)
 }
 
 /// Makes the twin of a volume again, if the PV of the old one is still there.
@@ -203,14 +324,18 @@ async fn pass_on(
 
 /// One that is not retained is being deleted: whoever binds it binds nothing.
 fn is_kept(real: &PersistentVolume) -> bool {
-    policy(real) == "Retain" && real.metadata.deletion_timestamp.is_none()
+    reclaim_policy(real) == "Retain" && real.metadata.deletion_timestamp.is_none()
 }
 
 /// The one PV that holds the data of a volume whose twin is gone, or how it stands
 /// without it.
 async fn retained(site: &Site, volume: &VirtualVolume) -> Result<Result<PersistentVolume, Rescue>, ApiError> {
+    if !site.cluster().rights().volume_changes {
+        return Ok(Err(Rescue::Unknown(NO_RIGHT.to_owned())));
+    }
     let (mut ours, mut unknown) = (Vec::new(), Vec::new());
-    for real in candidates(site).await?.into_iter().filter(is_kept) {
+    let maybe_ours = |real: &PersistentVolume| whose(site, volume, real) != Holder::Other;
+    for real in candidates(site, maybe_ours).await?.into_iter().filter(is_kept) {
         match whose(site, volume, &real) {
             Holder::Ours => ours.push(real),
             Holder::Unknown => unknown.push(real.name_any()),
@@ -233,14 +358,13 @@ fn whose(site: &Site, volume: &VirtualVolume, real: &PersistentVolume) -> Holder
 }
 
 /// The PVs that may be that of the twin. Those of remote clusters are not watched.
-async fn candidates(site: &Site) -> Result<Vec<PersistentVolume>, ApiError> {
+async fn candidates(
+    site: &Site,
+    wanted: impl Fn(&PersistentVolume) -> bool,
+) -> Result<Vec<PersistentVolume>, ApiError> {
     let volumes = site.volumes();
     if site.remote_cluster().is_some() {
-        return if site.cluster().rights().volume_changes {
-            volumes.list(None).await
-        } else {
-            Ok(Vec::new())
-        };
+        return volumes.find(wanted).await;
     }
     let mut found = Vec::new();
     for seen in site.cluster().views().volumes.of_topic(site.name()) {
@@ -257,61 +381,29 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
     let twin = twin.filter(|twin| is_dying(site, volume, twin));
     let left = |outer: &PersistentVolume| {
         let phase = outer.status.as_ref().and_then(|status| status.phase.as_deref());
-        phase == Some("Released") && is_kept(outer)
+        phase != Some("Bound") && is_kept(outer)
     };
     let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
         return Ok(());
     };
-    let name = twin.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    if let (Some(name), true) = (name, site.cluster().rights().volume_changes)
-        && let Some(real) = site.volumes().get(name).await?
-        && is_bound_to(&real, &twin)
-    {
-        if !mark_holder(site, &volume.volume, &real).await? {
-            // The next round looks at what it has become.
+    match real(site, &volume.volume, &twin, |_| false).await? {
+        Real::Found(real) => retain(site, &volume.volume, &real, Step::Retain).await?,
+        Real::None => {}
+        Real::OutOfReach { real, why } => {
+            tracing::warn!(
+                volume = %volume.volume, twin = site.place(), real, why,
+                "the twin of a released volume is being deleted and held: its data is to stay, and its PersistentVolume cannot be retained"
+            );
             return Ok(());
         }
-        if policy(&real) != "Retain" {
-            retain(site.cluster(), &real).await?;
-        }
+        // The next round looks at what it has become.
+        Real::Changed => return Ok(()),
     }
-    if twin.finalizers().iter().any(|one| one == FINALIZER) {
+    if is_held(&twin) {
         let_go(site.cluster(), &twin).await?;
         tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
     }
     Ok(())
-}
-
-/// Gives the PV of a twin that was made again the reclaim policy it had; false if
-/// somebody else was writing on it, and it has to be looked at again.
-pub(super) async fn finish(site: &Site, volume: &VirtualVolume, real: &str) -> Result<bool, ApiError> {
-    let (volumes, twins) = (site.volumes(), site.twins());
-    let (Some(real), Some(twin)) = tokio::try_join!(volumes.get(real), twins.get(site.name()))? else {
-        return Ok(true);
-    };
-    let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
-        return Ok(true);
-    };
-    if !is_bound_to(&real, &twin) || twin.metadata.deletion_timestamp.is_some() {
-        return Ok(true);
-    }
-    let policy = if volume.retain { "Retain" } else { before };
-    let ended = end_rescue(
-        site.cluster(),
-        &real,
-        json!({"persistentVolumeReclaimPolicy": policy}),
-    )
-    .await?;
-    if ended {
-        tracing::info!(volume = %volume.volume, "the twin was made again onto its data");
-    }
-    Ok(ended)
-}
-
-fn policy(volume: &PersistentVolume) -> &str {
-    let spec = volume.spec.as_ref();
-    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    policy.unwrap_or("Delete")
 }
 
 /// The twin as it was, as far as claim and PV tell.
@@ -321,16 +413,24 @@ fn twin_again(
     scene: Scene,
     real: &PersistentVolume,
 ) -> PersistentVolumeClaim {
+    // A PV that was bound to another claim meanwhile is still the volume that it was: a
+    // twin is known by the uid of the claim that its volume was made for.
+    let made_for = volume.volume.claim_uid().map(str::to_owned);
+    let claim = ClaimMark {
+        uid: made_for.unwrap_or_else(|| scene.mark.uid.clone()),
+        ..scene.mark
+    };
     let marks = Marks {
         home: site.home().id().clone(),
         volume: volume.volume.clone(),
-        claim: Some(scene.mark),
+        claim: Some(claim),
         request_name: volume.name.clone(),
         // What was asked for is forgotten; nobody asks again for a volume that has its PV.
         fingerprint: None,
         handed_over: true,
     };
-    let carried = Carried::of(scene.claim.labels(), scene.claim.annotations());
+    let rules = site.home().carried_annotations();
+    let carried = rules.carried(scene.claim.labels(), scene.claim.annotations());
     let (labels, annotations) = carried.with(&marks);
     let (was, asked) = (
         real.spec.clone().unwrap_or_default(),

@@ -18,7 +18,16 @@ const AGAIN: Duration = Duration::from_hours(1);
 /// Remembers what was told.
 pub(super) struct Reports {
     events: Events,
-    told: HashMap<(String, &'static str), Instant>,
+    told: HashMap<Report, Instant>,
+}
+
+/// What is told once.
+#[derive(PartialEq, Eq, Hash)]
+struct Report {
+    uid: String,
+    reason: &'static str,
+    /// What of several things of that reason, if there can be more than one.
+    about: String,
 }
 
 impl Reports {
@@ -31,8 +40,19 @@ impl Reports {
 
     /// Warns on an object, unless that was done within the last hour.
     pub(super) async fn warn(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
+        self.warn_about("", on, reason, note).await;
+    }
+
+    /// Warns on an object as `warn` does, of one of several things that can be wrong with
+    /// it at a time.
+    pub(super) async fn warn_about(&mut self, about: &str, on: &ClaimMark, reason: &'static str, note: &str) {
         self.told.retain(|_, since| since.elapsed() < AGAIN);
-        if let Entry::Vacant(untold) = self.told.entry((on.uid.clone(), reason)) {
+        let report = Report {
+            uid: on.uid.clone(),
+            reason,
+            about: about.to_owned(),
+        };
+        if let Entry::Vacant(untold) = self.told.entry(report) {
             untold.insert(Instant::now());
             tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
             self.events.warn(on, reason, note).await;
@@ -41,12 +61,12 @@ impl Reports {
 
     /// Whether anything was told of an object.
     pub(super) fn any(&self, uid: &str) -> bool {
-        self.told.keys().any(|(told, _)| told == uid)
+        self.told.keys().any(|told| told.uid == uid)
     }
 
     /// Tells that an object is well again, and forgets what was told of it.
     pub(super) async fn well(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
-        self.told.retain(|(told, _), _| *told != on.uid);
+        self.told.retain(|told, _| told.uid != on.uid);
         tracing::info!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
         self.events.tell(on, Weight::Normal, reason, note).await;
     }

@@ -10,7 +10,7 @@ use super::Metrics;
 use crate::cluster::ApiError;
 
 /// Changes come in bursts: one round serves those of this time.
-const SETTLE: Duration = Duration::from_millis(300);
+pub(super) const SETTLE: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// Whatever the grace period.
@@ -29,6 +29,11 @@ pub(super) trait Rounds {
     /// How long it waits before it acts on what it finds, if it does. To rest much longer
     /// than that would prolong it.
     fn grace(&self) -> Option<Duration> {
+        None
+    }
+
+    /// In what time something has to be done although nothing changes.
+    fn due(&self) -> Option<Duration> {
         None
     }
 
@@ -51,8 +56,9 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
             Ok(Ok(())) => {
                 metrics.round(R::NAME, "done");
                 pause = FIRST_PAUSE;
-                let grace = rounds.grace().unwrap_or(R::REST);
-                rest(&mut signs, grace.clamp(SHORTEST_REST, R::REST)).await;
+                let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
+                let at_most = at_most.unwrap_or(R::REST);
+                rest(&mut signs, at_most.clamp(SHORTEST_REST, R::REST)).await;
             }
             failed => {
                 metrics.round(R::NAME, "failed");
@@ -158,6 +164,42 @@ mod tests {
             () = driven => {}
             () = watched => {}
         }
+    }
+
+    /// Has something to do in ten seconds, whatever happens.
+    struct Due(Counting);
+
+    impl Rounds for Due {
+        const NAME: &'static str = "due";
+        const REST: Duration = Duration::from_hours(1);
+
+        fn due(&self) -> Option<Duration> {
+            Some(Duration::from_secs(10))
+        }
+
+        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+            self.0.signs()
+        }
+
+        async fn round(&mut self) -> Result<(), ApiError> {
+            self.0.round().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_is_not_waited_for_longer() {
+        let (_sender, sign) = watch::channel(1);
+        let rounds = Arc::new(AtomicUsize::new(0));
+        let due = Due(Counting {
+            rounds: Arc::clone(&rounds),
+            sign,
+        });
+        let metrics = Metrics::default();
+        tokio::select! {
+            () = drive(due, &metrics) => {}
+            () = time::sleep(Duration::from_mins(1)) => {}
+        }
+        assert_eq!(rounds.load(Ordering::SeqCst), 6);
     }
 
     struct Failing(Counting);

@@ -8,7 +8,7 @@ use crate::{
     cluster::ApiError,
     observe::crash::{self, Step},
     twin::Site,
-    volume::{Carried, ClaimMark, VolumeName},
+    volume::{ClaimMark, VolumeName},
 };
 
 /// Brings labels and annotations of a twin up to date, from what both are now.
@@ -25,7 +25,8 @@ pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) ->
     let Some(source) = source.filter(|source| source.uid().as_deref() == Some(&claim.uid)) else {
         return Ok(());
     };
-    let carried = Carried::of(source.labels(), source.annotations());
+    let rules = site.home().carried_annotations();
+    let carried = rules.carried(source.labels(), source.annotations());
     let changes = carried.changes(twin.labels(), twin.annotations());
     if changes.is_empty() {
         return Ok(());

@@ -2,12 +2,16 @@
 //! start, and the attachments Kubernetes made for us. The replica that runs no
 //! loops does not pay for these watches.
 
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::VolumeAttachment,
 };
 use kube::{Api, ResourceExt, runtime::watcher};
-use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::mirror;
@@ -19,13 +23,18 @@ use crate::{
     },
     placement::{ReclaimPolicy, StaticVolume},
     twin::{TWIN_VOLUME, twin_in},
-    volume::{Carried, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, Refused, VolumeId, VolumeName, mark},
+    volume::{
+        CarriedAnnotations, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError, VolumeName,
+    },
 };
 
 const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
+/// Topics of PVs that are in no cluster: no cluster has such an id.
+const OTHER_VERSION: &str = "/other-version";
+const STATIC: &str = "/static";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The views of the loops. Their watches end when it is dropped.
@@ -34,8 +43,6 @@ pub(super) struct Watched {
     pub(super) volumes: View<Volume>,
     pub(super) starting: View<Starting>,
     pub(super) outer: View<Outer>,
-    /// Changes when a claim was refused somewhere: few are, and all change often.
-    pub(super) refusals: watch::Receiver<u64>,
     _stops: DropGuard,
 }
 
@@ -52,8 +59,6 @@ pub(super) struct Claim {
     pub(super) carried: String,
     /// Digest of what it says about its twin.
     pub(super) said: String,
-    /// Where its twin was not taken.
-    pub(super) refused: Option<Refused>,
 }
 
 /// A PV that matters to the loops.
@@ -61,6 +66,8 @@ pub(super) struct Claim {
 pub(super) enum Volume {
     /// The PV that users of a volume see.
     Virtual(Box<VirtualVolume>),
+    /// The same, made by another version of this driver: the name of the PV is all that can be read.
+    OtherVersion(String),
     /// One that nobody provisioned.
     Static(Box<StaticVolume>),
 }
@@ -111,8 +118,9 @@ impl Slim for Claim {
 impl Slim for Volume {
     fn topic(&self) -> &str {
         match self {
-            Self::Virtual(_) => "virtual",
-            Self::Static(_) => "static",
+            Self::Virtual(volume) => volume.cluster.as_str(),
+            Self::OtherVersion(_) => OTHER_VERSION,
+            Self::Static(_) => STATIC,
         }
     }
 }
@@ -133,20 +141,17 @@ impl Watched {
     pub(super) fn start(home: &Cluster) -> Self {
         let stop = CancellationToken::new();
         let client = || home.client().clone();
+        let rules = home.carried_annotations().clone();
         let everything = watcher::Config::default;
         // The few that are on their way: claims of all others are bound long since.
         let starting_pods = everything().fields("status.phase=Pending,spec.nodeName!=");
-        let (refused, refusals) = watch::channel(0);
-        let claim = move |it: PersistentVolumeClaim| {
-            let claim = claim(&it)?;
-            if claim.refused.is_some() && claim.pending {
-                refused.send_modify(|version| *version += 1);
-            }
-            Some(claim)
-        };
         Self {
-            refusals,
-            claims: View::start(Api::all(client()), everything(), claim, &stop),
+            claims: View::start(
+                Api::all(client()),
+                everything(),
+                move |it| claim(&it, &rules),
+                &stop,
+            ),
             volumes: View::start(Api::all(client()), everything(), |it| volume(&it), &stop),
             starting: View::start(Api::all(client()), starting_pods, |it| starting(&it), &stop),
             outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
@@ -163,32 +168,70 @@ impl Watched {
 
     /// The PVs of our volumes.
     pub(super) fn virtual_volumes(&self) -> Vec<VirtualVolume> {
-        let volumes = self.volumes.of_topic("virtual");
-        let ours = volumes.iter().filter_map(|volume| match volume.as_ref() {
-            Volume::Virtual(volume) => Some(VirtualVolume::clone(volume)),
-            Volume::Static(_) => None,
+        ours(&self.volumes.all()).cloned().collect()
+    }
+
+    /// The PVs of our volumes whose twins are in this cluster.
+    pub(super) fn virtual_volumes_in(&self, cluster: &ClusterId) -> Vec<VirtualVolume> {
+        ours(&self.volumes.of_topic(cluster.as_str())).cloned().collect()
+    }
+
+    /// The clusters of each of our volumes: one, unless it has several PVs.
+    pub(super) fn places(&self) -> HashMap<VolumeName, Vec<ClusterId>> {
+        let mut places: HashMap<_, Vec<_>> = HashMap::new();
+        for volume in ours(&self.volumes.all()) {
+            let clusters = places.entry(volume.volume.clone()).or_default();
+            clusters.push(volume.cluster.clone());
+        }
+        places
+    }
+
+    /// Names of the PVs of our volumes that only another version of this driver can read.
+    pub(super) fn volumes_of_other_versions(&self) -> Vec<String> {
+        let volumes = self.volumes.of_topic(OTHER_VERSION);
+        let names = volumes.iter().filter_map(|volume| match volume.as_ref() {
+            Volume::OtherVersion(name) => Some(name.clone()),
+            Volume::Virtual(_) | Volume::Static(_) => None,
         });
-        ours.collect()
+        names.collect()
+    }
+
+    /// The clusters that our volumes are in.
+    pub(super) fn clusters_of_volumes(&self) -> BTreeSet<ClusterId> {
+        let mut clusters = BTreeSet::new();
+        for VirtualVolume { cluster, .. } in ours(&self.volumes.all()) {
+            if !clusters.contains(cluster) {
+                clusters.insert(cluster.clone());
+            }
+        }
+        clusters
     }
 
     /// The PVs that nobody provisioned.
     pub(super) fn static_volumes(&self) -> Vec<StaticVolume> {
-        let volumes = self.volumes.of_topic("static");
+        let volumes = self.volumes.of_topic(STATIC);
         let theirs = volumes.iter().filter_map(|volume| match volume.as_ref() {
-            Volume::Virtual(_) => None,
+            Volume::Virtual(_) | Volume::OtherVersion(_) => None,
             Volume::Static(volume) => Some(StaticVolume::clone(volume)),
         });
         theirs.collect()
     }
 
     /// The claim of this mark, if it is still the same one.
-    pub(super) fn claim(&self, mark: &ClaimMark) -> Option<std::sync::Arc<Claim>> {
+    pub(super) fn claim(&self, mark: &ClaimMark) -> Option<Arc<Claim>> {
         let claim = self.claims.get(&format!("{}/{}", mark.namespace, mark.name))?;
         (claim.uid == mark.uid).then_some(claim)
     }
 }
 
-fn claim(claim: &PersistentVolumeClaim) -> Option<Claim> {
+fn ours(volumes: &[Arc<Volume>]) -> impl Iterator<Item = &VirtualVolume> {
+    volumes.iter().filter_map(|volume| match volume.as_ref() {
+        Volume::Virtual(volume) => Some(volume.as_ref()),
+        Volume::OtherVersion(_) | Volume::Static(_) => None,
+    })
+}
+
+fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Claim> {
     let annotations = claim.annotations();
     let ours = |key: &&str| annotations.get(*key).is_some_and(|value| value == DRIVER_NAME);
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -206,18 +249,19 @@ fn claim(claim: &PersistentVolumeClaim) -> Option<Claim> {
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         deleting: claim.metadata.deletion_timestamp.is_some(),
-        carried: Carried::of(claim.labels(), annotations).digest(),
+        carried: rules.carried(claim.labels(), annotations).digest(),
         said: mirror::said(claim),
-        refused: annotations
-            .get(mark::REFUSED)
-            .and_then(|text| Refused::parse(text)),
     })
 }
 
 fn volume(volume: &PersistentVolume) -> Option<Volume> {
     let spec = volume.spec.as_ref()?;
     if let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME) {
-        let id: VolumeId = csi.volume_handle.parse().ok()?;
+        let id: VolumeId = match csi.volume_handle.parse() {
+            Ok(id) => id,
+            Err(VolumeIdError::UnknownVersion(_)) => return Some(Volume::OtherVersion(volume.name_any())),
+            Err(VolumeIdError::Foreign(_)) => return None,
+        };
         let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
         let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
         return Some(Volume::Virtual(Box::new(VirtualVolume {

@@ -78,6 +78,34 @@ pub fn accessible(
     Ok(places.into_iter().collect())
 }
 
+/// What of the accessible places a request allows; empty if that is nothing. `nodes` are
+/// the nodes of the cluster: a place that none of the forbidden ones is in stays as it is.
+///
+/// # Errors
+/// [`AffinityError::TooManyPlaces`].
+pub fn allowed(
+    accessible: &[Segments],
+    requisite: &[Segments],
+    nodes: &[Node],
+) -> Result<Vec<Segments>, AffinityError> {
+    let is_allowed = |node: &&Node| requisite.iter().any(|asked| asked.admits(&node.labels));
+    let forbidden: Vec<&Node> = nodes.iter().filter(|node| !is_allowed(node)).collect();
+    let mut places = BTreeSet::new();
+    let is_somewhere = |place: &Segments| nodes.iter().any(|node| place.admits(&node.labels));
+    for place in accessible {
+        if forbidden.iter().any(|node| place.admits(&node.labels)) {
+            let both = requisite.iter().filter_map(|asked| place.and(asked));
+            places.extend(both.filter(is_somewhere));
+        } else if is_somewhere(place) {
+            places.insert(place.clone());
+        }
+        if places.len() > MAX_TOPOLOGIES {
+            return Err(AffinityError::TooManyPlaces);
+        }
+    }
+    Ok(places.into_iter().collect())
+}
+
 /// The places of one term; `inside` are the nodes it admits.
 fn places_of(term: &Term, inside: &[&Node], anywhere: &Segments) -> Result<Vec<Segments>, AffinityError> {
     match equalities(term, inside) {
@@ -155,6 +183,34 @@ mod tests {
 
     fn home() -> ClusterId {
         "home".parse().unwrap()
+    }
+
+    #[test]
+    fn what_a_request_does_not_allow_is_not_accessible() {
+        let cluster = [Segments::of_cluster(&home())];
+        let at = |name: &str| Segments::of_node(&home(), name);
+        let zone = |zone: &str| Segments::of_cluster(&home()).with("zone", zone);
+        let nodes = [node("a", Some("x")), node("b", Some("x")), node("c", Some("y"))];
+        let allowed =
+            |accessible: &[Segments], requisite: &[Segments]| allowed(accessible, requisite, &nodes);
+        assert_eq!(allowed(&cluster, &[at("b"), at("a")]), Ok(vec![at("a"), at("b")]));
+        assert_eq!(allowed(&[at("a"), at("b")], &[at("b")]), Ok(vec![at("b")]));
+        assert_eq!(allowed(&[at("a")], &[at("b")]), Ok(vec![]));
+        // Nobody forbidden is there.
+        assert_eq!(allowed(&[zone("y")], &[at("b"), at("c")]), Ok(vec![zone("y")]));
+        assert_eq!(
+            allowed(&[zone("x")], &[at("b"), at("c")]),
+            Ok(vec![at("b").with("zone", "x")])
+        );
+
+        let many: Vec<Node> = (0..=MAX_TOPOLOGIES + 1)
+            .map(|n| node(&format!("n{n}"), None))
+            .collect();
+        let all_but_one: Vec<_> = many[1..].iter().map(|node| at(&node.name)).collect();
+        assert_eq!(
+            super::allowed(&cluster, &all_but_one, &many),
+            Err(AffinityError::TooManyPlaces)
+        );
     }
 
     /// A node with our plugin on it, in a zone.

@@ -59,6 +59,21 @@ impl Segments {
         self.0.get(key).map(String::as_str)
     }
 
+    /// What is in both places; `None` if they have no node in common.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        let mut both = self.0.clone();
+        for (key, value) in &other.0 {
+            if both
+                .insert(key.clone(), value.clone())
+                .is_some_and(|own| own != *value)
+            {
+                return None;
+            }
+        }
+        Some(Self(both))
+    }
+
     /// Whether a node with these labels is in this place.
     #[must_use]
     pub fn admits(&self, labels: &Labels) -> bool {
@@ -111,6 +126,16 @@ mod tests {
             prop_assert!(value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)));
             prop_assert!(value.ends_with(|c: char| c.is_ascii_alphanumeric()));
         }
+    }
+
+    #[test]
+    fn what_is_in_two_places_has_the_keys_of_both() {
+        let home: ClusterId = "home".parse().unwrap();
+        let (cluster, node) = (Segments::of_cluster(&home), Segments::of_node(&home, "worker-1"));
+        assert_eq!(cluster.and(&node), Some(node.clone()));
+        assert_eq!(node.and(&Segments::of_node(&home, "worker-2")), None);
+        let zone = cluster.clone().with("zone", "a");
+        assert_eq!(zone.and(&node), Some(node.with("zone", "a")));
     }
 
     #[test]

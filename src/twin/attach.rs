@@ -12,6 +12,7 @@ use k8s_openapi::api::{
     storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec},
 };
 use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{PublishError, UnpublishError, data_path, name_of, record, sight};
@@ -93,10 +94,28 @@ pub async fn unpublish(
     let held = attachments.list(Some(&ours)).await?;
     for attachment in held {
         if node.is_none_or(|node| attachment.spec.node_name == node) {
-            detach_and_wait(home, &attachment, deadline).await?;
+            let exactly = Precondition {
+                uid: attachment.uid().unwrap_or_default(),
+                resource_version: None,
+            };
+            detach_and_wait(home, &attachment, exactly, deadline).await?;
         }
     }
     Ok(())
+}
+
+/// Deletes one of our attachments in exactly the version that was found to be needed by
+/// nobody, and waits until it is gone. One that [`publish`] confirms meanwhile stays.
+pub async fn detach_unneeded(
+    home: &Cluster,
+    attachment: &VolumeAttachment,
+    deadline: Instant,
+) -> Result<(), UnpublishError> {
+    let exactly = Precondition {
+        uid: attachment.uid().unwrap_or_default(),
+        resource_version: attachment.resource_version(),
+    };
+    detach_and_wait(home, attachment, exactly, deadline).await
 }
 
 async fn find_twin(home: &Cluster, volume: &VolumeName) -> Result<PersistentVolumeClaim, PublishError> {
@@ -216,13 +235,21 @@ async fn attach_and_wait(
     let (attachments, name) = (home.all::<VolumeAttachment>(), wanted.name_any());
     let mut news = home.views().attachments.subscribe(&name);
     let mut refused = None;
+    // Whether this call has written on the attachment.
+    let mut confirmed = false;
     loop {
         match attachments.get(&name).await? {
             None => {
-                crash::around(Step::AttachmentCreate, attachments.create(wanted)).await?;
+                let created = crash::around(Step::AttachmentCreate, attachments.create(wanted)).await?;
+                confirmed = created.is_some();
             }
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
                 // On its way out, from an unpublish before us.
+                confirmed = false;
+            }
+            Some(found) if !confirmed => {
+                confirmed = confirm(home, &found).await?;
+                continue;
             }
             Some(found) => {
                 let status = found.status.unwrap_or_default();
@@ -260,21 +287,38 @@ async fn attach_and_wait(
     }
 }
 
-/// Deletes one of our attachments and waits until it is gone.
-pub(super) async fn detach_and_wait(
+/// Writes on an attachment that was there before, so that nobody deletes it who saw it
+/// before it was needed again. False if it is not there any more.
+async fn confirm(home: &Cluster, found: &VolumeAttachment) -> Result<bool, ApiError> {
+    // Another value each time: a patch that changes nothing leaves the version as it is.
+    let patch = json!({"metadata": {
+        "uid": found.uid(),
+        "annotations": {mark::CONFIRMED: found.resource_version()},
+    }});
+    let attachments = home.all::<VolumeAttachment>();
+    let confirmed = crash::around(
+        Step::AttachmentConfirm,
+        attachments.merge(&found.name_any(), &patch),
+    )
+    .await;
+    match confirmed {
+        // Another object of this name.
+        Err(error) if error.is_conflict() => Ok(false),
+        other => Ok(other?.is_some()),
+    }
+}
+
+async fn detach_and_wait(
     home: &Cluster,
     attachment: &VolumeAttachment,
+    exactly: Precondition,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), attachment.name_any());
     let mut news = home.views().attachments.subscribe(&name);
-    let exactly = Precondition {
-        uid: attachment.uid().unwrap_or_default(),
-        resource_version: None,
-    };
     let deleted = crash::around(Step::AttachmentDelete, attachments.delete(&name, exactly)).await;
     match deleted {
-        // Another object of this name: ours is gone.
+        // Another object of this name, so ours is gone; or another version, which stays.
         Err(error) if error.is_conflict() => return Ok(()),
         other => other?,
     }

@@ -14,13 +14,14 @@ use super::{
     news::News,
     not_taken::{not_taken, note_refusal},
     plan::{Plan, plan},
+    reclaim::retain,
     record::{self, Chosen},
     sight::{self, Sight},
     site,
-    withdraw::{self, retain, withdraw},
+    withdraw::{self, withdraw},
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, slim},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, short, slim},
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
     topology::Segments,
@@ -51,7 +52,7 @@ pub async fn create(
             }
             Err(error) => {
                 if matches!(error, CreateError::Elsewhere(_)) {
-                    note_refusal(&site, order, &sight).await;
+                    note_refusal(&site, policy, order, &sight).await;
                 }
                 return Err(error);
             }
@@ -99,7 +100,7 @@ async fn turn(
             Turn::Again
         }
         CreateStep::Retain => {
-            retain_or_tell(site, events, sight).await?;
+            retain_or_tell(site, events, order, sight).await?;
             Turn::Again
         }
         CreateStep::HandOver => {
@@ -236,11 +237,16 @@ async fn hand_over(site: &Site, sight: &Sight) -> Result<bool, CreateError> {
 }
 
 /// The user asked for Retain; where we lack the right to see to it, he must know.
-async fn retain_or_tell(site: &Site, events: &Events, sight: &Sight) -> Result<(), CreateError> {
+async fn retain_or_tell(
+    site: &Site,
+    events: &Events,
+    order: &Order,
+    sight: &Sight,
+) -> Result<(), CreateError> {
     let Some(volume) = &sight.volume else {
         return Ok(());
     };
-    match retain(site.cluster(), volume).await {
+    match retain(site, &order.volume, volume, Step::Retain).await {
         Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
             if let Some(claim) = &sight.claim {
                 let note = format!("The reclaim policy Retain cannot be applied to the real volume: {error}");
@@ -332,7 +338,7 @@ pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<S
         let noted = warning.event_time.as_ref().map(|time| time.0);
         seen.max(noted)
     })?;
-    newest.message.map(|message| message.trim().to_owned())
+    newest.message.map(|message| short(message.trim()))
 }
 
 fn with_reason(what: String, reason: Option<String>) -> String {

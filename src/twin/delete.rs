@@ -10,35 +10,47 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, Holder, Site, TWIN_VOLUME, data_of, holder,
+    DeleteError, Holder, Site, TWIN_VOLUME,
+    claimed::{ClaimCheck, virtual_volume},
+    data_of, holder,
     news::News,
+    reclaim::give_policy_back,
     record, site,
-    withdraw::{end_rescue, is_reservation, let_go, unclaim},
+    withdraw::{is_reservation, let_go, unclaim},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, facts, registry::Registry},
+    cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry},
     observe::crash::{self, Step},
-    placement::{DeleteFacts, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step, without_twin},
-    volume::{VolumeId, VolumeName, mark},
+    placement::{
+        DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step,
+        without_twin,
+    },
+    volume::{ClaimMark, VolumeId, VolumeName, mark},
 };
 
 /// Deletes the volume, or goes on deleting it.
 pub async fn delete(
     home: &Cluster,
     registry: &Registry,
+    events: &Events,
     id: &VolumeId,
     deadline: Instant,
 ) -> Result<(), DeleteError> {
-    let Some(site) = site::find_again(home, registry, id).await? else {
-        return Ok(());
-    };
     let volume = &id.name;
+    let mut claim = ClaimCheck::default();
+    let Some(site) = site::find_again(home, registry, id).await? else {
+        let outer = virtual_volume(home, volume).await?;
+        return match claim.existing(home, outer.as_ref()).await? {
+            Some(claim) => Err(claimed(events, id, "not found".to_owned(), claim).await),
+            None => Ok(()),
+        };
+    };
     let mut news = News::of(&site);
     let mut real_volume = None;
     // Asked once: a twin that is being deleted is attached nowhere any more.
     let mut attached = attached_to(home, volume).await?;
     loop {
-        let (facts, twin) = look(&site, volume, attached.take(), &mut real_volume).await?;
+        let (facts, twin) = look(&site, volume, &mut claim, attached.take(), &mut real_volume).await?;
         let awaited = match delete_step(&facts) {
             DeleteStep::DeleteTwin => {
                 if let Some(twin) = &twin {
@@ -59,12 +71,15 @@ pub async fn delete(
                 unclaim(site.cluster(), &reserved, site.name()).await?;
                 continue;
             }
-            DeleteStep::GiveBack(rescued) => {
-                give_back(&site, volume, &rescued).await?;
+            DeleteStep::GiveBack(retained) => {
+                give_back(&site, volume, &retained).await?;
                 continue;
             }
             DeleteStep::Done => return Ok(()),
             DeleteStep::Unavailable(why) => return Err(DeleteError::Unknown(why)),
+            DeleteStep::Refuse(DeleteRefusal::Claimed(claim)) => {
+                return Err(claimed(events, id, site.place(), claim).await);
+            }
             DeleteStep::Refuse(refusal) => {
                 return Err(DeleteError::Refused {
                     twin: site.place(),
@@ -76,6 +91,21 @@ pub async fn delete(
         if !news.wait(deadline, || awaited.may_be_over(&site)).await {
             return Err(awaited.still_there(&site));
         }
+    }
+}
+
+/// The claim of the volume exists: whoever uses it hears what nearly happened.
+async fn claimed(events: &Events, id: &VolumeId, twin: String, claim: ClaimMark) -> DeleteError {
+    let note = format!(
+        "The volume {} of this claim was to be deleted, because its PersistentVolume was Released with the reclaim policy \
+         Delete, as when somebody changes its claimRef. Nothing was deleted, since this claim exists",
+        id.name
+    );
+    events.warn(&claim, "VolumeNotDeleted", &note).await;
+    DeleteError::Refused {
+        twin,
+        cluster: id.cluster.to_string(),
+        refusal: DeleteRefusal::Claimed(claim),
     }
 }
 
@@ -115,10 +145,13 @@ impl Awaited {
 async fn look(
     site: &Site,
     volume: &VolumeName,
+    claim: &mut ClaimCheck,
     attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
-    let found = site.twins().get(site.name()).await?;
+    let twins = site.twins();
+    let (found, outer) = tokio::try_join!(twins.get(site.name()), virtual_volume(site.home(), volume))?;
+    let claim = claim.existing(site.home(), outer.as_ref()).await?;
     let owner = site.owner(volume);
     let twin = match &found {
         None => DeleteTwin::Absent,
@@ -135,6 +168,8 @@ async fn look(
         && twin != DeleteTwin::Absent
     {
         *real_volume = Some(name.to_owned());
+    } else if real_volume.is_none() {
+        *real_volume = outer.as_ref().and_then(remembered);
     }
     let seen = match twin {
         DeleteTwin::Absent => {
@@ -146,6 +181,7 @@ async fn look(
     };
     Ok((
         DeleteFacts {
+            claim,
             twin,
             volume: seen,
             attached,
@@ -175,29 +211,35 @@ async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), Ap
     }
 }
 
-/// The PV of a twin that is gone: the one whose name we know or the virtual PV
-/// remembers; without a name, what we watch, or else every PV there is. What
-/// belongs to the occupant, a later claim of the twin's name, is not ours.
+/// The PV of a twin that is gone: the one whose name we know; without a name, what we watch,
+/// or else every PV there is. What belongs to the occupant, a later claim of the twin's
+/// name, is not ours.
 async fn find_volume(
     site: &Site,
     volume: &VolumeName,
     occupant: Option<&str>,
     known: &mut Option<String>,
 ) -> Result<TwinVolume, ApiError> {
+    if !site.shows_volumes() && site.cluster().rights().uncertain {
+        return Ok(TwinVolume::Unknown(format!(
+            "the twin {} is gone; whether its PersistentVolume is cannot be told, for the API server of the cluster {} \
+             could not say whether it may be read",
+            site.place(),
+            site.cluster_name()
+        )));
+    }
     if !site.shows_volumes() {
         // A loss that was stated: with the twin gone, the rest is that cluster's own matter.
         return Ok(TwinVolume::Absent);
     }
     let volumes = site.volumes();
-    if known.is_none() {
-        *known = remembered(site.home(), volume).await?;
-    }
     let mut found = Vec::new();
     let seen = site.cluster().views().volumes.of_topic(site.name());
     if let Some(name) = known {
         found.extend(volumes.get(name).await?);
     } else if seen.is_empty() {
-        found = volumes.list(None).await?;
+        let maybe_ours = |real: &PersistentVolume| holder(site, volume, None, real) != Holder::Other;
+        found = volumes.find(maybe_ours).await?;
     } else {
         for seen in seen {
             found.extend(volumes.get(&seen.name).await?);
@@ -217,19 +259,19 @@ async fn find_volume(
     Ok(open.next().unwrap_or(TwinVolume::Absent))
 }
 
-async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
-    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
-    let attributes = found.and_then(|found| found.spec?.csi?.volume_attributes);
-    let name = attributes.and_then(|mut attributes| attributes.remove(TWIN_VOLUME));
-    Ok(name.filter(|name| !name.is_empty()))
+/// The twin's PV, if the virtual PV remembers it.
+fn remembered(outer: &PersistentVolume) -> Option<String> {
+    let attributes = outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    let name = attributes.get(TWIN_VOLUME).filter(|name| !name.is_empty());
+    name.cloned()
 }
 
-/// A PV that may be the twin's. Data that was rescued is not deleted on a guess.
+/// A PV that may be the twin's. Data that was retained is not deleted on a guess.
 fn doubted(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVolume {
     match describe(site, real) {
-        TwinVolume::Rescued(name) => TwinVolume::Present {
+        TwinVolume::RetainedByUs(name) => TwinVolume::Present {
             message: Some(format!(
-                "data was rescued onto it, and nothing shows whose it is: annotate it with {}={} if it is this volume's, or \
+                "this driver set it to Retain, and nothing shows whose data it has: annotate it with {}={} if it is this volume's, or \
                  remove its annotation {} if it is not",
                 mark::DATA_OF,
                 data_of(site, volume),
@@ -243,30 +285,27 @@ fn doubted(site: &Site, volume: &VolumeName, real: &PersistentVolume) -> TwinVol
     }
 }
 
-/// Gives a PV whose data was rescued the reclaim policy it had: whoever it was
-/// rescued for deletes it now. One that waits for a twin is released for it, or
+/// Gives a PV that this driver retained the reclaim policy it had: whoever it was
+/// retained for deletes it now. One that waits for a twin is released for it, or
 /// Kubernetes would go on keeping it.
 async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), ApiError> {
     let volumes = site.volumes();
     let Some(real) = volumes.get(name).await? else {
         return Ok(());
     };
-    let Some(before) = real.annotations().get(mark::POLICY_BEFORE) else {
-        return Ok(());
-    };
     // No claim ever has this uid.
     let holder = record::holder_uid(&real)
         .filter(|uid| !uid.is_empty())
         .unwrap_or(volume.as_str());
-    let spec = json!({"persistentVolumeReclaimPolicy": before, "claimRef": {"uid": holder}});
+    let spec = json!({"claimRef": {"uid": holder}});
     // Whoever else was writing on it: the next look tells what it has become.
-    end_rescue(site.cluster(), &real, spec).await.map(drop)
+    give_policy_back(site.cluster(), &real, spec).await.map(drop)
 }
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
     if volume.annotations().contains_key(mark::POLICY_BEFORE) {
-        return TwinVolume::Rescued(name);
+        return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {
         // Elsewhere we reserve nothing: whoever did may free it.

@@ -22,7 +22,8 @@ pub enum CreateError {
     /// The node that was chosen cannot have the volume; another one may.
     #[error("{0}")]
     Elsewhere(String),
-    /// The cluster cannot have this very claim; it can have others of its class.
+    /// The cluster cannot have this very claim. That says nothing about others, so it
+    /// is not to change what room they are shown there.
     #[error("{0}")]
     NotThisClaim(String),
     /// There will be no volume.

@@ -4,6 +4,7 @@
 //! operation may be the first one after a crash, and starts by looking.
 
 mod attach;
+mod claimed;
 mod create;
 mod data_path;
 mod delete;
@@ -14,7 +15,9 @@ mod news;
 mod not_taken;
 mod offsite;
 mod plan;
+mod reclaim;
 mod record;
+mod refusals;
 mod sight;
 mod site;
 mod together;
@@ -26,16 +29,18 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
-    attach::{attachment_name, publish, unpublish},
+    attach::{attachment_name, detach_unneeded, publish, unpublish},
     create::{create, last_warning},
     delete::delete,
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
+    reclaim::{give_policy_back, reclaim_policy, retain},
     record::{FINALIZER, holder_uid, is_bound_to, metadata},
+    refusals::Refusals,
     sight::node,
     site::{NoSite, Site, twin_in},
-    withdraw::{end_rescue, let_go, retain, withdraw},
+    withdraw::{let_go, withdraw},
 };
 use crate::{
     topology::Segments,
@@ -64,6 +69,8 @@ pub fn name_of(volume: &VolumeName) -> &str {
 pub struct Policy {
     /// Real classes a claim may choose by annotation.
     pub allowed_classes: BTreeSet<String>,
+    /// Namespace of the driver, where users cannot write.
+    pub namespace: String,
 }
 
 /// A volume to be made.
@@ -77,6 +84,8 @@ pub struct Order {
     pub spec: VolumeSpec,
     /// Where it must be reachable from: one of these, or anywhere if there are none.
     pub requisite: Vec<Segments>,
+    /// Where it should rather be reachable from, the best place first.
+    pub preferred: Vec<Segments>,
 }
 
 /// A volume that was made.

@@ -1,19 +1,11 @@
 //! A twin that an API server does not take, and what that means for its claim. And
-//! what a claim remembers of any cluster that cannot have its twin.
+//! what is remembered of a cluster that cannot have a twin.
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::ResourceExt;
-use serde_json::json;
-
-use super::{CreateError, Order, Site, sight::Sight};
+use super::{CreateError, Order, Policy, Site, record, refusals, sight::Sight};
 use crate::{
     cluster::{ApiError, Cause},
-    observe::crash::{self, Step},
-    volume::{Refused, mark},
+    volume::Refused,
 };
-
-/// How many seconds a refusal counts: quotas change, and nobody tells.
-const REFUSAL_COUNTS: i64 = 120;
 
 /// Why the API server did not take a twin, and what that means for its claim.
 pub(super) fn not_taken(site: &Site, error: ApiError) -> CreateError {
@@ -28,30 +20,18 @@ pub(super) fn not_taken(site: &Site, error: ApiError) -> CreateError {
     }
 }
 
-/// Notes on the claim that its twin cannot be in this remote cluster. A help for the
-/// scheduler: if it cannot be written, the pod only comes back sooner. At home the
-/// real driver is who tells what room there is.
-pub(super) async fn note_refusal(site: &Site, order: &Order, sight: &Sight) {
-    let Some(claim) = sight.claim.as_ref().filter(|_| site.remote_cluster().is_some()) else {
+/// Notes that this remote cluster cannot have the twin. A help for the scheduler: if
+/// it cannot be written, the pod only comes back sooner. At home the real driver is who
+/// tells what room there is.
+pub(super) async fn note_refusal(site: &Site, policy: &Policy, order: &Order, sight: &Sight) {
+    let class = sight.claim.as_ref().and_then(record::class_name);
+    let Some(class) = class.filter(|_| site.remote_cluster().is_some()) else {
         return;
     };
-    let until = jiff::Timestamp::now().as_second() + REFUSAL_COUNTS;
-    let refused = Refused::new(site.cluster().id(), order.spec.size.request(), until);
-    let known = claim.annotations().get(mark::REFUSED);
-    let known = known.and_then(|text| Refused::parse(text));
-    if known.is_some_and(|known| known.counts(site.cluster().id(), until - REFUSAL_COUNTS / 2)) {
-        return;
-    }
-    let patch = json!({"metadata": {
-        "uid": claim.uid(),
-        "annotations": {mark::REFUSED: refused.to_string()},
-    }});
-    let claims = site
-        .home()
-        .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    let noted = crash::around(Step::NoteRefusal, claims.merge(&claim.name_any(), &patch)).await;
-    if let Err(error) = noted {
-        tracing::warn!(%error, "a refusal could not be noted on the claim");
+    let now = jiff::Timestamp::now().as_second();
+    let refused = Refused::new(class, site.cluster().id(), order.spec.size.request(), now);
+    if let Err(error) = refusals::note(site.home(), &policy.namespace, &refused, now).await {
+        tracing::warn!(%error, "a refusal could not be noted");
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     cluster::{ApiError, registry::Remote},
     placement::{
         Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
-        access_modes, choose_class,
+        access_modes, choose_class, ways_out,
     },
     volume::{AccessMode, BindingPolicy, SpecError, mark},
 };
@@ -69,8 +69,12 @@ pub(super) async fn plan(
         Ok(chosen) => chosen,
         // The claim's own mistake is one in every cluster.
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
-        Err(error) if error.is_of_the_claim() => return Err(CreateError::NotThisClaim(error.to_string())),
-        Err(error) => return Ok(Plan::Unfit(error.to_string())),
+        // What other claims may get there is known without asking, see `reconcile::capacity`.
+        Err(error) => {
+            let class = sight.claim.as_ref().and_then(record::class_name);
+            let ways = ways_out(remote, class.unwrap_or_default(), &policy.allowed_classes);
+            return Err(CreateError::NotThisClaim(format!("{error}. {ways}")));
+        }
     };
     let ChosenClass::Known(class) = chosen else {
         if !answered_early(site, order, None) {
@@ -182,6 +186,7 @@ pub(super) fn choose<'a>(
         allowed: &policy.allowed_classes,
         parameter: parameter.filter(|_| mapped.is_none()),
         mapping: remote.classes.real(virtual_class),
+        one_namespace: false,
     };
     choose_class(&wishes, known, &remote.id)
 }

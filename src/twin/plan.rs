@@ -16,6 +16,7 @@ use crate::{
         Ask, Asked, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding,
         RealDriver, StaticVolume, Surroundings, Target, Wishes, choose_class,
     },
+    topology::{CLUSTER_KEY, Node},
     volume::{AccessMode, ClaimName, mark},
 };
 
@@ -61,6 +62,7 @@ pub(super) async fn plan(
         allowed: &policy.allowed_classes,
         parameter: order.spec.parameters.real_class.as_deref(),
         mapping: None,
+        one_namespace: !order.spec.parameters.shared_namespace,
     };
     let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), home.id())?;
     let ChosenClass::Known(class) = chosen else {
@@ -103,10 +105,11 @@ async fn node_for(
             let unfit = known.surroundings(class).unfit(&node, &ask);
             Ok(unfit.map_or_else(|| Ok(Some(name.clone())), |unfit| Err(unfit.to_string())))
         }
-        _ if class.binding == BindingMode::Immediate => Ok(Ok(None)),
-        _ => {
+        Target::Any | Target::Disagrees { .. } if class.binding == BindingMode::Immediate => Ok(Ok(None)),
+        target => {
             let known = Known::about(home, class, None).await?;
-            let nodes = nodes(home);
+            let mut nodes = nodes(home);
+            nodes.retain(|node| is_of(home, node) && target.allows(&node.name));
             let surroundings = known.surroundings(class);
             let choice = surroundings.choose_node(&nodes, &ask);
             Ok(choice
@@ -114,6 +117,12 @@ async fn node_for(
                 .map_err(|none| none.to_string()))
         }
     }
+}
+
+/// Whether a node is in this cluster, and does not stand for another one.
+fn is_of(home: &Cluster, node: &Node) -> bool {
+    let cluster = node.labels.get(CLUSTER_KEY);
+    cluster.is_none_or(|cluster| cluster == home.id().as_str())
 }
 
 /// Who binds a pending twin; for a class nobody provisions, which volume it gets.
@@ -155,6 +164,7 @@ pub(super) fn ask(order: &Order) -> Ask<'_> {
         volume: &order.volume,
         size: order.spec.size.request(),
         capabilities: &order.spec.capabilities,
+        preferred: &order.preferred,
     }
 }
 

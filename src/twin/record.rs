@@ -51,7 +51,9 @@ pub(super) fn twin(
         handed_over: false,
     };
     let carried = claim.map_or_else(Carried::default, |claim| {
-        Carried::of(claim.labels(), claim.annotations())
+        site.home()
+            .carried_annotations()
+            .carried(claim.labels(), claim.annotations())
     });
     let (labels, mut annotations) = carried.with(&marks);
     annotations.extend(binding_annotations(chosen));

@@ -1,7 +1,7 @@
 //! What `CreateVolume` sees: claim, twin and PV, read live, turned into the facts
 //! that the decision rests on.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -16,7 +16,7 @@ use crate::{
         BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Reach, ReclaimPolicy, Target, Twin, TwinFact,
         TwinState, create_step,
     },
-    topology::{AffinityError, CLUSTER_KEY, NODE_KEY, Node, Segments, accessible, node_value},
+    topology::{AffinityError, CLUSTER_KEY, NODE_KEY, Node, Segments, accessible, allowed, node_value},
     volume::Fingerprint,
 };
 
@@ -107,7 +107,8 @@ impl Sight {
                 .map(|made| made.differences(&asked))
                 .unwrap_or_default(),
             provisioner: record::provisioner(&twin).map(str::to_owned),
-            told_node: !answered_early && (waits || matches!(self.facts.target, Target::Node(_))),
+            told_node: !answered_early
+                && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
             node: record::selected_node(&twin).map(str::to_owned),
             answered_early,
             state: self.state(site, order, &twin, real_class.as_deref()).await?,
@@ -127,7 +128,7 @@ impl Sight {
             return Ok(TwinState::Lost);
         }
         if let Some(name) = record::real_volume(site.cluster(), twin) {
-            return Ok(TwinState::Bound(self.reach(site, twin, &name).await?));
+            return Ok(TwinState::Bound(self.reach(site, order, twin, &name).await?));
         }
         let prebinding = super::plan::prebinding(site, order, twin, real_class).await?;
         Ok(TwinState::Pending(prebinding))
@@ -136,6 +137,7 @@ impl Sight {
     async fn reach(
         &mut self,
         site: &Site,
+        order: &Order,
         twin: &PersistentVolumeClaim,
         name: &str,
     ) -> Result<Reach, ApiError> {
@@ -153,7 +155,7 @@ impl Sight {
             .and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
         let retained =
             facts::reclaim_policy(policy) == ReclaimPolicy::Retain || !site.cluster().rights().volume_changes;
-        let reach = match self.topology_of(site, &volume).await? {
+        let reach = match self.topology_of(site, order, &volume).await? {
             Ok(reached) if reached => Reach::FromTarget { retained },
             Ok(_) => Reach::NotFromTarget,
             Err(error) => Reach::Nowhere(error),
@@ -162,11 +164,12 @@ impl Sight {
         Ok(reach)
     }
 
-    /// From where a PV can be reached; whether the target is among it. Where in a
+    /// From where a PV may be used; whether the target is among it. Where in a
     /// remote cluster it is, is for the scheduler of that cluster.
     async fn topology_of(
         &mut self,
         site: &Site,
+        order: &Order,
         volume: &PersistentVolume,
     ) -> Result<Result<bool, AffinityError>, ApiError> {
         let home = site.home();
@@ -179,11 +182,22 @@ impl Sight {
             Ok(topology) => topology,
             Err(error) => return Ok(Err(error)),
         };
+        if matches!(self.facts.target, Target::OneOf(_)) {
+            // Whoever forbids a node does not want pods there, however far the storage reaches.
+            self.topology = match allowed(&self.topology, &order.requisite, &nodes(home)) {
+                Ok(topology) => topology,
+                Err(error) => return Ok(Err(error)),
+            };
+        }
         Ok(Ok(match &self.facts.target {
             Target::Node(name) => {
                 let node = node(home, name).await?;
                 node.is_some_and(|node| self.topology.iter().any(|place| place.admits(&node.labels)))
             }
+            Target::OneOf(names) => nodes(home)
+                .iter()
+                .filter(|node| names.contains(&node.name))
+                .any(|node| self.topology.iter().any(|place| place.admits(&node.labels))),
             Target::Any | Target::Disagrees { .. } => true,
         }))
     }
@@ -212,8 +226,8 @@ pub(super) async fn claim(
     })
 }
 
-/// The node the volume is for. The request names it by our topology keys, the
-/// claim by its selected node; where both speak they must agree. In a remote
+/// The node, or the nodes, the volume is for. The request names them by our topology
+/// keys, the claim by its selected node; where both speak they must agree. In a remote
 /// cluster any node will do that stands for it.
 async fn target(
     site: &Site,
@@ -231,10 +245,7 @@ async fn target(
         }
     };
     let Some(claim) = claim else {
-        return Ok(match site.remote_cluster() {
-            Some(_) => Target::Any,
-            None => requested_node(home, order).map_or(Target::Any, Target::Node),
-        });
+        return Ok(requested(site, order));
     };
     if let Some(selected) = record::selected_node(claim) {
         let here = match site.remote_cluster() {
@@ -262,13 +273,40 @@ async fn target(
         // The scheduler took its choice back; the request is from before that.
         return Ok(disagrees(None));
     }
-    Ok(Target::Any)
+    Ok(requested(site, order))
+}
+
+/// The nodes that a request allows whose claim has none selected: it is of an
+/// `Immediate` class, or there is no claim. `allowedTopologies` of the virtual class
+/// reach us only here.
+fn requested(site: &Site, order: &Order) -> Target {
+    let home = site.home();
+    if site.remote_cluster().is_some() || order.requisite.is_empty() {
+        return Target::Any;
+    }
+    let may = |node: &Node| order.requisite.iter().any(|place| place.admits(&node.labels));
+    let nodes = nodes(home);
+    let mut ours = nodes.iter().filter(|node| node.has_driver());
+    if ours.all(may) && nodes.iter().any(may) {
+        // As good as none: the real class may choose.
+        return Target::Any;
+    }
+    let names = nodes.iter().filter(|node| node.has_driver() && may(node));
+    let names: BTreeSet<String> = names.map(|node| node.name.clone()).collect();
+    match requested_node(home, order) {
+        Some(only) if names.is_empty() => Target::Node(only),
+        _ => Target::OneOf(names),
+    }
 }
 
 fn requested_node(home: &Cluster, order: &Order) -> Option<String> {
     let [only] = order.requisite.as_slice() else {
         return None;
     };
+    let elsewhere = |cluster: &str| cluster != home.id().as_str();
+    if only.get(CLUSTER_KEY).is_some_and(elsewhere) {
+        return None;
+    }
     let value = only.get(NODE_KEY)?;
     let nodes = home.views().nodes.all();
     let node = nodes.iter().find(|node| node_value(&node.name) == value);

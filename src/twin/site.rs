@@ -17,7 +17,7 @@ use crate::{
     },
     placement::{ClaimFact, Refusal, Unmapped},
     topology::{CLUSTER_KEY, Segments},
-    volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, mark},
+    volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, digest, mark},
 };
 
 /// Where a twin lives. Cheap to clone.
@@ -227,9 +227,10 @@ async fn remote_of(
     claim: Option<&PersistentVolumeClaim>,
 ) -> Result<Option<Arc<Remote>>, CreateError> {
     let Some(name) = claim.and_then(record::selected_node) else {
-        return Ok(match requested_cluster(&order.requisite) {
-            Some(id) if id != *home.id() => Some(registry.get(&id).map_err(NoSite::from)?),
-            _ => None,
+        let requested = requested_cluster(home.id(), &order.volume, &order.requisite);
+        return Ok(match requested {
+            Some(id) => Some(registry.get(&id).map_err(NoSite::from)?),
+            None => None,
         });
     };
     let Some(node) = sight::node(home, name).await? else {
@@ -252,12 +253,24 @@ async fn remote_of(
     }
 }
 
-/// The cluster of all places a request names, if it is the same.
-fn requested_cluster(requisite: &[Segments]) -> Option<ClusterId> {
-    let mut clusters = requisite.iter().map(|place| place.get(CLUSTER_KEY));
-    let first = clusters.next()??;
-    let same = clusters.all(|other| other == Some(first));
-    first.parse().ok().filter(|_| same)
+/// The remote cluster of a request that names no place in the home cluster. Of several
+/// always the same one for a volume: the next call has to find the twin of this one.
+fn requested_cluster(home: &ClusterId, volume: &VolumeName, requisite: &[Segments]) -> Option<ClusterId> {
+    let cluster = |place: &Segments| place.get(CLUSTER_KEY).and_then(|id| id.parse::<ClusterId>().ok());
+    if requisite
+        .iter()
+        .any(|place| cluster(place).as_ref() == Some(home))
+    {
+        return None;
+    }
+    let whole = |id: &ClusterId, place: &Segments| {
+        // Where in a remote cluster a volume is to be cannot be asked for.
+        place.admits(&Segments::of_cluster(id).into_map())
+    };
+    requisite
+        .iter()
+        .filter_map(|place| cluster(place).filter(|id| whole(id, place)))
+        .min_by_key(|id| digest(16, [volume.as_str(), id.as_str()]))
 }
 
 /// Finds where the twin of a volume to be deleted is: as its PV remembers, or by

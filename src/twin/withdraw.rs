@@ -1,25 +1,24 @@
-//! Taking back: a twin that nobody was given, a reservation, a reclaim policy.
+//! Taking back: a twin that nobody was given, a reservation.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{CreateError, record::FINALIZER};
 use crate::{
     cluster::{ApiError, Cluster, Precondition},
     observe::crash::{self, Step},
-    volume::mark,
 };
 
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Frees the static volume reserved for this twin, deletes exactly this twin in
-/// exactly this version, and waits until it is gone. In this order: a crash in
-/// between leaves a twin that shows what is to be done. False if it changed
-/// meanwhile: it stands, and whoever called looks again and decides anew.
+/// exactly this version unless somebody does already, and waits until it is gone. In
+/// this order: a crash in between leaves a twin that shows what is to be done. False if
+/// it changed meanwhile: it stands, and whoever called looks again and decides anew.
 ///
 /// Only for twins that were never handed over, or that somebody else deletes and
 /// nobody has any more: the caller has made sure, and the version makes sure that it
@@ -33,18 +32,8 @@ pub async fn withdraw(
         Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     }
-    let exactly = Precondition {
-        uid: twin.uid().unwrap_or_default(),
-        resource_version: twin.resource_version(),
-    };
-    let deleted = crash::around(
-        Step::Withdraw,
-        within(cluster, twin).delete(&twin.name_any(), exactly),
-    )
-    .await;
-    match deleted {
-        Err(error) if error.is_conflict() => return Ok(false),
-        other => other?,
+    if !delete_exactly(cluster, twin).await? {
+        return Ok(false);
     }
     if !await_gone(cluster, twin, deadline).await? {
         return Err(CreateError::StillWaiting {
@@ -55,6 +44,23 @@ pub async fn withdraw(
         });
     }
     Ok(true)
+}
+
+/// Has the twin be deleted in exactly this version; false if there is another one.
+async fn delete_exactly(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
+    if twin.metadata.deletion_timestamp.is_some() {
+        // In a namespace that is being deleted the right to delete may be gone already.
+        return let_go(cluster, twin).await;
+    }
+    let exactly = Precondition {
+        uid: twin.uid().unwrap_or_default(),
+        resource_version: twin.resource_version(),
+    };
+    let twins = within(cluster, twin);
+    match crash::around(Step::Withdraw, twins.delete(&twin.name_any(), exactly)).await {
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|()| true),
+    }
 }
 
 /// Waits until the twin is gone, taking our finalizer off; false when time is up.
@@ -140,40 +146,6 @@ pub(super) fn is_reservation(volume: &PersistentVolume, namespace: &str, twin: &
             && claim.name.as_deref() == Some(twin)
             && claim.uid.as_deref().is_none_or(str::is_empty)
     })
-}
-
-/// Sees to it that the data of a PV survives the deletion of its twin.
-pub async fn retain(cluster: &Cluster, volume: &PersistentVolume) -> Result<(), ApiError> {
-    let patch = json!({
-        "metadata": {"uid": volume.uid()},
-        "spec": {"persistentVolumeReclaimPolicy": "Retain"},
-    });
-    let outcome = crash::around(
-        Step::Retain,
-        cluster
-            .all::<PersistentVolume>()
-            .merge(&volume.name_any(), &patch),
-    )
-    .await;
-    outcome.map(|_| ())
-}
-
-/// Takes the mark of a rescue off a PV, together with what else `spec` says of it;
-/// false if somebody else was writing on it, and it has to be looked at again.
-pub async fn end_rescue(cluster: &Cluster, volume: &PersistentVolume, spec: Value) -> Result<bool, ApiError> {
-    let patch = json!({
-        "metadata": {
-            "uid": volume.uid(),
-            "resourceVersion": volume.resource_version(),
-            "annotations": {mark::POLICY_BEFORE: null},
-        },
-        "spec": spec,
-    });
-    let volumes = cluster.all::<PersistentVolume>();
-    match crash::around(Step::PolicyBack, volumes.merge(&volume.name_any(), &patch)).await {
-        Err(error) if error.is_conflict() => Ok(false),
-        other => other.map(|_| true),
-    }
 }
 
 fn within(cluster: &Cluster, twin: &PersistentVolumeClaim) -> crate::cluster::Objects<PersistentVolumeClaim> {

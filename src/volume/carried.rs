@@ -30,6 +30,35 @@ const OWNERSHIP: [&str; 6] = [
     "fleet.cattle.io",
 ];
 
+/// The annotations of claims that twins carry: those the operator lists. Real drivers
+/// and provisioners act on annotations, and at home they see the twins of all users in
+/// one namespace, so none is carried that nobody asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CarriedAnnotations(Vec<String>);
+
+impl CarriedAnnotations {
+    /// Those with these keys; a key that ends with `*` stands for all that begin so.
+    #[must_use]
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
+        Self(keys.into_iter().filter(|key| !key.is_empty()).collect())
+    }
+
+    /// What the twin of a claim with this metadata carries.
+    #[must_use]
+    pub fn carried(&self, labels: &Map, annotations: &Map) -> Carried {
+        let mut annotations = annotations.clone();
+        annotations.retain(|key, _| self.lists(key));
+        Carried::of(labels, &annotations)
+    }
+
+    fn lists(&self, key: &str) -> bool {
+        self.0.iter().any(|listed| match listed.strip_suffix('*') {
+            Some(start) => key.starts_with(start),
+            None => listed == key,
+        })
+    }
+}
+
 /// The metadata of a claim that its twin carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
@@ -73,7 +102,7 @@ impl Record {
 }
 
 impl Carried {
-    /// What the twin of a claim with this metadata carries.
+    /// All of this metadata that may be carried at all.
     #[must_use]
     pub fn of(labels: &Map, annotations: &Map) -> Self {
         let carried = |map: &Map| {
@@ -245,6 +274,41 @@ mod tests {
             fingerprint: None,
             handed_over: true,
         }
+    }
+
+    #[test]
+    fn only_listed_annotations_are_carried() {
+        let (labels, annotations) = (
+            map(&[("app", "shop")]),
+            map(&[
+                ("team", "blue"),
+                ("backup.example.com/id", "7"),
+                ("nfs.io/storage-path", "theirs"),
+                ("storage.liqo.io/handed-over", "true"),
+            ]),
+        );
+        let carried = |keys: &[&str]| {
+            let listed = CarriedAnnotations::new(keys.iter().map(|&key| key.to_owned()));
+            let carried = listed.carried(&labels, &annotations);
+            assert_eq!(carried.labels, labels, "labels always are");
+            carried.annotations.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(carried(&[]), [""; 0]);
+        assert_eq!(carried(&[""]), [""; 0]);
+        assert_eq!(carried(&["team", "other"]), ["team"]);
+        assert_eq!(carried(&["backup.example.com/*"]), ["backup.example.com/id"]);
+        let all = ["backup.example.com/id", "nfs.io/storage-path", "team"];
+        assert_eq!(carried(&["*"]), all, "but never what is ours");
+    }
+
+    #[test]
+    fn what_is_listed_no_more_leaves_the_twin() {
+        let note = map(&[("note", "a")]);
+        let (labels, annotations) = Carried::of(&Map::new(), &note).with(&marks());
+        let now = CarriedAnnotations::default().carried(&Map::new(), &note);
+        assert_ne!(Carried::on_twin(&labels, &annotations).digest(), now.digest());
+        let changes = now.changes(&labels, &annotations).annotations;
+        assert_eq!(changes["note"], None);
     }
 
     #[test]

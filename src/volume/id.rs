@@ -127,27 +127,45 @@ pub struct VolumeId {
     pub name: VolumeName,
 }
 
-/// An id this driver never handed out. There is no such volume: `NOT_FOUND`, or
-/// success where the call removes something.
+/// A text that names no volume this driver can work with.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("no volume has the id {0:?}")]
-pub struct ForeignId(String);
+pub enum VolumeIdError {
+    /// No version of this driver handed it out. There is no such volume: `NOT_FOUND`, or
+    /// success where the call removes something.
+    #[error("no volume has the id {0:?}")]
+    Foreign(String),
+    /// Another version of this driver handed it out. There may well be such a volume.
+    #[error(
+        "the volume id {0:?} was made by another version of this driver, which this one cannot read: install a version that can"
+    )]
+    UnknownVersion(String),
+}
 
 impl FromStr for VolumeId {
-    type Err = ForeignId;
+    type Err = VolumeIdError;
 
-    fn from_str(text: &str) -> Result<Self, ForeignId> {
-        let foreign = || ForeignId(text.chars().take(128).collect());
-        let mut parts = text.split(':');
-        let (Some(ID_VERSION), Some(cluster), Some(name), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(foreign());
-        };
+    fn from_str(text: &str) -> Result<Self, VolumeIdError> {
+        let shown = || text.chars().take(128).collect();
+        let foreign = || VolumeIdError::Foreign(shown());
+        let (version, rest) = text.split_once(':').ok_or_else(foreign)?;
+        if version != ID_VERSION {
+            return Err(if is_version(version) && !rest.is_empty() {
+                VolumeIdError::UnknownVersion(shown())
+            } else {
+                foreign()
+            });
+        }
+        let (cluster, name) = rest.split_once(':').ok_or_else(foreign)?;
         let cluster = cluster.parse().map_err(|_| foreign())?;
         let name = VolumeName::parse(name).ok_or_else(foreign)?;
         Ok(Self { cluster, name })
     }
+}
+
+/// Every version of the id begins like this; what follows is that version's matter.
+fn is_version(text: &str) -> bool {
+    text.strip_prefix('v')
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 impl fmt::Display for VolumeId {
@@ -193,14 +211,26 @@ mod tests {
             "fake-vol-id",
             "v1",
             "v1::",
-            "v2:home:pvc-x",
+            "v2",
+            "v2:",
+            "v:home:pvc-x",
+            "v2x:home:pvc-x",
+            "1:home:pvc-x",
             "v1:home:pvc-x",
             "v1:ho me:vol-00",
+            &format!("v1:home:{CLAIM}:more"),
         ] {
-            assert!(id.parse::<VolumeId>().is_err(), "{id}");
+            let parsed = id.parse::<VolumeId>();
+            assert_eq!(parsed, Err(VolumeIdError::Foreign(id.to_owned())));
         }
-        let extra = format!("v1:home:{CLAIM}:more");
-        assert!(extra.parse::<VolumeId>().is_err());
+    }
+
+    #[test]
+    fn ids_of_other_versions_are_volumes_all_the_same() {
+        for id in ["v2:home:pvc-x", &format!("v2:home:{CLAIM}:7"), "v10:x", "v0:x"] {
+            let parsed = id.parse::<VolumeId>();
+            assert_eq!(parsed, Err(VolumeIdError::UnknownVersion(id.to_owned())));
+        }
     }
 
     proptest! {

@@ -11,9 +11,6 @@ pub const LIQO_REAL_CLASS: &str = "liqo.io/remote-storage-class";
 /// Liqo's annotation of a claim that chooses the access modes of its twin there.
 pub const LIQO_ACCESS_MODES: &str = "liqo.io/remote-access-modes";
 
-/// Annotation of a claim: a remote cluster would not take its twin, see [`super::Refused`].
-pub const REFUSED: &str = "storage.liqo.io/refused";
-
 /// Label: the home cluster a twin serves.
 pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";
 /// Label: the volume a twin holds.
@@ -39,13 +36,18 @@ pub const HANDED_OVER: &str = "storage.liqo.io/handed-over";
 /// removes is removed from the twin too, and nobody else's key ever is.
 pub const CARRIED: &str = "storage.liqo.io/carried";
 
-/// Annotation of a twin's PV: the reclaim policy it had before it was set to
-/// Retain to rescue its data, and gets back when it has a twin again.
+/// Annotation of a twin's PV: the reclaim policy it had before this driver set it to
+/// Retain, because its volume is to be retained or its data was rescued. It gets that back
+/// when neither is so any more, and when its volume is deleted.
 pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
 /// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
 /// are used again there, so a `claimRef` alone says nothing once its claim is gone.
 pub const DATA_OF: &str = "storage.liqo.io/data-of";
+
+/// Annotation of our attachment of a twin's PV: the version of it that `ControllerPublish`
+/// found and needs again.
+pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
 
 /// Condition of a claim: how its twin in a remote cluster is.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";

@@ -17,13 +17,13 @@ mod size;
 mod spec;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
-pub use carried::{Carried, MetadataChanges};
+pub use carried::{Carried, CarriedAnnotations, MetadataChanges};
 pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
 };
 pub use digest::digest;
 pub use fingerprint::{Fingerprint, FingerprintError, Part};
-pub use id::{ClusterId, ClusterIdError, ForeignId, VolumeId, VolumeName};
+pub use id::{ClusterId, ClusterIdError, VolumeId, VolumeIdError, VolumeName};
 pub use in_flight::{Busy, Guard, InFlight};
 pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};

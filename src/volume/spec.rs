@@ -39,7 +39,7 @@ pub enum SpecError {
     /// A parameter this driver does not know.
     #[error(
         "the storage class has an unknown parameter {0:?}; this driver knows {known:?}",
-        known = [Parameters::REAL_CLASS, Parameters::BINDING_POLICY]
+        known = [Parameters::REAL_CLASS, Parameters::BINDING_POLICY, Parameters::SHARED_NAMESPACE]
     )]
     UnknownParameter(String),
     /// Half a claim name.
@@ -60,6 +60,14 @@ pub enum SpecError {
         field: &'static str,
         /// Why not, and what to do instead.
         why: &'static str,
+    },
+    /// A parameter that is no truth value.
+    #[error("the parameter {parameter} is {value:?}: it is \"true\" or \"false\"")]
+    NoBoolean {
+        /// The parameter.
+        parameter: &'static str,
+        /// Its value.
+        value: String,
     },
     /// A parameter without a value.
     #[error("the parameter {0:?} is empty")]
@@ -127,6 +135,8 @@ pub struct Parameters {
     pub real_class: Option<String>,
     /// When a volume in a remote cluster is answered for, if the class says.
     pub binding_policy: Option<BindingPolicy>,
+    /// Whether real classes may expand the namespace that all twins here share.
+    pub shared_namespace: bool,
     /// The claim the volume is for.
     pub claim: Option<ClaimName>,
     /// Name of the PV that will be made.
@@ -138,6 +148,9 @@ impl Parameters {
     pub const REAL_CLASS: &'static str = "realStorageClass";
     /// Parameter of the virtual class: when volumes in remote clusters are answered for.
     pub const BINDING_POLICY: &'static str = "remoteBindingPolicy";
+    /// Parameter of the virtual class: it is known that twins of all namespaces share one
+    /// in this cluster, and real classes may expand it.
+    pub const SHARED_NAMESPACE: &'static str = "allowSharedNamespace";
     const CLAIM_NAMESPACE: &'static str = "csi.storage.k8s.io/pvc/namespace";
     const CLAIM_NAME: &'static str = "csi.storage.k8s.io/pvc/name";
     const VOLUME: &'static str = "csi.storage.k8s.io/pv/name";
@@ -159,6 +172,10 @@ impl Parameters {
                     let value = value.ok_or(SpecError::EmptyParameter(Self::BINDING_POLICY))?;
                     read.binding_policy = Some(value.parse()?);
                 }
+                Self::SHARED_NAMESPACE => {
+                    let value = value.ok_or(SpecError::EmptyParameter(Self::SHARED_NAMESPACE))?;
+                    read.shared_namespace = boolean(Self::SHARED_NAMESPACE, value)?;
+                }
                 Self::CLAIM_NAMESPACE => namespace = value,
                 Self::CLAIM_NAME => name = value,
                 Self::VOLUME => read.volume = value,
@@ -173,6 +190,12 @@ impl Parameters {
         };
         Ok(read)
     }
+}
+
+fn boolean(parameter: &'static str, value: String) -> Result<bool, SpecError> {
+    value
+        .parse()
+        .map_err(|_| SpecError::NoBoolean { parameter, value })
 }
 
 fn half(given: &'static str, missing: &'static str) -> SpecError {
@@ -243,6 +266,15 @@ mod tests {
         assert_eq!(
             parse(&[("realStorageclass", "x")]),
             Err(SpecError::UnknownParameter("realStorageclass".into()))
+        );
+        assert!(matches!(
+            parse(&[("allowSharedNamespace", "yes")]),
+            Err(SpecError::NoBoolean { .. })
+        ));
+        assert!(
+            parse(&[("allowSharedNamespace", "true")])
+                .unwrap()
+                .shared_namespace
         );
         assert_eq!(
             parse(&[("realStorageClass", "")]),

@@ -22,6 +22,7 @@ use crate::{
     cluster::{
         Cluster,
         kubeconfig::Allowed,
+        plain,
         view::{Slim, View},
     },
     placement::{Declared, Fabric},
@@ -44,6 +45,9 @@ pub struct Settings {
     pub call_timeout: Duration,
     /// Whether kubeconfigs that are not Liqo's may name a proxy.
     pub allow_proxy: bool,
+    /// The namespaces that Liqo has for remote clusters: its objects elsewhere are not
+    /// believed.
+    pub liqo_tenants: BTreeSet<String>,
 }
 
 /// Keeps the registry up to date, for ever.
@@ -55,6 +59,7 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
             allowed: Allowed {
                 proxy: settings.allow_proxy,
             },
+            liqo_tenants: settings.liqo_tenants.clone(),
         },
         registry,
         home,
@@ -130,7 +135,12 @@ impl Keeper {
                 self.installed.follow(&groups, &self.context);
             }
             // What was installed a moment ago still is.
-            Ok(Err(error)) => tracing::warn!(%error, "it cannot be told which fabrics are installed"),
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = plain(&error),
+                    "it cannot be told which fabrics are installed"
+                );
+            }
             Err(_) => tracing::warn!("it cannot be told in time which fabrics are installed"),
         }
     }
@@ -263,6 +273,11 @@ fn without_disputes(told: Vec<Told>, home: &ClusterId) -> Vec<(Told, Option<Stri
         by_id.entry(one.declared.id.clone()).or_default().push(one);
     }
     let judged = by_id.into_iter().filter_map(|(id, mut all)| {
+        if all.iter().any(|one| one.believed) {
+            all.retain(|one| one.believed);
+        } else {
+            all.truncate(1);
+        }
         let names: Vec<String> = all.iter().map(|one| one.declared.object.clone()).collect();
         all.sort_by_key(|one| (one.declared.fabric != Fabric::Native, one.declared.fabric));
         let many = all.len() > 1;
@@ -286,6 +301,7 @@ struct Secrets {
 }
 
 /// The content of a Secret. It has no `Debug`, so that it is never logged.
+#[derive(PartialEq)]
 struct Text {
     name: String,
     data: BTreeMap<String, Arc<[u8]>>,

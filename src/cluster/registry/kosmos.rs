@@ -31,6 +31,7 @@ pub(super) struct Kosmos {
 }
 
 /// A `Cluster`.
+#[derive(PartialEq)]
 struct Member {
     name: String,
     kubeconfig: Option<Arc<[u8]>>,
@@ -106,6 +107,7 @@ fn told(member: &Member, allowed: Allowed) -> Option<Told> {
         leaving: false,
         credentials,
         allowed,
+        believed: true,
     })
 }
 

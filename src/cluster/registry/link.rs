@@ -11,8 +11,11 @@ use tokio_util::sync::CancellationToken;
 use super::Registry;
 use crate::{
     cluster::{
-        Cluster, Rights, api, connect,
+        Cluster, Rights,
+        cap::Limits,
+        connect,
         kubeconfig::{Allowed, vet},
+        plain, short,
     },
     volume::ClusterId,
 };
@@ -23,6 +26,8 @@ const REST: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(3);
 /// Rights change seldom: they are asked for every so many answers.
 const RIGHTS_EVERY: u32 = 4;
+/// Before a cluster that sends too much is looked at again.
+const TOO_MUCH: Duration = Duration::from_mins(5);
 /// A single answer that gets lost says little.
 const LOST_IN_A_ROW: u32 = 2;
 
@@ -39,6 +44,31 @@ pub enum Link {
     Refused(String),
     /// Its declaration is at odds with another one, and how.
     Disputed(String),
+}
+
+impl Link {
+    /// The cluster, if it answers.
+    fn connected(&self) -> Option<&Connected> {
+        match self {
+            Self::Up(connected) => Some(connected),
+            Self::Connecting(_) | Self::Silent(_) | Self::Refused(_) | Self::Disputed(_) => None,
+        }
+    }
+}
+
+/// Why a cluster cannot be used after it was asked.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    /// It does not answer as it should.
+    Lost(String),
+    /// It is larger than what is kept of one cluster.
+    TooMuch(String),
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Self::Lost(why)
+    }
 }
 
 /// A cluster that answers.
@@ -71,6 +101,7 @@ pub(super) fn start(
         id,
         home,
         call_timeout,
+        rest: REST,
         link,
     };
     tokio::spawn(async move {
@@ -84,6 +115,8 @@ struct Keeper {
     id: ClusterId,
     home: ClusterId,
     call_timeout: Duration,
+    /// Between two questions to it while it answers.
+    rest: Duration,
     link: watch::Sender<Link>,
 }
 
@@ -96,15 +129,33 @@ impl Keeper {
                 return self.tell(Link::Refused(why));
             }
         };
+        self.look_after(&client).await;
+    }
+
+    async fn look_after(&self, client: &Client) {
+        tokio::select! {
+            () = self.keep_asking(client) => {}
+            () = self.pass_changes_on() => {}
+        }
+    }
+
+    async fn keep_asking(&self, client: &Client) {
         let (mut answered, mut lost) = (0_u32, 0_u32);
         loop {
-            match self.ask(&client, answered).await {
+            match self.ask(client, answered).await {
                 Ok(()) => {
                     answered = answered.wrapping_add(1);
                     lost = 0;
-                    self.rest().await;
+                    if let Some(why) = self.rest().await {
+                        answered = 0;
+                        self.give_up(why).await;
+                    }
                 }
-                Err(why) => {
+                Err(Trouble::TooMuch(why)) => {
+                    answered = 0;
+                    self.give_up(why).await;
+                }
+                Err(Trouble::Lost(why)) => {
                     lost += 1;
                     if lost >= LOST_IN_A_ROW || answered == 0 {
                         // Whoever is back is asked everything again.
@@ -116,6 +167,28 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// Rests until it is asked again; or says why it must not be used any longer.
+    async fn rest(&self) -> Option<String> {
+        let room = self
+            .link
+            .borrow()
+            .connected()
+            .map(|connected| connected.cluster.room().clone());
+        let Some(room) = room else {
+            time::sleep(self.rest).await;
+            return None;
+        };
+        time::timeout(self.rest, room.exhausted()).await.ok()
+    }
+
+    /// What sends too much is not used, and let go, until it may have been mended.
+    async fn give_up(&self, why: String) {
+        let why = format!("it sends too much: {why}");
+        tracing::warn!(cluster = %self.id, why, "a remote cluster is not used");
+        self.tell(Link::Refused(why));
+        time::sleep(TOO_MUCH).await;
     }
 
     async fn client(&self, way: &Way) -> Result<Client, String> {
@@ -131,24 +204,32 @@ impl Keeper {
             // kube takes the one of our environment, which nobody meant for this.
             config.proxy_url = None;
         }
-        connect::client(config, self.call_timeout).map_err(|error| format!("no client can be made: {error}"))
+        connect::client(config, self.call_timeout, Limits::REMOTE)
+            .map_err(|error| format!("no client can be made: {error}"))
     }
 
     /// Asks whether the cluster answers, and now and then what we may do there.
-    async fn ask(&self, client: &Client, answered: u32) -> Result<(), String> {
+    async fn ask(&self, client: &Client, answered: u32) -> Result<(), Trouble> {
         let version = time::timeout(self.call_timeout, client.apiserver_version()).await;
         let version = match version {
-            Err(_) => return Err(format!("no answer within {:?}", self.call_timeout)),
-            Ok(Err(error)) => return Err(api::chain(&error)),
-            Ok(Ok(info)) => api::short(&info.git_version),
+            Err(_) => return Err(format!("no answer within {:?}", self.call_timeout).into()),
+            Ok(Err(error)) => return Err(plain(&error).into()),
+            Ok(Ok(info)) => short(&info.git_version),
         };
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
         }
         let visitor =
             connect::nameless(client.clone(), self.call_timeout).map_err(|error| error.to_string())?;
-        let rights = Rights::ask(&visitor).await.map_err(|error| error.to_string())?;
-        if let Link::Up(connected) = &*self.link.borrow()
+        let before = self
+            .link
+            .borrow()
+            .connected()
+            .map(|connected| connected.cluster.rights());
+        let rights = Rights::ask(&visitor, before)
+            .await
+            .map_err(|error| error.to_string())?;
+        if let Some(connected) = self.link.borrow().connected()
             && answered > 0
             && connected.cluster.rights() == rights
             && connected.version == version
@@ -157,32 +238,217 @@ impl Keeper {
         }
         let (id, home) = (self.id.clone(), &self.home);
         let cluster = Cluster::remote(id, home, client.clone(), rights, self.call_timeout);
-        let filled = time::timeout(self.call_timeout * 3, cluster.views().complete()).await;
-        filled.map_err(|_| "its classes, nodes and twins could not be listed in time".to_owned())?;
+        self.fill(&cluster).await?;
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         self.tell(Link::Up(Arc::new(Connected { cluster, version })));
         Ok(())
     }
 
-    /// Rests, and passes on that twins there change.
-    async fn rest(&self) {
-        let twins = match &*self.link.borrow() {
-            Link::Up(connected) => Some(connected.cluster.views().twins.version()),
-            Link::Connecting(_) | Link::Silent(_) | Link::Refused(_) | Link::Disputed(_) => None,
-        };
-        let until = time::Instant::now() + REST;
-        let Some(mut twins) = twins else {
-            return time::sleep_until(until).await;
-        };
-        twins.mark_unchanged();
-        while let Ok(Ok(())) = time::timeout_at(until, twins.changed()).await {
-            self.registry.stir();
+    /// Waits until what is watched there is listed, for as long as there is progress: a
+    /// large cluster that is far away needs many pages.
+    async fn fill(&self, cluster: &Cluster) -> Result<(), Trouble> {
+        let complete = cluster.views().complete();
+        tokio::pin!(complete);
+        loop {
+            let before = cluster.room().objects();
+            tokio::select! {
+                () = &mut complete => return Ok(()),
+                why = cluster.room().exhausted() => return Err(Trouble::TooMuch(why)),
+                () = time::sleep(self.call_timeout * 3) => {}
+            }
+            if cluster.room().objects() <= before {
+                return Err("its classes, nodes and twins could not be listed in time"
+                    .to_owned()
+                    .into());
+            }
         }
-        time::sleep_until(until).await;
+    }
+
+    /// Passes on that twins there change, also while the cluster is asked something.
+    async fn pass_changes_on(&self) {
+        let mut links = self.link.subscribe();
+        loop {
+            let link = links.borrow_and_update().clone();
+            let twins = link.connected().map(|connected| connected.cluster.twin_changes());
+            // They may have changed before we listened.
+            self.registry.stir();
+            let pass_on = async {
+                if let Some(mut twins) = twins {
+                    while twins.changed().await.is_ok() {
+                        self.registry.stir();
+                    }
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                changed = links.changed() => if changed.is_err() { return },
+                () = pass_on => {}
+            }
+        }
     }
 
     fn tell(&self, link: Link) {
         self.link.send_replace(link);
         self.registry.stir();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio_util::sync::DropGuard;
+
+    use super::*;
+    use crate::{
+        cluster::testing::{Act, FakeApi, Fault},
+        volume::mark,
+    };
+
+    const LONG: Duration = Duration::from_secs(20);
+    const VOLUME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    async fn there() -> (FakeApi, Client) {
+        let api = FakeApi::start().await;
+        let text = |key: &str| (key.to_owned(), json!("1"));
+        let keys = [
+            "major",
+            "minor",
+            "gitVersion",
+            "gitCommit",
+            "gitTreeState",
+            "buildDate",
+            "goVersion",
+            "compiler",
+            "platform",
+        ];
+        let version: serde_json::Map<_, _> = keys.into_iter().map(text).collect();
+        api.put("/version", version.into());
+        let client = api.cluster_unwatched().await.client().clone();
+        (api, client)
+    }
+
+    fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
+        Arc::new(Keeper {
+            registry: registry.clone(),
+            id: "milan".parse().unwrap(),
+            home: "home".parse().unwrap(),
+            call_timeout,
+            rest: Duration::from_millis(10),
+            link: watch::Sender::new(Link::Connecting(String::new())),
+        })
+    }
+
+    fn run(keeper: &Arc<Keeper>, client: Client) -> DropGuard {
+        let (stop, keeper) = (CancellationToken::new(), Arc::clone(keeper));
+        let running = stop.clone();
+        tokio::spawn(running.run_until_cancelled_owned(async move { keeper.look_after(&client).await }));
+        stop.drop_guard()
+    }
+
+    fn put_twin(api: &FakeApi) {
+        let labels = json!({
+            mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: VOLUME,
+        });
+        api.put(
+            "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+            json!({"metadata": {"labels": labels}}),
+        );
+    }
+
+    async fn up(keeper: &Keeper) -> Arc<Connected> {
+        let mut links = keeper.link.subscribe();
+        let is_up = links.wait_for(|link| matches!(link, Link::Up(_)));
+        match &*tokio::time::timeout(LONG, is_up).await.unwrap().unwrap() {
+            Link::Up(connected) => Arc::clone(connected),
+            _ => unreachable!(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_while_the_cluster_is_asked_is_passed_on() {
+        let ((api, client), registry) = (there().await, Registry::default());
+        let keeper = keeper(&registry, Duration::from_hours(1));
+        let _runs = run(&keeper, client);
+        let connected = up(&keeper).await;
+        api.fault(Fault::new("GET", "/version", Act::Hang).times(1));
+        while api.faults_left() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut seen = connected.cluster.twin_changes();
+        seen.mark_unchanged();
+        let mut news = registry.news();
+        put_twin(&api);
+        tokio::time::timeout(LONG, seen.changed())
+            .await
+            .expect("the twin was not seen")
+            .unwrap();
+        tokio::time::timeout(LONG, news.changed())
+            .await
+            .expect("nobody heard of it")
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
+        let (api, client) = there().await;
+        let registry = Registry::default();
+        let keeper = keeper(&registry, LONG);
+        let rights = Rights {
+            all_claims: false,
+            ..Rights::ALL
+        };
+        let cluster = Cluster::remote(keeper.id.clone(), &keeper.home, client, rights, LONG);
+        let connected = Connected {
+            cluster: cluster.clone(),
+            version: "1".into(),
+        };
+        keeper.tell(Link::Up(Arc::new(connected)));
+        let passing = Arc::clone(&keeper);
+        let _runs = tokio::spawn(async move { passing.pass_changes_on().await });
+        cluster.twins_in("shop").complete().await;
+        let mut news = registry.news();
+        let hears = async {
+            // What was passed on before is not what is waited for.
+            while cluster.all_twins().is_empty() {
+                news.changed().await.unwrap();
+            }
+        };
+        put_twin(&api);
+        tokio::time::timeout(LONG, hears)
+            .await
+            .expect("nobody heard of it");
+    }
+
+    #[tokio::test]
+    async fn what_a_cluster_refuses_is_said_in_its_own_words() {
+        let ((api, client), registry) = (there().await, Registry::default());
+        let keeper = keeper(&registry, LONG);
+        for (act, expected) in [
+            (Act::Refuse(401), "scripted"),
+            (Act::Forbid("not for you"), "not for you"),
+        ] {
+            api.fault(Fault::new("GET", "/version", act).times(1));
+            let why = keeper.ask(&client, 0).await.unwrap_err();
+            assert_eq!(why, Trouble::Lost(expected.to_owned()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_sends_without_end_is_not_used() {
+        let ((api, client), registry) = (there().await, Registry::default());
+        let keeper = keeper(&registry, LONG);
+        let _runs = run(&keeper, client);
+        up(&keeper).await;
+        api.fault(Fault::new("GET", "/nodes", Act::Flood));
+        api.cut_watches();
+        let mut links = keeper.link.subscribe();
+        let refused = links.wait_for(|link| matches!(link, Link::Refused(_)));
+        let link = tokio::time::timeout(LONG * 3, refused)
+            .await
+            .unwrap()
+            .unwrap()
+            .clone();
+        let Link::Refused(why) = link else { unreachable!() };
+        assert!(why.contains("sends too much") && why.contains("nodes"), "{why}");
     }
 }

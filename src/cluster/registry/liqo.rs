@@ -2,14 +2,16 @@
 //! kubeconfig and the classes of the other side, a `NamespaceMap` what became of
 //! each namespace there, and nodes are labelled with the cluster's id.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject},
-    core::GroupVersionKind,
+    core::{GroupVersionKind, PartialObjectMeta},
     runtime::watcher,
 };
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +19,7 @@ use super::source::{Context, Credentials, SecretRef, Source, Told};
 use crate::{
     cluster::{
         kubeconfig::Allowed,
+        short,
         view::{Slim, View},
     },
     placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
@@ -36,13 +39,20 @@ const VIRTUAL_CLASS: &str = "liqo";
 const KEY: &str = "kubeconfig";
 
 /// The clusters of Liqo.
+///
+/// A peer may write into the namespace that Liqo has for it here, its tenant namespace.
+/// So an object there speaks for that peer only, and in any other namespace for nobody.
 pub(super) struct Liqo {
     nodes: View<VirtualNode>,
     maps: View<NamespaceMap>,
+    /// By the name of each namespace that the administrator listed.
+    tenants: BTreeMap<String, View<Tenant>>,
 }
 
 /// A `VirtualNode`.
+#[derive(PartialEq)]
 struct VirtualNode {
+    namespace: String,
     name: String,
     cluster: String,
     secret: Option<SecretRef>,
@@ -56,7 +66,9 @@ impl Slim for VirtualNode {
 }
 
 /// A `NamespaceMap`.
+#[derive(PartialEq)]
 struct NamespaceMap {
+    namespace: String,
     cluster: String,
     mapping: BTreeMap<String, Mapped>,
 }
@@ -67,10 +79,33 @@ impl Slim for NamespaceMap {
     }
 }
 
+/// A tenant namespace.
+#[derive(PartialEq)]
+struct Tenant {
+    /// The cluster that it is for. No peer may write this label.
+    cluster: Option<String>,
+}
+
+impl Slim for Tenant {
+    fn topic(&self) -> &str {
+        self.cluster.as_deref().unwrap_or_default()
+    }
+}
+
 impl Liqo {
     pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
         let everything = watcher::Config::default;
+        let listed = context.liqo_tenants.clone();
+        let tenants = context.liqo_tenants.iter().map(|name| {
+            let only = everything().fields(&format!("metadata.name={name}"));
+            let namespaces = Api::all(context.client.clone());
+            (
+                name.clone(),
+                View::start(namespaces, only, |it| Some(tenant(&it)), stop),
+            )
+        });
         Self {
+            tenants: tenants.collect(),
             nodes: View::start(
                 all(&context.client, "VirtualNode"),
                 everything(),
@@ -80,9 +115,38 @@ impl Liqo {
             maps: View::start(
                 all(&context.client, "NamespaceMap"),
                 everything().labels(REPLICATES),
-                |it| namespace_map(&it),
+                move |it: DynamicObject| {
+                    let map = namespace_map(&it)?;
+                    listed.contains(&map.namespace).then_some(map)
+                },
                 stop,
             ),
+        }
+    }
+
+    /// Whether a node may speak for its cluster, or why not.
+    fn belief(&self, node: &VirtualNode) -> Result<(), String> {
+        let VirtualNode {
+            namespace, cluster, ..
+        } = node;
+        let tenant = self
+            .tenants
+            .get(namespace)
+            .ok_or_else(|| {
+                format!(
+                    "its namespace {namespace} is not among those that this driver was given as Liqo's: put it into \
+                     liqo.tenantNamespaces of the chart"
+                )
+            })?
+            .get(namespace);
+        match tenant.as_ref().and_then(|tenant| tenant.cluster.as_ref()) {
+            Some(owner) if owner == cluster => Ok(()),
+            Some(owner) => Err(format!(
+                "its namespace {namespace} is that of the cluster {owner}, which cannot speak for another one"
+            )),
+            None => Err(format!(
+                "its namespace {namespace} has no label {CLUSTER_LABEL}, by which Liqo says whose it is"
+            )),
         }
     }
 }
@@ -94,30 +158,59 @@ fn all(client: &Client, kind: &str) -> Api<DynamicObject> {
 
 impl Source for Liqo {
     fn told(&self) -> Option<Vec<Told>> {
-        if *self.nodes.version().borrow() == 0 || *self.maps.version().borrow() == 0 {
+        if self.signs().iter().any(|version| *version.borrow() == 0) {
             return None;
         }
-        let mut by_cluster: BTreeMap<String, Vec<std::sync::Arc<VirtualNode>>> = BTreeMap::new();
+        let mut by_place: BTreeMap<(String, String), Vec<Arc<VirtualNode>>> = BTreeMap::new();
         for node in self.nodes.all() {
-            by_cluster.entry(node.cluster.clone()).or_default().push(node);
+            let place = (node.cluster.clone(), node.namespace.clone());
+            by_place.entry(place).or_default().push(node);
         }
-        let each = by_cluster.into_iter().filter_map(|(cluster, mut nodes)| {
-            // Several virtual nodes may stand for one cluster: any of them reaches it.
-            nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
-            let maps = self.maps.of_topic(&cluster);
-            let mapping = maps.iter().flat_map(|map| map.mapping.clone()).collect();
-            told(&cluster, nodes.first()?, mapping)
-        });
+        let each = by_place
+            .into_iter()
+            .filter_map(|((cluster, namespace), mut nodes)| {
+                // Several virtual nodes may stand for one cluster: any of them reaches it.
+                nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
+                let node = nodes.first()?;
+                match self.belief(node) {
+                    Ok(()) => {
+                        let maps = self.maps.of_topic(&cluster);
+                        let maps = maps.iter().filter(|map| map.namespace == namespace);
+                        told(node, maps.flat_map(|map| map.mapping.clone()).collect())
+                    }
+                    Err(why) => not_believed(node, why),
+                }
+            });
         Some(each.collect())
     }
 
     fn signs(&self) -> Vec<watch::Receiver<u64>> {
-        vec![self.nodes.version(), self.maps.version()]
+        let tenants = self.tenants.values().map(View::version);
+        tenants
+            .chain([self.nodes.version(), self.maps.version()])
+            .collect()
     }
 }
 
-fn told(cluster: &str, node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<Told> {
-    let object = format!("VirtualNode {}", node.name);
+/// What is shown of a cluster whose object cannot be relied on.
+fn not_believed(node: &VirtualNode, why: String) -> Option<Told> {
+    let nothing = VirtualNode {
+        namespace: node.namespace.clone(),
+        name: node.name.clone(),
+        cluster: node.cluster.clone(),
+        secret: None,
+        default_class: None,
+    };
+    Some(Told {
+        credentials: Credentials::Missing(why),
+        believed: false,
+        ..told(&nothing, BTreeMap::new())?
+    })
+}
+
+fn told(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<Told> {
+    let cluster = node.cluster.as_str();
+    let object = format!("VirtualNode {}/{}", node.namespace, node.name);
     let Ok(id) = cluster.parse::<ClusterId>() else {
         tracing::warn!(object, cluster, "its clusterID cannot be a cluster id");
         return None;
@@ -154,6 +247,7 @@ fn told(cluster: &str, node: &VirtualNode, mapping: BTreeMap<String, Mapped>) ->
         credentials,
         // Liqo itself puts its gateway's proxy there.
         allowed: Allowed { proxy: true },
+        believed: true,
     })
 }
 
@@ -171,6 +265,7 @@ fn virtual_node(node: &DynamicObject) -> Option<VirtualNode> {
         // Where the other side has no default, Liqo marks the first by name: maybe its own.
         .filter(|name| *name != VIRTUAL_CLASS);
     Some(VirtualNode {
+        namespace: node.namespace().unwrap_or_default(),
         name: node.name_any(),
         cluster: cluster.to_owned(),
         secret: secret.filter(|name| !name.is_empty()).map(|name| SecretRef {
@@ -185,26 +280,40 @@ fn namespace_map(map: &DynamicObject) -> Option<NamespaceMap> {
     let labels = map.labels();
     let cluster = labels.get(MAP_OF).or_else(|| labels.get(CLUSTER_LABEL))?;
     let desired = map.data["spec"]["desiredMapping"].as_object();
-    let mut mapping: BTreeMap<String, Mapped> = desired
+    let current = &map.data["status"]["currentMapping"];
+    // The other side writes the status: what this side did not ask for does not count.
+    let mapping = desired
         .into_iter()
         .flatten()
-        .map(|(home, _)| (home.clone(), Mapped::Not("Liqo has not made it there".to_owned())))
-        .collect();
-    let current = map.data["status"]["currentMapping"].as_object();
-    for (home, status) in current.into_iter().flatten() {
-        let phase = status["phase"].as_str().unwrap_or_default();
-        let remote = status["remoteNamespace"].as_str().unwrap_or_default();
-        let mapped = if phase == "Accepted" && !remote.is_empty() {
-            Mapped::To(remote.to_owned())
-        } else {
-            Mapped::Not(format!("Liqo says {phase} of the namespace {remote:?} there"))
-        };
-        mapping.insert(home.clone(), mapped);
-    }
+        .map(|(home, wanted)| (home.clone(), mapped(wanted.as_str(), current.get(home))));
     Some(NamespaceMap {
+        namespace: map.namespace().unwrap_or_default(),
         cluster: cluster.clone(),
-        mapping,
+        mapping: mapping.collect(),
     })
+}
+
+/// What became of a namespace that is wanted there under this name.
+fn mapped(wanted: Option<&str>, current: Option<&Value>) -> Mapped {
+    let (Some(wanted), Some(current)) = (wanted, current) else {
+        return Mapped::Not("Liqo has not made it there".to_owned());
+    };
+    let text = |key: &str| short(current[key].as_str().unwrap_or_default());
+    let (phase, remote) = (text("phase"), text("remoteNamespace"));
+    if phase == "Accepted" && remote == wanted && !remote.is_empty() {
+        return Mapped::To(remote);
+    }
+    Mapped::Not(if phase == "Accepted" {
+        format!("Liqo asked for the namespace {wanted:?} there, and that cluster answers with {remote:?}")
+    } else {
+        format!("Liqo says {phase} of the namespace {remote:?} there")
+    })
+}
+
+fn tenant(namespace: &PartialObjectMeta<Namespace>) -> Tenant {
+    Tenant {
+        cluster: namespace.labels().get(CLUSTER_LABEL).cloned(),
+    }
 }
 
 #[cfg(test)]
@@ -212,6 +321,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::testing::FakeApi;
 
     fn object(kind: &str, labels: &serde_json::Value, rest: &serde_json::Value) -> DynamicObject {
         let mut object = json!({
@@ -237,7 +347,7 @@ mod tests {
             }}),
         ))
         .unwrap();
-        let told = told("milan", &node, BTreeMap::new()).unwrap();
+        let told = told(&node, BTreeMap::new()).unwrap();
         assert_eq!(told.declared.classes.real(None), Some("fast"));
         assert!(told.allowed.proxy);
         assert!(matches!(
@@ -263,10 +373,12 @@ mod tests {
             "NamespaceMap",
             &json!({MAP_OF: "milan"}),
             &json!({
-                "spec": {"desiredMapping": {"shop": "shop-home", "new": "new-home", "odd": "odd-home"}},
+                "spec": {"desiredMapping": {"shop": "shop-home", "new": "new-home", "odd": "odd-home", "other": "other-home"}},
                 "status": {"currentMapping": {
                     "shop": {"remoteNamespace": "shop-home", "phase": "Accepted"},
                     "odd": {"remoteNamespace": "odd-home", "phase": "CreationLoopBackOff"},
+                    "other": {"remoteNamespace": "shop-home", "phase": "Accepted"},
+                    "never-asked-for": {"remoteNamespace": "shop-home", "phase": "Accepted"},
                 }},
             }),
         ))
@@ -274,5 +386,96 @@ mod tests {
         assert_eq!(map.mapping["shop"], Mapped::To("shop-home".into()));
         assert!(matches!(&map.mapping["new"], Mapped::Not(why) if why.contains("has not made it")));
         assert!(matches!(&map.mapping["odd"], Mapped::Not(why) if why.contains("CreationLoopBackOff")));
+        assert!(matches!(&map.mapping["other"], Mapped::Not(why) if why.contains("other-home")));
+        assert!(!map.mapping.contains_key("never-asked-for"));
+    }
+
+    const GROUP: &str = "/apis/offloading.liqo.io/v1beta1/namespaces";
+
+    fn put_tenant(api: &FakeApi, cluster: &str) {
+        let labels = json!({CLUSTER_LABEL: cluster, "liqo.io/tenant-namespace": "true"});
+        let path = format!("/api/v1/namespaces/liqo-tenant-{cluster}");
+        api.put(&path, json!({"metadata": {"labels": labels}}));
+    }
+
+    fn put_node(api: &FakeApi, namespace: &str, cluster: &str) {
+        let path = format!("{GROUP}/{namespace}/virtualnodes/{cluster}");
+        let spec = json!({"clusterID": cluster, "kubeconfigSecretRef": {"name": "kubeconfig"}});
+        api.put(&path, json!({"spec": spec}));
+    }
+
+    fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
+        let path = format!("{GROUP}/{namespace}/namespacemaps/{cluster}");
+        let labels = json!({MAP_OF: cluster, "liqo.io/replication": "true"});
+        api.put(
+            &path,
+            json!({
+                "metadata": {"labels": labels},
+                "spec": {"desiredMapping": {"shop": remote}},
+                "status": {"currentMapping": {"shop": {"remoteNamespace": remote, "phase": "Accepted"}}},
+            }),
+        );
+    }
+
+    /// What is said of the clusters, by their ids.
+    async fn said(api: &FakeApi, listed: &[&str]) -> Vec<Told> {
+        let context = Context {
+            client: api.cluster_unwatched().await.client().clone(),
+            namespace: "ours".into(),
+            allowed: Allowed::default(),
+            liqo_tenants: listed.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let stop = CancellationToken::new();
+        let _stops = stop.clone().drop_guard();
+        let liqo = Liqo::start(&context, &stop);
+        for tenant in liqo.tenants.values() {
+            tenant.complete().await;
+        }
+        liqo.nodes.complete().await;
+        liqo.maps.complete().await;
+        liqo.told().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_peer_speaks_for_itself_only() {
+        let api = FakeApi::start().await;
+        for cluster in ["milan", "evil"] {
+            put_tenant(&api, cluster);
+            let tenant = format!("liqo-tenant-{cluster}");
+            put_node(&api, &tenant, cluster);
+            put_map(&api, &tenant, cluster, "shop-home");
+        }
+        put_node(&api, "liqo-tenant-evil", "milan");
+        put_map(&api, "liqo-tenant-evil", "milan", "looted");
+        put_node(&api, "somewhere", "milan");
+        put_map(&api, "somewhere", "milan", "looted");
+        let said = said(&api, &["liqo-tenant-milan", "liqo-tenant-evil"]).await;
+        let of_milan = said.iter().filter(|one| one.declared.id.as_str() == "milan");
+        let (believed, others): (Vec<_>, Vec<_>) = of_milan.partition(|one| one.believed);
+        assert_eq!((believed.len(), others.len()), (1, 2));
+        let milan = &believed[0].declared;
+        assert_eq!(milan.namespaces.remote("shop", &milan.id), Ok("shop-home"));
+        assert!(matches!(
+            &believed[0].credentials,
+            Credentials::Secret { secret, .. } if secret.namespace == "liqo-tenant-milan"
+        ));
+        for other in others {
+            assert!(matches!(&other.credentials, Credentials::Missing(_)));
+            assert!(other.declared.namespaces.mapping.is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_namespace_that_is_not_listed_is_named() {
+        let api = FakeApi::start().await;
+        put_tenant(&api, "milan");
+        put_node(&api, "liqo-tenant-milan", "milan");
+        put_map(&api, "liqo-tenant-milan", "milan", "shop-home");
+        let said = said(&api, &[]).await;
+        assert!(!said[0].believed && said[0].declared.namespaces.mapping.is_empty());
+        assert!(matches!(
+            &said[0].credentials,
+            Credentials::Missing(why) if why.contains("liqo-tenant-milan") && why.contains("liqo.tenantNamespaces")
+        ));
     }
 }

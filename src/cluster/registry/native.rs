@@ -21,6 +21,7 @@ pub(super) struct Native {
 }
 
 /// A `RemoteCluster`.
+#[derive(PartialEq)]
 struct Declaration {
     declared: Declared,
     leaving: bool,
@@ -55,6 +56,7 @@ impl Native {
                 key: declaration.key.clone(),
             },
             allowed: self.context.allowed,
+            believed: true,
         }
     }
 }

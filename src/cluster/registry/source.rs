@@ -42,6 +42,9 @@ pub(super) struct Told {
     pub(super) leaving: bool,
     pub(super) credentials: Credentials,
     pub(super) allowed: Allowed,
+    /// Whether it was written by whom this cluster is to be declared. What is not believed
+    /// is shown, so that it can be mended, unless somebody else declares the cluster.
+    pub(super) believed: bool,
 }
 
 /// What the sources need to know.
@@ -52,6 +55,8 @@ pub(super) struct Context {
     pub(super) namespace: String,
     /// What kubeconfigs of `RemoteCluster`s and Kosmos may contain.
     pub(super) allowed: Allowed,
+    /// The namespaces in which Liqo's objects are believed.
+    pub(super) liqo_tenants: BTreeSet<String>,
 }
 
 /// The objects of one fabric, watched.
@@ -176,6 +181,7 @@ mod tests {
             leaving: false,
             credentials: Credentials::Missing("there are none".into()),
             allowed: Allowed::default(),
+            believed: true,
         }
     }
 

@@ -1,6 +1,9 @@
-//! Scripted faults: what happens to which requests, and how often.
+//! Scripted faults: what happens to which requests, and how often; and what others do
+//! to the objects just before one.
 
 use std::sync::Mutex;
+
+use super::store::Store;
 
 /// What a faulty API server does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +20,14 @@ pub(crate) enum Act {
     Oversize,
     /// Answers with something that is no object.
     Garbage,
+    /// Answers with a page of a list, and says for ever that there is another one.
+    Endless,
     /// Tells a watch that its version is too old.
     Gone,
+    /// Answers a watch with this code.
+    RefuseWatch(u16),
+    /// Tells a watch of more and more objects.
+    Flood,
 }
 
 /// A fault.
@@ -26,6 +35,7 @@ pub(crate) enum Act {
 pub(crate) struct Fault {
     method: &'static str,
     path: String,
+    only_the_end: bool,
     act: Act,
     times: usize,
 }
@@ -36,9 +46,16 @@ impl Fault {
         Self {
             method,
             path: path.to_owned(),
+            only_the_end: false,
             act,
             times: usize::MAX,
         }
+    }
+
+    /// Only requests whose path ends with it: lists, and not the objects below.
+    pub(crate) fn at_the_end(mut self) -> Self {
+        self.only_the_end = true;
+        self
     }
 
     /// Only so many times.
@@ -56,15 +73,49 @@ impl Faults {
         self.0.lock().unwrap().push(fault);
     }
 
+    pub(super) fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    /// How many faults have not hit as often as they should.
+    pub(super) fn left(&self) -> usize {
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|fault| fault.times > 0)
+            .count()
+    }
+
     pub(super) fn hit(&self, method: &str, path: &str, watch: bool) -> Option<Act> {
         let mut faults = self.0.lock().unwrap();
         let fault = faults.iter_mut().find(|fault| {
             fault.times > 0
                 && fault.method == method
                 && path.contains(&fault.path)
-                && (fault.act == Act::Gone) == watch
+                && (!fault.only_the_end || path.ends_with(&fault.path))
+                && matches!(fault.act, Act::Gone | Act::RefuseWatch(_) | Act::Flood) == watch
         })?;
         fault.times -= 1;
         Some(fault.act)
+    }
+}
+
+/// What somebody else does.
+pub(super) type Deed = Box<dyn FnOnce(&Store) + Send>;
+
+#[derive(Default)]
+pub(super) struct Deeds(Mutex<Vec<(&'static str, String, Deed)>>);
+
+impl Deeds {
+    pub(super) fn add(&self, method: &'static str, path: &str, deed: Deed) {
+        self.0.lock().unwrap().push((method, path.to_owned(), deed));
+    }
+
+    /// What is done before this request, once.
+    pub(super) fn due(&self, method: &str, path: &str) -> Option<Deed> {
+        let mut deeds = self.0.lock().unwrap();
+        let at = deeds.iter().position(|deed| deed.0 == method && deed.1 == path)?;
+        Some(deeds.remove(at).2)
     }
 }

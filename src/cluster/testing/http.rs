@@ -13,11 +13,11 @@ use axum::{
     http::{Method, Request, StatusCode},
     response::{IntoResponse, Response},
 };
-use futures::stream;
+use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::{
-    faults::{Act, Faults},
+    faults::{Act, Deeds, Faults},
     store::{Happened, Refused, Store},
 };
 
@@ -25,6 +25,7 @@ use super::{
 pub(super) struct Server {
     pub(super) store: Store,
     pub(super) faults: Faults,
+    pub(super) deeds: Deeds,
     pub(super) requests: Mutex<Vec<String>>,
 }
 
@@ -48,10 +49,13 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     let body = axum::body::to_bytes(request.into_body(), usize::MAX)
         .await
         .unwrap();
+    if let Some(deed) = server.deeds.due(method.as_str(), &path) {
+        deed(&server.store);
+    }
     match server.faults.hit(method.as_str(), &path, watch) {
         None if watch => follow(server, path, query),
         None => act(&server.store, &method, &path, &query, &body),
-        Some(Act::Refuse(code)) => refusal(code, "scripted"),
+        Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }
@@ -62,11 +66,34 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         Some(Act::Hang) => std::future::pending().await,
         Some(Act::Oversize) => vec![b' '; 40 << 20].into_response(),
         Some(Act::Garbage) => "[]".into_response(),
+        Some(Act::Endless) => {
+            let token = query.get("continue").and_then(|token| token.parse().ok());
+            let start: usize = token.unwrap_or(0);
+            let items: Vec<_> = (start..start + 100).map(invented).collect();
+            let next = (start + 100).to_string();
+            let metadata = json!({"resourceVersion": "1", "continue": next});
+            Json(json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
+                .into_response()
+        }
+        Some(Act::Flood) => {
+            let event = |number| format!("{}\n", json!({"type": "ADDED", "object": invented(number)}));
+            let events = stream::iter(0..).map(move |number| Ok::<_, Infallible>(event(number)));
+            Body::from_stream(events).into_response()
+        }
         Some(Act::Gone) => {
             let status = status(410, "Expired", "too old resource version");
             format!("{}\n", json!({"type": "ERROR", "object": status})).into_response()
         }
     }
+}
+
+/// One of endlessly many objects.
+fn invented(number: usize) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "metadata": {"name": format!("invented-{number}"), "namespace": "ns", "resourceVersion": "1"},
+        "data": {"color": "red"},
+    })
 }
 
 fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &Bytes) -> Response {
@@ -75,6 +102,12 @@ fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &By
     let outcome = match *method {
         Method::GET if is_collection(path) => return Json(list(store, path, query)).into_response(),
         Method::GET => store.get(path).ok_or(Refused::Absent),
+        // Whoever asks may do everything.
+        Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
+            let mut review = sent();
+            review["status"] = json!({"allowed": true});
+            return (StatusCode::CREATED, Json(review)).into_response();
+        }
         Method::POST => {
             let sent = sent();
             let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -96,10 +129,10 @@ fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &By
 /// `/api/v1/x`, `/apis/g/v1/x`, or the same below a namespace.
 fn is_collection(path: &str) -> bool {
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let below_group = if parts[0] == "api" {
-        &parts[2..]
-    } else {
-        &parts[3..]
+    let group = if parts[0] == "api" { 2 } else { 3 };
+    // `/version` and the like.
+    let Some(below_group) = parts.get(group..) else {
+        return false;
     };
     match below_group {
         ["namespaces", _, rest @ ..] if !rest.is_empty() => rest.len() == 1,

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
 use self::store::Store;
-use super::{Cluster, Rights, Settings, connect};
+use super::{Cluster, Rights, Settings, cap::Limits, connect};
 
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
@@ -62,6 +62,7 @@ impl FakeApi {
         let settings = Settings {
             id: Some("home".parse().unwrap()),
             storage_namespace: "liqo-storage".into(),
+            carried: crate::volume::CarriedAnnotations::new(["team", "note"].map(str::to_owned)),
             call_timeout: Duration::from_secs(1),
         };
         Cluster::from_config(config, settings, &self.stop).await.unwrap()
@@ -72,7 +73,7 @@ impl FakeApi {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
         let timeout = Duration::from_secs(1);
-        let client = connect::client(config, timeout).unwrap();
+        let client = connect::client(config, timeout, Limits::REMOTE).unwrap();
         let home = "home".parse().unwrap();
         let cluster = Cluster::remote(id.parse().unwrap(), &home, client, rights, timeout);
         cluster.views().complete().await;
@@ -109,6 +110,26 @@ impl FakeApi {
 
     pub(crate) fn fault(&self, fault: Fault) {
         self.server.faults.add(fault);
+    }
+
+    /// Takes all faults away.
+    pub(crate) fn heal(&self) {
+        self.server.faults.clear();
+    }
+
+    /// Does this to the objects once, just before a request of this method to this very path.
+    pub(crate) fn before(
+        &self,
+        method: &'static str,
+        path: &str,
+        deed: impl FnOnce(&Store) + Send + 'static,
+    ) {
+        self.server.deeds.add(method, path, Box::new(deed));
+    }
+
+    /// How many faults have not hit as often as they should.
+    pub(crate) fn faults_left(&self) -> usize {
+        self.server.faults.left()
     }
 
     /// Ends all running watches; clients come back and list or resume.

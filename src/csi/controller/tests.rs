@@ -92,6 +92,18 @@ async fn volumes_that_do_not_exist() {
     }
 }
 
+/// After a downgrade "there is no such volume" would be a lie, and would leak it.
+#[tokio::test]
+async fn volumes_of_a_newer_driver_are_neither_there_nor_gone() {
+    let (api, controller) = controller().await;
+    let newer = format!("{}:1", id(1).replace("v1:", "v2:"));
+    assert_eq!(delete(&controller, &newer).await, Code::Unavailable);
+    assert_eq!(publish(&controller, &newer, "n", true).await, Code::Unavailable);
+    assert_eq!(unpublish(&controller, &newer).await, Code::Unavailable);
+    assert_eq!(validate(&controller, &newer, true).await, Code::Unavailable);
+    assert_eq!(api.writes(), 0);
+}
+
 #[tokio::test]
 async fn fields_are_asked_for_before_anything_else() {
     let (_api, controller) = controller().await;

@@ -115,10 +115,8 @@ fn path(value: &str, field: &str) -> Result<PathBuf, Status> {
 }
 
 fn known(volume_id: &str) -> Result<(), Status> {
-    match volume_id.parse::<VolumeId>() {
-        Ok(_) => Ok(()),
-        Err(foreign) => Err(Status::not_found(foreign.to_string())),
-    }
+    volume_id.parse::<VolumeId>()?;
+    Ok(())
 }
 
 fn access(capability: Option<wire::VolumeCapability>) -> Result<Access, Status> {
@@ -250,6 +248,8 @@ mod tests {
     #[test]
     fn a_foreign_id_is_no_volume_but_may_be_taken_away() {
         assert_eq!(code(publish(request("fake-vol-id"))).0, Code::NotFound);
+        let newer = ID.replace("v1:", "v2:");
+        assert_eq!(code(publish(request(&newer))).0, Code::Unavailable);
         let asked = wire::NodeGetVolumeStatsRequest {
             volume_id: "fake-vol-id".into(),
             volume_path: "some/path".into(),

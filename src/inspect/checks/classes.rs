@@ -9,7 +9,9 @@ use super::{Finding, Installation};
 use crate::{
     cluster::facts,
     inspect::cases,
-    placement::{BindingMode, Class, ClassError, KnownClasses, Wishes, choose_class, is_loop},
+    placement::{
+        BindingMode, Class, ClassError, Expands, KnownClasses, Wishes, choose_class, expanding, is_loop,
+    },
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{ClusterId, DRIVER_NAME, Parameters},
 };
@@ -61,6 +63,7 @@ fn choose(installation: &Installation, class: &StorageClass) -> Option<Result<St
         allowed: &BTreeSet::new(),
         parameter: parameter(class, Parameters::REAL_CLASS),
         mapping: None,
+        one_namespace: parameter(class, Parameters::SHARED_NAMESPACE) != Some("true"),
     };
     let home: ClusterId = installation
         .storage
@@ -118,6 +121,9 @@ pub(super) fn real_class(installation: &Installation) -> Vec<Finding> {
             }
             ClassError::Loop { .. } => {
                 "Name a class that stores: delete this one and create it again.".to_owned()
+            }
+            ClassError::ExpandsAnnotation { class, .. } | ClassError::ExpandsNamespace { class, .. } => {
+                format!("Make a class like {class} whose template has neither, and name it as the real one.")
             }
             _ => format!(
                 "Name one by the parameter {} of the class (delete it and create it again), or mark a class as the default.",
@@ -180,6 +186,15 @@ pub(super) fn allow_list(installation: &Installation) -> Vec<Finding> {
         let problem = match classes.named(None, &name) {
             None if classes.is_complete() => "does not exist",
             Some(class) if is_loop(&class.provisioner) => "is virtual itself",
+            Some(class) if expanding(&facts::class(class), Expands::Annotation).is_some() => {
+                "expands annotations of claims, which twins do not have"
+            }
+            Some(class)
+                if expanding(&facts::class(class), Expands::Namespace).is_some()
+                    && !ours(installation).any(|ours| facts::class(ours).shares_namespace()) =>
+            {
+                "expands the namespace of claims, which all twins here share, and no virtual class has the parameter allowSharedNamespace"
+            }
             _ => return None,
         };
         Some(Finding::warning(

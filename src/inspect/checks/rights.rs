@@ -32,7 +32,7 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
         (
             STORAGE,
             "volumeattachments",
-            &["get", "list", "watch", "create", "delete"],
+            &["get", "list", "watch", "create", "patch", "delete"],
         ),
     ];
     let with_twins: &[(&str, &str, &[&str])] = &[("", "persistentvolumeclaims", &["create", "delete"])];

@@ -360,3 +360,41 @@ fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
     );
     assert!(row.gravity.unwrap().contains("its pod web-0 waits"));
 }
+
+#[test]
+fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
+    let with = |annotation: Option<&str>, pod_on: Option<&str>| {
+        let mut storage = storage();
+        storage.twins = Told::default();
+        storage.volumes = Told::default();
+        storage.claims = claim_with(|it| {
+            pending(it);
+            it["metadata"]["annotations"] = match annotation {
+                Some(node) => json!({"volume.kubernetes.io/selected-node": node}),
+                None => json!({}),
+            };
+        });
+        let named: Told<PersistentVolume> = told([
+            json!({"metadata": {"name": "one"}}),
+            json!({"metadata": {"name": "to-milan"}}),
+        ]);
+        storage.nodes = named.map(|named| {
+            let mut node = node(&named.name_any());
+            if node.name == "to-milan" {
+                node.labels = [(CLUSTER_KEY.to_owned(), "milan".to_owned())].into();
+            }
+            node
+        });
+        storage.consumers = told([json!({
+            "metadata": {"namespace": "shop", "name": "user"},
+            "spec": {"nodeName": pod_on, "containers": [],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+            "status": {"phase": "Pending"},
+        })]);
+        one(&storage).cluster
+    };
+    assert_eq!(with(None, Some("to-milan")).as_deref(), Some("milan"));
+    assert_eq!(with(Some("to-milan"), None).as_deref(), Some("milan"));
+    assert_eq!(with(Some("one"), None).as_deref(), Some("home"));
+    assert_eq!(with(None, None), None, "nobody knows yet");
+}

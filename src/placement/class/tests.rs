@@ -45,6 +45,7 @@ fn choose(
         allowed: &allowed,
         parameter,
         mapping,
+        one_namespace: false,
     };
     choose_class(&wishes, classes, &home()).map(|chosen| chosen.name().to_owned())
 }
@@ -170,4 +171,42 @@ fn allowed_topologies_admit_by_label() {
     assert!(!allowed(&[&[("zone", &["b"])]]));
     assert!(allowed(&[&[("zone", &["b"])], &[("zone", &["a"])]]));
     assert!(!allowed(&[&[("zone", &["a"]), ("disk", &["ssd"])]]));
+}
+
+#[test]
+fn classes_that_would_mix_the_volumes_of_users_are_refused() {
+    let template = |name: &str, value: &str| {
+        let mut class = default_class(name, "nfs.example", 1);
+        class.parameters.insert("pathPattern".into(), value.into());
+        class
+    };
+    let allowed = BTreeSet::new();
+    let choose = |class: &Class, one_namespace| {
+        let wishes = Wishes {
+            annotation: None,
+            allowed: &allowed,
+            parameter: None,
+            mapping: None,
+            one_namespace,
+        };
+        let classes = [class.clone()];
+        choose_class(&wishes, KnownClasses::Listed(&classes), &home()).map(|_| ())
+    };
+    let namespaced = template("by-namespace", "${.PVC.namespace}/${.PVC.name}");
+    let message = choose(&namespaced, true).unwrap_err().to_string();
+    for part in ["by-namespace", "pathPattern", "home", "allowSharedNamespace"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(
+        choose(&namespaced, false),
+        Ok(()),
+        "each namespace is its own there"
+    );
+
+    let annotated = template("by-annotation", "${.PVC.namespace}/${.PVC.annotations.x}");
+    for one_namespace in [true, false] {
+        let error = choose(&annotated, one_namespace).unwrap_err();
+        assert!(matches!(error, ClassError::ExpandsAnnotation { .. }), "{error}");
+    }
+    assert_eq!(choose(&template("plain", "${.PVC.name}"), true), Ok(()));
 }

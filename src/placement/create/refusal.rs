@@ -45,7 +45,9 @@ pub enum Refusal {
     #[error("the volume was handed over before, but the PV of its twin is gone: the data may be lost")]
     Lost,
     /// It was given away and is somewhere else.
-    #[error("the volume was handed over before and cannot be reached from the node that was selected now")]
+    #[error(
+        "the volume was handed over before and cannot be reached from the node that was selected now, or from any that is asked for now"
+    )]
     HandedOverElsewhere,
     /// Nobody reaches it.
     #[error(transparent)]

@@ -65,6 +65,7 @@ struct World {
     driver: RealDriver,
     capacities: Vec<Capacity>,
     volumes: Vec<StaticVolume>,
+    preferred: Vec<Segments>,
 }
 
 impl World {
@@ -74,6 +75,7 @@ impl World {
             driver: RealDriver::default(),
             capacities: Vec::new(),
             volumes: Vec::new(),
+            preferred: Vec::new(),
         }
     }
 
@@ -93,6 +95,7 @@ impl World {
             volume: &volume,
             size,
             capabilities: &capabilities,
+            preferred: &self.preferred,
         };
         self.surroundings().unfit(&node(node_name), &ask)
     }
@@ -104,6 +107,7 @@ impl World {
             volume: &volume,
             size,
             capabilities: &capabilities,
+            preferred: &self.preferred,
         };
         self.surroundings()
             .choose_node(nodes, &ask)
@@ -117,6 +121,7 @@ impl World {
             volume: &volume,
             size,
             capabilities: &capabilities,
+            preferred: &self.preferred,
         };
         let twin = ClaimName {
             namespace: "liqo-storage".into(),
@@ -271,4 +276,25 @@ fn a_reserved_volume_is_found_again() {
     world.volumes = vec![local("smaller", "n1", GIB), reserved];
     let chosen = world.volume_for(Some("n1"), GIB, &[AccessMode::ReadWriteOnce]);
     assert_eq!(chosen.as_deref(), Some("reserved"));
+}
+
+#[test]
+fn preferred_places_come_first_and_room_second() {
+    let mut world = World::new("real.example");
+    world.driver.publishes_capacity = true;
+    world.capacities = vec![
+        capacity(&["n1"], 9 * GIB, None),
+        capacity(&["n2"], 5 * GIB, None),
+        capacity(&["n3"], GIB, None),
+    ];
+    let nodes = ["n1", "n2", "n3"].map(node);
+    let place = |name: &str| Segments::default().with("host", name);
+    assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n1");
+    world.preferred = vec![place("n3"), place("n2"), place("n1")];
+    assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n3");
+    // The first that has room, of the nodes that may be chosen.
+    assert_eq!(world.node_for("v", &nodes, 2 * GIB).unwrap(), "n2");
+    assert_eq!(world.node_for("v", &nodes[..1], GIB).unwrap(), "n1");
+    world.preferred = vec![Segments::default().with("zone", "elsewhere")];
+    assert_eq!(world.node_for("v", &nodes, GIB).unwrap(), "n1");
 }

@@ -11,6 +11,7 @@ use crate::{
     },
     placement::{Declared, NodeRule},
     topology,
+    volume::Refused,
 };
 
 const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";
@@ -94,7 +95,9 @@ async fn round_with(api: &FakeApi, registry: &Registry, settings: &Settings) -> 
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    Capacities::new(&home, registry, &watched, settings).round().await
+    let mut capacities = Capacities::new(&home, registry, &watched, settings);
+    capacities.refusals.complete().await;
+    capacities.round().await
 }
 
 /// A remote cluster without nodes that names this class for all others.
@@ -210,4 +213,66 @@ async fn a_cluster_that_is_being_deleted_has_no_room() {
     let registry = milan(&there, Rights::default(), Some("gold")).await;
     round_with(&api, &registry.leaving(), &settings()).await.unwrap();
     assert_eq!(published(&api), ["milan=0"]);
+}
+
+const GIB: u64 = 1 << 30;
+
+fn refusal(seconds_ago: i64) -> Refused {
+    let now = jiff::Timestamp::now().as_second();
+    Refused::new("liqo", &"milan".parse().unwrap(), GIB, now - seconds_ago)
+}
+
+#[tokio::test]
+async fn what_users_write_closes_nothing() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    class(&api, "liqo", DRIVER_NAME, &json!({}));
+    let registry = milan(&there, Rights::default(), Some("gold")).await;
+    let until = jiff::Timestamp::now().as_second() + 100;
+    for forged in [
+        json!({"cluster": "milan", "bytes": 0, "until": until}).to_string(),
+        refusal(0).to_string(),
+    ] {
+        api.put(
+            "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+            json!({
+                "metadata": {"annotations": {"storage.liqo.io/refused": forged}},
+                "spec": {"storageClassName": "liqo"}, "status": {"phase": "Pending"},
+            }),
+        );
+        api.put(
+            "/api/v1/namespaces/shop/configmaps/liqo-csi-refusals",
+            json!({"data": {"forged": forged}}),
+        );
+        round_with(&api, &registry, &settings()).await.unwrap();
+        assert_eq!(published(&api), ["milan=4Ei"]);
+    }
+}
+
+#[tokio::test]
+async fn what_was_refused_is_too_large_for_a_while() {
+    const NOTES: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals";
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    class(&api, "liqo", DRIVER_NAME, &json!({}));
+    class(&api, "other", DRIVER_NAME, &json!({}));
+    let registry = milan(&there, Rights::default(), Some("gold")).await;
+    api.put(NOTES, json!({"data": {"a": refusal(0).to_string(), "odd": "?"}}));
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let settings = settings();
+    let mut capacities = Capacities::new(&home, &registry, &watched, &settings);
+    capacities.refusals.complete().await;
+    capacities.round().await.unwrap();
+    let less = format!("milan={}", GIB - 1);
+    assert_eq!(published(&api), [less.as_str(), "milan=4Ei"]);
+    // It is opened again when that is over, and not only when something changes.
+    let due = capacities.due().unwrap();
+    assert!(
+        due > Duration::from_mins(1) && due <= Duration::from_mins(2),
+        "{due:?}"
+    );
+
+    api.put(NOTES, json!({"data": {"a": refusal(120).to_string()}}));
+    round_with(&api, &registry, &settings).await.unwrap();
+    assert_eq!(published(&api), ["milan=4Ei", "milan=4Ei"]);
 }

@@ -83,8 +83,10 @@ pub(super) fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &
     } else if report.state == State::Ready {
         let message = if report.nodes.is_empty() {
             "no node stands for it yet: no pod can get there"
-        } else {
+        } else if report.limits.is_empty() {
             "twins can be made there"
+        } else {
+            "twins can be made there, within the limits that the status names"
         };
         condition(READY, "True", "Usable", message)
     } else {

@@ -209,3 +209,30 @@ async fn what_is_left_of_a_cluster_that_nobody_declares_is_shown() {
     assert_eq!(told.volumes, 1);
     assert!(told.message.contains("shop/data"), "{}", told.message);
 }
+
+#[tokio::test]
+async fn a_class_that_gets_no_real_one_there_is_a_limit() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    api.put(
+        "/apis/storage.k8s.io/v1/storageclasses/liqo",
+        json!({"provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer"}),
+    );
+    round(&api, &registry(up(&there).await)).await;
+    let limits = report(&api).clusters[0].limits.clone();
+    let told = |word: &str| limits.iter().any(|limit| limit.contains(word));
+    assert!(
+        told("claims of the class liqo") && told("realStorageClass"),
+        "{limits:?}"
+    );
+    assert!(condition(&api, 0).1.contains("within the limits"));
+
+    there.put(
+        "/apis/storage.k8s.io/v1/storageclasses/gold",
+        json!({
+            "metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+            "provisioner": "real.example",
+        }),
+    );
+    round(&api, &registry(up(&there).await)).await;
+    assert_eq!(report(&api).clusters[0].limits, [""; 0]);
+}

@@ -1,12 +1,15 @@
 //! How a volume is, and the words it is told in.
 
 use crate::{
-    cluster::slim::{Phase, Twin},
+    cluster::{
+        ApiError,
+        slim::{Phase, Twin},
+    },
     reconcile::{
         recovery::Rescue,
         watched::{Claim, VirtualVolume},
     },
-    twin::{Site, data_of},
+    twin::{FINALIZER, Site, data_of},
     volume::mark,
 };
 
@@ -90,7 +93,7 @@ pub(super) fn note(
     site: &Site,
     volume: &VirtualVolume,
     condition: Condition,
-    rescue: Option<&Rescue>,
+    rescue: Result<&Rescue, &ApiError>,
 ) -> String {
     let mut twin = format!("the twin {}", site.place());
     if site.remote_cluster().is_some() {
@@ -103,21 +106,43 @@ pub(super) fn note(
         Condition::Returning => format!("the PersistentVolume of {twin} is gone, or another's"),
         _ => format!("{twin} of this volume is gone, not by this driver"),
     };
-    let then: String = match rescue {
-        Some(Rescue::Underway) => "Its PersistentVolume is retained, and a twin is made onto it again".into(),
-        Some(Rescue::Hopeless) => "Its data may be lost; no empty volume takes its place".into(),
-        Some(Rescue::Doubtful(found)) => format!(
+    let then = match rescue {
+        Ok(rescue) => prospects(site, volume, rescue),
+        Err(error) => format!("This driver tries again to see to its data: {error}"),
+    };
+    format!("{what}. {then}")
+}
+
+/// What becomes of the data of a volume whose twin is in trouble, and what people can do.
+pub(super) fn prospects(site: &Site, volume: &VirtualVolume, rescue: &Rescue) -> String {
+    match rescue {
+        Rescue::Underway => "Its PersistentVolume is retained, and a twin is made onto it again".into(),
+        Rescue::Kept { real, why } => format!(
+            "Its PersistentVolume {real} is retained, so its data stays whatever becomes of the twin. This driver cannot go \
+             on ({why}): give it the rights of {}, or take the finalizer {FINALIZER} off the twin once that is being \
+             deleted and nothing uses it",
+            match site.remote_cluster() {
+                Some(_) => "remoteAccess.level namespaced",
+                None => "the chart's controller role",
+            }
+        ),
+        Rescue::Held { real, why } => format!(
+            "It is held by the finalizer {FINALIZER}, because its PersistentVolume {real} cannot be retained ({why}): \
+             give this driver that right, or set the reclaim policy of {real} to Retain and then take the finalizer off"
+        ),
+        Rescue::Unknown(why) => format!("Whether its data is kept cannot be told: {why}"),
+        Rescue::Hopeless => "Its data may be lost; no empty volume takes its place".into(),
+        Rescue::Doubtful(found) => format!(
             "Retained for a claim of that name, and perhaps with its data: {}. No twin is made onto another's data: \
              annotate the PersistentVolume that is this volume's with {}={}",
             found.join(", "),
             mark::DATA_OF,
             data_of(site, &volume.volume)
         ),
-        Some(Rescue::Occupied(foreign)) => format!(
+        Rescue::Occupied(foreign) => format!(
             "Its place is taken by an object that is not its twin ({foreign}) and is left alone; once that is \
              gone, a twin is made onto the data again if that was retained"
         ),
-        Some(Rescue::FalseAlarm) | None => "Its data will be rescued if that is still possible".into(),
-    };
-    format!("{what}. {then}")
+        Rescue::FalseAlarm => "It is looked at again".into(),
+    }
 }

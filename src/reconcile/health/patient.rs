@@ -13,25 +13,23 @@ use crate::{
 pub(super) struct Patient {
     pub(super) volume: VirtualVolume,
     pub(super) claim: Option<Arc<Claim>>,
+    /// Whether its twin is in another cluster.
+    pub(super) is_remote: bool,
     /// Where its twin is, or why that cannot be asked.
     pub(super) site: Result<Site, String>,
     pub(super) twin: Option<Arc<Twin>>,
     pub(super) condition: Condition,
+    /// Whether the twin was seen too long ago to say anything of it.
+    pub(super) is_outdated: bool,
 }
 
 impl Patient {
-    pub(super) fn is_remote(&self) -> bool {
-        self.site
-            .as_ref()
-            .map_or(true, |site| site.remote_cluster().is_some())
-    }
-
     /// What failed for one volume is no reason to let the others wait: only what may
     /// have hit them all, trouble with the home cluster, fails the round.
     pub(super) fn alone(&self, done: Result<(), ApiError>) -> Result<(), ApiError> {
         let Err(error) = done else { return Ok(()) };
         tracing::warn!(volume = self.volume.name, cluster = %self.volume.cluster, %error, "a volume could not be looked after");
-        if self.is_remote() || !error.is_transient() {
+        if self.is_remote || !error.is_transient() {
             return Ok(());
         }
         Err(error)
@@ -39,7 +37,17 @@ impl Patient {
 
     /// Its claim is gone and its data is to stay; somebody deletes what is left.
     pub(super) fn is_left_behind(&self) -> bool {
-        let dying = self.twin.as_ref().is_some_and(|twin| twin.deleting);
-        dying && !self.volume.bound && self.volume.retain && !self.volume.deleting
+        self.may_be_left_behind() && self.twin.as_ref().is_some_and(|twin| twin.deleting)
+    }
+
+    /// Its claim is gone and its data is to stay.
+    fn may_be_left_behind(&self) -> bool {
+        !self.volume.bound && self.volume.retain && !self.volume.deleting
+    }
+
+    /// Whether its twin has to be read by itself, for what was seen of it is no news.
+    pub(super) fn has_to_be_read(&self) -> bool {
+        let matters = self.condition != Condition::Ending || self.may_be_left_behind();
+        self.site.is_ok() && self.is_outdated && matters
     }
 }

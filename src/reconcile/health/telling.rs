@@ -21,7 +21,7 @@ impl Health<'_> {
         let (Some(claim), Some(mark)) = (&patient.claim, &patient.volume.claim) else {
             return Ok(());
         };
-        if !patient.is_remote() {
+        if !patient.is_remote {
             return Ok(());
         }
         let told = Told {

@@ -5,10 +5,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::{
+        Rights,
         events::Events,
+        registry::Link,
         testing::{Act, FakeApi, Fault},
     },
-    volume::DRIVER_NAME,
+    placement::Declared,
+    volume::{DRIVER_NAME, VolumeName, mark},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -65,10 +68,15 @@ async fn round_after(api: &FakeApi, looked: Duration) -> Result<(), ApiError> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    round_with(&home, &watched, looked).await
+    round_with(&home, &watched, &Registry::default(), looked).await
 }
 
-async fn round_with(home: &Cluster, watched: &Watched, looked: Duration) -> Result<(), ApiError> {
+async fn round_with(
+    home: &Cluster,
+    watched: &Watched,
+    registry: &Registry,
+    looked: Duration,
+) -> Result<(), ApiError> {
     let settings = Settings {
         namespace: "ours".into(),
         identity: "a".into(),
@@ -77,8 +85,7 @@ async fn round_with(home: &Cluster, watched: &Watched, looked: Duration) -> Resu
     };
     let metrics = Metrics::default();
     let reports = Reports::new(Events::new(home.client().clone()));
-    let registry = Registry::default();
-    let mut orphans = Orphans::new(home, &registry, watched, reports, &settings, &metrics);
+    let mut orphans = Orphans::new(home, registry, watched, reports, &settings, &metrics);
     orphans.round().await?;
     for (_, since) in orphans.since.values_mut() {
         *since -= looked;
@@ -125,6 +132,22 @@ async fn a_twin_with_claim_or_volume_stays() {
     assert!(api.object(TWIN).is_some());
 }
 
+/// After a downgrade: where its data is, only the version that made the volume knows.
+#[tokio::test]
+async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_reported() {
+    for handed_over in [false, true] {
+        let api = FakeApi::start().await;
+        put_twin(&api, handed_over, true);
+        put_volume(&api);
+        api.change(VOLUME, |volume| {
+            volume["spec"]["csi"]["volumeHandle"] = format!("v2:away:pvc-{UID}:1").into();
+        });
+        round_after(&api, LONG).await.unwrap();
+        assert!(api.object(TWIN).is_some());
+        assert_eq!(events(&api).len(), 0);
+    }
+}
+
 #[tokio::test]
 async fn what_is_read_live_decides() {
     for put in [put_volume as fn(&FakeApi), |api| put_claim(api, UID)] {
@@ -139,7 +162,9 @@ async fn what_is_read_live_decides() {
         }
         api.cut_watches();
         put(&api);
-        round_with(&home, &watched, LONG).await.unwrap();
+        round_with(&home, &watched, &Registry::default(), LONG)
+            .await
+            .unwrap();
         assert!(api.object(TWIN).is_some());
     }
 }
@@ -186,4 +211,126 @@ async fn who_deletes_a_reported_twin_is_not_held_up() {
         round_after(&api, Duration::from_mins(1)).await.unwrap();
         assert!(api.object(TWIN).is_none(), "{handed_over} {with_claim}");
     }
+}
+
+const REAL: &str = "/api/v1/persistentvolumes/real";
+
+/// A bound twin that was handed over by a cluster with our id, whose volume we do not
+/// know, and that somebody deletes: after home was restored from a backup, or with two
+/// homes of one id.
+fn put_dying(api: &FakeApi) {
+    put_twin(api, true, true);
+    api.change(TWIN, |twin| {
+        twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        twin["spec"]["volumeName"] = "real".into();
+        twin["status"]["phase"] = "Bound".into();
+    });
+    let twin = api.object(TWIN).unwrap();
+    api.put(
+        REAL,
+        json!({
+            "spec": {
+                "csi": {"driver": "real.example", "volumeHandle": "h"},
+                "claimRef": {"namespace": "liqo-storage", "name": UID, "uid": twin["metadata"]["uid"]},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+}
+
+/// A round of a home cluster that knows nothing of what is in the cluster `milan`.
+async fn round_there(there: &FakeApi, rights: Rights) {
+    let empty = FakeApi::start().await;
+    let home = empty.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let registry = Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)]);
+    round_with(&home, &watched, &registry, LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_data_of_a_twin_that_was_given_away_is_kept_when_it_is_deleted() {
+    let there = FakeApi::start().await;
+    put_dying(&there);
+    round_there(&there, Rights::ALL).await;
+    assert!(there.object(TWIN).is_none(), "nobody is held up");
+    let real = there.object(REAL).unwrap();
+    assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+    // Whoever does know the volume finds it, and gives the policy back.
+    let annotations = &real["metadata"]["annotations"];
+    assert_eq!(annotations[mark::POLICY_BEFORE], "Delete");
+    assert_eq!(annotations[mark::DATA_OF], format!("home/pvc-{UID}"));
+
+    let api = FakeApi::start().await;
+    put_dying(&api);
+    round_after(&api, LONG).await.unwrap();
+    assert!(api.object(TWIN).is_none());
+    let real = api.object(REAL).unwrap();
+    assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+}
+
+/// Its namespace is being deleted, and the right to delete went with a Role in it.
+#[tokio::test]
+async fn a_dying_twin_is_let_go_without_the_right_to_delete() {
+    let there = FakeApi::start().await;
+    put_dying(&there);
+    there.fault(Fault::new("DELETE", "persistentvolumeclaims", Act::Refuse(403)).times(100));
+    round_there(&there, Rights::ALL).await;
+    assert!(there.object(TWIN).is_none());
+}
+
+/// They are told that deleting it keeps the data.
+#[tokio::test]
+async fn the_data_of_every_reported_twin_is_kept_when_it_is_deleted() {
+    for (handed_over, with_claim, claim_lives) in [
+        (true, true, true),
+        (true, true, false),
+        (true, false, false),
+        (false, false, false),
+    ] {
+        let api = FakeApi::start().await;
+        put_dying(&api);
+        let dying = api.object(TWIN).unwrap();
+        put_twin(&api, handed_over, with_claim);
+        api.change(TWIN, |twin| {
+            for part in ["/metadata/deletionTimestamp", "/metadata/uid", "/spec", "/status"] {
+                let (parent, name) = part.rsplit_once('/').unwrap();
+                twin.pointer_mut(parent).unwrap()[name] = dying.pointer(part).cloned().unwrap();
+            }
+        });
+        if claim_lives {
+            put_claim(&api, UID);
+        }
+        round_after(&api, LONG).await.unwrap();
+        let case = (handed_over, with_claim, claim_lives);
+        assert!(api.object(TWIN).is_none(), "{case:?}");
+        let real = api.object(REAL).unwrap();
+        assert_eq!(
+            real["spec"]["persistentVolumeReclaimPolicy"], "Retain",
+            "{case:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_twin_that_was_given_away_is_held_while_its_data_cannot_be_kept() {
+    let without = Rights {
+        volume_changes: false,
+        ..Rights::ALL
+    };
+    let there = FakeApi::start().await;
+    put_dying(&there);
+    round_there(&there, without).await;
+    assert!(there.object(TWIN).is_some());
+
+    there.fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)));
+    round_there(&there, Rights::ALL).await;
+    assert!(there.object(TWIN).is_some());
+
+    there.heal();
+    round_there(&there, Rights::ALL).await;
+    assert!(there.object(TWIN).is_none());
+    let real = there.object(REAL).unwrap();
+    assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
 }

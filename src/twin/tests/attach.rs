@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{stand_in::reconcile_twin, *};
-use crate::volume::RealSource;
+use crate::volume::{RealSource, mark};
 
 #[tokio::test]
 async fn publishing_attaches_under_a_name_of_our_own() {
@@ -41,6 +41,31 @@ async fn publishing_attaches_under_a_name_of_our_own() {
     unpublish(&world.home, &world.order.volume, Some("n1"), world.until())
         .await
         .unwrap();
+}
+
+/// An attachment left from before may be about to be cleaned up: answering for it needs
+/// a new version of it.
+#[tokio::test]
+async fn an_attachment_that_was_there_before_is_confirmed() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
+    let attachment = || world.api.object(&format!("{ATTACHMENTS}/{name}")).unwrap();
+    world.publish("n1").await.unwrap();
+    let before = attachment();
+    assert!(
+        before["metadata"]["annotations"][mark::CONFIRMED].is_null(),
+        "it is new"
+    );
+    for _ in 0..2 {
+        let before = attachment();
+        world.publish("n1").await.unwrap();
+        assert_ne!(
+            attachment()["metadata"]["resourceVersion"],
+            before["metadata"]["resourceVersion"]
+        );
+    }
+    assert_eq!(attachment()["metadata"]["uid"], before["metadata"]["uid"]);
 }
 
 #[tokio::test]

@@ -35,6 +35,11 @@ async fn a_volume_is_made_where_its_consumer_is() {
     assert_eq!(made.context[TWIN_VOLUME], twin["spec"]["volumeName"]);
     let annotations = &twin["metadata"]["annotations"];
     assert_eq!(annotations["team"], "shop");
+    assert_eq!(
+        annotations["nfs.io/storage-path"],
+        Value::Null,
+        "nobody listed it"
+    );
     assert_eq!(annotations[mark::CLAIM_UID], UID);
     assert_eq!(annotations[mark::HANDED_OVER], "true");
     assert_eq!(
@@ -198,14 +203,9 @@ async fn retain_is_enforced_on_the_real_volume() {
     news.next(Duration::from_secs(10)).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
-    assert_eq!(
-        world.api.object(&volume).unwrap()["spec"]["persistentVolumeReclaimPolicy"],
-        "Retain"
-    );
-
-    world.delete().await.unwrap();
-    assert_eq!(world.twin(), None);
-    assert_eq!(world.api.object(&volume).unwrap()["status"]["phase"], "Released");
+    let real = world.api.object(&volume).unwrap();
+    assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+    assert_eq!(real["metadata"]["annotations"][mark::POLICY_BEFORE], "Delete");
 }
 
 #[tokio::test]
@@ -256,6 +256,140 @@ async fn a_request_without_a_claim_gets_a_node_of_our_choice() {
     world.order.spec.parameters.real_class = Some("instant".into());
     let made = world.create().await.unwrap();
     assert_eq!(made.topology, [Segments::of_cluster(world.home.id())]);
+}
+
+/// A world whose class is Immediate: the claim has no node.
+async fn immediate(real: Real, places: &[&str]) -> World {
+    let mut world = World::new(real).await;
+    let node = json!({"metadata": {"labels": {
+        CLUSTER_KEY: "home", NODE_KEY: "n3", "kubernetes.io/hostname": "n3",
+    }}});
+    world.api.put("/api/v1/nodes/n3", node);
+    let virtual_node = json!({"metadata": {"labels": {CLUSTER_KEY: "milan"}}});
+    world.api.put("/api/v1/nodes/to-milan", virtual_node);
+    let drivers = json!([{"name": "real.test", "nodeID": "n3", "topologyKeys": []}]);
+    world.api.put(
+        "/apis/storage.k8s.io/v1/csinodes/n3",
+        json!({"spec": {"drivers": drivers}}),
+    );
+    class(&world.api, "liqo", "storage.liqo.io", "Immediate", "Delete");
+    world.api.change(CLAIM, |claim| {
+        let annotations = claim["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove("volume.kubernetes.io/selected-node");
+    });
+    world.home = world.api.cluster().await;
+    let place = |node: &&str| Segments::of_node(world.home.id(), node);
+    world.order.requisite = places.iter().map(place).collect();
+    world
+}
+
+#[tokio::test]
+async fn an_immediate_class_keeps_to_its_allowed_topologies() {
+    // Were it for the lot alone, some volumes would be elsewhere.
+    for n in 0..8 {
+        for real in ["real", "instant"] {
+            let mut world = immediate(Real::Works, &["n2", "n3"]).await;
+            world.order.spec.parameters.real_class = Some(real.into());
+            let uid = format!("0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a1{n}1");
+            world
+                .api
+                .change(CLAIM, |claim| claim["metadata"]["uid"] = json!(uid));
+            world.order.request_name = format!("pvc-{uid}");
+            world.order.volume = VolumeName::from_request(&world.order.request_name);
+            let made = world.create().await.unwrap();
+            assert!(
+                made.topology == [here("n2")] || made.topology == [here("n3")],
+                "{made:?}"
+            );
+            // Whatever is preferred comes first.
+            let mut world = immediate(Real::Works, &["n2", "n3"]).await;
+            world.order.spec.parameters.real_class = Some(real.into());
+            world.order.preferred = vec![Segments::of_node(world.home.id(), "n3")];
+            assert_eq!(world.create().await.unwrap().topology, [here("n3")]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_allowed_place_is_the_node() {
+    for claim_given in [true, false] {
+        let mut world = immediate(Real::Works, &["n3"]).await;
+        if !claim_given {
+            world.order.spec.parameters.claim = None;
+            world.order.volume = VolumeName::from_request("Sanity");
+        }
+        assert_eq!(world.create().await.unwrap().topology, [here("n3")]);
+    }
+}
+
+#[tokio::test]
+async fn several_places_count_without_a_claim_too() {
+    let mut world = immediate(Real::Works, &["n2", "n3"]).await;
+    world.order.spec.parameters.claim = None;
+    world.order.volume = VolumeName::from_request("Sanity");
+    world.order.preferred = vec![Segments::of_node(world.home.id(), "n2")];
+    assert_eq!(world.create().await.unwrap().topology, [here("n2")]);
+}
+
+#[tokio::test]
+async fn where_every_node_is_allowed_the_real_class_chooses() {
+    let mut world = immediate(Real::Works, &["n1", "n2", "n3"]).await;
+    world.order.spec.parameters.real_class = Some("instant".into());
+    world.create().await.unwrap();
+    let annotations = &world.twin().unwrap()["metadata"]["annotations"];
+    assert_eq!(annotations["volume.kubernetes.io/selected-node"], Value::Null);
+
+    // Never a node that stands for another cluster.
+    let world = immediate(Real::Works, &[]).await;
+    world.api.remove("/apis/storage.k8s.io/v1/csidrivers/real.test");
+    let made = world.create().await.unwrap();
+    assert_ne!(made.topology, [here("to-milan")]);
+}
+
+#[tokio::test]
+async fn what_is_made_outside_of_it_is_withdrawn() {
+    let world = immediate(Real::Idle, &["n2", "n3"]).await.impatient();
+    world.create().await.unwrap_err();
+    // The real driver has its own mind.
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = json!("n1");
+    });
+    let twin = world.twin().unwrap();
+    super::stand_in::reconcile_twin(&world.api, &twin, Real::Works);
+    let world = World {
+        deadline: Duration::from_secs(10),
+        ..world
+    };
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn no_place_in_this_cluster_is_no_volume() {
+    let mut world = immediate(Real::Works, &[]).await;
+    let elsewhere = Segments::of_cluster(&"milan".parse().unwrap()).with(NODE_KEY, "n1");
+    world.order.requisite = vec![elsewhere];
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn a_class_that_expands_the_namespace_needs_a_virtual_one_that_says_so() {
+    let mut world = World::new(Real::Works).await;
+    let mut news = world.home.views().classes.subscribe("real");
+    world
+        .api
+        .change("/apis/storage.k8s.io/v1/storageclasses/real", |class| {
+            class["parameters"] = json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"});
+        });
+    news.next(Duration::from_secs(10)).await;
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Class(_)), "{error}");
+    assert_eq!(world.api.writes(), 0);
+    world.order.spec.parameters.shared_namespace = true;
+    world.create().await.unwrap();
 }
 
 #[tokio::test]

@@ -40,3 +40,103 @@ async fn an_attached_volume_is_not_deleted() {
     ));
     assert!(world.twin().is_some());
 }
+
+/// The claim was deleted right after its user no longer wanted the data to stay.
+#[tokio::test]
+async fn what_this_driver_retained_is_deleted_all_the_same() {
+    let world = World::new(Real::Works).await;
+    class(
+        &world.api,
+        "liqo",
+        "storage.liqo.io",
+        "WaitForFirstConsumer",
+        "Retain",
+    );
+    let views = world.home.views().classes.clone();
+    while views
+        .get("liqo")
+        .is_none_or(|class| class.reclaim == crate::placement::ReclaimPolicy::Delete)
+    {
+        tokio::task::yield_now().await;
+    }
+    let made = world.create().await.unwrap();
+    let real = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
+    let api = std::sync::Arc::clone(&world.api);
+    let policy = || {
+        api.object(&real)
+            .map(|real| real["spec"]["persistentVolumeReclaimPolicy"].clone())
+    };
+    assert_eq!(policy(), Some("Retain".into()));
+    let world = world.impatient();
+    // The stand-in leaves a PV in phase Released alone.
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::StillWaiting { .. })
+    ));
+    assert_eq!(policy(), Some("Delete".into()));
+    world.api.remove(&real);
+    world.delete().await.unwrap();
+}
+
+/// csi-provisioner asks as soon as it sees Released and Delete, also when a PV is just
+/// given its claim back.
+#[tokio::test]
+async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
+    let virtual_volume = format!("{VOLUMES}/pvc-{UID}");
+    // As it is named while the claim is taken from it, and when it is given back.
+    for uid in ["another", UID] {
+        let world = World::new(Real::Works).await;
+        let made = world.create().await.unwrap();
+        world.bind_claim(&made);
+        world.api.change(&virtual_volume, |volume| {
+            volume["spec"]["claimRef"]["uid"] = uid.into();
+            volume["status"]["phase"] = "Released".into();
+        });
+        let twin = world.twin();
+        let refused = world.delete().await;
+        assert!(
+            matches!(
+                &refused,
+                Err(DeleteError::Refused { refusal: DeleteRefusal::Claimed(claim), .. }) if claim.name == "data"
+            ),
+            "{uid}: {refused:?}"
+        );
+        assert_eq!(world.twin(), twin);
+        assert_eq!(told(&world.api), ["VolumeNotDeleted"]);
+
+        world.api.remove(CLAIM);
+        world.delete().await.unwrap();
+        assert_eq!(world.twin(), None);
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_comes_back_is_noticed_as_long_as_that_helps() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    let claim = world.api.object(CLAIM).unwrap();
+    let other = json!({"metadata": {"uid": "another"}, "spec": {"storageClassName": "liqo"}});
+    world.api.put(CLAIM, other);
+    let virtual_volume = format!("{VOLUMES}/pvc-{UID}");
+    world.api.change(&virtual_volume, |volume| {
+        volume["spec"]["claimRef"]["uid"] = "gone".into();
+    });
+    world.api.before("DELETE", &twin_path(), move |store| {
+        store.put(CLAIM, claim);
+        let mut volume = store.get(&virtual_volume).unwrap();
+        volume["spec"]["claimRef"]["uid"] = UID.into();
+        store.put(&virtual_volume, volume);
+    });
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::Refused {
+            refusal: DeleteRefusal::Claimed(_),
+            ..
+        })
+    ));
+    let twin = world
+        .twin()
+        .expect("our finalizer holds it until its data is safe");
+    assert!(!twin["metadata"]["deletionTimestamp"].is_null());
+}

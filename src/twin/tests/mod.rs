@@ -72,7 +72,15 @@ impl World {
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
-        delete(&self.home, &Registry::default(), &self.id(), self.until()).await
+        let events = Events::new(self.home.client().clone());
+        delete(
+            &self.home,
+            &Registry::default(),
+            &events,
+            &self.id(),
+            self.until(),
+        )
+        .await
     }
 
     async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
@@ -84,10 +92,49 @@ impl World {
         self.api.object(&twin_path())
     }
 
+    /// The PV that csi-provisioner makes, and the claim bound to it.
+    fn bind_claim(&self, made: &Made) {
+        bind_claim(&self.api, "home", made);
+    }
+
     fn impatient(mut self) -> Self {
         self.deadline = Duration::from_millis(300);
         self
     }
+}
+
+/// The virtual PV as csi-provisioner makes it for the claim, and the claim bound to it.
+fn bind_claim(api: &FakeApi, cluster: &str, made: &Made) {
+    let name = format!("pvc-{UID}");
+    api.put(
+        &format!("{VOLUMES}/{name}"),
+        json!({
+            "spec": {
+                "csi": {
+                    "driver": "storage.liqo.io", "volumeHandle": format!("v1:{cluster}:{name}"),
+                    "volumeAttributes": made.context,
+                },
+                "claimRef": {"namespace": "shop", "name": "data", "uid": UID},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    api.change(CLAIM, |claim| {
+        claim["spec"]["volumeName"] = name.into();
+        claim["metadata"]["annotations"]["pv.kubernetes.io/bind-completed"] = "yes".into();
+    });
+}
+
+/// The reasons of all events on the claim.
+fn told(api: &FakeApi) -> Vec<String> {
+    let events = api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let reasons = events
+        .iter()
+        .map(|event| event["reason"].as_str().unwrap().to_owned());
+    reasons.collect()
 }
 
 fn twin_path() -> String {
@@ -138,6 +185,7 @@ fn claim(api: &FakeApi, node: &str) {
         "volume.beta.kubernetes.io/storage-class": "evil",
         "storage.liqo.io/handed-over": "true",
         "team": "shop",
+        "nfs.io/storage-path": "somebody-elses",
     });
     let claim = json!({
         "metadata": {"uid": UID, "annotations": annotations, "labels": {"app": "db"}},
@@ -164,6 +212,7 @@ fn order() -> Order {
             parameters: Parameters {
                 real_class: Some("real".into()),
                 binding_policy: None,
+                shared_namespace: false,
                 claim: Some(ClaimName {
                     namespace: "shop".into(),
                     name: "data".into(),
@@ -173,5 +222,6 @@ fn order() -> Order {
             source: None,
         },
         requisite: vec![Segments::of_node(&"home".parse().unwrap(), "n1")],
+        preferred: Vec::new(),
     }
 }

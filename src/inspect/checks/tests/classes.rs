@@ -45,6 +45,35 @@ fn classes_are_checked() {
             ["StorageClass liqo", "virtual itself", "stores"],
         ),
         (
+            "template of the namespace",
+            |it| {
+                let [ours, mut real] = classes();
+                real["parameters"] = json!({"pathPattern": "${.PVC.namespace}/${.PVC.name}"});
+                it.storage.classes = told([ours, real]);
+            },
+            E,
+            [
+                "StorageClass liqo",
+                "pathPattern expands the namespace",
+                "class like fast",
+            ],
+        ),
+        (
+            "template of annotations",
+            |it| {
+                let [mut ours, mut real] = classes();
+                ours["parameters"]["allowSharedNamespace"] = "true".into();
+                real["parameters"] = json!({"subDir": "${pvc.annotations['dir']}"});
+                it.storage.classes = told([ours, real]);
+            },
+            E,
+            [
+                "StorageClass liqo",
+                "subDir expands annotations",
+                "class like fast",
+            ],
+        ),
+        (
             "no default",
             |it| class_with(it, |class| class["parameters"] = json!({})),
             E,

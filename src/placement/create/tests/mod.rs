@@ -137,6 +137,27 @@ fn while_the_twin_is_pending() {
     );
 }
 
+/// No node was selected, and the request allows n1 and n3.
+fn one_of(facts: &mut CreateFacts) {
+    facts.target = Target::OneOf(["n1".to_owned(), "n3".to_owned()].into());
+}
+
+#[test]
+fn what_is_made_outside_the_request_is_withdrawn() {
+    use CreateStep::Withdraw;
+    let on = |node: Option<&str>| Twin {
+        node: node.map(str::to_owned),
+        ..pending()
+    };
+    assert_eq!(decide(on(Some("n1")), one_of), CreateStep::Wait);
+    assert_eq!(decide(on(Some("n3")), one_of), CreateStep::Wait);
+    assert_eq!(decide(on(Some("n2")), one_of), Withdraw(Withdrawal::OtherNode));
+    assert_eq!(decide(on(None), one_of), Withdraw(Withdrawal::DriverRefused));
+    assert_eq!(decide(bound(), one_of), CreateStep::HandOver);
+    let outside = twin(TwinState::Bound(Reach::NotFromTarget));
+    assert_eq!(decide(outside, one_of), Withdraw(Withdrawal::OutOfReach));
+}
+
 #[test]
 fn a_twin_whose_pod_binds_it_is_handed_over_first() {
     let early = || Twin {

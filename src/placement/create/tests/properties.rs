@@ -47,6 +47,7 @@ prop_compose! {
         target in select(vec![
             Target::Any,
             Target::Node("n1".into()),
+            Target::OneOf(["n1".to_owned(), "n3".to_owned()].into()),
             Target::Disagrees { selected: None, requested: "n1".into() },
         ]),
         unfit in select(vec![None, Some("full".to_owned())]),
@@ -64,7 +65,8 @@ fn after(step: &CreateStep, facts: &mut CreateFacts) {
         (CreateStep::Create, place) => {
             let node = match &facts.target {
                 Target::Node(node) => Some(node.clone()),
-                _ => None,
+                Target::OneOf(nodes) => nodes.first().cloned(),
+                Target::Any | Target::Disagrees { .. } => None,
             };
             *place = TwinFact::Ours(Twin {
                 told_node: node.is_some(),

@@ -149,6 +149,96 @@ async fn retain_is_enforced_on_the_twins_volume() {
     assert_eq!(api.writes(), writes);
 }
 
+fn wish(api: &FakeApi, volume: &str, policy: &str) {
+    api.change(volume, |volume| {
+        volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
+    });
+}
+
+#[tokio::test]
+async fn retain_that_is_taken_back_is_taken_back_on_the_twins_volume() {
+    let api = FakeApi::start().await;
+    world(&api);
+    wish(&api, VOLUME, "Retain");
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    // Somebody else writes on it at the same time.
+    api.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(1));
+    wish(&api, VOLUME, "Delete");
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Delete", "or its data would stay for ever");
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn what_others_retain_stays_retained() {
+    let api = FakeApi::start().await;
+    world(&api);
+    wish(&api, REAL, "Retain");
+    wish(&api, VOLUME, "Retain");
+    round(&api).await.unwrap();
+    wish(&api, VOLUME, "Delete");
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    assert_eq!(api.writes(), 0);
+}
+
+/// The user wants the data to stay, and its twin is rescued: it stays, and still goes when
+/// the user wants that again.
+#[tokio::test]
+async fn a_rescue_does_not_forget_which_policy_was_replaced() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let mut reports = None;
+    wish(&api, VOLUME, "Retain");
+    round_after(&api, &mut reports).await.unwrap();
+    delete(&api, TWIN);
+    for _ in 0..3 {
+        round_after(&api, &mut reports).await.unwrap();
+        kubernetes_binds(&api);
+    }
+    assert_eq!(policy(&api, REAL), "Retain");
+    wish(&api, VOLUME, "Delete");
+    round_after(&api, &mut reports).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Delete");
+}
+
+/// A retained PV that its administrator gave to another claim, or that was restored from a
+/// backup: the twin that is made again is still its volume's.
+#[tokio::test]
+async fn a_volume_that_belongs_to_another_claim_now_is_rescued_as_what_it_is() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let mut reports = None;
+    api.change(VOLUME, |volume| {
+        volume["spec"]["claimRef"]["uid"] = "another".into();
+    });
+    api.change(CLAIM, |claim| claim["metadata"]["uid"] = "another".into());
+    delete(&api, TWIN);
+    for _ in 0..3 {
+        round_after(&api, &mut reports).await.unwrap();
+        kubernetes_binds(&api);
+    }
+    let twin = api.object(TWIN).unwrap();
+    assert_eq!(twin["metadata"]["annotations"][mark::CLAIM_UID], UID);
+    assert_eq!(twin["status"]["phase"], "Bound");
+    assert!(told(&api).contains(&"TwinRecovered".to_owned()));
+    let home = api.cluster().await;
+    let site = Site::local(&home, &VolumeName::from_request(&format!("pvc-{UID}")));
+    let found = site.twins().get(site.name()).await.unwrap().unwrap();
+    let owner = site.owner(&VolumeName::from_request(&format!("pvc-{UID}")));
+    owner
+        .recognise(
+            found.metadata.labels.as_ref().unwrap(),
+            found.metadata.annotations.as_ref().unwrap(),
+        )
+        .expect("or it can be neither published nor deleted");
+}
+
 #[tokio::test]
 async fn labels_follow_the_claim() {
     let api = FakeApi::start().await;

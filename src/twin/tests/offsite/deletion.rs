@@ -1,6 +1,7 @@
 //! Deleting volumes whose twins are in a remote cluster, with and without a twin left.
 
-use super::*;
+use super::{super::bind_claim, *};
+use crate::placement::DeleteRefusal;
 
 #[tokio::test]
 async fn a_volume_is_deleted_with_its_data() {
@@ -15,6 +16,34 @@ async fn a_volume_is_deleted_with_its_data() {
     assert!(world.twin().is_none(), "the twin goes at once");
     world.there.remove("/api/v1/persistentvolumes/pv");
     world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    bind_claim(&world.home_api, "milan", &made);
+    let refused = |outcome: Result<(), DeleteError>| {
+        matches!(
+            outcome,
+            Err(DeleteError::Refused {
+                refusal: DeleteRefusal::Claimed(_),
+                ..
+            })
+        )
+    };
+    assert!(refused(world.delete().await));
+    assert!(world.twin().is_some());
+    // Not even when it has lost its twin, and its PV no longer says where that was: whoever
+    // hears "deleted" removes the PV of a claim that exists.
+    world.there.remove(TWIN);
+    world
+        .home_api
+        .change(&format!("/api/v1/persistentvolumes/pvc-{UID}"), |volume| {
+            volume["spec"]["csi"]["volumeAttributes"] = json!({});
+        });
+    assert!(refused(world.delete().await));
 }
 
 #[tokio::test]
@@ -90,7 +119,24 @@ async fn rescued_data_is_not_deleted_on_a_guess() {
     world.there.remove(TWIN);
     world.left_over("pv", &json!({mark::POLICY_BEFORE: "Delete"}), Some("gone"));
     let error = world.delete().await.unwrap_err();
-    assert!(error.to_string().contains("nothing shows whose it is"), "{error}");
+    assert!(
+        error.to_string().contains("nothing shows whose data it has"),
+        "{error}"
+    );
     let kept = world.there.object("/api/v1/persistentvolumes/pv").unwrap();
     assert_eq!(kept["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+}
+
+#[tokio::test]
+async fn a_right_of_which_nobody_knows_is_no_reason_to_call_a_volume_deleted() {
+    let mut world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    world.remember(made);
+    world.there.remove(TWIN);
+    // With the least of rights a volume is gone when its twin is.
+    world.rights = Rights::default();
+    world.delete().await.unwrap();
+    world.rights.uncertain = true;
+    assert!(matches!(world.delete().await, Err(DeleteError::Unknown(_))));
 }

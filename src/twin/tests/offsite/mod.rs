@@ -29,6 +29,7 @@ use crate::{
     },
 };
 
+const REFUSALS: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals";
 const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
 
 /// A home cluster with one virtual node, and the cluster behind it.
@@ -60,7 +61,10 @@ impl World {
             declared: declared(),
             rights: Rights::ALL,
             order: order(),
-            policy: Policy::default(),
+            policy: Policy {
+                namespace: "ours".into(),
+                ..Policy::default()
+            },
         }
     }
 
@@ -84,17 +88,20 @@ impl World {
             name: self.order.volume.clone(),
         };
         let until = Instant::now() + Duration::from_millis(1500);
-        delete(&self.home, &self.registry().await, &id, until).await
+        let events = Events::new(self.home.client().clone());
+        delete(&self.home, &self.registry().await, &events, &id, until).await
     }
 
     fn twin(&self) -> Option<Value> {
         self.there.object(TWIN)
     }
 
-    /// The size that the claim remembers not to have got.
+    /// The size that is noted not to be had there.
     fn noted(&self) -> Option<u64> {
-        let claim = self.home_api.object(CLAIM)?;
-        let text = claim["metadata"]["annotations"][mark::REFUSED].as_str()?;
+        let notes = self.home_api.object(REFUSALS)?;
+        let mut notes = notes["data"].as_object()?.values();
+        let text = notes.next()?.as_str()?;
+        assert_eq!(notes.next(), None);
         Some(Refused::parse(text)?.bytes)
     }
 

@@ -26,6 +26,15 @@ async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
     world.declared.classes.default = Some("gold".into());
     let why = elsewhere(world.create().await);
     assert!(why.contains("gold") && why.contains("milan"), "{why}");
+    assert!(
+        why.contains("spec.storageClasses of the RemoteCluster milan"),
+        "{why}"
+    );
+    assert_eq!(
+        world.noted(),
+        None,
+        "what room others have there is known without it"
+    );
 
     // Liqo's annotation counts, within the allow-list.
     claim(&world.home_api, &json!({mark::LIQO_REAL_CLASS: "instant"}));
@@ -94,6 +103,36 @@ async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
         .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", quota));
     assert!(elsewhere(world.create().await).contains("exceeded quota"));
     assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
+    let claim = world.home_api.object(CLAIM).unwrap();
+    let theirs = claim["metadata"]["annotations"].as_object().unwrap();
+    assert!(
+        theirs.keys().all(|key| !key.starts_with("storage.liqo.io/")),
+        "{claim}"
+    );
+    // Nothing new is to be said when it happens again, and what is over is removed.
+    let noted = world.home_api.object(REFUSALS);
+    elsewhere(world.create().await);
+    assert_eq!(world.home_api.object(REFUSALS), noted);
+    world.home_api.change(REFUSALS, |notes| {
+        notes["data"] =
+            json!({"old": r#"{"class":"liqo","cluster":"milan","bytes":1,"until":5}"#, "odd": "?"});
+    });
+    elsewhere(world.create().await);
+    assert_eq!(world.noted(), Some(GIB.unsigned_abs()));
+}
+
+#[tokio::test]
+async fn one_claim_that_names_no_class_closes_the_cluster_to_nobody() {
+    let mut world = World::new().await;
+    world.declared.classes.default = None;
+    world.rights = Rights::default();
+    world.policy.allowed_classes = ["gold".to_owned()].into();
+    let why = elsewhere(world.create().await);
+    assert!(
+        why.contains("has to be named") && why.contains("allowed: gold"),
+        "{why}"
+    );
+    assert_eq!(world.noted(), None);
 }
 
 #[tokio::test]

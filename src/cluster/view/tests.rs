@@ -1,0 +1,232 @@
+//! What a view shows, when it is outdated, and how much of a cluster it keeps.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::json;
+
+use super::*;
+use crate::cluster::testing::{Act, FakeApi, Fault};
+
+const LONG: Duration = Duration::from_mins(1);
+
+#[derive(Debug, PartialEq)]
+struct Color(String);
+
+impl Slim for Color {
+    fn topic(&self) -> &str {
+        &self.0
+    }
+
+    fn text(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Keeps the config maps that have a colour.
+async fn colors(api: &FakeApi) -> (View<Color>, CancellationToken) {
+    let client = api.cluster_unwatched().await.client().clone();
+    let stop = CancellationToken::new();
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let view = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
+    view.complete().await;
+    (view, stop)
+}
+
+fn paint(api: &FakeApi, name: &str, color: &str) {
+    let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
+    api.put(&path, json!({"data": {"color": color}}));
+}
+
+async fn until(view: &View<Color>, topic: &str, count: usize) {
+    let mut changes = view.subscribe(topic);
+    let wait = async {
+        while view.of_topic(topic).len() != count {
+            changes.next(LONG).await;
+        }
+    };
+    tokio::time::timeout(LONG, wait)
+        .await
+        .expect("the view never showed it");
+}
+
+#[tokio::test]
+async fn follows_objects_from_topic_to_topic() {
+    let api = FakeApi::start().await;
+    paint(&api, "a", "red");
+    api.put("/api/v1/namespaces/ns/configmaps/plain", json!({}));
+    let (view, _stop) = colors(&api).await;
+    assert_eq!(view.all().len(), 1);
+    assert_eq!(*view.get("ns/a").unwrap(), Color("red".into()));
+
+    paint(&api, "b", "red");
+    until(&view, "red", 2).await;
+    paint(&api, "a", "blue");
+    until(&view, "red", 1).await;
+    until(&view, "blue", 1).await;
+    api.remove("/api/v1/namespaces/ns/configmaps/b");
+    until(&view, "red", 0).await;
+}
+
+#[tokio::test]
+async fn a_change_before_the_wait_is_not_missed() {
+    let api = FakeApi::start().await;
+    let (view, _stop) = colors(&api).await;
+    let mut changes = view.subscribe("red");
+    paint(&api, "a", "red");
+    until(&view, "red", 1).await;
+    let hour = Duration::from_hours(1);
+    tokio::time::timeout(LONG, changes.next(hour))
+        .await
+        .expect("the change was missed");
+}
+
+#[tokio::test]
+async fn survives_cut_watches_and_versions_that_are_too_old() {
+    let api = FakeApi::start().await;
+    let (view, _stop) = colors(&api).await;
+    paint(&api, "a", "red");
+    until(&view, "red", 1).await;
+    api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
+    api.fault(Fault::new("GET", "configmaps", Act::Refuse(500)).times(2));
+    api.cut_watches();
+    api.remove("/api/v1/namespaces/ns/configmaps/a");
+    paint(&api, "b", "red");
+    paint(&api, "c", "red");
+    until(&view, "red", 2).await;
+    assert!(view.get("ns/a").is_none());
+}
+
+/// Waits until the view is as outdated as it should be.
+async fn until_outdated(view: &View<Color>, outdated: bool) -> Option<Instant> {
+    let wait = async {
+        while view.outdated_since().is_some() != outdated {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        view.outdated_since()
+    };
+    tokio::time::timeout(LONG, wait)
+        .await
+        .expect("it never became so")
+}
+
+#[tokio::test]
+async fn a_view_knows_since_when_its_watch_is_refused() {
+    let api = FakeApi::start().await;
+    paint(&api, "a", "red");
+    let (view, _stop) = colors(&api).await;
+    assert_eq!(view.outdated_since(), None);
+
+    // A right that is taken away: the watch ends, and neither it nor a list is allowed.
+    api.fault(Fault::new("GET", "configmaps", Act::RefuseWatch(403)).times(2));
+    api.fault(Fault::new("GET", "configmaps", Act::Refuse(403)).times(1));
+    api.cut_watches();
+    let since = until_outdated(&view, true).await;
+    assert_eq!(view.all().len(), 1, "what was seen last");
+    assert_eq!(
+        until_outdated(&view, true).await,
+        since,
+        "the first failure counts"
+    );
+    // It is allowed again, and nothing has changed meanwhile.
+    until_outdated(&view, false).await;
+    assert_eq!(view.all().len(), 1);
+}
+
+#[tokio::test]
+async fn a_view_that_was_never_filled_is_outdated_from_its_start() {
+    let api = FakeApi::start().await;
+    api.fault(Fault::new("GET", "configmaps", Act::Refuse(403)));
+    let client = api.cluster_unwatched().await.client().clone();
+    let stop = CancellationToken::new();
+    let slim = |_: ConfigMap| Some(Color("red".into()));
+    let view = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
+    assert!(view.outdated_since().is_some());
+    assert_eq!(View::<Color>::none().outdated_since(), None);
+}
+
+#[tokio::test]
+async fn listeners_leave_nothing_behind() {
+    let view = View::<Color>::none();
+    let (one, two) = (view.subscribe("red"), view.subscribe("red"));
+    drop(one);
+    assert_eq!(view.read().listeners.len(), 1);
+    drop(two);
+    assert_eq!(view.read().listeners.len(), 0);
+}
+
+/// A view of a cluster that is not believed to be as large as it pleases.
+async fn colors_within(api: &FakeApi, room: &Room) -> (View<Color>, CancellationToken) {
+    let client = api.cluster_unwatched().await.client().clone();
+    let stop = CancellationToken::new();
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let everything = watcher::Config::default();
+    let view = View::start_within(Api::all(client), everything, slim, room, &stop);
+    (view, stop)
+}
+
+async fn exhausts(room: &Room) -> String {
+    tokio::time::timeout(LONG, room.exhausted())
+        .await
+        .expect("it is never enough")
+}
+
+#[tokio::test]
+async fn an_endless_list_is_not_read_on() {
+    let api = FakeApi::start().await;
+    api.fault(Fault::new("GET", "configmaps", Act::Endless));
+    let room = Room::new(1000, usize::MAX);
+    let (view, _stop) = colors_within(&api, &room).await;
+    let why = exhausts(&room).await;
+    assert!(why.contains("configmaps") && why.contains("1000"), "{why}");
+    assert_eq!(*view.version().borrow(), 0, "nothing of it is believed");
+    assert!(view.all().is_empty());
+}
+
+#[tokio::test]
+async fn endless_events_are_not_followed_and_what_was_known_stays() {
+    let api = FakeApi::start().await;
+    paint(&api, "a", "blue");
+    api.fault(Fault::new("GET", "configmaps", Act::Flood));
+    let room = Room::new(1000, usize::MAX);
+    let (view, _stop) = colors_within(&api, &room).await;
+    exhausts(&room).await;
+    assert!(view.get("ns/a").is_some());
+    assert!(view.all().len() <= 1000);
+}
+
+#[tokio::test]
+async fn what_is_listed_again_needs_no_second_place() {
+    let api = FakeApi::start().await;
+    for name in ["a", "b", "c"] {
+        paint(&api, name, "blue");
+    }
+    let room = Room::new(5, usize::MAX);
+    let (view, _stop) = colors_within(&api, &room).await;
+    until(&view, "blue", 3).await;
+    paint(&api, "d", "red");
+    until(&view, "red", 1).await;
+    api.fault(Fault::new("GET", "configmaps", Act::Gone));
+    api.cut_watches();
+    api.remove("/api/v1/namespaces/ns/configmaps/d");
+    paint(&api, "e", "green");
+    let listed_again = async {
+        tokio::select! {
+            () = until(&view, "green", 1) => {}
+            why = room.exhausted() => panic!("{why}"),
+        }
+    };
+    listed_again.await;
+    assert_eq!(view.all().len(), 4);
+}
+
+#[tokio::test]
+async fn fat_objects_are_as_good_as_many() {
+    let api = FakeApi::start().await;
+    let room = Room::new(1000, 50_000);
+    let (view, _stop) = colors_within(&api, &room).await;
+    view.complete().await;
+    paint(&api, "a", "blue");
+    until(&view, "blue", 1).await;
+    paint(&api, "b", &"x".repeat(60_000));
+    exhausts(&room).await;
+    assert_eq!(view.all().len(), 1);
+}

@@ -1,0 +1,154 @@
+//! Which real classes the claims of a virtual class can get in a cluster, and what
+//! people can do where there is none.
+
+use std::collections::BTreeSet;
+
+use super::{Asked, Class, ClassError, ClassMap, Declared, Fabric, KnownClasses, Wishes, choose_class};
+use crate::volume::{ClusterId, Parameters, mark};
+
+/// All that claims of a virtual class may wish for, first what one does that names no
+/// class. `one_namespace` is as in [`Wishes`].
+pub fn wishes<'a>(
+    class: &'a Class,
+    allowed: &'a BTreeSet<String>,
+    map: &'a ClassMap,
+    one_namespace: bool,
+) -> impl Iterator<Item = Wishes<'a>> {
+    let mapped = map.mapping.contains_key(&class.name);
+    let parameter = class.real_class().filter(|_| !mapped);
+    let annotation = mark::REAL_CLASS;
+    let annotated = allowed.iter().map(move |class| Asked { annotation, class });
+    [None]
+        .into_iter()
+        .chain(annotated.map(Some))
+        .map(move |annotation| Wishes {
+            annotation,
+            allowed,
+            parameter,
+            mapping: map.real(Some(&class.name)),
+            one_namespace,
+        })
+}
+
+/// For which claims of a virtual class there is no real one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoClass {
+    /// For none of them.
+    All(ClassError),
+    /// For those that name none; others may.
+    Unnamed(ClassError),
+}
+
+/// Whether claims of a virtual class can get a real one in a remote cluster.
+pub fn served(
+    class: &Class,
+    allowed: &BTreeSet<String>,
+    map: &ClassMap,
+    known: KnownClasses<'_>,
+    cluster: &ClusterId,
+) -> Result<(), NoClass> {
+    let mut chosen =
+        wishes(class, allowed, map, false).map(|wishes| choose_class(&wishes, known, cluster).map(|_| ()));
+    match chosen.next() {
+        Some(Err(error)) if chosen.any(|other| other.is_ok()) => Err(NoClass::Unnamed(error)),
+        Some(Err(error)) => Err(NoClass::All(error)),
+        Some(Ok(())) | None => Ok(()),
+    }
+}
+
+/// What can be done for claims of a virtual class to get a real one in this cluster.
+#[must_use]
+pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<String>) -> String {
+    let mut ways = vec![format!(
+        "by the parameter {} of the class {virtual_class}",
+        Parameters::REAL_CLASS
+    )];
+    let annotation = match cluster.fabric {
+        Fabric::Liqo => format!("{} or {}", mark::REAL_CLASS, mark::LIQO_REAL_CLASS),
+        Fabric::Native | Fabric::Kosmos => mark::REAL_CLASS.to_owned(),
+    };
+    ways.push(if allowed.is_empty() {
+        format!(
+            "by the annotation {annotation} of the claim, once the chart's allowedRealStorageClasses lists it"
+        )
+    } else {
+        let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();
+        format!(
+            "by the annotation {annotation} of the claim (allowed: {})",
+            allowed.join(", ")
+        )
+    });
+    match cluster.fabric {
+        Fabric::Native => ways.push(format!("by spec.storageClasses of the {}", cluster.object)),
+        Fabric::Liqo => ways.push(format!(
+            "as the default in spec.storageClasses of the {}, which Liqo only fills if that cluster has Liqo's \
+             storage.enabled=true",
+            cluster.object
+        )),
+        Fabric::Kosmos => {}
+    }
+    format!(
+        "Name a class of the cluster {}: {}",
+        cluster.id,
+        ways.join("; or ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{placement::class::tests::class, volume::DRIVER_NAME};
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn who_gets_no_class_is_told_apart() {
+        let milan: ClusterId = "milan".parse().unwrap();
+        let ours = class("liqo", DRIVER_NAME);
+        let gold = [class("gold", "x")];
+        let served = |allowed: &[&str], known| {
+            super::served(&ours, &set(allowed), &ClassMap::default(), known, &milan)
+        };
+        for known in [KnownClasses::Unreadable, KnownClasses::Listed(&gold)] {
+            assert!(matches!(served(&[], known), Err(NoClass::All(_))));
+            assert!(matches!(served(&["gold"], known), Err(NoClass::Unnamed(_))));
+        }
+        let absent = served(&["silver"], KnownClasses::Listed(&gold));
+        assert!(
+            matches!(absent, Err(NoClass::All(ClassError::NoDefault { .. }))),
+            "{absent:?}"
+        );
+        let default = ClassMap {
+            default: Some("gold".into()),
+            ..ClassMap::default()
+        };
+        let known = KnownClasses::Unreadable;
+        assert_eq!(super::served(&ours, &set(&[]), &default, known, &milan), Ok(()));
+    }
+
+    #[test]
+    fn the_ways_out_are_those_of_the_fabric() {
+        let ways = |fabric, allowed: &[&str]| {
+            let declared = Declared {
+                fabric,
+                ..Declared::plain("milan")
+            };
+            ways_out(&declared, "liqo", &set(allowed))
+        };
+        let native = ways(Fabric::Native, &[]);
+        assert!(
+            native.contains("spec.storageClasses of the RemoteCluster milan"),
+            "{native}"
+        );
+        assert!(native.contains("realStorageClass") && native.contains("once the chart's"));
+        let liqo = ways(Fabric::Liqo, &["gold"]);
+        assert!(
+            liqo.contains("storage.enabled=true") && liqo.contains("allowed: gold"),
+            "{liqo}"
+        );
+        assert!(liqo.contains(mark::LIQO_REAL_CLASS));
+        assert!(!ways(Fabric::Kosmos, &[]).contains("spec.storageClasses"));
+    }
+}

@@ -1,0 +1,145 @@
+//! A loop of its own for each cluster: one that answers slowly, or not at all, delays what
+//! is done for its own volumes and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{
+    StreamExt,
+    future::{pending, select_all},
+    stream::FuturesUnordered,
+};
+use tokio::time;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    Metrics,
+    rounds::{Rounds, SETTLE, drive},
+    watched::Watched,
+};
+use crate::{
+    cluster::{Cluster, registry::Registry},
+    volume::ClusterId,
+};
+
+/// Drives one loop for the home cluster, one for each remote cluster that is declared, and
+/// one for each where volumes are.
+pub(super) async fn drive_each<R: Rounds>(
+    home: &Cluster,
+    registry: &Registry,
+    watched: &Watched,
+    make: impl Fn(ClusterId) -> R,
+    metrics: &Metrics,
+) {
+    let mut signs = [registry.news(), watched.volumes.version()];
+    let mut ends: BTreeMap<ClusterId, DropGuard> = BTreeMap::new();
+    let mut running = FuturesUnordered::new();
+    loop {
+        for sign in &mut signs {
+            sign.mark_unchanged();
+        }
+        let clusters = clusters(home, registry, watched);
+        ends.retain(|id, _| clusters.contains(id));
+        for id in clusters {
+            if !ends.contains_key(&id) {
+                let stop = CancellationToken::new();
+                let rounds = make(id.clone());
+                ends.insert(id.clone(), stop.clone().drop_guard());
+                running.push(async move {
+                    stop.run_until_cancelled(drive(rounds, metrics)).await;
+                    metrics.forget(&id);
+                });
+            }
+        }
+        let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+        let news = async {
+            let _changed = select_all(changes).await;
+            time::sleep(SETTLE).await;
+        };
+        let all = async {
+            while running.next().await.is_some() {}
+            pending::<()>().await;
+        };
+        tokio::select! {
+            () = news => {}
+            () = all => {}
+        }
+    }
+}
+
+fn clusters(home: &Cluster, registry: &Registry, watched: &Watched) -> BTreeSet<ClusterId> {
+    let mut clusters = watched.clusters_of_volumes();
+    clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
+    clusters.insert(home.id().clone());
+    clusters
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Mutex, time::Duration};
+
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::{
+        cluster::{ApiError, registry::Link, testing::FakeApi},
+        placement::Declared,
+    };
+
+    /// Never ends its round for the cluster `slow`, and notes the others.
+    struct Noting<'a> {
+        cluster: ClusterId,
+        done: &'a Mutex<Vec<String>>,
+        news: &'a watch::Sender<u64>,
+    }
+
+    impl Rounds for Noting<'_> {
+        const NAME: &'static str = "noting";
+        const REST: Duration = Duration::from_secs(1);
+
+        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+            Vec::new()
+        }
+
+        async fn round(&mut self) -> Result<(), ApiError> {
+            if self.cluster.as_str() == "slow" {
+                pending::<()>().await;
+            }
+            self.done.lock().unwrap().push(self.cluster.to_string());
+            self.news.send_modify(|count| *count += 1);
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_hangs_delays_no_other() {
+        let api = FakeApi::start().await;
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        let silent = || Link::Silent("no route".into());
+        let registry = Registry::fixed([
+            (Declared::plain("slow"), silent()),
+            (Declared::plain("quick"), silent()),
+        ]);
+        let (done, news) = (Mutex::default(), watch::Sender::new(0));
+        let make = |cluster| Noting {
+            cluster,
+            done: &done,
+            news: &news,
+        };
+        let metrics = Metrics::default();
+        let driven = drive_each(&home, &registry, &watched, make, &metrics);
+        let rounds = |name: &str| done.lock().unwrap().iter().filter(|one| *one == name).count();
+        let several = async {
+            let mut news = news.subscribe();
+            while rounds("home") < 3 || rounds("quick") < 3 {
+                news.changed().await.unwrap();
+            }
+        };
+        tokio::select! {
+            () = driven => {}
+            done = time::timeout(Duration::from_secs(20), several) => done.expect("they wait for the slow one"),
+        }
+        assert_eq!(rounds("slow"), 0);
+    }
+}

@@ -1,0 +1,52 @@
+//! Brings the reclaim policy of a twin's PV in line with what the user wants, from what
+//! both PVs are now.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::watched::VirtualVolume;
+use crate::{
+    cluster::{ApiError, facts},
+    observe::crash::Step,
+    placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
+    twin::{Site, give_policy_back, is_bound_to, reclaim_policy, retain},
+    volume::mark,
+};
+
+/// Sees to the reclaim policy of the PV `real`. False if it has to be looked at again.
+pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> Result<bool, ApiError> {
+    let (outers, reals, twins) = (
+        site.home().all::<PersistentVolume>(),
+        site.volumes(),
+        site.twins(),
+    );
+    let (outer, real, twin) =
+        tokio::try_join!(outers.get(&volume.name), reals.get(real), twins.get(site.name()))?;
+    let (Some(outer), Some(real), Some(twin)) = (outer, real, twin) else {
+        return Ok(true);
+    };
+    let facts = PolicyFacts {
+        wanted: policy(&outer),
+        has: policy(&real),
+        replaced: real.annotations().contains_key(mark::POLICY_BEFORE),
+        bound: is_bound_to(&real, &twin) && twin.metadata.deletion_timestamp.is_none(),
+    };
+    match policy_step(facts) {
+        PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain)
+            .await
+            .map(|()| true),
+        PolicyStep::GiveBack => {
+            let given_back = give_policy_back(site.cluster(), &real, json!({})).await?;
+            if given_back {
+                tracing::info!(volume = %volume.volume, real = real.name_any(), "the twin's PV has its reclaim policy back");
+            }
+            Ok(given_back)
+        }
+        PolicyStep::Leave => Ok(true),
+    }
+}
+
+fn policy(volume: &PersistentVolume) -> ReclaimPolicy {
+    facts::reclaim_policy(Some(reclaim_policy(volume)))
+}

@@ -1,0 +1,140 @@
+//! Which claims are told, and when.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    cluster::{Rights, events::Events, registry::Link, testing::FakeApi},
+    placement::{Declared, Namespaces},
+};
+
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
+
+fn settings() -> Settings {
+    Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+        grace: Duration::ZERO,
+        allowed_classes: BTreeSet::new(),
+    }
+}
+
+async fn world(same_name: bool) -> (FakeApi, Registry) {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    api.put(
+        "/apis/storage.k8s.io/v1/storageclasses/liqo",
+        json!({"provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer"}),
+    );
+    for (name, node) in [("waiting", None), ("sent", Some("n1"))] {
+        let annotations = json!({"volume.kubernetes.io/selected-node": node});
+        api.put(
+            &format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}"),
+            json!({
+                "metadata": {"uid": name, "annotations": if node.is_some() { annotations } else { json!({}) }},
+                "spec": {"storageClassName": "liqo"}, "status": {"phase": "Pending"},
+            }),
+        );
+    }
+    let declared = Declared {
+        namespaces: Namespaces {
+            same_name,
+            ..Namespaces::default()
+        },
+        ..Declared::plain("milan")
+    };
+    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+    (api, registry)
+}
+
+/// What is told after two rounds, with enough time between them or not.
+async fn told(api: &FakeApi, registry: &Registry, patient: bool) -> Vec<String> {
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let settings = settings();
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut told = Told::new(&home, registry, &watched, &settings, reports);
+    told.round().await.unwrap();
+    assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= PATIENCE));
+    if patient {
+        for since in told.waiting.values_mut() {
+            *since -= PATIENCE;
+        }
+    }
+    told.round().await.unwrap();
+    let events = api.store().below(EVENTS);
+    let text = |event: &serde_json::Value| format!("{} {}", event["regarding"]["name"], event["note"]);
+    events.iter().map(text).collect()
+}
+
+#[tokio::test]
+async fn claims_that_wait_in_vain_are_told_the_ways_out() {
+    let (api, registry) = world(true).await;
+    assert_eq!(told(&api, &registry, false).await, [""; 0]);
+    let told = told(&api, &registry, true).await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    for part in [
+        "\"waiting\"",
+        "milan",
+        "no default class",
+        "spec.storageClasses of the RemoteCluster milan",
+    ] {
+        assert!(told[0].contains(part), "{part}: {told:?}");
+    }
+}
+
+/// Where its pod may run is not known: a claim is told of each cluster.
+#[tokio::test]
+async fn a_claim_is_told_of_every_cluster_that_does_not_serve_it() {
+    let (api, _) = world(true).await;
+    let mut clusters = Vec::new();
+    for id in ["milan", "turin"] {
+        let declared = Declared {
+            namespaces: Namespaces {
+                same_name: true,
+                ..Namespaces::default()
+            },
+            ..Declared::plain(id)
+        };
+        clusters.push((declared, Link::up(&FakeApi::start().await, Rights::ALL).await));
+    }
+    let told = told(&api, &Registry::fixed(clusters), true).await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    for id in ["milan", "turin"] {
+        let way = format!("spec.storageClasses of the RemoteCluster {id}");
+        assert!(told.iter().any(|text| text.contains(&way)), "{id}: {told:?}");
+    }
+}
+
+#[tokio::test]
+async fn claims_of_namespaces_that_are_not_offloaded_are_not_told() {
+    let (api, registry) = world(false).await;
+    assert_eq!(told(&api, &registry, true).await, [""; 0]);
+}
+
+/// Their volumes are made at home, before there is a pod.
+#[tokio::test]
+async fn claims_of_immediate_classes_are_not_told() {
+    let (api, registry) = world(true).await;
+    api.change("/apis/storage.k8s.io/v1/storageclasses/liqo", |class| {
+        class["volumeBindingMode"] = "Immediate".into();
+    });
+    assert_eq!(told(&api, &registry, true).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn clusters_that_serve_a_class_are_not_told_of() {
+    let (api, registry) = world(true).await;
+    let home = api.cluster().await;
+    let remote = registry.all().remove(0);
+    let found = unserved(&home, &remote, &settings());
+    assert!(found.len() == 1 && found[0].all, "{found:?}");
+    // Some claims may get a class by annotation.
+    let mut settings = settings();
+    settings.allowed_classes = ["gold".to_owned()].into();
+    let reached = remote.reach().unwrap();
+    assert!(reached.views().classes.all().is_empty());
+    assert!(unserved(&home, &remote, &settings)[0].all, "gold is not there");
+}

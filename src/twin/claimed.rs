@@ -1,0 +1,79 @@
+//! Whether the claim of a volume exists, which is what keeps `DeleteVolume` from deleting
+//! its data. Everything is read live.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::record;
+use crate::{
+    cluster::{ApiError, Cluster},
+    placement::{ClaimedVolume, ExistingClaim},
+    volume::{ClaimMark, DRIVER_NAME, VolumeName},
+};
+
+/// Set by Kubernetes on a claim that it has bound.
+const BOUND: &str = "pv.kubernetes.io/bind-completed";
+
+/// The virtual PV of a volume.
+pub(super) async fn virtual_volume(
+    home: &Cluster,
+    volume: &VolumeName,
+) -> Result<Option<PersistentVolume>, ApiError> {
+    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
+    let is_ours = |found: &PersistentVolume| {
+        let source = found.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        source.is_some_and(|source| source.driver == DRIVER_NAME)
+    };
+    Ok(found.filter(is_ours))
+}
+
+/// Asks for the claim of a volume again and again. One that is gone is not asked for
+/// twice: no other claim ever has its uid.
+#[derive(Default)]
+pub(super) struct ClaimCheck {
+    gone: Option<ClaimMark>,
+}
+
+impl ClaimCheck {
+    /// The claim that a virtual PV belongs to, if it exists.
+    pub(super) async fn existing(
+        &mut self,
+        home: &Cluster,
+        volume: Option<&PersistentVolume>,
+    ) -> Result<Option<ClaimMark>, ApiError> {
+        let Some(volume) = volume.and_then(claimed) else {
+            return Ok(None);
+        };
+        let named = &volume.claim;
+        if self.gone.as_ref() == Some(named) {
+            return Ok(None);
+        }
+        let claims = home.within::<PersistentVolumeClaim>(&named.namespace);
+        let found = claims.get(&named.name).await?;
+        let existing = found.filter(|found| volume.belongs_to(&existing(found)));
+        if existing.is_none() {
+            self.gone = Some(volume.claim);
+        }
+        Ok(existing.as_ref().map(record::claim_mark))
+    }
+}
+
+fn claimed(volume: &PersistentVolume) -> Option<ClaimedVolume> {
+    let claim = volume.spec.as_ref()?.claim_ref.clone()?;
+    Some(ClaimedVolume {
+        name: volume.name_any(),
+        claim: ClaimMark {
+            namespace: claim.namespace?,
+            name: claim.name?,
+            uid: claim.uid.unwrap_or_default(),
+        },
+    })
+}
+
+fn existing(claim: &PersistentVolumeClaim) -> ExistingClaim {
+    ExistingClaim {
+        uid: claim.uid().unwrap_or_default(),
+        volume: record::volume_name(claim).map(str::to_owned),
+        bound: claim.annotations().contains_key(BOUND),
+    }
+}

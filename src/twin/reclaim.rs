@@ -1,0 +1,77 @@
+//! The reclaim policy of a twin's PV: replaced with Retain while the data has to stay, and
+//! given back afterwards. What was replaced is noted on the PV in the same write.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{Site, data_of};
+use crate::{
+    cluster::{ApiError, Cluster},
+    observe::crash::{self, Step},
+    volume::{VolumeName, mark},
+};
+
+const RETAIN: &str = "Retain";
+
+/// The reclaim policy of a PV; Kubernetes' default where it has none.
+#[must_use]
+pub fn reclaim_policy(volume: &PersistentVolume) -> &str {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    policy.unwrap_or("Delete")
+}
+
+/// Sees to it that the data of a twin's PV survives the deletion of the twin, as this
+/// step of its caller.
+pub async fn retain(
+    site: &Site,
+    volume: &VolumeName,
+    real: &PersistentVolume,
+    step: Step,
+) -> Result<(), ApiError> {
+    let policy = reclaim_policy(real);
+    if policy == RETAIN {
+        return Ok(());
+    }
+    let mut annotations = json!({mark::POLICY_BEFORE: policy});
+    if site.remote_cluster().is_some() {
+        // Names of claims are used again there: later nothing else shows whose data this is.
+        annotations[mark::DATA_OF] = data_of(site, volume).into();
+    }
+    let patch = json!({
+        "metadata": {"uid": real.uid(), "annotations": annotations},
+        "spec": {"persistentVolumeReclaimPolicy": RETAIN},
+    });
+    let retained = crash::around(step, site.volumes().merge(&real.name_any(), &patch)).await;
+    retained.map(drop)
+}
+
+/// Gives a PV the reclaim policy back that was replaced, together with what else `spec`
+/// says of it. One whose policy somebody changed since then keeps that. False if the PV
+/// has changed meanwhile and has to be looked at again.
+pub async fn give_policy_back(
+    cluster: &Cluster,
+    volume: &PersistentVolume,
+    mut spec: Value,
+) -> Result<bool, ApiError> {
+    let Some(before) = volume.annotations().get(mark::POLICY_BEFORE) else {
+        return Ok(true);
+    };
+    if reclaim_policy(volume) == RETAIN {
+        spec["persistentVolumeReclaimPolicy"] = before.as_str().into();
+    }
+    let patch = json!({
+        "metadata": {
+            "uid": volume.uid(),
+            "resourceVersion": volume.resource_version(),
+            "annotations": {mark::POLICY_BEFORE: null},
+        },
+        "spec": spec,
+    });
+    let volumes = cluster.all::<PersistentVolume>();
+    match crash::around(Step::PolicyBack, volumes.merge(&volume.name_any(), &patch)).await {
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|_| true),
+    }
+}

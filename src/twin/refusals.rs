@@ -1,0 +1,112 @@
+//! Where it is noted that a remote cluster did not take a twin: in a `ConfigMap` of the
+//! driver's own namespace. What is noted there makes the scheduler keep pods of all
+//! users away, so it is not kept on claims, which users write.
+//!
+//! The replica that serves `CreateVolume` writes it and the one that publishes
+//! capacities reads it. It is a help for the scheduler and no record: if it is lost, a
+//! pod only comes back sooner.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, ResourceExt, api::ObjectMeta, runtime::watcher};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::{
+        ApiError, Cluster, Objects,
+        view::{Slim, View},
+    },
+    observe::crash::{self, Step},
+    volume::Refused,
+};
+
+/// Name of the `ConfigMap`.
+const NAME: &str = "liqo-csi-refusals";
+
+/// The notes of the `ConfigMap`.
+#[derive(Debug, Default, PartialEq)]
+pub struct Refusals(Vec<Refused>);
+
+impl Refusals {
+    /// Watches the notes in this namespace until `stop`.
+    #[must_use]
+    pub fn watch(home: &Cluster, namespace: &str, stop: &CancellationToken) -> View<Self> {
+        let maps = Api::<ConfigMap>::namespaced(home.client().clone(), namespace);
+        let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+        View::start(
+            maps,
+            only,
+            |map| (map.name_any() == NAME).then(|| read(&map)),
+            stop,
+        )
+    }
+
+    /// The notes.
+    pub fn iter(&self) -> impl Iterator<Item = &Refused> {
+        self.0.iter()
+    }
+}
+
+impl Slim for Refusals {
+    fn topic(&self) -> &str {
+        NAME
+    }
+}
+
+fn read(map: &ConfigMap) -> Refusals {
+    let notes = map.data.iter().flat_map(BTreeMap::values);
+    Refusals(notes.filter_map(|text| Refused::parse(text)).collect())
+}
+
+/// Notes a refusal, and removes the notes that count no more.
+pub(super) async fn note(
+    home: &Cluster,
+    namespace: &str,
+    refused: &Refused,
+    now: i64,
+) -> Result<(), ApiError> {
+    let maps = home.within::<ConfigMap>(namespace);
+    let known = maps.get(NAME).await?.and_then(|map| map.data).unwrap_or_default();
+    let key = refused.key();
+    let parsed = |text: &String| Refused::parse(text);
+    if known
+        .get(&key)
+        .and_then(parsed)
+        .is_some_and(|known| known.covers(refused))
+    {
+        return Ok(());
+    }
+    let over = known
+        .iter()
+        .filter(|(_, text)| !parsed(text).is_some_and(|known| known.counts(now)));
+    let mut changes: BTreeMap<&str, Option<String>> = over.map(|(key, _)| (key.as_str(), None)).collect();
+    changes.insert(&key, Some(refused.to_string()));
+    let patch = json!({ "data": changes });
+    let first = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(NAME.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some([(key.clone(), refused.to_string())].into()),
+        ..ConfigMap::default()
+    };
+    crash::around(Step::NoteRefusal, write(&maps, &patch, &first)).await
+}
+
+/// Changes the `ConfigMap`, or makes it.
+async fn write(
+    maps: &Objects<ConfigMap>,
+    patch: &serde_json::Value,
+    first: &ConfigMap,
+) -> Result<(), ApiError> {
+    if maps.merge(NAME, patch).await?.is_some() {
+        return Ok(());
+    }
+    if maps.create(first).await?.is_none() {
+        // Somebody was faster.
+        maps.merge(NAME, patch).await?;
+    }
+    Ok(())
+}
