@@ -26,6 +26,7 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 
 .PHONY: demo demo-down
 demo: deps ## Start clusters, storage and driver, and show a volume's life step by step
+	@echo "building the demo (the first time takes a minute or two)"
 	@cd sanity-tests && go run ./cmd/demo
 
 demo-down: lab-down ## Take down what the demo started
@@ -54,9 +55,12 @@ chart-manifests: ## Render deploy/manifests from the Helm chart
 
 ##### Test
 
-.PHONY: test
-test: deps ## Run all tests; the last line says how many passed, failed and were skipped
+.PHONY: test test-all
+test: deps ## What CI runs: all tests, of the long ones a sample; SUITES='-only rust' narrows it
 	@cd sanity-tests && go run ./cmd/suites $(SUITES)
+
+test-all: deps ## Everything, for hours: all crash points, long chaos, suites of other projects
+	@cd sanity-tests && go run ./cmd/suites -all $(SUITES)
 
 ##### Lab: two real clusters on this machine (docs/lab.md)
 

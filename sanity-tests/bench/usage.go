@@ -27,6 +27,7 @@ type Process struct {
 	Name string // such as "liqo-csi controller" or "csi-provisioner"
 	CPU  time.Duration
 	RSS  int64 // bytes
+	Peak int64 // the most it ever had of it
 }
 
 // Installation is the driver as it runs in a cluster: its pods. Others in the
@@ -103,7 +104,25 @@ func readProcess(dir, name string) (Process, error) {
 	if err1 != nil || err2 != nil || err3 != nil {
 		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
 	}
-	return Process{name, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize())}, nil
+	peak, err := readPeak(filepath.Join(dir, "status"))
+	if err != nil {
+		return Process{}, err
+	}
+	return Process{name, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize()), peak}, nil
+}
+
+func readPeak(file string) (int64, error) {
+	status, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib int64
+		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("%s has no VmHWM", file)
 }
 
 // CPU is the sum over processes of that name; RSS is the largest of them.

@@ -42,6 +42,7 @@ var everything = Values{
 	"clusterID":                 "home",
 	"imagePullSecrets":          []Values{{"name": "registry"}},
 	"allowedRealStorageClasses": []string{"fast", "slow"},
+	"carriedAnnotations":        []string{"cost-center", "backup.example.com/*"},
 	"csiDriver":                 Values{"tokenRequests": []Values{{"audience": "sts.example.com", "expirationSeconds": 3600}}},
 	"liqo":                      Values{"tenantNamespaces": []string{"liqo-tenant-rome", "liqo-tenant-milan"}},
 	"controller": Values{
@@ -65,6 +66,7 @@ var everything = Values{
 		},
 		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": ""},
 		{"name": "liqo-waiting", "remoteBindingPolicy": "WaitForBound"},
+		{"name": "liqo-shared", "allowSharedNamespace": true},
 	},
 }
 
@@ -167,6 +169,10 @@ func TestClassParameters(t *testing.T) {
 	waiting := classes["liqo-waiting"]
 	if len(waiting.Parameters) != 1 || waiting.Parameters["remoteBindingPolicy"] != "WaitForBound" {
 		t.Errorf("parameters of liqo-waiting: %v", waiting.Parameters)
+	}
+	shared := classes["liqo-shared"]
+	if len(shared.Parameters) != 1 || shared.Parameters["allowSharedNamespace"] != "true" {
+		t.Errorf("parameters of liqo-shared: %v", shared.Parameters)
 	}
 	if *slow.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("binding mode of liqo-slow: %s", *slow.VolumeBindingMode)

@@ -35,11 +35,20 @@ func New(ctx context.Context) (*Helm, error) {
 	if err != nil {
 		return nil, err
 	}
+	return NewFor(ctx, filepath.Join(root, "..", "deploy", "chart", "liqo-csi"))
+}
+
+// NewFor is New for the chart in another folder.
+func NewFor(ctx context.Context, chart string) (*Helm, error) {
+	root, err := components.ModuleRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
 	program, err := build(ctx, filepath.Join(root, "components", "helm"))
 	if err != nil {
 		return nil, err
 	}
-	return &Helm{program: program, chart: filepath.Join(root, "..", "deploy", "chart", "liqo-csi")}, nil
+	return &Helm{program: program, chart: chart}, nil
 }
 
 // build keeps the program under a name made of what it is built from.
@@ -112,8 +121,8 @@ func (h *Helm) Install(ctx context.Context, release, namespace string, values Va
 // Uninstall is `helm uninstall`; a release that is not there is none too. It does
 // not wait: with --wait, Helm 4 takes an object of which it has not heard yet for
 // gone, and fails when it then hears of it.
-func (h *Helm) Uninstall(ctx context.Context, release, namespace string) error {
-	_, err := h.run(ctx, nil, "uninstall", release, "--namespace", namespace, "--ignore-not-found")
+func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags ...string) error {
+	_, err := h.run(ctx, nil, append([]string{"uninstall", release, "--namespace", namespace, "--ignore-not-found"}, flags...)...)
 	return err
 }
 

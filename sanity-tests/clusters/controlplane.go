@@ -40,7 +40,7 @@ func (c *Cluster) controlPlaneSpec(component string) machine.Spec {
 // etcdFlags: nothing of a lab has to survive a power cut, so etcd need not wait
 // for the disk.
 func (c *Cluster) etcdFlags() []string {
-	url := "https://" + c.controlPlaneIP() + ":2379"
+	url := c.etcdURL()
 	return []string{
 		"--name=" + c.Name(),
 		"--data-dir=" + c.dir("etcd"),
@@ -56,13 +56,15 @@ func (c *Cluster) etcdFlags() []string {
 	}
 }
 
+func (c *Cluster) etcdURL() string { return "https://" + c.controlPlaneIP() + ":2379" }
+
 func (c *Cluster) apiServerFlags() []string {
 	dir := c.pki()
 	return []string{
 		"--advertise-address=" + c.controlPlaneIP(),
 		"--secure-port=443",
 		"--allow-privileged",
-		"--etcd-servers=https://" + c.controlPlaneIP() + ":2379",
+		"--etcd-servers=" + c.etcdURL(),
 		"--etcd-cafile=" + dir.Cert(clusterCA),
 		"--etcd-certfile=" + dir.Cert("etcd-client"),
 		"--etcd-keyfile=" + dir.Key("etcd-client"),

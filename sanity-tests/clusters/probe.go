@@ -33,38 +33,43 @@ func (c *Cluster) answers(ctx context.Context, component string) error {
 // get succeeds when a URL inside a network namespace answers 200 to the
 // administrator.
 func (c *Cluster) get(ctx context.Context, namespace machine.Namespace, url string) error {
-	security, err := c.adminTLS()
-	if err != nil {
-		return err
-	}
-	client := http.Client{
-		Timeout: 5 * time.Second,
-		Transport: &http.Transport{
-			TLSClientConfig:   security,
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-				err = namespace.InNetwork(func() error {
-					conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-					return err
-				})
-				return conn, err
-			},
-		},
-	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
+	_, err = c.ask(namespace, request)
+	return err
+}
+
+// ask is the answer 200 to a request of the administrator inside a network namespace.
+func (c *Cluster) ask(namespace machine.Namespace, request *http.Request) (body []byte, err error) {
+	security, err := c.adminTLS()
+	if err != nil {
+		return nil, err
+	}
+	client := http.Client{Transport: &http.Transport{
+		TLSClientConfig:   security,
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = namespace.InNetwork(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		},
+	}}
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 2000))
-		return fmt.Errorf("%s: %s: %s", url, response.Status, body)
+		return nil, fmt.Errorf("%s: %s: %s", request.URL, response.Status, body)
 	}
-	return nil
+	return io.ReadAll(response.Body)
 }
 
 func (c *Cluster) adminTLS() (*tls.Config, error) {

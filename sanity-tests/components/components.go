@@ -1,6 +1,6 @@
 // Package components builds the programs the lab runs. Each nested module
-// (kubernetes, containerd, localpath) pins a set of them in its `tool` lines
-// and holds no code; what is built is kept in the user's cache under a name
+// (kubernetes, containerd, localpath; liqo and e2e for their own suites) pins a set of them
+// in its `tool` lines and holds no code; what is built is kept in the user's cache under a name
 // made of everything that went into it, so clones of the project share it.
 package components
 
@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -35,21 +36,21 @@ type module struct {
 	stamps map[string]string
 	// renames are programs whose package is not named as they are.
 	renames map[string]string
+	// tests are programs made of the tests of a package, by the name they get.
+	tests map[string]string
 }
 
 const kubernetesVersion = "k8s.io/component-base/version"
 
+var kubernetesStamps = map[string]string{
+	kubernetesVersion + ".gitVersion":   "k8s.io/kubernetes",
+	kubernetesVersion + ".gitMajor":     "=1",
+	kubernetesVersion + ".gitMinor":     "=36",
+	kubernetesVersion + ".gitTreeState": "=clean",
+}
+
 var modules = []module{
-	{
-		folder: "kubernetes",
-		stamps: map[string]string{
-			kubernetesVersion + ".gitVersion":   "k8s.io/kubernetes",
-			kubernetesVersion + ".gitMajor":     "=1",
-			kubernetesVersion + ".gitMinor":     "=36",
-			kubernetesVersion + ".gitTreeState": "=clean",
-		},
-		renames: map[string]string{"server": "etcd"},
-	},
+	{folder: "kubernetes", stamps: kubernetesStamps, renames: map[string]string{"server": "etcd"}},
 	{
 		folder: "containerd",
 		// File systems that need C libraries or device-mapper.
@@ -61,13 +62,43 @@ var modules = []module{
 	{folder: "localpath"},
 }
 
-// Build returns the programs, building what the cache does not have.
+// liqoModules are not part of the lab: only the suite that runs Liqo builds them.
+var liqoModules = []module{
+	{
+		folder: "liqo",
+		stamps: map[string]string{
+			"github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion": "github.com/liqotech/liqo",
+		},
+	},
+}
+
+// e2eModules are Kubernetes' own end-to-end tests and what they run.
+var e2eModules = []module{
+	{folder: "e2e", stamps: kubernetesStamps, tests: map[string]string{"e2e.test": "k8s.io/kubernetes/test/e2e"}},
+}
+
+// Build returns the programs of the lab, building what the cache does not have.
 func Build(ctx context.Context, progress io.Writer) (Binaries, error) {
+	return build(ctx, modules, progress)
+}
+
+// BuildLiqo returns Liqo's programs, building them unless the cache has them.
+func BuildLiqo(ctx context.Context, progress io.Writer) (Binaries, error) {
+	return build(ctx, liqoModules, progress)
+}
+
+// BuildE2E returns the programs e2e.test, ginkgo and agnhost, building them unless the
+// cache has them.
+func BuildE2E(ctx context.Context, progress io.Writer) (Binaries, error) {
+	return build(ctx, e2eModules, progress)
+}
+
+func build(ctx context.Context, modules []module, progress io.Writer) (Binaries, error) {
 	root, err := ModuleRoot(ctx)
 	if err != nil {
 		return "", err
 	}
-	key, err := cacheKey(root)
+	key, err := cacheKey(root, modules)
 	if err != nil {
 		return "", err
 	}
@@ -116,11 +147,10 @@ func (m module) build(ctx context.Context, root, out string, progress io.Writer)
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return fmt.Errorf("build %s: %w", m.folder, err)
 	}
-	cmd := goCommand(ctx, m.dir(root), "build", "-trimpath", "-tags", m.tags, "-ldflags", flags, "-o", out+"/", "tool")
-	done := reportEvery(30*time.Second, func() {
+	done := ReportEvery(30*time.Second, func() {
 		fmt.Fprintf(progress, "building %s: %s so far\n", m.folder, time.Since(start).Round(time.Second))
 	})
-	err = runBuild(cmd)
+	err = m.compile(ctx, root, out, flags)
 	done()
 	if err != nil {
 		return fmt.Errorf("build %s: %w", m.folder, err)
@@ -131,6 +161,22 @@ func (m module) build(ctx context.Context, root, out string, progress io.Writer)
 		}
 	}
 	fmt.Fprintf(progress, "built %s in %s\n", m.folder, time.Since(start).Round(time.Second))
+	return nil
+}
+
+func (m module) compile(ctx context.Context, root, out, linkerFlags string) error {
+	flags := []string{"-trimpath", "-tags", m.tags, "-ldflags", linkerFlags}
+	tools := slices.Concat([]string{"build"}, flags, []string{"-o", out + "/", "tool"})
+	if err := runBuild(goCommand(ctx, m.dir(root), tools...)); err != nil {
+		return err
+	}
+	for _, program := range sortedKeys(m.tests) {
+		// Vetting what others wrote would take longer than compiling it.
+		test := slices.Concat([]string{"test", "-c", "-vet=off"}, flags, []string{"-o", filepath.Join(out, program), m.tests[program]})
+		if err := runBuild(goCommand(ctx, m.dir(root), test...)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -152,7 +198,7 @@ func (m module) linkerFlags(root string) (string, error) {
 
 // cacheKey changes with anything that changes the programs: what is pinned, how
 // it is built and by which compiler.
-func cacheKey(root string) (string, error) {
+func cacheKey(root string, modules []module) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.Version(), runtime.GOARCH)
 	for _, module := range modules {
@@ -214,7 +260,9 @@ func runBuild(cmd *exec.Cmd) error {
 	return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, last)
 }
 
-func reportEvery(interval time.Duration, report func()) (stop func()) {
+// ReportEvery calls report again and again until it is stopped: whoever waits for
+// something that takes minutes is to see that it goes on.
+func ReportEvery(interval time.Duration, report func()) (stop func()) {
 	ticker, done := time.NewTicker(interval), make(chan struct{})
 	go func() {
 		for {

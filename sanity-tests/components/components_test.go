@@ -49,7 +49,7 @@ func TestCacheKeyFollowsThePins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := cacheKey(root)
+	before, err := cacheKey(root, modules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,15 +57,44 @@ func TestCacheKeyFollowsThePins(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(copied, "components"), os.DirFS(filepath.Join(root, "components"))); err != nil {
 		t.Fatal(err)
 	}
-	if same, err := cacheKey(copied); err != nil || same != before {
+	if same, err := cacheKey(copied, modules); err != nil || same != before {
 		t.Errorf("another clone has another key: %s, %s, %v", before, same, err)
 	}
 	file := filepath.Join(copied, "components", "containerd", "go.mod")
 	if err := os.WriteFile(file, append([]byte("// changed\n"), mustRead(t, file)...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if after, err := cacheKey(copied); err != nil || after == before {
+	if after, err := cacheKey(copied, modules); err != nil || after == before {
 		t.Errorf("changed pins have the same key: %v", err)
+	}
+}
+
+// Whoever changes what Liqo's suite runs does not have the lab built again.
+func TestLiqoIsKeptApartFromTheLab(t *testing.T) {
+	root, err := ModuleRoot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := t.TempDir()
+	if err := os.CopyFS(filepath.Join(copied, "components"), os.DirFS(filepath.Join(root, "components"))); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(copied, "components", "liqo", "go.mod")
+	if err := os.WriteFile(file, append([]byte("// changed\n"), mustRead(t, file)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keys := func(root string) (lab, liqo string) {
+		lab, labErr := cacheKey(root, modules)
+		liqo, liqoErr := cacheKey(root, liqoModules)
+		if labErr != nil || liqoErr != nil {
+			t.Fatal(labErr, liqoErr)
+		}
+		return lab, liqo
+	}
+	labBefore, liqoBefore := keys(root)
+	labAfter, liqoAfter := keys(copied)
+	if labBefore != labAfter || liqoBefore == liqoAfter {
+		t.Errorf("the lab's key went from %s to %s, Liqo's from %s to %s", labBefore, labAfter, liqoBefore, liqoAfter)
 	}
 }
 

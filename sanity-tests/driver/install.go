@@ -46,7 +46,7 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	step := func(what string) {
 		fmt.Fprintf(options.Progress, "%6.1fs  %s: %s\n", time.Since(started).Seconds(), cluster.Name(), what)
 	}
-	content, err := importImage(ctx, cluster, options.Features)
+	content, err := importImage(ctx, cluster, options)
 	if err != nil {
 		return err
 	}
@@ -109,8 +109,8 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	})
 }
 
-func importImage(ctx context.Context, cluster *clusters.Cluster, features []string) (content string, err error) {
-	binary, err := Compile(ctx, features...)
+func importImage(ctx context.Context, cluster *clusters.Cluster, options Options) (content string, err error) {
+	binary, err := compile(ctx, options.Progress, options.Features)
 	if err != nil {
 		return "", err
 	}

@@ -32,11 +32,11 @@ func (r Relays) Serve(ctx context.Context) error {
 	defer cancel(nil)
 	proxies := map[string]*Proxy{}
 	for _, relay := range r.Relays {
-		listener, err := relay.listen(ctx)
+		listener, err := relay.Listen(ctx)
 		if err != nil {
 			return err
 		}
-		proxy := NewProxy(relay.dial)
+		proxy := NewProxy(relay.Dial)
 		proxies[relay.Name] = proxy
 		go func() { cancel(proxy.Serve(ctx, listener)) }()
 	}
@@ -55,7 +55,8 @@ func (r Relays) Serve(ctx context.Context) error {
 	return nil
 }
 
-func (r Relay) listen(ctx context.Context) (listener net.Listener, err error) {
+// Listen opens the port that the relay is reached at.
+func (r Relay) Listen(ctx context.Context) (listener net.Listener, err error) {
 	err = r.ListenIn.InNetwork(func() error {
 		listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", r.ListenOn)
 		return err
@@ -66,7 +67,8 @@ func (r Relay) listen(ctx context.Context) (listener net.Listener, err error) {
 	return listener, nil
 }
 
-func (r Relay) dial(ctx context.Context) (conn net.Conn, err error) {
+// Dial connects to what is behind the relay.
+func (r Relay) Dial(ctx context.Context) (conn net.Conn, err error) {
 	err = r.DialIn.InNetwork(func() error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", r.DialTo)
 		return err

@@ -20,7 +20,7 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"up", "[--clusters home,remote] [--home-nodes 2] [--remote-nodes 1] …", "start the lab, or what of it does not run", up},
-		{"build", "", "only build what the lab runs, or find it in the cache", build},
+		{"build", "[liqo|e2e]", "only build what the lab runs, or what Liqo is in it, or Kubernetes' own tests, or find it in the cache", build},
 		{"down", "", "end the lab and return the machine to what it was", down},
 		{"status", "", "what runs, where, and how much memory it takes", status},
 		{"kubectl", "CLUSTER ARGUMENT…", "kubectl with the administrator's rights", kubectl},

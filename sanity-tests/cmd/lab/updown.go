@@ -60,11 +60,18 @@ func parseUp(arguments []string) (options clusters.Options, withStorage bool, er
 }
 
 func build(ctx context.Context, arguments []string) error {
+	compile := components.Build
+	if len(arguments) == 1 && arguments[0] == "liqo" {
+		compile, arguments = components.BuildLiqo, nil
+	}
+	if len(arguments) == 1 && arguments[0] == "e2e" {
+		compile, arguments = components.BuildE2E, nil
+	}
 	if err := noArguments("build", arguments); err != nil {
 		return err
 	}
 	start := time.Now()
-	binaries, err := components.Build(ctx, os.Stdout)
+	binaries, err := compile(ctx, os.Stdout)
 	if err != nil {
 		return err
 	}

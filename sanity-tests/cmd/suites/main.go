@@ -1,5 +1,7 @@
-// Command suites runs every test of the repository and says at the end, in one
-// line, how many passed, failed and were skipped. It is what `make test` calls.
+// Command suites runs the tests of the repository and says at the end how long
+// each suite took and, in one line, how many tests passed, failed and were skipped.
+// `make test` calls it; `make test-all` calls it with -all, for the suites that take
+// too long for every change.
 //
 // Suites that need no cluster run first; then one lab is started for all suites
 // that need real clusters, and taken down again whatever happened. Without root
@@ -26,12 +28,13 @@ import (
 )
 
 func main() {
+	all := flag.Bool("all", false, "run everything instead of what fits into CI")
 	only := flag.String("only", "", "run only the suites whose name contains this text")
 	list := flag.Bool("list", false, "list the suites and exit")
 	keep := flag.Bool("keep-lab", false, "leave the lab running at the end")
 	flag.Parse()
 	if *list {
-		for _, s := range suites {
+		for _, s := range selected(*all, *only) {
 			fmt.Printf("%-24s %s\n", s.name, strings.Join(s.command, " "))
 		}
 		return
@@ -39,7 +42,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	total, err := run(ctx, selected(*only), *keep)
+	total, err := run(ctx, selected(*all, *only), *keep)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "suites:", err)
 		total.failed++
@@ -53,6 +56,7 @@ func main() {
 // run executes the suites in order. The lab is started before the first suite
 // that shares it and taken down after the last one.
 func run(ctx context.Context, todo []suite, keepLab bool) (total count, err error) {
+	began := time.Now()
 	root, err := repositoryRoot()
 	if err != nil {
 		return total, err
@@ -71,6 +75,8 @@ func run(ctx context.Context, todo []suite, keepLab bool) (total count, err erro
 			err = errors.Join(err, labDown(root))
 		}
 	}()
+	var took []string
+	defer func() { printTimes(took, time.Since(began)) }()
 	for _, s := range todo {
 		if reason := s.obstacle(); reason != "" {
 			fmt.Printf("=== %s: skipped: %s\n", s.name, reason)
@@ -85,12 +91,21 @@ func run(ctx context.Context, todo []suite, keepLab bool) (total count, err erro
 		}
 		got := s.run(ctx, root)
 		fmt.Printf("=== %s: %s\n", s.name, got)
+		took = append(took, fmt.Sprintf("%-32s %s", s.name, got))
 		total.add(got)
 		if ctx.Err() != nil {
 			return total, ctx.Err()
 		}
 	}
 	return total, nil
+}
+
+// printTimes says what each suite did and how long it took.
+func printTimes(suites []string, all time.Duration) {
+	fmt.Printf("=== all suites in %s, the lab's start included:\n", all.Round(time.Second))
+	for _, suite := range suites {
+		fmt.Printf("      %s\n", suite)
+	}
 }
 
 // run executes one suite within its time and counts what it did.

@@ -23,6 +23,18 @@ const (
 	sharedLab
 )
 
+// tier says which of the two runs a suite belongs to.
+type tier int
+
+const (
+	// always: `make test` and `make test-all`.
+	always tier = iota
+	// sampled: `make test` alone; `make test-all` has a suite that contains it.
+	sampled
+	// whole: `make test-all` alone.
+	whole
+)
+
 // suite is one command whose tests are counted.
 type suite struct {
 	name    string
@@ -31,6 +43,21 @@ type suite struct {
 	counter func() counter
 	needs   need
 	limit   time.Duration
+	tier    tier
+}
+
+// only puts a suite into one of the two runs.
+func only(t tier, s suite) suite {
+	s.tier = t
+	return s
+}
+
+// runsIn says whether the suite belongs to `make test-all`, or else to `make test`.
+func (s suite) runsIn(all bool) bool {
+	if all {
+		return s.tier != sampled
+	}
+	return s.tier != whole
 }
 
 // suites are all there are, cheapest first: what is broken should show early.
@@ -38,7 +65,7 @@ var suites = []suite{
 	check("rust format", nothing, "cargo", "fmt", "--check"),
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"),
 	check("go lints", nothing, "make", "lint-go"),
-	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute},
+	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute, always},
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
@@ -49,22 +76,27 @@ var suites = []suite{
 	check("driver build", root, "cargo", "build", "--locked"),
 	check("driver build with crash points", root, "cargo", "build", "--locked", "--features", "crash-points"),
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
-	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=4", "./e2e/storage"),
+	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage"),
 	goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric"),
-	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/driver"),
-	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/remote"),
-	goTest("faults", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=6", "./e2e/faults"),
+	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=8", "./e2e/driver"),
+	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=10", "./e2e/remote"),
+	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
+	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),
+	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
+	only(whole, goTest("liqo", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/liqo")),
+	only(whole, check("external storage build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
+	only(whole, goTest("external storage", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/external")),
 	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
 }
 
 // check is a command that counts as one test.
 func check(name string, needs need, command ...string) suite {
-	return suite{name, ".", command, newCheckCounter, needs, 40 * time.Minute}
+	return suite{name, ".", command, newCheckCounter, needs, 40 * time.Minute, always}
 }
 
 func goTest(name, dir string, needs need, limit time.Duration, args ...string) suite {
 	command := slices.Concat([]string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}, args)
-	return suite{name, dir, command, newGoCounter, needs, limit}
+	return suite{name, dir, command, newGoCounter, needs, limit, always}
 }
 
 // allBut lists the packages of the module this runs in, without those whose path
@@ -85,8 +117,9 @@ func (s suite) obstacle() string {
 	return ""
 }
 
-func selected(only string) []suite {
-	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !strings.Contains(s.name, only) })
+// selected are the suites of one run whose names contain the text.
+func selected(all bool, text string) []suite {
+	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !s.runsIn(all) || !strings.Contains(s.name, text) })
 }
 
 func labUp(ctx context.Context, root string) error {

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
-	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
@@ -78,8 +76,8 @@ func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
 
 func allow(t *testing.T, n *user.Namespace, classes ...string) {
 	t.Helper()
-	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"allowedRealStorageClasses": append([]string{}, classes...)}}
-	if err := driver.Install(context.WithoutCancel(t.Context()), n.Cluster, options); err != nil {
+	values := chart.Values{"allowedRealStorageClasses": append([]string{}, classes...)}
+	if err := installWith(context.WithoutCancel(t.Context()), n.Cluster, values); err != nil {
 		t.Fatal(err)
 	}
 }

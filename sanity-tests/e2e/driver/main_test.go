@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -30,7 +31,14 @@ var installed = struct {
 }{}
 
 func install(ctx context.Context, cluster *clusters.Cluster) error {
-	return driver.Install(ctx, cluster, driver.Options{Progress: os.Stderr})
+	return installWith(ctx, cluster, chart.Values{})
+}
+
+// installWith changes values of the chart. All annotations are carried to twins, so
+// that tests see which never are.
+func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Values) error {
+	values["carriedAnnotations"] = []string{"*"}
+	return driver.Install(ctx, cluster, driver.Options{Values: values, Progress: os.Stderr})
 }
 
 // home gives the test a namespace in the cluster where users work, beside the

@@ -21,20 +21,24 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
+// victims are what takes part in the life of a volume: components of the cluster by
+// their name, containers of the driver by the component of their pod and their own.
+var victims = []string{
+	"kube-controller-manager", "kubelet@home-1", "kubelet@home-2",
+	"node/driver", "controller/driver", "controller/csi-provisioner", "controller/csi-attacher",
+}
+
 // Everything that takes part in the life of a volume is killed at random
 // moments: controllers, node plugins, sidecars, kubelets, kube-controller-manager.
 func TestLifeAmongKills(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
-	if *seed == 0 {
-		*seed = time.Now().UnixNano()
-	}
 	accounted(t, cluster)
-	killer := startKiller(t, cluster, *seed)
+	killer := startKiller(t, cluster, seed())
 
 	classes := []string{"liqo-reference", "liqo-reference-attach", "liqo-reference-local", "liqo-reference-ext4", "liqo-local-path"}
-	t.Run(fmt.Sprintf("volumes with seed %d", *seed), func(t *testing.T) {
-		for i := range *cycles {
+	t.Run(fmt.Sprintf("volumes with seed %d", seed()), func(t *testing.T) {
+		for i := range volumes() {
 			t.Run(strconv.Itoa(i), func(t *testing.T) {
 				t.Parallel()
 				live(t, user.NewNamespace(t, cluster), classes[i%len(classes)])
@@ -42,7 +46,7 @@ func TestLifeAmongKills(t *testing.T) {
 		}
 	})
 	kills := killer.stop()
-	for _, victim := range []string{"kube-controller-manager", "kubelet@home-1", "kubelet@home-2", "node/driver", "controller/driver", "controller/csi-provisioner", "controller/csi-attacher"} {
+	for _, victim := range victims {
 		if kills[victim] == 0 {
 			t.Errorf("%s was never killed: the kills were %v", victim, kills)
 		}
@@ -58,10 +62,11 @@ type killer struct {
 	client  kubernetes.Interface
 	random  *rand.Rand
 
-	strikes int
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
-	kills   map[string]int
+	// next are the victims of this round, in the order in which they are killed.
+	next   []string
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	kills  map[string]int
 }
 
 func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64) *killer {
@@ -98,35 +103,44 @@ func (k *killer) stop() map[string]int {
 	return k.kills
 }
 
-// strike kills one thing: a component of the cluster, or a container of the driver.
+// strike kills the next victim. Every victim has its turn in each round, in an order
+// that is drawn anew, so that none is spared by chance in a short run.
 func (k *killer) strike(ctx context.Context) (victim string, err error) {
-	components := []string{"kube-controller-manager"}
-	for _, node := range k.cluster.Nodes() {
-		components = append(components, "kubelet@"+node.Name)
+	if len(k.next) == 0 {
+		k.next = slices.Clone(victims)
+		k.random.Shuffle(len(k.next), func(i, j int) { k.next[i], k.next[j] = k.next[j], k.next[i] })
 	}
-	// Every fourth is one of these, so that each kind is among the victims of any seed.
-	if k.strikes++; k.strikes%4 == 0 {
-		victim = components[(k.strikes/4)%len(components)]
+	victim, k.next = k.next[0], k.next[1:]
+	component, container, isContainer := strings.Cut(victim, "/")
+	if !isContainer {
 		// Not the test's context: what is killed is also started again.
 		return victim, k.cluster.Restart(context.WithoutCancel(ctx), victim)
 	}
-	pods, err := k.client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return "some container", err
+	running, err := k.running(ctx, component, container)
+	if err == nil && len(running) == 0 {
+		err = fmt.Errorf("none runs")
 	}
-	var running [][2]string // what it is, and its id
+	if err != nil {
+		k.next = append(k.next, victim) // its turn comes again
+		return victim, err
+	}
+	return victim, killContainer(running[k.random.IntN(len(running))])
+}
+
+// running are the ids of a container of the driver in all pods of a component.
+func (k *killer) running(ctx context.Context, component, name string) (ids []string, err error) {
+	pods, err := k.client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	if err != nil {
+		return nil, err
+	}
 	for _, pod := range pods.Items {
 		for _, container := range pod.Status.ContainerStatuses {
-			if _, id, found := strings.Cut(container.ContainerID, "://"); found && container.State.Running != nil {
-				running = append(running, [2]string{pod.Labels["app.kubernetes.io/component"] + "/" + container.Name, id})
+			if _, id, found := strings.Cut(container.ContainerID, "://"); found && container.Name == name && container.State.Running != nil {
+				ids = append(ids, id)
 			}
 		}
 	}
-	if len(running) == 0 {
-		return "some container", fmt.Errorf("none runs")
-	}
-	chosen := running[k.random.IntN(len(running))]
-	return chosen[0], killContainer(chosen[1])
+	return ids, nil
 }
 
 // killContainer kills the first process of a container, known by its cgroup.

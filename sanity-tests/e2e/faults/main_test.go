@@ -4,15 +4,14 @@
 // crash_walk_test.go dies at every crash point there is, remote_walk_test.go at
 // those of volumes in another cluster; forgotten_test.go kills kubelet when that
 // hurts most; kills_test.go, after them, kills anything at any moment;
-// remote_test.go cuts, slows and stops what is between two clusters.
+// remote_test.go cuts, slows and stops what is between two clusters. sample_test.go
+// chooses what of all that is run when there is no time for everything.
 package faults
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,16 +26,6 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
-
-var (
-	seed   = flag.Int64("seed", seedOfEnvironment(), "seed of the kills, also by LIQO_CSI_SEED; 0 takes one from the clock")
-	cycles = flag.Int("cycles", 50, "volumes that live through the chaos")
-)
-
-func seedOfEnvironment() int64 {
-	seed, _ := strconv.ParseInt(os.Getenv("LIQO_CSI_SEED"), 10, 64)
-	return seed
-}
 
 func TestMain(m *testing.M) { user.Main(m) }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
@@ -40,18 +41,16 @@ func TestTroubleBetweenClusters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, trouble := range []struct {
-		name string
-		run  func(*testing.T, *neighbour)
-	}{
+	for _, trouble := range chosen(t, []leg[*neighbour]{
 		{"the link is cut while a volume is made", cutWhileMade},
 		{"the link is cut while a volume is deleted", cutWhileDeleted},
 		{"the namespace there is deleted", namespaceDeleted},
+		{"home is restored from a backup without a volume whose twin is deleted then", restoredAtHome},
 		{"the API server there starts again and again", restarted},
 		{"each call takes 50 ms", slowed(faults.Setting{Mode: faults.Delay, Up: 25 * time.Millisecond, Down: 25 * time.Millisecond}, true)},
 		{"each call takes 2 s", slowed(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second}, true)},
 		{"calls hang", slowed(faults.Setting{Mode: faults.Hang}, false)},
-	} {
+	}) {
 		t.Run(trouble.name, func(t *testing.T) {
 			accounted(t, home, remote)
 			b := newNeighbour(t)
@@ -220,6 +219,52 @@ func namespaceDeleted(t *testing.T, b *neighbour) {
 	b.here.DeletePod("reader")
 	deleteClaim(b.here, "far")
 	b.oneTwinEach()
+}
+
+// restoredAtHome restores home from a backup that is older than claim and volume, and
+// then has somebody delete the twin.
+func restoredAtHome(t *testing.T, b *neighbour) {
+	backup, err := b.here.Cluster.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.here.Claim("far", "liqo-reference", "64Mi")
+	b.here.Pod("writer", "far", b.onIt)
+	b.here.WaitReady("writer")
+	write(b.there, "writer", b.here.Name)
+	b.here.DeletePod("writer")
+	was := b.follow("far")
+
+	if err := backup.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.here.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Object.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Fatalf("home is to know nothing of the volume %s: %v", was.Object.Name, err)
+	}
+	b.ready()
+
+	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), "far", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.oneTwinEach()
+	volumes := b.there.Client.CoreV1().PersistentVolumes()
+	kept, err := volumes.Get(t.Context(), was.Real.Name, metav1.GetOptions{})
+	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		t.Fatalf("the data is to be kept, its volume is %v: %v", kept, err)
+	}
+
+	// Who is told that it is there disposes of it.
+	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	if _, err := volumes.Patch(t.Context(), kept.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.there.Eventually("the data goes", func(ctx context.Context) (string, error) {
+		_, err := volumes.Get(ctx, kept.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "its volume is there", err
+	})
 }
 
 // cut cuts the link between the clusters, until it is healed.

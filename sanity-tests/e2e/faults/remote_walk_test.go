@@ -2,12 +2,15 @@ package faults
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/chart"
 )
 
 // The controller dies wherever it makes a node one that can have volumes and says
@@ -32,10 +35,13 @@ func (w *walk) remoteRefused(t *testing.T, b *neighbour) {
 	b.here.Claim("data", "liqo-reference", "64Mi")
 	b.here.Pod("user", "data", b.onIt)
 	w.carriedOut(t, b.here, controller)
-	claim, err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Get(t.Context(), "data", metav1.GetOptions{})
-	if err != nil || !strings.Contains(claim.Annotations["storage.liqo.io/refused"], b.id) {
-		t.Errorf("it is not noted that %s refuses the claim: %v %v", b.id, claim.Annotations, err)
-	}
+	b.here.Eventually("it is noted that "+b.id+" refuses the claim", func(ctx context.Context) (string, error) {
+		noted, err := b.here.Client.CoreV1().ConfigMaps(chart.Namespace).Get(ctx, "liqo-csi-refusals", metav1.GetOptions{})
+		if err != nil || strings.Contains(fmt.Sprint(noted.Data), b.id) {
+			return "", err
+		}
+		return fmt.Sprintf("noted is %v", noted.Data), nil
+	})
 	b.here.DeletePod("user")
 	deleteClaim(b.here, "data")
 	b.oneTwinEach()
@@ -85,11 +91,11 @@ func (w *walk) remoteRetained(t *testing.T, b *neighbour) {
 	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
 		t.Fatalf("the data is to be retained, its volume is %v: %v", kept, err)
 	}
+	deleteClaim(b.there, volume.Twin.Name)
 	if _, err := there.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	deleteClaim(b.there, volume.Twin.Name)
 }
 
 func (w *walk) remoteRescued(t *testing.T, b *neighbour) {

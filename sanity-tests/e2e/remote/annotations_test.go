@@ -20,22 +20,17 @@ const (
 	liqoModes = "liqo.io/remote-access-modes"
 )
 
-// annotatedClass is the only one that claims may choose by annotation. It is there
-// while the test runs that does.
-const annotatedClass = "e2e-annotated"
+// Claims may choose these by annotation. Each is there while the test runs that does.
+const (
+	annotatedClass = "e2e-annotated"
+	namedClass     = "e2e-named"
+)
 
 // What Liqo's users write on their claims means the same as with Liqo, there only.
 func TestLiqosAnnotations(t *testing.T) {
 	p := peered(t, liqoAnnotated, func(p *pair) string { return p.remote.Cluster.ProxyKubeconfig() }, "reference")
 	p.offload()
-	immediate := storagev1.VolumeBindingImmediate
-	p.remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: annotatedClass}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
-		// Its driver does not mind. Other tests do not want to be told of its room.
-		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
-			{Key: clusterLabel, Values: []string{"none"}},
-		}}},
-	})
+	p.remote.Class(notToldOf(annotatedClass))
 	p.home.Claim("data", "liqo-reference", "64Mi", annotated(annotatedClass, "RWX"))
 	p.home.Pod("user", "data", p.there)
 	p.home.Claim("denied", "liqo-reference", "64Mi", annotated("reference-ext4", ""))
@@ -69,6 +64,18 @@ func TestLiqosAnnotations(t *testing.T) {
 	twin := claimIn(p.remote, t, "modes")
 	if !slices.Equal(twin.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}) {
 		t.Errorf("the twin has %v", twin.Spec.AccessModes)
+	}
+}
+
+// notToldOf is a class that works, and of whose room the scheduler is not told: its
+// driver does not mind the topology, and other tests do not want to hear of it.
+func notToldOf(class string) *storagev1.StorageClass {
+	immediate := storagev1.VolumeBindingImmediate
+	return &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: &immediate,
+		AllowedTopologies: []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{
+			{Key: clusterLabel, Values: []string{"none"}},
+		}}},
 	}
 }
 

@@ -14,16 +14,16 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-func TestLabelsAndAnnotationsFollowTheClaim(t *testing.T) {
+func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
 	p := offloaded(t)
 	p.home.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Labels = map[string]string{"team": "blue", volumeLabel: "forged"}
-		claim.Annotations = map[string]string{"cost-center": "42"}
+		claim.Annotations = map[string]string{"cost-center": "42", "nfs.io/storage-path": "somebody-elses"}
 	})
 	p.home.Pod("user", "data", p.there)
 	p.home.WaitReady("user")
 	found := p.follow("data")
-	if found.twin.Labels["team"] != "blue" || found.twin.Annotations["cost-center"] != "42" || found.twin.Labels[volumeLabel] == "forged" {
+	if found.twin.Labels["team"] != "blue" || found.twin.Annotations["cost-center"] != "42" || found.twin.Annotations["nfs.io/storage-path"] != "" || found.twin.Labels[volumeLabel] == "forged" {
 		t.Errorf("labels %v, annotations %v", found.twin.Labels, found.twin.Annotations)
 	}
 	patch := []byte(`{"metadata":{"labels":{"team":"green"},"annotations":{"cost-center":null}}}`)
@@ -95,4 +95,28 @@ func (p *pair) discard(v volume) {
 			p.t.Errorf("discard what the test kept: %v", err)
 		}
 	}
+}
+
+func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	found := p.follow("data")
+	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
+		patch := fmt.Appendf(nil, `{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
+		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p.remote.Eventually("the policy of the real volume is "+string(policy), func(ctx context.Context) (string, error) {
+			real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, found.real.Name, metav1.GetOptions{})
+			if err != nil || real.Spec.PersistentVolumeReclaimPolicy == policy {
+				return "", err
+			}
+			return "it is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
+		})
+	}
+	p.home.DeletePod("user")
+	p.deleteClaim("data")
+	p.wantGone(found)
 }

@@ -3,6 +3,8 @@ package remote
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,6 +90,19 @@ func TestRealClassThatIsNotThere(t *testing.T) {
 		t.Errorf("the claim is %s", phase)
 	}
 	p.waitCapacity(virtual, func(room int64) bool { return room == 0 })
+
+	// Nobody asks for a pod that may only run there; its claim is told all the same.
+	p.home.Claim("data", virtual, "64Mi")
+	p.home.Pod("stuck", "data", p.there)
+	p.home.WaitEvent("data", "NoRealClass", real, "cluster "+p.cluster, "realStorageClass of the class "+virtual,
+		"spec.storageClasses of the RemoteCluster "+p.cluster)
+	p.waitShown("the limit", func(c shownCluster, v shownVolume) bool {
+		limit := func(line string) bool { return strings.Contains(line, "claims of the class "+virtual) }
+		return slices.ContainsFunc(c.Limits, limit) && v.Cluster == ""
+	})
+	p.home.DeletePod("stuck")
+	p.home.Pod("stuck", "data", p.pinned)
+	p.waitShown("the cluster where the pod was sent", func(_ shownCluster, v shownVolume) bool { return v.Cluster == p.cluster })
 	p.home.Claim("free", virtual, "64Mi")
 	p.home.Pod("free", "free", p.either)
 	if pod := p.home.WaitReady("free"); pod.Spec.NodeName == p.node {
@@ -144,7 +159,8 @@ func (p *pair) virtualClass(name string, parameters map[string]string) string {
 	return class.Name
 }
 
-// waitCapacity waits until the scheduler is told this of a class on the virtual node.
+// waitCapacity waits until all that the scheduler is told of a class on the virtual
+// node is this.
 func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 	p.t.Helper()
 	p.home.Eventually("capacity of class "+class, func(ctx context.Context) (string, error) {
@@ -165,10 +181,10 @@ func (p *pair) waitCapacity(class string, wanted func(bytes int64) bool) {
 			if err != nil || !selects.Matches(labels.Set(node.Labels)) {
 				continue
 			}
-			if one.Capacity != nil && wanted(one.Capacity.Value()) {
-				return "", nil
+			if one.Capacity == nil || !wanted(one.Capacity.Value()) {
+				return fmt.Sprintf("it is told %v", one.Capacity), nil
 			}
-			told = fmt.Sprintf("it is told %v", one.Capacity)
+			told = ""
 		}
 		return told, nil
 	})

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,27 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 		t.Errorf("before the claim is deleted: %v", err)
 	}
 	p.deleteClaim("data")
+	p.wantGone(found)
+}
+
+// Names of claims can be as long as those of any object; so can those of their events.
+func TestClaimsWithLongNames(t *testing.T) {
+	p := offloaded(t)
+	served, unserved := strings.Repeat("s", 250), strings.Repeat("u", 250)
+	p.home.Claim(served, "liqo-reference", "64Mi")
+	p.home.Pod("served", served, p.there)
+	nothing := p.virtualClass("nothing", map[string]string{"realStorageClass": p.home.Name + "-that-is-not-there"})
+	p.home.Claim(unserved, nothing, "64Mi")
+	p.home.Pod("unserved", unserved, p.there)
+	p.home.WaitReady("served")
+	p.home.WaitEvent(unserved, "NoRealClass", "cluster "+p.cluster)
+
+	found := p.follow(served)
+	if found.twin.Name != served {
+		t.Errorf("the twin is %s", found.twin.Name)
+	}
+	p.home.DeletePod("served")
+	p.deleteClaim(served)
 	p.wantGone(found)
 }
 

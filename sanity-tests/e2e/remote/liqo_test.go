@@ -1,11 +1,16 @@
 package remote
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/fabric"
@@ -17,10 +22,17 @@ const (
 	liqoFull      = "e2e-full"
 	liqoMinimal   = "e2e-minimal"
 	liqoAnnotated = "e2e-annotated"
+	liqoHonest    = "e2e-honest"
+	// Behind the others in order, so that nobody is right by accident.
+	liqoPeer = "e2e-peer"
 )
 
 func tenantNamespaces() []string {
-	return []string{"liqo-tenant-" + liqoFull, "liqo-tenant-" + liqoMinimal, "liqo-tenant-" + liqoAnnotated}
+	var namespaces []string
+	for _, cluster := range []string{liqoFull, liqoMinimal, liqoAnnotated, liqoHonest, liqoPeer} {
+		namespaces = append(namespaces, "liqo-tenant-"+cluster)
+	}
+	return namespaces
 }
 
 // peered gives the test a peering as Liqo makes it, without namespaces offloaded.
@@ -136,13 +148,76 @@ func TestLiqosMinimalRole(t *testing.T) {
 	unnamed := p.virtualClass("unnamed", nil)
 	p.waitCapacity(unnamed, func(room int64) bool { return room > 0 })
 	p.home.Claim("unnamed", unnamed, "64Mi")
-	p.home.Pod("unnamed", "unnamed", p.either)
+	p.home.Pod("unnamed", "unnamed", p.there)
 	p.home.WaitEvent("unnamed", "ProvisioningFailed", "may not read the classes of the cluster "+p.cluster, "has to be named")
-	if pod := p.home.WaitReady("unnamed"); pod.Spec.NodeName == p.node {
-		t.Error("the pod runs where its volume cannot be")
-	}
+
+	// That is its own fault: those that name one are not kept away.
+	p.home.Claim("stuck", unnamed, "1Mi")
+	p.home.Pod("stuck", "stuck", p.there)
+	p.home.WaitEvent("stuck", "ProvisioningFailed", "has to be named", liqoClass)
+	p.remote.Class(notToldOf(namedClass))
+	p.home.Claim("named", unnamed, "64Mi", annotated(namedClass, ""))
+	p.home.Pod("named", "named", p.there)
+	p.home.WaitReady("named")
+	p.waitCapacity(unnamed, func(room int64) bool { return room > 1<<30 })
 
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
 	p.wantGone(found)
+}
+
+// A peer that may write into its own tenant namespace speaks for itself: it cannot
+// lead volumes of another cluster to a namespace of its choice.
+func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
+	full := user.Cluster(t, "remote").ProxyKubeconfig()
+	p := peered(t, liqoHonest, func(*pair) string { return full }, "reference-immediate")
+	t.Cleanup(func() { fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", liqoPeer) })
+	fabricObjects(t, "home", "liqo", "peer", "--cluster-id", liqoPeer, "--node", "peer-"+p.remote.Name, "--remote-kubeconfig", full)
+
+	const looted = "kube-public"
+	group := schema.GroupVersion{Group: "offloading.liqo.io", Version: "v1beta1"}
+	tenant := "liqo-tenant-" + liqoPeer
+	labels := map[string]any{"liqo.io/remoteID": liqoHonest, "liqo.io/replication": "true"}
+	p.write(group.WithResource("virtualnodes"), "VirtualNode", tenant, labels, map[string]any{
+		"spec": map[string]any{"clusterID": liqoHonest, "kubeconfigSecretRef": map[string]any{"name": "none"}},
+	})
+	p.write(group.WithResource("namespacemaps"), "NamespaceMap", tenant, labels, map[string]any{
+		"spec": map[string]any{"desiredMapping": map[string]any{p.home.Name: looted}},
+		"status": map[string]any{"currentMapping": map[string]any{
+			p.home.Name: map[string]any{"remoteNamespace": looted, "phase": "Accepted"},
+		}},
+	})
+	p.home.Claim("early", "liqo", "64Mi")
+	p.home.Pod("early", "early", p.there)
+	p.home.WaitEvent("early", p.home.Name+" is not offloaded to the cluster "+p.cluster)
+	p.offload()
+	p.home.WaitReady("early")
+	wantOurs(t, p, p.follow("early"))
+}
+
+// write makes an object of Liqo, which is removed with its namespace.
+func (p *pair) write(resource schema.GroupVersionResource, kind, namespace string, labels, content map[string]any) {
+	p.t.Helper()
+	config, err := user.Cluster(p.t, "home").Config()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	objects := client.Resource(resource).Namespace(namespace)
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": resource.GroupVersion().String(), "kind": kind,
+		"metadata": map[string]any{"name": "looter", "labels": labels},
+	}}
+	maps.Copy(object.Object, content)
+	made, err := objects.Create(p.t.Context(), object, metav1.CreateOptions{})
+	if err == nil && content["status"] != nil {
+		made.Object["status"] = content["status"]
+		_, err = objects.UpdateStatus(p.t.Context(), made, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
 }

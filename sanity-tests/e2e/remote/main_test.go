@@ -82,7 +82,8 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	}
 	values := chart.Values{
 		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
-		"allowedRealStorageClasses": []string{annotatedClass},
+		"allowedRealStorageClasses": []string{annotatedClass, namedClass},
+		"carriedAnnotations":        []string{"cost-center"},
 	}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err

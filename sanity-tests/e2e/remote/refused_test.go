@@ -1,13 +1,21 @@
 package remote
 
 import (
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
 )
+
+// refusals is where the driver notes what other clusters did not take.
+const refusals = "liqo-csi-refusals"
 
 // The class is the test's own: what is refused here is room that the scheduler no
 // longer sees, whoever asks.
@@ -22,6 +30,33 @@ func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
 	if pod := p.home.WaitReady("user"); pod.Spec.NodeName == p.node {
 		t.Error("the pod runs where its volume cannot be")
 	}
+	noted, err := p.home.Client.CoreV1().ConfigMaps(chart.Namespace).Get(t.Context(), refusals, metav1.GetOptions{})
+	if err != nil || !strings.Contains(fmt.Sprint(noted.Data), class) {
+		t.Errorf("it is not noted: %v, %v", noted, err)
+	}
+}
+
+// What the scheduler is told is told to all users, so no user says it.
+func TestForgedRefusalsCloseNothing(t *testing.T) {
+	p := offloaded(t)
+	class := p.virtualClass("open", map[string]string{"realStorageClass": "reference"})
+	open := func(room int64) bool { return room > 1<<30 }
+	p.waitCapacity(class, open)
+	until := time.Now().Add(100 * time.Second).Unix()
+	forged := fmt.Sprintf(`{"class":%q,"cluster":%q,"bytes":1,"until":%d}`, class, p.cluster, until)
+	p.home.Claim("forged", class, "1Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Annotations = map[string]string{"storage.liqo.io/refused": forged}
+	})
+	notes := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: refusals}, Data: map[string]string{"forged": forged}}
+	if _, err := p.home.Client.CoreV1().ConfigMaps(p.home.Name).Create(t.Context(), notes, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// Capacities were told since: of a class that came later.
+	p.waitCapacity(p.virtualClass("later", map[string]string{"realStorageClass": "reference"}), open)
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	p.home.WantNoEvent("user", "did not have enough free storage")
 }
 
 func TestGenericEphemeralVolumeIsRefused(t *testing.T) {

@@ -57,6 +57,23 @@ func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Na
 	return n
 }
 
+// Existing is a namespace that somebody else makes and removes; it need not be there
+// yet. If the test fails, its state is in the log.
+func Existing(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
+	t.Helper()
+	client, err := cluster.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Namespace{Name: name, Cluster: cluster, Client: client, t: t, kubectl: lab.Binaries().Path("kubectl")}
+	t.Cleanup(func() {
+		if t.Failed() {
+			n.report()
+		}
+	})
+	return n
+}
+
 func (n *Namespace) remove() {
 	if n.t.Failed() {
 		n.report()

@@ -3,6 +3,7 @@ package user
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -275,22 +276,43 @@ func (n *Namespace) Exec(pod, script string) string {
 func (n *Namespace) WaitEvent(object string, words ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("an event about %s tells %q", object, words), func(ctx context.Context) (string, error) {
-		events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
+		told, err := n.eventsAbout(ctx, object)
 		if err != nil {
 			return "", err
 		}
-		var told []string
-		for _, event := range events.Items {
-			if event.InvolvedObject.Name != object {
-				continue
-			}
-			told = append(told, event.Reason+": "+event.Message)
-			if mentionsAll(event.Reason+": "+event.Message, words) {
-				return "", nil
-			}
+		if slices.ContainsFunc(told, func(text string) bool { return mentionsAll(text, words) }) {
+			return "", nil
 		}
 		return "told was " + strings.Join(told, " | "), nil
 	})
+}
+
+// WantNoEvent is that no event about an object of the namespace mentions all of the words.
+func (n *Namespace) WantNoEvent(object string, words ...string) {
+	n.t.Helper()
+	told, err := n.eventsAbout(n.t.Context(), object)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, text := range told {
+		if mentionsAll(text, words) {
+			n.t.Errorf("%s has the event %s", object, text)
+		}
+	}
+}
+
+// eventsAbout are the events about an object, each as "reason: message".
+func (n *Namespace) eventsAbout(ctx context.Context, object string) (told []string, err error) {
+	events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, event := range events.Items {
+		if event.InvolvedObject.Name == object {
+			told = append(told, event.Reason+": "+event.Message)
+		}
+	}
+	return told, nil
 }
 
 func mentionsAll(text string, words []string) bool {

@@ -1,0 +1,132 @@
+// Package external puts class liqo through the tests that Kubernetes has for CSI drivers
+// outside of its tree, on real clusters: nobody of this project wrote a line of them.
+//
+// How they are built and run is the business of package external above.
+package external
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"storage.liqo.io/sanity-tests/account"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/external"
+)
+
+var procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side; most of the time they wait")
+
+func TestMain(m *testing.M) { user.Main(m) }
+
+// cases are the test-driver files. Fewer specs than these have never been enough: a
+// suite that runs nothing must not pass.
+var cases = []struct {
+	driver, focus string
+	atLeast       int
+}{
+	{"reference", "", 54},
+	{"reference-nodes", `(topology|capacity)`, 5},
+	{"attach", "", 51},
+	{"local", "", 44},
+}
+
+func TestExternalStorage(t *testing.T) {
+	home := user.Cluster(t, "home")
+	if err := driver.Install(t.Context(), home, driver.Options{Progress: os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	suite, err := external.Prepare(t.Context(), user.Lab(t), home, t.TempDir(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leavesNothing(t, home, suite)
+	for _, c := range cases {
+		t.Run(c.driver, func(t *testing.T) {
+			report, err := suite.Run(t.Context(), c.driver, external.Options{Focus: c.focus, Procs: *procs, Until: deadline(t)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			show(t, report, c.atLeast)
+		})
+	}
+}
+
+// show makes a test of each spec, and one of their number.
+func show(t *testing.T, report external.Report, atLeast int) {
+	t.Helper()
+	for _, spec := range report.Specs {
+		t.Run(spec.Name, func(t *testing.T) {
+			t.Logf("took %s", spec.Took.Round(100*time.Millisecond))
+			if !spec.Passed {
+				t.Error(spec.Trouble)
+			}
+		})
+	}
+	ran, failed := len(report.Specs), report.Failed()
+	counts := fmt.Sprintf("%d specs passed and %d failed of at least %d, %d need what is not declared", ran-failed, failed, atLeast, report.Skipped())
+	t.Run(counts, func(t *testing.T) {
+		t.Logf("skipped themselves:\n%s", report.Reasons())
+		if ran < atLeast {
+			t.Errorf("only %d specs ran, at least %d apply to this class", ran, atLeast)
+		}
+	})
+}
+
+// deadline leaves specs that are interrupted the time to clean up.
+func deadline(t *testing.T) time.Time {
+	if end, limited := t.Deadline(); limited {
+		return end.Add(-5 * time.Minute)
+	}
+	return time.Now().Add(time.Hour)
+}
+
+// leavesNothing starts from a cluster without remains of former runs, and looks for
+// those of this one.
+func leavesNothing(t *testing.T, cluster *clusters.Cluster, suite *external.Suite) {
+	t.Helper()
+	before := sweep(t, cluster, suite)
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = sweep(t, cluster, suite)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		defer cancel()
+		var leaked []string
+		for {
+			after, err := account.Take(ctx, cluster)
+			if err == nil {
+				if leaked = after.Beyond(before); len(leaked) == 0 {
+					return
+				}
+			}
+			select {
+			case <-ctx.Done():
+				t.Errorf("left behind:\n  %s", strings.Join(leaked, "\n  "))
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	})
+}
+
+func sweep(t *testing.T, cluster *clusters.Cluster, suite *external.Suite) account.Stock {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+	defer cancel()
+	if err := suite.Sweep(ctx); err != nil {
+		t.Error(err)
+	}
+	stock, err := account.Take(ctx, cluster)
+	if err != nil {
+		t.Error(err)
+	}
+	return stock
+}

@@ -1,0 +1,229 @@
+package remote
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"storage.liqo.io/sanity-tests/bench"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/machine"
+	"storage.liqo.io/sanity-tests/pki"
+)
+
+// hostile is an API server that sends more than anybody can hold. It speaks just
+// enough of the API to be taken for one.
+type hostile struct {
+	// list answers each list, watch each watch.
+	list, watch func(w http.ResponseWriter, r *http.Request)
+}
+
+func (h hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case r.URL.Path == "/version":
+		_, _ = io.WriteString(w, `{"major":"1","minor":"36","gitVersion":"v1.36.0","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}`)
+	case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews"):
+		var review map[string]any
+		_ = json.NewDecoder(r.Body).Decode(&review)
+		review["status"] = map[string]any{"allowed": true}
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(review)
+	case r.URL.Query().Get("watch") != "":
+		h.watch(w, r)
+	default:
+		h.list(w, r)
+	}
+}
+
+func object(number int, fat string) string {
+	return fmt.Sprintf(`{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"fat":%q}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`, number, number, fat)
+}
+
+// page is a page of so many objects, with another one to follow if next is not empty.
+func page(w io.Writer, first, count int, fat, next string) {
+	_, _ = fmt.Fprintf(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1","continue":%q},"items":[`, next)
+	for i := range count {
+		if i > 0 {
+			_, _ = io.WriteString(w, ",")
+		}
+		_, _ = io.WriteString(w, object(first+i, fat))
+	}
+	_, _ = io.WriteString(w, "]}")
+}
+
+func empty(w http.ResponseWriter, _ *http.Request) { page(w, 0, 0, "", "") }
+
+// silent is a watch in which nothing happens.
+func silent(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).Flush()
+	<-r.Context().Done()
+}
+
+var hostiles = map[string]struct {
+	server hostile
+	// said is what the driver may say of it.
+	said []string
+}{
+	// Which limit it meets first depends on how fast it can send.
+	"endless": {said: []string{"sends too much", "could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, r *http.Request) {
+		var first int
+		_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
+		page(w, first, 100, strings.Repeat("x", 1000), fmt.Sprint(first+100))
+	}}},
+	"flood": {said: []string{"sends too much"}, server: hostile{list: empty, watch: func(w http.ResponseWriter, _ *http.Request) {
+		fat := strings.Repeat("x", 64<<10)
+		for i := 0; ; i++ {
+			if _, err := fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object(i, fat)); err != nil {
+				return
+			}
+		}
+	}}},
+	"fat": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+		page(w, 0, 100, strings.Repeat("x", 1<<20), "")
+	}}},
+	"many": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}`+strings.Repeat(",{}", 1_000_000)+"]}")
+	}}},
+	"errors": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = io.WriteString(w, strings.Repeat("no ", 4<<20))
+	}}},
+}
+
+// Clusters that send without end are told apart from those that are well: they are not
+// used, the others never notice, and no replica outgrows what the chart gives it.
+func TestHostileClustersHarmNobodyElse(t *testing.T) {
+	p := offloaded(t)
+	home := user.Cluster(t, "home")
+	for name, one := range hostiles {
+		declareHostile(t, p, p.remote.Name+"-"+name, one.server)
+	}
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+
+	clusters, err := remoteClusters(home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, one := range hostiles {
+		p.home.Eventually("hostile cluster "+name, func(ctx context.Context) (string, error) {
+			found, err := clusters.Get(ctx, p.remote.Name+"-"+name, metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			said, _, _ := unstructured.NestedString(found.Object, "status", "lastError")
+			if !slices.ContainsFunc(one.said, func(text string) bool { return strings.Contains(said, text) }) {
+				return fmt.Sprintf("it says %q, not one of %q", said, one.said), nil
+			}
+			if len(said) > 2048 {
+				return "", fmt.Errorf("%d bytes are said of it", len(said))
+			}
+			return "", nil
+		})
+	}
+	p.home.Claim("later", "liqo-reference", "64Mi")
+	p.home.Pod("later", "later", p.there)
+	p.home.WaitReady("later")
+	wantWithinMemory(t, p)
+}
+
+// wantWithinMemory is that no replica ever had more memory than its limit, which
+// the lab does not enforce.
+func wantWithinMemory(t *testing.T, p *pair) {
+	t.Helper()
+	const limit = 256 << 20 // controller.resources.limits.memory of the chart
+	driver, err := bench.Find(t.Context(), p.home.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replicas, err := driver.Processes("liqo-csi controller")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(replicas) == 0 {
+		t.Error("no replica of the controller is found")
+	}
+	for _, replica := range replicas {
+		t.Logf("a replica had %d MiB at most", replica.Peak>>20)
+		if replica.Peak >= limit {
+			t.Errorf("a replica had %d MiB", replica.Peak>>20)
+		}
+	}
+}
+
+// declareHostile runs an API server where the fault proxies are, and declares it.
+func declareHostile(t *testing.T, p *pair, name string, server http.Handler) {
+	t.Helper()
+	home := user.Cluster(t, "home")
+	address, err := url.Parse(serverOf(t, p.remote.Cluster))
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificates := pki.Dir(t.TempDir())
+	authority, err := certificates.Authority("ca")
+	if err == nil {
+		err = authority.Issue(certificates, pki.Request{Name: "server", CommonName: "hostile", Hosts: []string{address.Hostname()}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listener net.Listener
+	err = machine.Namespace{Name: home.Name()}.InNetwork(func() (err error) {
+		listener, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(address.Hostname(), "0"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := &http.Server{Handler: server}
+	go func() {
+		err := serving.ServeTLS(listener, certificates.Cert("server"), certificates.Key("server"))
+		if !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("hostile API server: %v", err)
+		}
+	}()
+	t.Cleanup(func() { _ = serving.Close() })
+
+	ca, err := os.ReadFile(certificates.Cert("ca"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["hostile"] = &clientcmdapi.Cluster{Server: "https://" + listener.Addr().String(), CertificateAuthorityData: ca}
+	config.AuthInfos["us"] = &clientcmdapi.AuthInfo{Token: "none"}
+	config.Contexts["hostile"] = &clientcmdapi.Context{Cluster: "hostile", AuthInfo: "us"}
+	config.CurrentContext = "hostile"
+	kubeconfig, err := clientcmd.Write(*config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), user.Patience)
+		defer cancel()
+		if err := errors.Join(deleteRemoteCluster(ctx, home, name), deleteSecret(ctx, home, name)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := putSecret(t.Context(), home, name, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	if err := putRemoteCluster(t.Context(), home, name, spec{"kubeconfigSecretRef": map[string]any{"name": name}}); err != nil {
+		t.Fatal(err)
+	}
+}

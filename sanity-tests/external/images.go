@@ -1,0 +1,116 @@
+package external
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"storage.liqo.io/sanity-tests/images"
+)
+
+// registry is where the tests are told to find their images. Nothing answers there:
+// the images are in the nodes, under names that are nobody else's, because they are
+// not the published ones.
+const registry = "e2e-test-images.storage.liqo.io"
+
+// registryList is the file that KUBE_TEST_REPO_LIST names.
+const registryList = "promoterE2eRegistry: " + registry + "\ngcRegistry: " + registry + "\n"
+
+func (s *Suite) registries() string { return filepath.Join(s.dir, "registries.yaml") }
+
+func (s *Suite) environment() []string {
+	return append(os.Environ(), "KUBE_TEST_REPO_LIST="+s.registries())
+}
+
+// images makes those of the tests' images that specs of storage use. Their tags are
+// known to e2e.test alone, so it is asked.
+func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
+	cmd := exec.CommandContext(ctx, s.programs.Path("e2e.test"), "--list-images")
+	cmd.Env = s.environment()
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask e2e.test for the images it uses: %w", err)
+	}
+	var made []*images.Image
+	for name := range strings.FieldsSeq(string(out)) {
+		repository, _, _ := strings.Cut(name, ":")
+		if path.Dir(repository) != registry {
+			continue
+		}
+		image, err := s.image(path.Base(repository))
+		if err != nil {
+			return nil, err
+		}
+		if image != nil {
+			image.Name = name
+			made = append(made, image)
+		}
+	}
+	if len(made) == 0 {
+		return nil, fmt.Errorf("e2e.test uses no image of %s", registry)
+	}
+	return made, nil
+}
+
+// image makes one by the last part of its name; nil is for one that no spec of
+// storage uses.
+func (s *Suite) image(name string) (*images.Image, error) {
+	switch name {
+	case "pause":
+		return images.Pause(), nil
+	case "busybox":
+		return images.Busybox()
+	case "nginx", "glibc-dns-testing":
+		return withTools()
+	case "agnhost":
+		return s.agnhost()
+	}
+	return nil, nil
+}
+
+// withTools is busybox with the host's own sh and dd, for scripts that use options of
+// GNU's dd: busybox's sh would run the dd that it has inside. Scripts for the image
+// busybox, on the other hand, use words of its sh.
+func withTools() (*images.Image, error) {
+	image, err := images.Busybox()
+	if err != nil {
+		return nil, err
+	}
+	for _, program := range []string{"sh", "dd"} {
+		found, err := exec.LookPath(program)
+		if err != nil {
+			return nil, fmt.Errorf("%w: package coreutils has dd, package dash has sh", err)
+		}
+		image.AddProgram(found, "/bin/"+program)
+	}
+	return image, image.Err()
+}
+
+// enterNode stands in for nsenter in the pods by which the tests look into a node: they
+// ask for the mounts of process 1. A node of the lab has mounts of its own, but no
+// process 1 that has them; its kubelet does, which has the network of such a pod, too.
+const enterNode = `#!/bin/sh
+while [ "$1" != -- ]; do shift || exit 2; done
+for process in /rootfs/proc/[0-9]*; do
+  [ "$(cat $process/comm 2>/dev/null)" = kubelet ] || continue
+  [ "$(readlink $process/ns/net)" = "$(readlink /proc/self/ns/net)" ] || continue
+  exec /bin/busybox nsenter --mount=$process/ns/mnt "$@"
+done
+echo "no kubelet has the network of this pod" >&2
+exit 1
+`
+
+func (s *Suite) agnhost() (*images.Image, error) {
+	image, err := images.Busybox()
+	if err != nil {
+		return nil, err
+	}
+	image.Entrypoint, image.Cmd = []string{"/agnhost"}, []string{"pause"}
+	image.AddBinary(s.programs.Path("agnhost"), "/agnhost")
+	image.AddFile("/usr/bin/nsenter", 0o755, []byte(enterNode))
+	return image, image.Err()
+}

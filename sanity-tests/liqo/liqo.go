@@ -1,0 +1,119 @@
+// Package liqo runs Liqo itself in two clusters of the lab: the programs and the
+// Helm chart of its Go module, unmodified, peered by its own liqoctl. Its network is
+// off (pods need none to use their volumes), and so is its storage, whose place the
+// driver takes.
+//
+// Module fabrics, in contrast, only makes the objects that Liqo would have made.
+package liqo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/components"
+)
+
+// What Liqo calls the clusters. The virtual node has the name of the remote one.
+const (
+	HomeID   = "lab-home"
+	RemoteID = "lab-remote"
+)
+
+// TenantNamespace is Liqo's namespace at home for the remote cluster.
+const TenantNamespace = "liqo-tenant-" + RemoteID
+
+const (
+	modulePath = "github.com/liqotech/liqo"
+	// Release and namespace are liqoctl's.
+	release   = "liqo"
+	namespace = "liqo"
+)
+
+// Peering is Liqo in two clusters, of which home consumes remote.
+type Peering struct {
+	home, remote *clusters.Cluster
+	programs     components.Binaries
+	source       string
+	progress     io.Writer
+	webhooks     []*webhook
+	// Version is that of all that runs of Liqo.
+	Version string
+}
+
+// Start installs Liqo in both clusters and peers them. What is left of an earlier
+// start is used. After an error, too, there is something to Stop.
+func Start(ctx context.Context, home, remote *clusters.Cluster, progress io.Writer) (*Peering, error) {
+	p := &Peering{home: home, remote: remote, progress: progress}
+	began := time.Now()
+	step := func(format string, arguments ...any) {
+		fmt.Fprintf(progress, "%6.1fs  liqo: %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, arguments...))
+	}
+	if err := p.find(ctx); err != nil {
+		return p, err
+	}
+	step("%s %s, programs at hand", modulePath, p.Version)
+	for _, one := range []struct {
+		cluster *clusters.Cluster
+		id      string
+	}{{remote, RemoteID}, {home, HomeID}} {
+		if err := p.install(ctx, one.cluster, one.id); err != nil {
+			return p, fmt.Errorf("install Liqo in cluster %s: %w", one.cluster.Name(), err)
+		}
+		step("%s: runs as cluster %s", one.cluster.Name(), one.id)
+	}
+	said, err := p.Ctl(ctx, "peer", "--remote-kubeconfig", remote.Kubeconfig(), "--networking-disabled")
+	if err != nil {
+		return p, err
+	}
+	fmt.Fprint(progress, said)
+	step("%s consumes %s", HomeID, RemoteID)
+	return p, nil
+}
+
+func (p *Peering) find(ctx context.Context) (err error) {
+	if p.programs, err = components.BuildLiqo(ctx, p.progress); err != nil {
+		return err
+	}
+	if p.source, err = components.Source(ctx, "liqo", modulePath); err != nil {
+		return err
+	}
+	p.Version, err = components.Version(ctx, "liqo", modulePath)
+	return err
+}
+
+// Stop ends the peering and removes Liqo with all its kinds from both clusters.
+func (p *Peering) Stop(ctx context.Context) error {
+	var errs []error
+	if len(p.webhooks) == 2 {
+		_, err := p.Ctl(ctx, "unpeer", "--remote-kubeconfig", p.remote.Kubeconfig(), "--delete-namespaces")
+		errs = append(errs, err)
+		// They have a finalizer of Liqo's controller manager, which ends next.
+		for _, cluster := range []*clusters.Cluster{p.home, p.remote} {
+			errs = append(errs, kubectl(ctx, cluster, "delete", "foreignclusters.core.liqo.io", "--all"))
+		}
+	}
+	for _, cluster := range []*clusters.Cluster{p.home, p.remote} {
+		errs = append(errs, p.uninstall(ctx, cluster))
+	}
+	for _, webhook := range p.webhooks {
+		errs = append(errs, webhook.stop(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Ctl runs liqoctl in the home cluster and returns what it says.
+func (p *Peering) Ctl(ctx context.Context, arguments ...string) (string, error) {
+	arguments = append(arguments, "--kubeconfig", p.home.Kubeconfig(), "--skip-confirm")
+	fmt.Fprintln(p.progress, "liqoctl", strings.Join(arguments, " "))
+	out, err := exec.CommandContext(ctx, p.programs.Path("liqoctl"), arguments...).CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("liqoctl %s: %w: %s", arguments[0], err, out)
+	}
+	return string(out), nil
+}
