@@ -71,7 +71,7 @@ func (p *Peering) helm(ctx context.Context, cluster *clusters.Cluster) (*chart.H
 	return helm, nil
 }
 
-// values are those that docs/remote.md asks for beside the driver, those that switch
+// values are those that docs/remote/liqo.md asks for beside the driver, those that switch
 // off what needs Liqo's network, and what Liqo must be told about a cluster.
 func (p *Peering) values(cluster *clusters.Cluster, id string) (chart.Values, error) {
 	server, err := serverOf(cluster, p.home)

@@ -30,7 +30,7 @@ import (
 const cannotChange = "PersistentVolumes cannot be changed"
 
 // Levels of rights. The least are those that Liqo gives its virtual kubelet, the others
-// are granted besides, as docs/remote.md says.
+// are granted besides, as docs/remote/liqo.md says.
 const (
 	asLiqoMadeIt = ""
 	namespaced   = "namespaced"

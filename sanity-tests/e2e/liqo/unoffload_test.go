@@ -43,7 +43,7 @@ func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
 	}
 }
 
-// With the rights that docs/remote.md advises the data stays, and is there again when
+// With the rights that docs/remote/liqo.md advises the data stays, and is there again when
 // the namespace is offloaded again.
 func TestUnoffloadKeepsTheData(t *testing.T) {
 	for _, level := range []string{namespaced, full} {

@@ -351,7 +351,7 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 			if how.asBefore {
 				p.waitHeldBy(twinFinalizer)
 				p.waitTold(found.real.Name, "retained")
-				// As docs/remote.md says.
+				// As docs/remote/binding.md says.
 				_, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Patch(t.Context(), "data",
 					types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 				if err != nil {
