@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -22,7 +23,7 @@ func TestPercentilesAreOfTheNearestRank(t *testing.T) {
 	}
 }
 
-func TestAuditWritesAreCountedByAgentFromTheMark(t *testing.T) {
+func TestAuditedCallsAreCountedByAgentFromTheMark(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	event := func(stage, verb, agent, resource string) string {
 		return `{"stage":"` + stage + `","verb":"` + verb + `","userAgent":"` + agent + `","objectRef":{"resource":"` + resource + `"}}` + "\n"
@@ -43,16 +44,22 @@ func TestAuditWritesAreCountedByAgentFromTheMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(event("ResponseComplete", "create", "liqo-csi/1", "persistentvolumeclaims") +
+		event("ResponseComplete", "list", "liqo-csi/1", "persistentvolumes") +
+		event("ResponseComplete", "watch", "liqo-csi/1", "persistentvolumes") +
 		event("RequestReceived", "create", "liqo-csi/1", "persistentvolumeclaims") +
 		event("ResponseComplete", "get", "liqo-csi/1", "persistentvolumeclaims") +
 		event("ResponseComplete", "update", "liqo-csi/1", "leases") +
 		event("ResponseComplete", "patch", "csi-provisioner/v6 (linux)", "persistentvolumes"))
-	got, err := log.Writes()
+	got, err := log.Calls()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 2 || got["liqo-csi"] != 1 || got["csi-provisioner"] != 1 {
-		t.Errorf("got %v, want one write of each of two agents", got)
+	want := map[string]Calls{
+		"liqo-csi":        {Reads: 1, Lists: 1, Writes: 1},
+		"csi-provisioner": {Writes: 1},
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

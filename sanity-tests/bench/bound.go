@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 type boundTimes struct {
 	mu   sync.Mutex
 	at   map[string]time.Time
+	to   map[string]string // the volume of each claim
 	news chan struct{}
 	stop func()
 }
@@ -28,7 +30,7 @@ type boundTimes struct {
 func watchBound(ctx context.Context, client kubernetes.Interface, namespace string) (*boundTimes, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace))
-	times := &boundTimes{at: map[string]time.Time{}, news: make(chan struct{}, 1)}
+	times := &boundTimes{at: map[string]time.Time{}, to: map[string]string{}, news: make(chan struct{}, 1)}
 	times.stop = func() {
 		cancel()
 		factory.Shutdown()
@@ -58,6 +60,7 @@ func (b *boundTimes) note(object any) {
 	b.mu.Lock()
 	if _, seen := b.at[claim.Name]; !seen {
 		b.at[claim.Name] = time.Now()
+		b.to[claim.Name] = claim.Spec.VolumeName
 	}
 	b.mu.Unlock()
 	select {
@@ -70,6 +73,13 @@ func (b *boundTimes) all() map[string]time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return maps.Clone(b.at)
+}
+
+// volumes are those that the claims were bound to.
+func (b *boundTimes) volumes() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Values(b.to))
 }
 
 // await returns when that many claims were Bound.

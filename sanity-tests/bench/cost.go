@@ -8,7 +8,7 @@ import (
 // Cost is what a race took of the driver beside time.
 type Cost struct {
 	CPU           time.Duration
-	Writes        int
+	Calls         Calls
 	OtherWrites   int
 	ControllerRSS int64
 }
@@ -32,7 +32,7 @@ func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, er
 	if err != nil {
 		return Cost{}, err
 	}
-	writes, err := audit.Writes()
+	calls, err := audit.Calls()
 	if err != nil {
 		return Cost{}, err
 	}
@@ -40,11 +40,11 @@ func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, er
 	begin, _ := sum(before, Controller)
 	end, rss := sum(after, Controller)
 	cost.CPU, cost.ControllerRSS = end-begin, rss
-	for agent, n := range writes {
-		if agent == "liqo-csi" {
-			cost.Writes = n
+	for agent, its := range calls {
+		if agent == Agent {
+			cost.Calls = its
 		} else {
-			cost.OtherWrites += n
+			cost.OtherWrites += its.Writes
 		}
 	}
 	return cost, nil
@@ -54,10 +54,14 @@ func (i Installation) Measure(audit *AuditLog, something func() error) (Cost, er
 func (c Cost) And(more Cost) Cost {
 	return Cost{
 		CPU:           c.CPU + more.CPU,
-		Writes:        c.Writes + more.Writes,
+		Calls:         c.Calls.and(more.Calls),
 		OtherWrites:   c.OtherWrites + more.OtherWrites,
 		ControllerRSS: max(c.ControllerRSS, more.ControllerRSS),
 	}
+}
+
+func (c Calls) and(more Calls) Calls {
+	return Calls{c.Reads + more.Reads, c.Lists + more.Lists, c.Writes + more.Writes}
 }
 
 // Charge notes the cost of all heats as shares per volume.
@@ -65,7 +69,9 @@ func (r *Row) Charge(c Cost) {
 	volumes := r.Claims * r.Heats
 	n := float64(volumes)
 	r.CPUPerVolume = c.CPU / time.Duration(volumes)
-	r.WritesPerVolume = float64(c.Writes) / n
+	r.WritesPerVolume = float64(c.Calls.Writes) / n
+	r.ReadsPerVolume = float64(c.Calls.Reads) / n
+	r.ListsPerVolume = float64(c.Calls.Lists) / n
 	r.OtherWritesPerVolume = float64(c.OtherWrites) / n
 	r.ControllerRSS = c.ControllerRSS
 }

@@ -15,6 +15,8 @@ import (
 const (
 	Controller = "liqo-csi controller"
 	NodePlugin = "liqo-csi node"
+	// Agent is how the driver calls itself to API servers.
+	Agent = "liqo-csi"
 )
 
 // Sidecars run beside the controller.
@@ -32,6 +34,8 @@ type Row struct {
 	CPUPerVolume time.Duration
 	// WritesPerVolume counts API writes of the driver itself, creating and deleting.
 	WritesPerVolume float64
+	// ReadsPerVolume and ListsPerVolume count the other calls of the driver.
+	ReadsPerVolume, ListsPerVolume float64
 	// OtherWritesPerVolume counts those of all other clients together.
 	OtherWritesPerVolume float64
 	// ControllerRSS is the controller's after the race, in bytes.
@@ -58,9 +62,6 @@ type Memory struct {
 	ControllerIdle, NodePlugin int64
 	// Sidecars of all replicas, and everything together.
 	Sidecars, Total int64
-	// ControllerFull is the controller's with Volumes present as objects.
-	ControllerFull int64
-	Volumes        int
 }
 
 // Report is one run.
@@ -72,6 +73,8 @@ type Report struct {
 	Memory     Memory
 	// Remote is what was measured across clusters, if it was.
 	Remote *RemoteReport
+	// Full is what was measured beside many volumes, if it was.
+	Full *FullReport
 }
 
 // Print writes the report as tables.
@@ -80,13 +83,13 @@ func (r Report) Print(out io.Writer) error {
 		fmt.Fprintln(out, c)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\twrites/vol\tothers'\tRSS MiB\t")
+	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\treads/vol\tlists/vol\twrites/vol\tothers'\tRSS MiB\t")
 	for _, row := range r.Rows {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.1f\t%.1f\t\n",
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.2f\t%.1f\t%.1f\t%.1f\t\n",
 			row.RealClass, row.Claims, row.Heats,
 			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.Bound(),
 			row.Real.PerSecond, row.Virtual.PerSecond, 100*row.Throughput(),
-			row.CPUPerVolume.Round(10*time.Microsecond), row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
+			row.CPUPerVolume.Round(10*time.Microsecond), row.ReadsPerVolume, row.ListsPerVolume, row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -96,9 +99,14 @@ func (r Report) Print(out io.Writer) error {
 			return err
 		}
 	}
+	if r.Full != nil {
+		if err := r.Full.Print(out); err != nil {
+			return err
+		}
+	}
 	m := r.Memory
-	_, err := fmt.Fprintf(out, "memory (RSS): controller idle %.1f MiB, node plugin %.1f MiB, sidecars of both replicas %.1f MiB, all pods of the driver %.1f MiB; controller with %d volumes %.1f MiB\n",
-		mebibytes(m.ControllerIdle), mebibytes(m.NodePlugin), mebibytes(m.Sidecars), mebibytes(m.Total), m.Volumes, mebibytes(m.ControllerFull))
+	_, err := fmt.Fprintf(out, "memory (RSS): controller idle %.1f MiB, node plugin %.1f MiB, sidecars of both replicas %.1f MiB, all pods of the driver %.1f MiB\n",
+		mebibytes(m.ControllerIdle), mebibytes(m.NodePlugin), mebibytes(m.Sidecars), mebibytes(m.Total))
 	return err
 }
 
@@ -112,7 +120,7 @@ func (r Report) Save(path string) error {
 	for i, row := range r.Rows {
 		rows[i] = rowWithRatios{row, row.Bound(), row.Throughput()}
 	}
-	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "remote": r.Remote, "memory": r.Memory}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "remote": r.Remote, "full": r.Full, "memory": r.Memory}, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ const clockTick = 10 * time.Millisecond
 // Process is one running process of the driver or a sidecar.
 type Process struct {
 	Name string // such as "liqo-csi controller" or "csi-provisioner"
+	PID  int
 	CPU  time.Duration
 	RSS  int64 // bytes
 	Peak int64 // the most it ever had of it
@@ -108,7 +109,8 @@ func readProcess(dir, name string) (Process, error) {
 	if err != nil {
 		return Process{}, err
 	}
-	return Process{name, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize()), peak}, nil
+	pid, err := strconv.Atoi(filepath.Base(dir))
+	return Process{name, pid, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize()), peak}, err
 }
 
 func readPeak(file string) (int64, error) {
@@ -136,7 +138,15 @@ func sum(all []Process, name string) (cpu time.Duration, rss int64) {
 	return cpu, rss
 }
 
-// AuditLog counts API writes by user agent from the API server's audit log.
+// Calls are those that a client made of an API server.
+type Calls struct {
+	// Reads are of single objects; Lists of many, be it without end (the list that a watch
+	// begins with counts, the watch does not).
+	Reads, Lists int
+	Writes       int
+}
+
+// AuditLog counts API calls by user agent from the API server's audit log.
 type AuditLog struct {
 	Path   string
 	offset int64
@@ -152,9 +162,9 @@ func (a *AuditLog) Mark() error {
 	return nil
 }
 
-// Writes counts the creates, updates, patches and deletes since Mark by the
-// first word of the user agent.
-func (a *AuditLog) Writes() (map[string]int, error) {
+// Calls counts the calls since Mark by the first word of the user agent. Lease renewals
+// and access reviews are not work on volumes.
+func (a *AuditLog) Calls() (map[string]Calls, error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
 		return nil, err
@@ -163,7 +173,7 @@ func (a *AuditLog) Writes() (map[string]int, error) {
 	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
 		return nil, err
 	}
-	counts := map[string]int{}
+	counts := map[string]Calls{}
 	scan := bufio.NewScanner(file)
 	scan.Buffer(nil, 4<<20)
 	for scan.Scan() {
@@ -174,15 +184,20 @@ func (a *AuditLog) Writes() (map[string]int, error) {
 		if json.Unmarshal(scan.Bytes(), &event) != nil || event.Stage != "ResponseComplete" {
 			continue
 		}
+		if event.ObjectRef.Resource == "leases" || strings.HasSuffix(event.ObjectRef.Resource, "reviews") {
+			continue
+		}
+		agent, _, _ := strings.Cut(event.UserAgent, "/")
+		calls := counts[agent]
 		switch event.Verb {
 		case "create", "update", "patch", "delete", "deletecollection":
-			// Lease renewals and access reviews are not work on volumes.
-			if event.ObjectRef.Resource == "leases" || strings.HasSuffix(event.ObjectRef.Resource, "reviews") {
-				continue
-			}
-			agent, _, _ := strings.Cut(event.UserAgent, "/")
-			counts[agent]++
+			calls.Writes++
+		case "get":
+			calls.Reads++
+		case "list":
+			calls.Lists++
 		}
+		counts[agent] = calls
 	}
 	return counts, scan.Err()
 }

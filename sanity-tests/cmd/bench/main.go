@@ -29,6 +29,8 @@ const (
 	provisioner = "storage.liqo.io"
 	// samples is how many claims a row rests on at least.
 	samples = 20
+	// fullClass is the real class of the races beside many volumes: it answers at once.
+	fullClass = "reference"
 )
 
 func main() {
@@ -36,8 +38,8 @@ func main() {
 	classes := flag.String("classes", "reference,reference-ext4,reference-slow", "real classes to race against: instant, file systems in images, one second per volume")
 	remoteCounts := flag.String("remote", "1,10,50,200", "numbers of claims per race whose volumes are in the remote cluster; empty for none")
 	delays := flag.String("delays", "0s,5ms,50ms", "what the proxy between the clusters adds to each call of the remote races")
-	volumes := flag.Int("volumes", 10000, "volumes present as objects when the controller's memory is read; 0 skips it")
-	limit := flag.Duration("timeout", 30*time.Minute, "bound on the whole run")
+	volumes := flag.Int("volumes", 10000, "volumes to be there when races are held beside many; 0 skips it")
+	limit := flag.Duration("timeout", time.Hour, "bound on the whole run")
 	save := flag.String("json", "../bench-results/bench.json", "where the JSON report goes")
 	flag.Parse()
 
@@ -114,13 +116,11 @@ func run(ctx context.Context, plan plan, save string) error {
 		return err
 	}
 	for _, class := range plan.classes {
-		for _, n := range plan.counts {
-			row, err := track.race(ctx, class, n)
-			if err != nil {
-				return fmt.Errorf("%d claims of class %s: %w", n, class, err)
-			}
-			report.Rows = append(report.Rows, row)
+		rows, err := track.races(ctx, class, plan.counts)
+		if err != nil {
+			return err
 		}
+		report.Rows = append(report.Rows, rows...)
 	}
 	if len(plan.remote) > 0 {
 		remote, err := runRemote(ctx, track, lab, plan.remote, plan.delays)
@@ -130,10 +130,11 @@ func run(ctx context.Context, plan plan, save string) error {
 		report.Remote = &remote
 	}
 	if plan.volumes > 0 {
-		if report.Memory.ControllerFull, err = track.driver.FullMemory(ctx, track.client, plan.volumes); err != nil {
+		full, err := track.full(ctx, fullClass, []int{1, 100}, plan.volumes)
+		if err != nil {
 			return err
 		}
-		report.Memory.Volumes = plan.volumes
+		report.Full = &full
 	}
 	return errors.Join(report.Print(os.Stdout), report.Save(save))
 }

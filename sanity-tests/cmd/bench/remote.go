@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +30,8 @@ const (
 	abroad      = "bench"
 	abroadNode  = "bench-remote"
 	abroadClass = "reference"
-	// crowdOfClusters is how many remote clusters the controller is to bear.
-	crowdOfClusters = 10
+	// manyClusters is how many remote clusters the controller is to bear.
+	manyClusters = 10
 )
 
 var remoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
@@ -81,7 +82,7 @@ func runRemote(ctx context.Context, home *track, lab *clusters.Lab, counts []int
 	if err := proxy.Set(ctx, faults.Setting{Mode: faults.Pass}); err != nil {
 		return report, err
 	}
-	report.Clusters = crowdOfClusters
+	report.Clusters = manyClusters
 	report.ControllerRSSMany, err = track.many(ctx)
 	return report, err
 }
@@ -165,12 +166,12 @@ func (t *remoteTrack) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	var errs []error
-	for i := range crowdOfClusters {
-		errs = append(errs, ignoreAbsent(t.dynamic.Resource(remoteClusters).Delete(ctx, crowdName(i), metav1.DeleteOptions{})))
+	for i := range manyClusters {
+		errs = append(errs, ignoreAbsent(t.dynamic.Resource(remoteClusters).Delete(ctx, clusterName(i), metav1.DeleteOptions{})))
 	}
 	errs = append(errs, machine.Until(ctx, "the remote clusters to go", func() error {
-		for i := range crowdOfClusters {
-			left, err := t.dynamic.Resource(remoteClusters).Get(ctx, crowdName(i), metav1.GetOptions{})
+		for i := range manyClusters {
+			left, err := t.dynamic.Resource(remoteClusters).Get(ctx, clusterName(i), metav1.GetOptions{})
 			if err == nil {
 				conditions, _, _ := unstructured.NestedSlice(left.Object, "status", "conditions")
 				return fmt.Errorf("%s is there: %v", left.GetName(), conditions)
@@ -195,8 +196,8 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// crowdName is the first cluster's own name, then others.
-func crowdName(i int) string {
+// clusterName is the first cluster's own name, then others.
+func clusterName(i int) string {
 	if i == 0 {
 		return abroad
 	}
@@ -205,8 +206,8 @@ func crowdName(i int) string {
 
 // many reads the controller's memory with more remote clusters.
 func (t *remoteTrack) many(ctx context.Context) (int64, error) {
-	for i := range crowdOfClusters {
-		if err := t.declare(ctx, crowdName(i)); err != nil {
+	for i := range manyClusters {
+		if err := t.declare(ctx, clusterName(i)); err != nil {
 			return 0, err
 		}
 	}
@@ -225,15 +226,16 @@ func (t *remoteTrack) many(ctx context.Context) (int64, error) {
 				}
 			}
 		}
-		if ready < crowdOfClusters {
-			return fmt.Errorf("%d of %d are", ready, crowdOfClusters)
+		if ready < manyClusters {
+			return fmt.Errorf("%d of %d are", ready, manyClusters)
 		}
 		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	return t.driver.SettledRSS(ctx)
+	each, err := t.driver.SettledRSS(ctx)
+	return slices.Max(append(each, 0)), err
 }
 
 func (t *remoteTrack) rss() (int64, error) {
@@ -299,7 +301,7 @@ func (t *remoteTrack) race(ctx context.Context, policy string, n int, delay time
 	}
 	volumes := row.Claims * row.Heats
 	row.CPUPerVolume = cost.CPU / time.Duration(volumes)
-	row.WritesPerVolume = float64(cost.Writes) / float64(volumes)
+	row.WritesPerVolume = float64(cost.Calls.Writes) / float64(volumes)
 	return row, nil
 }
 

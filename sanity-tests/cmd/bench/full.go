@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/bench"
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// controllerPods selects the replicas of the controller.
+const controllerPods = "app.kubernetes.io/component=controller"
+
+// full holds the same races without and with many volumes in the cluster, reads what the
+// replicas hold, restarts them, and has all the volumes deleted at once.
+func (t *track) full(ctx context.Context, class string, counts []int, volumes int) (report bench.FullReport, err error) {
+	report = bench.FullReport{RealClass: class, Volumes: volumes}
+	if report.Without, err = t.races(ctx, class, counts); err != nil {
+		return report, err
+	}
+	virtual, err := t.virtualClass(ctx, class)
+	if err != nil {
+		return report, err
+	}
+	namespace, err := t.namespace(ctx)
+	if err != nil {
+		return report, err
+	}
+	defer func() {
+		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
+	}()
+	fill, err := bench.NewFill(ctx, bench.Race{Client: t.client, Namespace: namespace, Class: virtual, Node: t.node})
+	if err != nil {
+		return report, err
+	}
+	begin := time.Now()
+	if err := fill.Add(ctx, volumes); err != nil {
+		return report, err
+	}
+	fmt.Fprintf(os.Stderr, "full: %d volumes are there after %s\n", volumes, time.Since(begin).Round(time.Second))
+	if report.RSS, err = t.driver.SettledRSS(ctx); err != nil {
+		return report, err
+	}
+	if report.With, err = t.races(ctx, class, counts); err != nil {
+		return report, err
+	}
+	if report.Restart, report.RestartCalls, err = t.restart(ctx); err != nil {
+		return report, err
+	}
+	if err := t.driver.ForgetPeaks(); err != nil {
+		return report, err
+	}
+	begin = time.Now()
+	if err := fill.Remove(ctx); err != nil {
+		return report, err
+	}
+	report.Removal = time.Since(begin)
+	report.Peak, err = t.driver.Peaks()
+	return report, err
+}
+
+func (t *track) races(ctx context.Context, class string, counts []int) ([]bench.Row, error) {
+	var rows []bench.Row
+	for _, n := range counts {
+		row, err := t.race(ctx, class, n)
+		if err != nil {
+			return nil, fmt.Errorf("%d claims of class %s: %w", n, class, err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// restart deletes both replicas of the controller and waits until as many others are ready.
+func (t *track) restart(ctx context.Context) (time.Duration, bench.Calls, error) {
+	none := bench.Calls{}
+	pods := t.client.CoreV1().Pods(chart.Namespace)
+	before, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerPods})
+	if err != nil {
+		return 0, none, err
+	}
+	old := map[string]bool{}
+	for _, pod := range before.Items {
+		old[string(pod.UID)] = true
+	}
+	if err := t.audit.Mark(); err != nil {
+		return 0, none, err
+	}
+	begin := time.Now()
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: controllerPods}); err != nil {
+		return 0, none, err
+	}
+	err = machine.Until(ctx, "the replicas of the controller to be ready again", func() error {
+		now, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerPods})
+		if err != nil {
+			return err
+		}
+		ready := 0
+		for _, pod := range now.Items {
+			if !old[string(pod.UID)] && isReady(pod) {
+				ready++
+			}
+		}
+		if ready < len(old) {
+			return fmt.Errorf("%d of %d are", ready, len(old))
+		}
+		return nil
+	})
+	took := time.Since(begin)
+	calls, err2 := t.audit.Calls()
+	var err3 error
+	t.driver, err3 = bench.Find(ctx, t.client)
+	return took, calls[bench.Agent], errors.Join(err, err2, err3)
+}
+
+func isReady(pod corev1.Pod) bool {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
