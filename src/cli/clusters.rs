@@ -157,7 +157,7 @@ mod tests {
         let report = ClusterReport {
             id: "milan".into(),
             fabric: "liqo".into(),
-            object: "VirtualNode milan".into(),
+            object: "VirtualNode liqo-tenant-milan/milan".into(),
             state: State::Unreachable,
             message: "no answer within 10s".into(),
             server_version: None,
@@ -174,7 +174,7 @@ mod tests {
         let expected = "\
 ID      FABRIC   STATE         VERSION   POLICY       NODES   VOLUMES
 milan   liqo     Unreachable   -         Optimistic   milan   2
-  └ VirtualNode milan: no answer within 10s
+  └ VirtualNode liqo-tenant-milan/milan: no answer within 10s
   └ nodes cannot be read
   → shop/data: its pod web-0 waits
 ";

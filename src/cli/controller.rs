@@ -14,7 +14,7 @@ use crate::{
         events::Events,
         registry::{self, Registry},
     },
-    csi::{Controller, Endpoint, Identity, Readiness, Role, server, work::Work},
+    csi::{Controller, Endpoint, Identity, Role, Turns, server, work::Work},
     observe::{
         Metrics,
         crash::take_orders,
@@ -58,6 +58,10 @@ pub(super) struct Args {
     /// Age at which a twin that never served and has no claim is collected.
     #[arg(long, default_value = "10m", value_parser = duration)]
     orphan_grace: Duration,
+    /// How many volumes are made at the same time; those that wait for a slow real class
+    /// do not count.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    creations_at_once: u16,
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
@@ -104,10 +108,8 @@ async fn serve(args: Args) -> Outcome {
         loops_metrics = reconcile::Metrics::register(registry);
     });
     take_orders(args.endpoint.folder());
-    let ready = Readiness::default();
-    let health = health(metrics.clone(), args.endpoint.clone(), ready.clone());
+    let health = health(metrics.clone(), args.endpoint.clone());
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
-    tokio::spawn(when_complete(home.clone(), ready.clone()));
 
     let registry = Registry::default();
     let remotes = registry::Settings {
@@ -143,8 +145,9 @@ async fn serve(args: Args) -> Outcome {
         stop.clone(),
     );
     let work = Work::default();
-    let controller = Controller::new(home, registry, policy, work.clone());
-    let routes = Identity::new(Role::Controller, ready)
+    let creations = Turns::new(args.creations_at_once.into());
+    let controller = Controller::new(home, registry, policy, work.clone(), creations);
+    let routes = Identity::new(Role::Controller)
         .routes()
         .add_service(ControllerServer::new(controller));
     let socket = server::Settings {
@@ -165,24 +168,12 @@ async fn serve(args: Args) -> Outcome {
     Ok(())
 }
 
-/// Decisions rest on what the views show: nothing is served before they are filled.
-async fn when_complete(home: Cluster, ready: Readiness) {
-    home.views().complete().await;
-    ready.set();
-    tracing::info!("ready");
-}
-
-fn health(metrics: Metrics, endpoint: Endpoint, ready: Readiness) -> Health {
+/// Live as long as the socket answers. Ready from the start: what a call needs to have been
+/// read, it waits for.
+fn health(metrics: Metrics, endpoint: Endpoint) -> Health {
     let live = move || {
         let endpoint = endpoint.clone();
         Box::pin(async move { server::probe(&endpoint).await.map(|_| ()) }) as _
     };
-    let ready = move || {
-        let verdict = ready
-            .is_set()
-            .then_some(())
-            .ok_or_else(|| "not ready yet".to_owned());
-        Box::pin(async move { verdict }) as _
-    };
-    Health::new(metrics, live, ready)
+    Health::new(metrics, live, || Box::pin(async { Ok(()) }))
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     csi::{
-        Endpoint, Identity, Readiness, Role,
+        Endpoint, Identity, Role,
         node::{About, Node},
         registration::{Registration, Verdict},
         server,
@@ -124,7 +124,7 @@ async fn serve(args: Args) -> Outcome {
     let node = Node::new(volumes, work.clone(), about);
     let registration = Registration::new(&args.kubelet_root.join(PLUGINS_REGISTRY), args.endpoint.clone());
     let health = health(metrics.clone(), args.endpoint.clone(), &registration);
-    let routes = Identity::new(Role::Node, Readiness::always()).routes();
+    let routes = Identity::new(Role::Node).routes();
     let settings = server::Settings {
         endpoint: args.endpoint,
         mode: SOCKET_MODE,

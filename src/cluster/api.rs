@@ -12,7 +12,7 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::Semaphore;
 
-use super::{Cluster, REMOTE_PAGE};
+use super::{Cluster, REMOTE_PAGE, lean::Lean};
 use crate::volume::DRIVER_NAME;
 
 const PAGE: u32 = 250;
@@ -106,7 +106,7 @@ pub struct Precondition {
 
 /// Objects of one kind, in one namespace or everywhere.
 pub struct Objects<K> {
-    api: Api<K>,
+    api: Api<Lean<K>>,
     kind: String,
     namespace: Option<String>,
     cluster: String,
@@ -120,7 +120,7 @@ impl<K> Objects<K>
 where
     K: Resource<DynamicType = ()>,
 {
-    pub(super) fn new(api: Api<K>, cluster: &Cluster) -> Self {
+    pub(super) fn new(api: Api<Lean<K>>, cluster: &Cluster) -> Self {
         Self {
             namespace: api.namespace().map(str::to_owned),
             api,
@@ -138,7 +138,8 @@ where
 {
     /// The object of this name, read live.
     pub async fn get(&self, name: &str) -> Result<Option<K>, ApiError> {
-        self.bounded("read", name, || self.api.get_opt(name)).await
+        let found = self.bounded("read", name, || self.api.get_opt(name)).await?;
+        Ok(unwrapped(found))
     }
 
     /// Every object with these labels, read live, page by page.
@@ -174,12 +175,10 @@ where
         page.field_selector = fields.map(str::to_owned);
         for _ in 0..MOST_OBJECTS / size {
             let list = self.bounded("list", "", || self.api.list(&page)).await?;
-            for mut object in list.items {
+            for Lean(object) in list.items {
                 if !wanted(&object) {
                     continue;
                 }
-                // Half of an object, and of no use to us.
-                object.meta_mut().managed_fields = None;
                 if limited {
                     held = length(&object).saturating_add(held);
                 }
@@ -205,10 +204,11 @@ where
             field_manager: Some(DRIVER_NAME.to_owned()),
             ..PostParams::default()
         };
+        let object = Lean(object.clone());
         self.bounded("create", &name, || async {
-            match self.api.create(&params, object).await {
+            match self.api.create(&params, &object).await {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
-                other => other.map(Some),
+                other => other.map(|Lean(created)| Some(created)),
             }
         })
         .await
@@ -222,7 +222,7 @@ where
             ..PatchParams::default()
         };
         self.bounded("change", name, || async {
-            absent_is_none(self.api.patch(name, &params, &Patch::Merge(patch)).await)
+            absent_is_none(self.api.patch(name, &params, &Patch::Merge(patch)).await).map(unwrapped)
         })
         .await
     }
@@ -234,7 +234,7 @@ where
             ..PatchParams::default()
         };
         self.bounded("change the status of", name, || async {
-            absent_is_none(self.api.patch_status(name, &params, &Patch::Merge(patch)).await)
+            absent_is_none(self.api.patch_status(name, &params, &Patch::Merge(patch)).await).map(unwrapped)
         })
         .await
     }
@@ -302,6 +302,10 @@ fn length(object: &impl Serialize) -> usize {
         Ok(()) => counter.0,
         Err(_) => usize::MAX,
     }
+}
+
+fn unwrapped<K>(object: Option<Lean<K>>) -> Option<K> {
+    object.map(|Lean(object)| object)
 }
 
 fn absent_is_none<T>(outcome: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {

@@ -8,6 +8,7 @@ mod connect;
 pub mod events;
 pub mod facts;
 pub mod kubeconfig;
+mod lean;
 pub mod registry;
 pub mod remote_cluster;
 pub mod report;
@@ -31,6 +32,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short},
     connect::{ConnectError, Settings},
+    lean::Lean,
     rights::Rights,
     slim::Views,
 };

@@ -22,13 +22,15 @@ use super::{
     view::{Slim, View},
 };
 use crate::{
-    placement::{Capacity, Class, ReclaimPolicy},
+    placement::{Capacity, Class, ReclaimPolicy, StaticVolume},
     topology::Node,
     volume::{Carried, ClaimMark, ClusterId, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// A twin. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +116,7 @@ pub struct Driver {
     pub wants: DriverWants,
 }
 
-/// An attachment of a twin's volume, made by us. Its topic is its name.
+/// An attachment of a twin's volume, made by us. Its topic is the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// Its name.
@@ -123,23 +125,28 @@ pub struct Attachment {
     pub volume: VolumeName,
     /// The node.
     pub node: String,
+    /// Whether the volume is there.
+    pub attached: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
 }
 
-macro_rules! topics {
-    ($($kind:ty: $topic:ident,)+) => {
-        $(impl Slim for $kind {
-            fn topic(&self) -> &str {
-                &self.$topic
-            }
-        })+
-    };
+impl Slim for Volume {
+    fn topic(&self) -> &str {
+        &self.twin
+    }
 }
 
-topics! {
-    Volume: twin,
-    Attachment: name,
+impl Slim for StaticVolume {
+    fn topic(&self) -> &str {
+        &self.class
+    }
+}
+
+impl Slim for Attachment {
+    fn topic(&self) -> &str {
+        self.volume.as_str()
+    }
 }
 
 // What remote clusters have as well says how much text it holds.
@@ -234,6 +241,8 @@ pub struct Views {
     pub twins: View<Twin>,
     /// Their PVs.
     pub volumes: View<Volume>,
+    /// PVs that are free and that nobody provisioned; at home only.
+    pub static_volumes: View<StaticVolume>,
     /// All nodes.
     pub nodes: View<Node>,
     /// All `CSINodes`.
@@ -268,6 +277,7 @@ impl Views {
                 move |it| volume(it, &storage_namespace),
                 stop,
             ),
+            static_volumes: View::start(Api::all(client()), everything(), |it| free_volume(&it), stop),
             nodes: View::start(Api::all(client()), everything(), |it| Some(node(it)), stop),
             csi_nodes: View::start(Api::all(client()), everything(), |it| Some(csi_node(it)), stop),
             classes: View::start(
@@ -332,6 +342,7 @@ impl Views {
         Self {
             twins: View::none(),
             volumes: View::none(),
+            static_volumes: View::unwatched(),
             nodes: View::none(),
             csi_nodes: View::none(),
             classes: View::none(),
@@ -341,7 +352,8 @@ impl Views {
         }
     }
 
-    /// Waits until every view has been filled once.
+    /// Waits until every view has been filled once, but for the one that few installations
+    /// need.
     pub async fn complete(&self) {
         self.twins.complete().await;
         self.volumes.complete().await;
@@ -416,6 +428,13 @@ fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     })
 }
 
+/// A PV that nobody has, and that no driver made.
+#[must_use]
+pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
+    let read = facts::static_volume(volume);
+    (read.available && !volume.annotations().contains_key(PROVISIONED_BY)).then_some(read)
+}
+
 /// Only the metadata travels: the status of a node is large and changes all the time.
 fn node(node: PartialObjectMeta<KubeNode>) -> Node {
     facts::node(node.metadata)
@@ -461,6 +480,7 @@ fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
         name: attachment.name_any(),
         volume: marked_volume(attachment.labels())?,
         node: attachment.spec.node_name.clone(),
+        attached: attachment.status.as_ref().is_some_and(|status| status.attached),
         deleting: attachment.metadata.deletion_timestamp.is_some(),
     })
 }

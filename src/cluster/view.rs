@@ -1,14 +1,15 @@
 //! A view: a watch whose objects are kept as slim values, with wake-ups for
 //! those who wait for one of them to change.
 //!
-//! A full object costs ten to thirty KiB, most of it `managedFields`; a slim
-//! value a few hundred bytes. That, and one connection per kind instead of one
+//! A full object costs ten to thirty KiB; a slim value a few hundred bytes. That, and one connection per kind instead of one
 //! per waiter, is what lets one controller wait for thousands of volumes.
+
+mod feed;
 
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -24,8 +25,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::feed::Feeds;
+pub use self::feed::{Changed, Feed};
 use super::{
-    REMOTE_PAGE, plain,
+    REMOTE_PAGE,
+    lean::Lean,
+    plain,
     room::{Place, Room},
 };
 
@@ -60,10 +65,16 @@ impl<S> Clone for View<S> {
     }
 }
 
+type Begin<S> = Box<dyn FnOnce(View<S>) + Send>;
+
 struct Shared<S> {
+    /// Begins the watch; taken by whoever asks first.
+    begin: Mutex<Option<Begin<S>>>,
+    begun: Once,
     state: RwLock<State<S>>,
     /// Counts events; never zero once the first list is complete.
     version: watch::Sender<u64>,
+    feeds: Feeds<S>,
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
 }
@@ -87,57 +98,78 @@ impl<S: Slim> View<S> {
     /// A view of nothing, for ever complete.
     #[must_use]
     pub fn none() -> Self {
-        let view = Self::empty();
+        let view = Self::begun_by(None);
         view.0.version.send_replace(1);
         view.set_outdated(false);
         view
     }
 
-    fn empty() -> Self {
+    /// A view of what is not watched, for ever outdated.
+    #[must_use]
+    pub fn unwatched() -> Self {
+        Self::begun_by(None)
+    }
+
+    fn begun_by(begin: Option<Begin<S>>) -> Self {
         Self(Arc::new(Shared {
+            begin: Mutex::new(begin),
+            begun: Once::new(),
             state: RwLock::new(State {
                 objects: HashMap::new(),
                 topics: HashMap::new(),
                 listeners: HashMap::new(),
             }),
             version: watch::Sender::new(0),
+            feeds: Feeds::default(),
             outdated: RwLock::new(Some(Instant::now())),
         }))
     }
 
-    /// Watches until `stop`, keeping what `slim` makes of the objects it wants.
-    pub fn start<K, F>(api: Api<K>, config: watcher::Config, slim: F, stop: &CancellationToken) -> Self
+    /// Watches from the first question until `stop`, keeping what `slim` makes of the
+    /// objects it wants. A process that nobody asks anything holds nothing.
+    pub fn start<K, F>(api: Api<Lean<K>>, config: watcher::Config, slim: F, stop: &CancellationToken) -> Self
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        K::DynamicType: Send + Sync,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let view = Self::empty();
-        let keeper = view.clone();
         let stop = stop.clone();
-        let config = move |page| config.clone().timeout(WATCH_SECONDS).page_size(page);
-        tokio::spawn(async move {
-            let keep = async {
-                loop {
-                    let Err(Exhausted) = keeper.keep(&api, config(PAGE), &slim, &Room::home()).await else {
-                        return;
-                    };
-                    tracing::warn!(
-                        url = api.resource_url(),
-                        "a list does not end: what it shows is not taken"
-                    );
-                    keeper.set_outdated(true);
-                    time::sleep(DISGUST).await;
-                }
-            };
-            stop.run_until_cancelled(keep).await;
+        Self::begun_by(Some(Box::new(move |keeper: Self| {
+            let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
+            tokio::spawn(async move {
+                let keep = async {
+                    loop {
+                        let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Room::home()).await
+                        else {
+                            return;
+                        };
+                        tracing::warn!(
+                            url = api.resource_url(),
+                            "a list does not end: what it shows is not taken"
+                        );
+                        keeper.set_outdated(true);
+                        time::sleep(DISGUST).await;
+                    }
+                };
+                stop.run_until_cancelled(keep).await;
+            });
+        })))
+    }
+
+    /// Begins the watch, unless it has begun.
+    fn begin(&self) {
+        self.0.begun.call_once(|| {
+            let begin = self.0.begin.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(begin) = begin {
+                begin(self.clone());
+            }
         });
-        view
     }
 
     /// Watches a remote cluster while it has room. When it has none, what is known of it
     /// stays as it is, and whoever looks after the cluster hears of it.
     pub fn start_within<K, F>(
-        api: Api<K>,
+        api: Api<Lean<K>>,
         config: watcher::Config,
         slim: F,
         room: &Room,
@@ -147,7 +179,7 @@ impl<S: Slim> View<S> {
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let view = Self::empty();
+        let view = Self::begun_by(None);
         let keeper = view.clone();
         let (stop, room) = (stop.clone(), room.clone());
         let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
@@ -164,7 +196,7 @@ impl<S: Slim> View<S> {
 
     async fn keep<K, F>(
         &self,
-        api: &Api<K>,
+        api: &Api<Lean<K>>,
         config: watcher::Config,
         slim: &F,
         room: &Room,
@@ -193,7 +225,7 @@ impl<S: Slim> View<S> {
                     listed.clear();
                     seen = 0;
                 }
-                Ok(Some(watcher::Event::InitApply(object))) => {
+                Ok(Some(watcher::Event::InitApply(Lean(object)))) => {
                     seen += 1;
                     if seen > room.most_objects() {
                         return Err(Exhausted);
@@ -213,14 +245,14 @@ impl<S: Slim> View<S> {
                         pauses.reset();
                     }
                 }
-                Ok(Some(watcher::Event::Apply(object))) => {
+                Ok(Some(watcher::Event::Apply(Lean(object)))) => {
                     let key = key(&object);
                     (was_refused, is_listing) = (false, false);
                     self.set_outdated(false);
                     let kept = slim(object).map(|value| Kept::new(room, &key, value));
                     self.set(&key, kept.transpose()?);
                 }
-                Ok(Some(watcher::Event::Delete(object))) => {
+                Ok(Some(watcher::Event::Delete(Lean(object)))) => {
                     self.set_outdated(false);
                     self.set(&key(&object), None);
                 }
@@ -244,6 +276,7 @@ impl<S: Slim> View<S> {
     /// watch works.
     #[must_use]
     pub fn outdated_since(&self) -> Option<Instant> {
+        self.begin();
         *self.0.outdated.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -281,11 +314,17 @@ impl<S: Slim> View<S> {
             listener.send_replace(());
         }
         drop(state);
+        self.0.feeds.note_everything();
         self.0.version.send_modify(|version| *version += 1);
     }
 
+    /// An update that changes nothing of what is kept wakes nobody.
     fn set(&self, key: &str, kept: Option<Kept<S>>) {
         let mut state = self.write();
+        let before = state.objects.get(key).map(|it| &*it.value);
+        if before == kept.as_ref().map(|it| &*it.value) {
+            return;
+        }
         let mut touched = Vec::new();
         if let Some(old) = state.objects.remove(key) {
             state.leave(old.value.topic(), key);
@@ -303,26 +342,28 @@ impl<S: Slim> View<S> {
             }
         }
         drop(state);
-        if !touched.is_empty() {
-            self.0.version.send_modify(|version| *version += 1);
-        }
+        self.0.feeds.note(&touched);
+        self.0.version.send_modify(|version| *version += 1);
     }
 
     /// The object with this key: its name, or `namespace/name`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Arc<S>> {
+        self.begin();
         self.read().objects.get(key).map(Kept::value)
     }
 
     /// Everything.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<S>> {
+        self.begin();
         self.read().objects.values().map(Kept::value).collect()
     }
 
     /// The objects of a topic.
     #[must_use]
     pub fn of_topic(&self, topic: &str) -> Vec<Arc<S>> {
+        self.begin();
         let state = self.read();
         let keys = state.topics.get(topic).into_iter().flatten();
         keys.filter_map(|key| state.objects.get(key).map(Kept::value))
@@ -332,6 +373,7 @@ impl<S: Slim> View<S> {
     /// From now on, changes of a topic.
     #[must_use]
     pub fn subscribe(&self, topic: &str) -> Changes<S> {
+        self.begin();
         let mut state = self.write();
         let listener = state.listeners.entry(topic.to_owned()).or_default();
         Changes {
@@ -341,9 +383,24 @@ impl<S: Slim> View<S> {
         }
     }
 
+    /// All changes, one by one where that is possible.
+    #[must_use]
+    pub fn feed(&self) -> Feed<S> {
+        self.begin();
+        self.0.feeds.add()
+    }
+
+    /// The topics that there are objects of.
+    #[must_use]
+    pub fn topics(&self) -> Vec<String> {
+        self.begin();
+        self.read().topics.keys().cloned().collect()
+    }
+
     /// Counts all changes; zero until the first list is complete.
     #[must_use]
     pub fn version(&self) -> watch::Receiver<u64> {
+        self.begin();
         self.0.version.subscribe()
     }
 

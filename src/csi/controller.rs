@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tonic::{Request, Response, Status};
 
-use super::{Deadline, parse, work::Work};
+use super::{Deadline, Turns, parse, work::Work};
 use crate::{
     cluster::{
         Cluster,
@@ -24,6 +24,7 @@ pub struct Controller {
     policy: Arc<Policy>,
     events: Events,
     work: Work,
+    creations: Turns,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -31,7 +32,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Controller {
     /// A controller for the claims of one cluster, whose pods may go to others.
     #[must_use]
-    pub fn new(home: Cluster, registry: Registry, policy: Policy, work: Work) -> Self {
+    pub fn new(home: Cluster, registry: Registry, policy: Policy, work: Work, creations: Turns) -> Self {
         let events = Events::new(home.client().clone());
         Self {
             home,
@@ -39,12 +40,27 @@ impl Controller {
             policy: Arc::new(policy),
             events,
             work,
+            creations,
         }
     }
 
     /// Whether a volume lives here, and not behind a virtual node.
     fn is_home(&self, id: &VolumeId) -> bool {
         id.cluster == *self.home.id()
+    }
+
+    /// Waits until what calls rest on was read once: a process that was asked nothing before
+    /// begins to watch with its first call.
+    async fn observed(&self, deadline: Deadline) -> Result<(), Status> {
+        let complete = self.home.views().complete();
+        tokio::time::timeout_at(deadline.at(), complete)
+            .await
+            .map_err(|_| {
+                Status::unavailable(format!(
+                    "the objects of the cluster {} were not read in time; its API server may be slow, or this driver's role                      may lack the right to watch them: see the log",
+                    self.home.id()
+                ))
+            })
     }
 
     /// A volume of a remote cluster is where its pods run, and nowhere else: on the
@@ -73,12 +89,15 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
         let order = parse::order(request.into_inner())?;
+        self.observed(deadline).await?;
         let name = order.volume.clone();
         let (home, registry) = (self.home.clone(), self.registry.clone());
         let (policy, events) = (Arc::clone(&self.policy), self.events.clone());
+        let creations = self.creations.clone();
         let creation = async move {
-            let made = twin::create(&home, &registry, &policy, &events, &order, deadline.at()).await?;
-            Ok(made)
+            let create =
+                async { Ok(twin::create(&home, &registry, &policy, &events, &order, deadline.at()).await?) };
+            Box::pin(creations.take(deadline.at(), create)).await
         };
         let made = self.work.run(name.as_str(), creation).await?;
         let id = VolumeId {
@@ -105,6 +124,7 @@ impl wire::controller_server::Controller for Controller {
         let Some(id) = parse::ours(&id)? else {
             return Ok(Response::new(wire::DeleteVolumeResponse {}));
         };
+        self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let name = id.name.clone();
         let delete = async move { Ok(twin::delete(&home, &registry, &events, &id, deadline.at()).await?) };
@@ -122,6 +142,7 @@ impl wire::controller_server::Controller for Controller {
         let node = parse::required("node_id", request.node_id)?;
         let asked = parse::only_capability(request.volume_capability)?;
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
+        self.observed(deadline).await?;
         if !self.is_home(&id) {
             self.publish_remote(&id, &node).await?;
             return Ok(Response::new(wire::ControllerPublishVolumeResponse::default()));
@@ -152,6 +173,7 @@ impl wire::controller_server::Controller for Controller {
             // Nothing was attached for it.
             return Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}));
         }
+        self.observed(deadline).await?;
         let home = self.home.clone();
         let node = request.node_id;
         let key = format!("{} on {node}", id.name);

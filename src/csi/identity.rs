@@ -1,10 +1,5 @@
 //! The Identity service, of the controller and of the node plugin.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
-
 use tonic::{Request, Response, Status, service::Routes};
 
 use crate::{
@@ -26,42 +21,16 @@ pub enum Role {
     Node,
 }
 
-/// Whether this process can serve yet. Shared by the gRPC probe and `/readyz`.
-#[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<AtomicBool>);
-
-impl Readiness {
-    /// Ready from the start.
-    #[must_use]
-    pub fn always() -> Self {
-        let ready = Self::default();
-        ready.set();
-        ready
-    }
-
-    /// From now on the process is ready.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// Whether it is.
-    #[must_use]
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
 /// The service.
 pub struct Identity {
     role: Role,
-    ready: Readiness,
 }
 
 impl Identity {
     /// The identity of the driver's half `role`.
     #[must_use]
-    pub fn new(role: Role, ready: Readiness) -> Self {
-        Self { role, ready }
+    pub fn new(role: Role) -> Self {
+        Self { role }
     }
 
     /// Routes with this service, to which a process adds its own.
@@ -106,10 +75,9 @@ impl wire::identity_server::Identity for Identity {
         }))
     }
 
+    /// Whoever answers is ready: what a call needs to have been read, it waits for.
     async fn probe(&self, _: Request<wire::ProbeRequest>) -> Result<Response<wire::ProbeResponse>, Status> {
-        Ok(Response::new(wire::ProbeResponse {
-            ready: Some(self.ready.is_set()),
-        }))
+        Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
     }
 }
 
@@ -120,22 +88,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn not_ready_is_an_answer_not_an_error() {
-        let ready = Readiness::default();
-        let identity = Identity::new(Role::Node, ready.clone());
-        let probe = async || {
-            let answer = identity.probe(Request::new(wire::ProbeRequest {})).await;
-            answer.unwrap().into_inner().ready
-        };
-        assert_eq!(probe().await, Some(false));
-        ready.set();
-        assert_eq!(probe().await, Some(true));
-    }
-
-    #[tokio::test]
     async fn both_halves_name_the_controller_service() {
         for role in [Role::Controller, Role::Node] {
-            let identity = Identity::new(role, Readiness::always());
+            let identity = Identity::new(role);
             let answer = identity
                 .get_plugin_capabilities(Request::new(wire::GetPluginCapabilitiesRequest {}))
                 .await

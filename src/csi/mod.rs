@@ -12,9 +12,11 @@ pub mod registration;
 pub mod server;
 mod socket;
 mod status;
+mod turns;
 pub mod work;
 
 pub use call::Deadline;
 pub use controller::Controller;
-pub use identity::{Identity, Readiness, Role};
+pub use identity::{Identity, Role};
 pub use socket::{Endpoint, EndpointError};
+pub use turns::Turns;

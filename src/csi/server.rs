@@ -92,7 +92,7 @@ mod tests {
     use wire::{controller_client::ControllerClient, controller_server::ControllerServer};
 
     use super::*;
-    use crate::csi::{Identity, Readiness, Role};
+    use crate::csi::{Identity, Role};
 
     /// Panics on create, blocks on delete.
     #[derive(Clone, Default)]
@@ -135,7 +135,7 @@ mod tests {
         let endpoint: Endpoint = dir.path().join("s").display().to_string().parse().unwrap();
         let (awkward, metrics) = (Awkward::default(), Metrics::new("test", |_| {}));
         let stop = CancellationToken::new();
-        let routes = Identity::new(Role::Controller, Readiness::always()).routes();
+        let routes = Identity::new(Role::Controller).routes();
         let settings = Settings {
             endpoint: endpoint.clone(),
             mode: 0o600,

@@ -1,7 +1,7 @@
-//! Which real class a twin gets: the claim's annotation within the allow-list,
-//! the parameter of the virtual class, the mapping of the cluster, or the
-//! default class of the cluster, in this order; and never a class that would
-//! send the twin back to us.
+//! Which real class a twin gets: the claim's annotation within the allow-list, the
+//! cluster's mapping of this virtual class, the parameter of the virtual class, or a
+//! default of the cluster, in this order; and never a class that would send the twin
+//! back to us.
 
 use std::{
     cmp::Reverse,

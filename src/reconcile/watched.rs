@@ -18,7 +18,7 @@ use super::mirror;
 use crate::{
     cluster::{
         Cluster, facts,
-        slim::SELECTED_NODE,
+        slim::{SELECTED_NODE, free_volume},
         view::{Slim, View},
     },
     placement::{ReclaimPolicy, StaticVolume},
@@ -35,7 +35,6 @@ const PROVISIONERS: [&str; 2] = [
 /// Topics of PVs that are in no cluster: no cluster has such an id.
 const OTHER_VERSION: &str = "/other-version";
 const STATIC: &str = "/static";
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The views of the loops. Their watches end when it is dropped.
 pub(super) struct Watched {
@@ -198,13 +197,16 @@ impl Watched {
 
     /// The clusters that our volumes are in.
     pub(super) fn clusters_of_volumes(&self) -> BTreeSet<ClusterId> {
-        let mut clusters = BTreeSet::new();
-        for VirtualVolume { cluster, .. } in ours(&self.volumes.all()) {
-            if !clusters.contains(cluster) {
-                clusters.insert(cluster.clone());
-            }
+        let topics = self.volumes.topics();
+        topics.iter().filter_map(|topic| topic.parse().ok()).collect()
+    }
+
+    /// The PV of a volume, if it has the name that csi-provisioner gives it.
+    pub(super) fn virtual_volume(&self, volume: &str) -> Option<VirtualVolume> {
+        match self.volumes.get(volume)?.as_ref() {
+            Volume::Virtual(volume) => Some(VirtualVolume::clone(volume)),
+            Volume::OtherVersion(_) | Volume::Static(_) => None,
         }
-        clusters
     }
 
     /// The PVs that nobody provisioned.
@@ -290,9 +292,7 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
             retain: policy == ReclaimPolicy::Retain,
         })));
     }
-    let provisioned = volume.annotations().contains_key(PROVISIONED_BY);
-    let read = facts::static_volume(volume);
-    (!provisioned && read.available).then(|| Volume::Static(Box::new(read)))
+    free_volume(volume).map(|free| Volume::Static(Box::new(free)))
 }
 
 fn starting(pod: &Pod) -> Option<Starting> {

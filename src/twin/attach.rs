@@ -76,7 +76,7 @@ pub async fn publish(
     let attach = driver.is_none_or(|driver| driver.attach);
     if let (RealSource::Csi(source), true) = (&path.source, attach) {
         let wanted = attachment(home, volume, &real.name_any(), node, &source.driver);
-        path.attachment = Box::pin(attach_and_wait(home, &wanted, deadline)).await?;
+        path.attachment = Box::pin(attach_and_wait(home, volume, &wanted, deadline)).await?;
     }
     Ok(path)
 }
@@ -89,10 +89,7 @@ pub async fn unpublish(
     node: Option<&str>,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
-    let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
-    let attachments = home.all::<VolumeAttachment>();
-    let held = attachments.list(Some(&ours)).await?;
-    for attachment in held {
+    for attachment in of_volume(home, volume).await? {
         if node.is_none_or(|node| attachment.spec.node_name == node) {
             let exactly = Precondition {
                 uid: attachment.uid().unwrap_or_default(),
@@ -102,6 +99,30 @@ pub async fn unpublish(
         }
     }
     Ok(())
+}
+
+/// Our attachments of a volume, read live: those that are watched, or, while that does not
+/// show what is there, all that bear its label.
+async fn of_volume(home: &Cluster, volume: &VolumeName) -> Result<Vec<VolumeAttachment>, ApiError> {
+    let (attachments, seen) = (home.all::<VolumeAttachment>(), &home.views().attachments);
+    if seen.outdated_since().is_some() {
+        let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
+        return attachments.list(Some(&ours)).await;
+    }
+    let mut found = Vec::new();
+    for attachment in seen.of_topic(volume.as_str()) {
+        found.extend(attachments.get(&attachment.name).await?);
+    }
+    Ok(found)
+}
+
+/// A node that a volume is attached to.
+pub(super) async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
+    let held = of_volume(home, volume).await?;
+    Ok(held
+        .into_iter()
+        .next()
+        .map(|attachment| attachment.spec.node_name))
 }
 
 /// Deletes one of our attachments in exactly the version that was found to be needed by
@@ -229,11 +250,12 @@ fn attachment(
 
 async fn attach_and_wait(
     home: &Cluster,
+    volume: &VolumeName,
     wanted: &VolumeAttachment,
     deadline: Instant,
 ) -> Result<BTreeMap<String, String>, PublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), wanted.name_any());
-    let mut news = home.views().attachments.subscribe(&name);
+    let mut news = home.views().attachments.subscribe(volume.as_str());
     let mut refused = None;
     // Whether this call has written on the attachment.
     let mut confirmed = false;
@@ -315,7 +337,8 @@ async fn detach_and_wait(
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), attachment.name_any());
-    let mut news = home.views().attachments.subscribe(&name);
+    let volume = attachment.labels().get(mark::VOLUME).map_or("", String::as_str);
+    let mut news = home.views().attachments.subscribe(volume);
     let deleted = crash::around(Step::AttachmentDelete, attachments.delete(&name, exactly)).await;
     match deleted {
         // Another object of this name, so ours is gone; or another version, which stays.

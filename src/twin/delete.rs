@@ -1,16 +1,16 @@
 //! Deleting a volume: the twin at once, and then its PV is waited for, because
 //! only that says that the data is gone. Every fact is read live.
 
-use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim},
-    storage::v1::VolumeAttachment,
-};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
     DeleteError, Holder, Site, TWIN_VOLUME,
+    attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
     data_of, holder,
     news::News,
@@ -19,7 +19,7 @@ use super::{
     withdraw::{is_reservation, let_go, unclaim},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry},
+    cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry, slim},
     observe::crash::{self, Step},
     placement::{
         DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step,
@@ -64,7 +64,9 @@ pub async fn delete(
                 {
                     continue;
                 }
-                Awaited::Twin
+                Awaited::Twin {
+                    volume: real_volume.clone(),
+                }
             }
             DeleteStep::AwaitVolume { name, message } => Awaited::Volume { name, message },
             DeleteStep::Unclaim(reserved) => {
@@ -89,7 +91,7 @@ pub async fn delete(
             }
         };
         if !news.wait(deadline, || awaited.may_be_over(&site)).await {
-            return Err(awaited.still_there(&site));
+            return Err(awaited.still_there(&site).await?);
         }
     }
 }
@@ -111,8 +113,14 @@ async fn claimed(events: &Events, id: &VolumeId, twin: String, claim: ClaimMark)
 
 /// What has to go.
 enum Awaited {
-    Twin,
-    Volume { name: String, message: Option<String> },
+    /// The twin, and then its PV if that is known by now.
+    Twin {
+        volume: Option<String>,
+    },
+    Volume {
+        name: String,
+        message: Option<String>,
+    },
 }
 
 impl Awaited {
@@ -120,26 +128,40 @@ impl Awaited {
     /// are changed several times on their way.
     fn may_be_over(&self, site: &Site) -> bool {
         match self {
-            Self::Twin => site.seen().is_none_or(|twin| !twin.deleting),
-            Self::Volume { name, .. } => {
-                let seen = site.cluster().views().volumes.of_topic(site.name());
-                let seen = seen.iter().find(|seen| seen.name == *name);
-                seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
+            Self::Twin { volume } => {
+                let is_over = |twin: Arc<slim::Twin>| !twin.deleting;
+                let volume = volume.as_ref();
+                site.seen()
+                    .map_or_else(|| volume.is_none_or(|name| may_be_gone(site, name)), is_over)
             }
+            Self::Volume { name, .. } => may_be_gone(site, name),
         }
     }
 
-    fn still_there(self, site: &Site) -> DeleteError {
+    /// What is still there, and why if its PV says so.
+    async fn still_there(self, site: &Site) -> Result<DeleteError, ApiError> {
         let (what, why) = match self {
-            Self::Twin => (format!("the twin {}", site.place()), None),
+            Self::Twin { volume: Some(name) } if site.seen().is_none() => {
+                let found = site.volumes().get(&name).await?;
+                let message = found.and_then(|found| found.status?.message);
+                (format!("the twin's PV {name}"), message)
+            }
+            Self::Twin { .. } => (format!("the twin {}", site.place()), None),
             Self::Volume { name, message } => (format!("the twin's PV {name}"), message),
         };
-        DeleteError::StillWaiting {
+        Ok(DeleteError::StillWaiting {
             what,
             cluster: site.cluster_name(),
             why,
-        }
+        })
     }
+}
+
+/// Whether a PV is gone, or will not go, as far as what is watched tells.
+fn may_be_gone(site: &Site, name: &str) -> bool {
+    let seen = site.cluster().views().volumes.of_topic(site.name());
+    let seen = seen.iter().find(|seen| seen.name == *name);
+    seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
 }
 
 async fn look(
@@ -190,15 +212,6 @@ async fn look(
     ))
 }
 
-async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
-    let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
-    let held = home.all::<VolumeAttachment>().list(Some(&ours)).await?;
-    Ok(held
-        .into_iter()
-        .next()
-        .map(|attachment| attachment.spec.node_name))
-}
-
 async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
     let exactly = Precondition {
         uid: twin.uid().unwrap_or_default(),
@@ -234,10 +247,11 @@ async fn find_volume(
     }
     let volumes = site.volumes();
     let mut found = Vec::new();
-    let seen = site.cluster().views().volumes.of_topic(site.name());
+    let watched = &site.cluster().views().volumes;
+    let seen = watched.of_topic(site.name());
     if let Some(name) = known {
         found.extend(volumes.get(name).await?);
-    } else if seen.is_empty() {
+    } else if seen.is_empty() && (site.remote_cluster().is_some() || watched.outdated_since().is_some()) {
         let maybe_ours = |real: &PersistentVolume| holder(site, volume, None, real) != Holder::Other;
         found = volumes.find(maybe_ours).await?;
     } else {

@@ -141,6 +141,9 @@ pub(super) async fn prebinding(
     if let Some(name) = record::volume_name(twin) {
         return Ok(Prebinding::Reserved(name.to_owned()));
     }
+    if let Some(reserved) = home.views().volumes.of_topic(&twin.name_any()).first() {
+        return Ok(Prebinding::Found(reserved.name.clone()));
+    }
     let known = Known::about(home, class, None).await?;
     let told = match record::selected_node(twin) {
         Some(name) => node(home, name).await?,
@@ -181,9 +184,7 @@ impl Known {
         let views = home.views();
         let capacities = views.capacities.of_topic(&class.name);
         let volumes = if class.provisioner == NO_PROVISIONER {
-            // Which of them are free has to be known now: nobody would tell us later.
-            let found = home.all::<PersistentVolume>().list(None).await?;
-            found.iter().map(facts::static_volume).collect()
+            static_volumes(home, &class.name).await?
         } else {
             Vec::new()
         };
@@ -202,6 +203,18 @@ impl Known {
             volumes: &self.volumes,
         }
     }
+}
+
+/// The PVs of a class that nobody provisions. They are watched from the first claim of such
+/// a class on; until all were seen they are listed.
+async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
+    let seen = &home.views().static_volumes;
+    if seen.outdated_since().is_none() {
+        let of_class = seen.of_topic(class);
+        return Ok(of_class.iter().map(|it| StaticVolume::clone(it)).collect());
+    }
+    let found = home.all::<PersistentVolume>().list(None).await?;
+    Ok(found.iter().map(facts::static_volume).collect())
 }
 
 fn driver(home: &Cluster, provisioner: &str, only: Option<&str>) -> RealDriver {

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        ApiError, Cluster, Objects,
+        ApiError, Cluster, Lean, Objects,
         view::{Slim, View},
     },
     observe::crash::{self, Step},
@@ -33,7 +33,7 @@ impl Refusals {
     /// Watches the notes in this namespace until `stop`.
     #[must_use]
     pub fn watch(home: &Cluster, namespace: &str, stop: &CancellationToken) -> View<Self> {
-        let maps = Api::<ConfigMap>::namespaced(home.client().clone(), namespace);
+        let maps = Api::<Lean<ConfigMap>>::namespaced(home.client().clone(), namespace);
         let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
         View::start(
             maps,

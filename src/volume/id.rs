@@ -76,6 +76,12 @@ impl VolumeName {
         Self(format!("vol-{}", digest(HASH_DIGITS, [request])))
     }
 
+    /// The name under which csi-provisioner asks for the volume of a claim, and makes its PV.
+    #[must_use]
+    pub fn requested_for(claim_uid: &str) -> String {
+        format!("{REQUEST_PREFIX}{claim_uid}")
+    }
+
     /// Reads a name back from a label or an id; `None` if no request leads to it.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

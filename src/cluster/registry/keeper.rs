@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     cluster::{
-        Cluster,
+        Cluster, Lean,
         kubeconfig::Allowed,
         plain,
         view::{Slim, View},
@@ -326,7 +326,7 @@ impl Secrets {
         for secret in needed {
             if !self.watched.contains_key(secret) {
                 let stop = CancellationToken::new();
-                let api: Api<Secret> = Api::namespaced(context.client.clone(), &secret.namespace);
+                let api: Api<Lean<Secret>> = Api::namespaced(context.client.clone(), &secret.namespace);
                 let only = watcher::Config::default().fields(&format!("metadata.name={}", secret.name));
                 let view = View::start(api, only, |it| Some(text(it)), &stop);
                 self.watched.insert(secret.clone(), (view, stop.drop_guard()));

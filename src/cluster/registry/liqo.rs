@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::source::{Context, Credentials, SecretRef, Source, Told};
 use crate::{
     cluster::{
+        Lean,
         kubeconfig::Allowed,
         short,
         view::{Slim, View},
@@ -151,7 +152,7 @@ impl Liqo {
     }
 }
 
-fn all(client: &Client, kind: &str) -> Api<DynamicObject> {
+fn all(client: &Client, kind: &str) -> Api<Lean<DynamicObject>> {
     let kind = GroupVersionKind::gvk("offloading.liqo.io", "v1beta1", kind);
     Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
 }

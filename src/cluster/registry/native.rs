@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::source::{Context, Credentials, SecretRef, Source, Told};
 use crate::{
     cluster::{
+        Lean,
         remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
         view::{Slim, View},
     },
@@ -37,7 +38,7 @@ impl Slim for Declaration {
 
 impl Native {
     pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
-        let all: Api<RemoteCluster> = Api::all(context.client.clone());
+        let all: Api<Lean<RemoteCluster>> = Api::all(context.client.clone());
         Self {
             clusters: View::start(all, watcher::Config::default(), declaration, stop),
             context: context.clone(),

@@ -79,6 +79,51 @@ async fn a_change_before_the_wait_is_not_missed() {
         .expect("the change was missed");
 }
 
+/// What is kept of a config map is its colour alone.
+#[tokio::test]
+async fn an_update_that_changes_nothing_of_what_is_kept_wakes_nobody() {
+    let api = FakeApi::start().await;
+    paint(&api, "a", "red");
+    paint(&api, "b", "red");
+    let (view, _stop) = colors(&api).await;
+    let feed = view.feed();
+    assert!(matches!(feed.take(), Changed::Everything));
+    let version = view.version();
+    let before = *version.borrow();
+    api.put(
+        "/api/v1/namespaces/ns/configmaps/a",
+        json!({"metadata": {"labels": {"new": "label"}}, "data": {"color": "red"}}),
+    );
+    // Once this is seen, so was the update before it.
+    paint(&api, "b", "blue");
+    until(&view, "blue", 1).await;
+    assert_eq!(*version.borrow(), before + 1);
+    let Changed::These(changed) = feed.take() else {
+        panic!("it was one object")
+    };
+    let colors: Vec<_> = changed.iter().map(|color| color.0.as_str()).collect();
+    assert_eq!(colors, ["red", "blue"], "as it was and as it is");
+}
+
+#[tokio::test]
+async fn nothing_is_watched_before_the_first_question() {
+    let api = FakeApi::start().await;
+    let client = api.cluster_unwatched().await.client().clone();
+    let stop = CancellationToken::new();
+    let slim = |_: ConfigMap| Some(Color("red".into()));
+    let asked = || {
+        api.requests()
+            .iter()
+            .filter(|call| call.contains("configmaps"))
+            .count()
+    };
+    let view = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(asked(), 0);
+    view.complete().await;
+    assert!(asked() > 0);
+}
+
 #[tokio::test]
 async fn survives_cut_watches_and_versions_that_are_too_old() {
     let api = FakeApi::start().await;

@@ -1,0 +1,107 @@
+//! How many volumes are made at the same time. All claims of a burst carried forward
+//! together would all finish at its end; first come first served, half of them have
+//! finished after half of the time, and what is worked on at once is never more than
+//! the components below can take.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::Semaphore,
+    time::{self, Instant},
+};
+use tonic::Status;
+
+/// Who takes longer waits for a slow real class, which costs nobody anything: the next one
+/// may begin.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
+/// Turns to work, given in the order in which they are asked for.
+#[derive(Clone)]
+pub struct Turns(Arc<Semaphore>);
+
+impl Turns {
+    /// So many at a time.
+    #[must_use]
+    pub fn new(at_once: usize) -> Self {
+        Self(Arc::new(Semaphore::new(at_once)))
+    }
+
+    /// Runs `work` when it is its turn; UNAVAILABLE, and nothing was done, if it never is
+    /// before the deadline.
+    pub async fn take<T>(
+        &self,
+        deadline: Instant,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let Ok(turn) = time::timeout_at(deadline, self.0.acquire()).await else {
+            return Err(Status::unavailable(
+                "many volumes are being made and this one's turn has not come yet; it is asked for again",
+            ));
+        };
+        let mut work = pin!(work);
+        if let Ok(done) = time::timeout(BUSY_FOR, &mut work).await {
+            return done;
+        }
+        drop(turn);
+        work.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures::future::join_all;
+    use tonic::Code;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn volumes_are_made_a_few_at_a_time_in_the_order_of_their_calls() {
+        let (turns, done) = (Turns::new(2), Mutex::new(Vec::new()));
+        let begin = Instant::now();
+        let calls = (0..6).map(|call| {
+            turns.take(begin + SOON, async move {
+                time::sleep(Duration::from_millis(100)).await;
+                Ok(call)
+            })
+        });
+        let noted = calls.map(async |call| {
+            let call = call.await.unwrap();
+            done.lock().unwrap().push((call, begin.elapsed().as_millis()));
+        });
+        join_all(noted).await;
+        let done = done.into_inner().unwrap();
+        assert_eq!(done, [(0, 100), (1, 100), (2, 200), (3, 200), (4, 300), (5, 300)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_slow_class_lets_others_begin() {
+        let turns = Turns::new(1);
+        let begin = Instant::now();
+        let slow = turns.take(begin + SOON, async {
+            time::sleep(Duration::from_secs(20)).await;
+            Ok(begin.elapsed())
+        });
+        let quick = turns.take(begin + SOON, async { Ok(begin.elapsed()) });
+        let (slow, quick) = tokio::join!(slow, quick);
+        assert_eq!(quick.unwrap(), BUSY_FOR);
+        assert_eq!(slow.unwrap(), Duration::from_secs(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_that_does_not_come_in_time_is_unavailable() {
+        let turns = Turns::new(1);
+        let begin = Instant::now();
+        let busy = turns.take(begin + SOON, async {
+            time::sleep(BUSY_FOR).await;
+            Ok(())
+        });
+        let late = turns.take(begin + BUSY_FOR / 2, async { Ok(()) });
+        let (busy, late) = tokio::join!(busy, late);
+        busy.unwrap();
+        assert_eq!(late.unwrap_err().code(), Code::Unavailable);
+    }
+}
