@@ -15,7 +15,7 @@ use k8s_openapi::{
         apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
     },
 };
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::{Api, ResourceExt, api::ObjectMeta, runtime::watcher};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -29,7 +29,7 @@ use crate::{
     cluster::{
         ApiError, Cluster, Objects, Precondition, facts,
         registry::{Registry, Remote, Unreachable},
-        view::View,
+        view::{Slim, View},
     },
     observe::crash::{self, Step},
     placement::{
@@ -48,6 +48,8 @@ pub(super) struct Capacities<'a> {
     watched: &'a Watched,
     settings: &'a Settings,
     published: Objects<CSIStorageCapacity>,
+    /// What is published now.
+    shown: View<Shown>,
     /// What remote clusters did not take a moment ago.
     refusals: View<Refusals>,
     _stops: DropGuard,
@@ -61,12 +63,15 @@ impl<'a> Capacities<'a> {
         settings: &'a Settings,
     ) -> Self {
         let stop = CancellationToken::new();
+        let ours = watcher::Config::default().labels(&mark::selector(home.id()));
+        let capacities = Api::namespaced(home.client().clone(), &settings.namespace);
         Self {
             home,
             registry,
             watched,
             settings,
             published: home.within(&settings.namespace),
+            shown: View::start(capacities, ours, |it| Some(shown(&it)), &stop),
             refusals: Refusals::watch(home, &settings.namespace, &stop),
             _stops: stop.drop_guard(),
         }
@@ -112,14 +117,14 @@ impl<'a> Capacities<'a> {
         counting.map(|refused| refused.bytes).min()
     }
 
-    async fn set(&self, wanted: &Published, is: Option<&CSIStorageCapacity>) -> Result<(), ApiError> {
-        let Some(is) = is else {
+    async fn set(&self, wanted: &Published) -> Result<(), ApiError> {
+        let Some(shown) = self.shown.get(&self.key(&wanted.name)) else {
             let created =
                 crash::around(Step::CapacityWrite, self.published.create(&self.object(wanted))).await;
             return created.map(|_| ());
         };
-        let read = facts::capacity(is);
-        if read.capacity == Some(wanted.room.capacity()) && read.maximum == Some(wanted.room.maximum()) {
+        let room = &wanted.room;
+        if shown.capacity == Some(room.capacity()) && shown.maximum == Some(room.maximum()) {
             return Ok(());
         }
         let patch = json!({
@@ -128,6 +133,10 @@ impl<'a> Capacities<'a> {
         });
         let changed = crash::around(Step::CapacityWrite, self.published.merge(&wanted.name, &patch)).await;
         changed.map(|_| ())
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.settings.namespace)
     }
 
     fn object(&self, wanted: &Published) -> CSIStorageCapacity {
@@ -186,33 +195,57 @@ impl Rounds for Capacities<'_> {
             views.capacities.version(),
             self.watched.volumes.version(),
             self.refusals.version(),
+            self.shown.version(),
             self.registry.news(),
         ]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
+        self.shown.complete().await;
         let wanted = self.wanted();
-        let found = self.published.list(Some(&mark::selector(self.home.id()))).await?;
-        let is: HashMap<String, &CSIStorageCapacity> =
-            found.iter().map(|object| (object.name_any(), object)).collect();
-        each(&wanted, |wanted| self.set(wanted, is.get(&wanted.name).copied())).await?;
+        each(&wanted, |wanted| self.set(wanted)).await?;
 
         let names: BTreeSet<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
-        let obsolete = found
-            .iter()
-            .filter(|object| !names.contains(object.name_any().as_str()));
-        each(obsolete, async |object: &CSIStorageCapacity| {
+        let shown = self.shown.all();
+        let obsolete = shown.iter().filter(|shown| !names.contains(shown.name.as_str()));
+        each(obsolete, async |shown: &Arc<Shown>| {
             let exactly = Precondition {
-                uid: object.uid().unwrap_or_default(),
+                uid: shown.uid.clone(),
                 resource_version: None,
             };
-            crash::around(
-                Step::CapacityDelete,
-                self.published.delete(&object.name_any(), exactly),
-            )
-            .await
+            let deleted = self.published.delete(&shown.name, exactly);
+            match crash::around(Step::CapacityDelete, deleted).await {
+                // Another object of this name: the next round looks at it.
+                Err(error) if error.is_conflict() => Ok(()),
+                other => other.map(drop),
+            }
         })
         .await
+    }
+}
+
+/// A capacity that is published. Its topic is its name.
+#[derive(Debug, PartialEq)]
+struct Shown {
+    name: String,
+    uid: String,
+    capacity: Option<u64>,
+    maximum: Option<u64>,
+}
+
+impl Slim for Shown {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+}
+
+fn shown(object: &CSIStorageCapacity) -> Shown {
+    let read = facts::capacity(object);
+    Shown {
+        name: object.name_any(),
+        uid: object.uid().unwrap_or_default(),
+        capacity: read.capacity,
+        maximum: read.maximum,
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     Settings,
     rounds::{Rounds, each},
     unserved::unserved,
-    watched::{VirtualVolume, Watched},
+    watched::Watched,
 };
 use crate::{
     cluster::{
@@ -279,22 +279,22 @@ fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
     Ok(claims)
 }
 
-/// What each cluster holds, as claims that people know.
-fn volumes_by_cluster(volumes: Vec<VirtualVolume>, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
-    let mut by_cluster: HashMap<ClusterId, Vec<String>> = HashMap::new();
-    for volume in volumes {
-        if volume.cluster != *home {
-            let claim = volume
-                .claim
-                .map(|claim| format!("{}/{}", claim.namespace, claim.name));
-            let all = by_cluster.entry(volume.cluster).or_default();
-            all.push(claim.unwrap_or(volume.name));
-        }
-    }
-    for all in by_cluster.values_mut() {
-        all.sort();
-    }
-    by_cluster
+/// What each remote cluster holds, as claims that people know.
+fn volumes_by_cluster(watched: &Watched, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
+    let remote = watched.clusters_of_volumes().into_iter().filter(|id| id != home);
+    let held = remote.map(|id| {
+        let named = watched
+            .virtual_volumes_in(&id)
+            .into_iter()
+            .map(|volume| match volume.claim {
+                Some(claim) => format!("{}/{}", claim.namespace, claim.name),
+                None => volume.name,
+            });
+        let mut claims: Vec<String> = named.collect();
+        claims.sort();
+        (id, claims)
+    });
+    held.collect()
 }
 
 impl Rounds for Clusters<'_> {
@@ -314,7 +314,7 @@ impl Rounds for Clusters<'_> {
         let Some(unread) = self.registry.unread() else {
             return Ok(());
         };
-        let volumes = volumes_by_cluster(self.watched.virtual_volumes(), self.home.id());
+        let volumes = volumes_by_cluster(self.watched, self.home.id());
         let reports = self.reports(&volumes);
         let native: Vec<&ClusterReport> = reports
             .iter()

@@ -4,20 +4,18 @@
 //! told at home, where its user looks.
 
 mod condition;
+mod due;
 mod patient;
 mod telling;
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
     condition::{Condition, diagnose, note, prospects},
+    due::{Census, Due, Scope},
     patient::Patient,
 };
 use super::{
@@ -63,6 +61,9 @@ pub(super) struct Health<'a> {
     metrics: &'a Metrics,
     /// The only cluster whose volumes are looked after; all of them if none is named.
     only: Option<ClusterId>,
+    /// What changed, where it is only the home cluster's volumes that are looked after.
+    due: Option<Due>,
+    census: Census,
     /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
     /// that was to be retained.
     settled: HashSet<(String, bool)>,
@@ -83,14 +84,41 @@ impl<'a> Health<'a> {
             reports,
             metrics,
             only: None,
+            due: None,
+            census: Census::default(),
             settled: HashSet::new(),
         }
     }
 
     /// Looks after the volumes of one cluster only.
     pub(super) fn only(mut self, cluster: ClusterId) -> Self {
+        self.due = (cluster == *self.home.id()).then(|| Due::new(self.home, self.watched));
         self.only = Some(cluster);
         self
+    }
+
+    /// The volumes that this round looks at.
+    fn volumes(&mut self) -> Vec<VirtualVolume> {
+        let scope = match &mut self.due {
+            Some(due) => due.take(self.home),
+            None => Scope::All,
+        };
+        let Scope::Some(mut names) = scope else {
+            self.census.clear();
+            return match &self.only {
+                Some(cluster) => self.watched.virtual_volumes_in(cluster),
+                None => self.watched.virtual_volumes(),
+            };
+        };
+        names.extend(self.census.unwell().cloned());
+        let mut volumes = Vec::new();
+        for name in names {
+            match self.watched.virtual_volume(&name) {
+                Some(volume) if volume.cluster == *self.home.id() => volumes.push(volume),
+                _ => self.census.note(&name, None),
+            }
+        }
+        volumes
     }
 
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
@@ -312,17 +340,14 @@ impl<'a> Health<'a> {
         self.tell(patient, &format!("{place} is not bound: {why}")).await
     }
 
-    /// Examines every volume, counts, and says who needs what.
+    /// Examines the volumes, counts, and says who needs what.
     async fn admit(&mut self) -> Ward {
         let mut ward = Ward::default();
-        let mut counts: HashMap<Condition, usize> = HashMap::new();
         let mut silent = HashSet::new();
-        let volumes = match &self.only {
-            Some(cluster) => self.watched.virtual_volumes_in(cluster),
-            None => self.watched.virtual_volumes(),
-        };
-        for volume in volumes {
+        for volume in self.volumes() {
+            let name = volume.name.clone();
             let Some(mut patient) = self.examine(volume) else {
+                self.census.note(&name, None);
                 continue;
             };
             let cluster = patient.volume.cluster.clone();
@@ -333,7 +358,7 @@ impl<'a> Health<'a> {
                     silent.insert(cluster);
                 }
             }
-            *counts.entry(patient.condition).or_default() += 1;
+            self.census.note(&name, Some(patient.condition));
             match patient.condition {
                 Condition::Healthy => ward.well.push(patient),
                 Condition::Waiting => ward.waiting.push(patient),
@@ -343,7 +368,7 @@ impl<'a> Health<'a> {
             }
         }
         for condition in Condition::ALL {
-            let count = counts.get(&condition).copied().unwrap_or_default();
+            let count = self.census.count(condition);
             let cluster = self.only.as_ref().unwrap_or(self.home.id());
             self.metrics.volumes(cluster, condition.name(), count);
         }
@@ -424,7 +449,11 @@ impl Rounds for Health<'_> {
             Err(_) => Ok(()),
         })
         .await;
-        treated.and(maintained).and(released)
+        let outcome = treated.and(maintained).and(released);
+        if let (Ok(()), Some(due)) = (&outcome, &mut self.due) {
+            due.done();
+        }
+        outcome
     }
 }
 

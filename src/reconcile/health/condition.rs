@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How a volume is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Condition {
     Healthy,
     /// Handed over, and bound when its pod arrives in its cluster.

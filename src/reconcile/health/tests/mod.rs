@@ -1,5 +1,6 @@
 //! Volumes whose twins are well, and what happens to the others.
 
+mod due;
 mod elsewhere;
 
 use serde_json::{Value, json};

@@ -1,0 +1,167 @@
+//! Which volumes a round looks at: those about which something changed, and those that
+//! were not well when they were last looked at. Now and then, and whenever a round failed,
+//! all of them. So one change costs the same however many volumes there are.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::condition::Condition;
+use crate::{
+    cluster::{
+        Cluster, slim,
+        view::{Changed, Feed},
+    },
+    reconcile::watched::{self, Watched},
+    volume::VolumeName,
+};
+
+/// All volumes are looked at so often, whatever the feeds say.
+const ALL: Duration = Duration::from_secs(30);
+
+/// What has changed about the volumes of the home cluster.
+pub(super) struct Due {
+    twins: Feed<slim::Twin>,
+    real: Feed<slim::Volume>,
+    volumes: Feed<watched::Volume>,
+    claims: Feed<watched::Claim>,
+    /// When all volumes were to be looked at last.
+    all: Option<Instant>,
+    /// Whether the last round came to a good end.
+    is_done: bool,
+}
+
+/// What a round looks at.
+pub(super) enum Scope {
+    /// All volumes.
+    All,
+    /// The volumes whose PVs have these names.
+    Some(BTreeSet<String>),
+}
+
+impl Due {
+    pub(super) fn new(home: &Cluster, watched: &Watched) -> Self {
+        Self {
+            twins: home.views().twins.feed(),
+            real: home.views().volumes.feed(),
+            volumes: watched.volumes.feed(),
+            claims: watched.claims.feed(),
+            all: None,
+            is_done: false,
+        }
+    }
+
+    /// What the next round looks at.
+    pub(super) fn take(&mut self, home: &Cluster) -> Scope {
+        let changes = (
+            self.twins.take(),
+            self.real.take(),
+            self.volumes.take(),
+            self.claims.take(),
+        );
+        let is_time = self.all.is_none_or(|when| when.elapsed() >= ALL);
+        let is_done = std::mem::take(&mut self.is_done);
+        let (
+            Changed::These(twins),
+            Changed::These(real),
+            Changed::These(volumes),
+            Changed::These(claims),
+            true,
+        ) = (changes.0, changes.1, changes.2, changes.3, is_done && !is_time)
+        else {
+            self.all = Some(Instant::now());
+            return Scope::All;
+        };
+        let mut names = BTreeSet::new();
+        names.extend(twins.iter().map(|twin| twin.volume.to_string()));
+        names.extend(volumes.iter().filter_map(|volume| match volume.as_ref() {
+            watched::Volume::Virtual(volume) => Some(volume.name.clone()),
+            watched::Volume::OtherVersion(_) | watched::Volume::Static(_) => None,
+        }));
+        // A PV of another name, as after a restore, is looked at when all are.
+        names.extend(claims.iter().map(|claim| VolumeName::requested_for(&claim.uid)));
+        for real in real {
+            // A twin is named after its claim, and if there is none after its volume.
+            names.extend([VolumeName::requested_for(&real.twin), real.twin.clone()]);
+            let twins = home.views().twins.of_topic(&real.twin);
+            names.extend(twins.iter().map(|twin| twin.volume.to_string()));
+        }
+        Scope::Some(names)
+    }
+
+    /// What the round was to look at is seen to. Without this word, be it that the round
+    /// failed or was given up, the next one looks at all volumes.
+    pub(super) fn done(&mut self) {
+        self.is_done = true;
+    }
+}
+
+/// The condition in which each volume was last seen, by the name of its PV.
+#[derive(Default)]
+pub(super) struct Census {
+    seen: HashMap<String, Condition>,
+    counts: BTreeMap<Condition, usize>,
+    /// Those that are looked at in every round.
+    unwell: BTreeSet<String>,
+}
+
+impl Census {
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Notes how a volume is now; `None` if there is no such volume, or nothing can be said.
+    pub(super) fn note(&mut self, name: &str, condition: Option<Condition>) {
+        let before = match condition {
+            Some(condition) => self.seen.insert(name.to_owned(), condition),
+            None => self.seen.remove(name),
+        };
+        if let Some(count) = before.and_then(|before| self.counts.get_mut(&before)) {
+            *count -= 1;
+        }
+        if let Some(condition) = condition {
+            *self.counts.entry(condition).or_default() += 1;
+        }
+        match condition {
+            None | Some(Condition::Healthy | Condition::Ending) => self.unwell.remove(name),
+            Some(_) => self.unwell.insert(name.to_owned()),
+        };
+    }
+
+    pub(super) fn count(&self, condition: Condition) -> usize {
+        self.counts.get(&condition).copied().unwrap_or_default()
+    }
+
+    /// Volumes that were not well.
+    pub(super) fn unwell(&self) -> impl Iterator<Item = &String> {
+        self.unwell.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_census_counts_volumes_by_how_they_were_last_seen() {
+        let mut census = Census::default();
+        census.note("a", Some(Condition::Healthy));
+        census.note("b", Some(Condition::Vanished));
+        census.note("b", Some(Condition::Vanished));
+        census.note("c", Some(Condition::Ending));
+        assert_eq!(census.count(Condition::Healthy), 1);
+        assert_eq!(census.count(Condition::Vanished), 1);
+        assert_eq!(census.unwell().collect::<Vec<_>>(), ["b"]);
+        census.note("b", Some(Condition::Healthy));
+        census.note("a", None);
+        census.note("never seen", None);
+        assert_eq!(census.count(Condition::Healthy), 1);
+        assert_eq!(census.count(Condition::Vanished), 0);
+        assert_eq!(census.unwell().count(), 0);
+        census.clear();
+        assert_eq!(census.count(Condition::Ending), 0);
+    }
+}

@@ -1,0 +1,66 @@
+//! What a round looks at.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::reconcile::health::due::{Due, Scope};
+
+/// Waits until something about volumes changes, and tells which ones.
+async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
+    let wait = async {
+        loop {
+            match due.take(home) {
+                Scope::All => return None,
+                Scope::Some(names) if !names.is_empty() => return Some(names),
+                Scope::Some(_) => due.done(),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait)
+        .await
+        .expect("no change was ever told")
+}
+
+#[tokio::test]
+async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let mut due = Due::new(&home, &watched);
+    assert_eq!(next(&mut due, &home).await, None, "at first all are looked at");
+    due.done();
+    let this = BTreeSet::from([format!("pvc-{UID}")]);
+    let looked_at = async |due: &mut Due, what: &str| {
+        let names = next(due, &home).await.expect("not all volumes");
+        assert!(names.is_superset(&this), "{what}: {names:?}");
+        due.done();
+    };
+    api.change(CLAIM, |claim| claim["metadata"]["labels"]["tier"] = "gold".into());
+    looked_at(&mut due, "the claim").await;
+    api.change(VOLUME, |volume| volume["status"]["phase"] = "Released".into());
+    looked_at(&mut due, "the PV").await;
+    api.change(REAL, |real| real["status"]["phase"] = "Failed".into());
+    looked_at(&mut due, "the twin's PV").await;
+    api.remove(TWIN);
+    looked_at(&mut due, "the twin").await;
+}
+
+#[tokio::test]
+async fn after_a_round_that_failed_all_volumes_are_looked_at() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let mut due = Due::new(&home, &watched);
+    assert!(matches!(due.take(&home), Scope::All));
+    assert!(
+        matches!(due.take(&home), Scope::All),
+        "it never said that it was done"
+    );
+    due.done();
+    assert!(matches!(due.take(&home), Scope::Some(_)));
+}
