@@ -18,6 +18,7 @@ pub mod slim;
 #[cfg(test)]
 pub mod testing;
 pub mod view;
+mod views;
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +35,7 @@ pub use self::{
     connect::{ConnectError, Settings},
     lean::Lean,
     rights::Rights,
-    slim::Views,
+    views::Views,
 };
 use self::{room::Room, view::View};
 use crate::volume::{CarriedAnnotations, ClusterId};
@@ -118,7 +119,7 @@ impl Cluster {
         }
         let mut views = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || {
-            let view = slim::twins_of(&inner.client, &inner.home, namespace, &inner.room, &inner.stop);
+            let view = views::twins_of(&inner.client, &inner.home, namespace, &inner.room, &inner.stop);
             let (mut version, changes) = (view.version(), inner.by_namespace_changes.clone());
             tokio::spawn(inner.stop.clone().run_until_cancelled_owned(async move {
                 while version.changed().await.is_ok() {

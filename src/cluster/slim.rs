@@ -1,30 +1,18 @@
-//! What this driver keeps of the objects of a cluster, and the views that keep
-//! it up to date.
+//! What this driver keeps of the objects of a cluster.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
     core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim},
-    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
+    storage::v1::{CSINode, VolumeAttachment},
 };
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject},
-    core::PartialObjectMeta,
-    runtime::watcher,
-};
-use tokio_util::sync::CancellationToken;
+use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
-use super::{
-    facts,
-    rights::Rights,
-    room::Room,
-    view::{Slim, View},
-};
+use super::{facts, view::Slim};
 use crate::{
     placement::{Capacity, Class, ReclaimPolicy, StaticVolume},
     topology::Node,
-    volume::{Carried, ClaimMark, ClusterId, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
+    volume::{Carried, ClaimMark, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
@@ -235,155 +223,6 @@ fn pairs(all: &BTreeMap<String, String>) -> usize {
         .sum()
 }
 
-/// The views of one cluster.
-pub struct Views {
-    /// The twins.
-    pub twins: View<Twin>,
-    /// Their PVs.
-    pub volumes: View<Volume>,
-    /// PVs that are free and that nobody provisioned; at home only.
-    pub static_volumes: View<StaticVolume>,
-    /// All nodes.
-    pub nodes: View<Node>,
-    /// All `CSINodes`.
-    pub csi_nodes: View<CsiNode>,
-    /// All storage classes.
-    pub classes: View<Class>,
-    /// All `CSIDrivers`.
-    pub drivers: View<Driver>,
-    /// Our attachments.
-    pub attachments: View<Attachment>,
-    /// The capacities of real classes.
-    pub capacities: View<Capacity>,
-}
-
-impl Views {
-    pub(super) fn start(
-        client: &Client,
-        home: &ClusterId,
-        namespace: &str,
-        stop: &CancellationToken,
-    ) -> Self {
-        let client = || client.clone();
-        let everything = watcher::Config::default;
-        let ours = || watcher::Config::default().labels(&mark::selector(home));
-        let storage_namespace = namespace.to_owned();
-        let csi_driver = ApiResource::erase::<CSIDriver>(&());
-        Self {
-            twins: View::start(Api::namespaced(client(), namespace), ours(), |it| twin(&it), stop),
-            volumes: View::start(
-                Api::all(client()),
-                everything(),
-                move |it| volume(it, &storage_namespace),
-                stop,
-            ),
-            static_volumes: View::start(Api::all(client()), everything(), |it| free_volume(&it), stop),
-            nodes: View::start(Api::all(client()), everything(), |it| Some(node(it)), stop),
-            csi_nodes: View::start(Api::all(client()), everything(), |it| Some(csi_node(it)), stop),
-            classes: View::start(
-                Api::all(client()),
-                everything(),
-                |it: StorageClass| Some(facts::class(&it)),
-                stop,
-            ),
-            drivers: View::start(
-                Api::all_with(client(), &csi_driver),
-                everything(),
-                |it| Some(driver(&it)),
-                stop,
-            ),
-            attachments: View::start(Api::all(client()), ours(), |it| attachment(&it), stop),
-            capacities: View::start(
-                Api::all(client()),
-                everything().labels(&format!("{}!={}", mark::MANAGED_BY, mark::MANAGED_BY_US)),
-                |it: CSIStorageCapacity| Some(facts::capacity(&it)),
-                stop,
-            ),
-        }
-    }
-
-    /// Of a remote cluster: what is watched there depends on our rights, and the
-    /// volumes and attachments of others are not our business.
-    pub(super) fn start_remote(
-        client: &Client,
-        home: &ClusterId,
-        rights: Rights,
-        room: &Room,
-        stop: &CancellationToken,
-    ) -> Self {
-        let everything = watcher::Config::default;
-        let mut views = Self::none();
-        if rights.all_claims {
-            let ours = everything().labels(&mark::selector(home));
-            views.twins = View::start_within(Api::all(client.clone()), ours, |it| twin(&it), room, stop);
-        }
-        if rights.nodes {
-            let nodes = Api::all(client.clone());
-            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), room, stop);
-        }
-        if rights.classes {
-            let class = |it: StorageClass| Some(facts::class(&it));
-            views.classes = View::start_within(Api::all(client.clone()), everything(), class, room, stop);
-        }
-        if rights.capacities {
-            let csi_nodes = Api::all(client.clone());
-            views.csi_nodes =
-                View::start_within(csi_nodes, everything(), |it| Some(csi_node(it)), room, stop);
-            let drivers = Api::all_with(client.clone(), &ApiResource::erase::<CSIDriver>(&()));
-            views.drivers = View::start_within(drivers, everything(), |it| Some(driver(&it)), room, stop);
-            let capacity = |it: CSIStorageCapacity| Some(facts::capacity(&it));
-            views.capacities =
-                View::start_within(Api::all(client.clone()), everything(), capacity, room, stop);
-        }
-        views
-    }
-
-    pub(super) fn none() -> Self {
-        Self {
-            twins: View::none(),
-            volumes: View::none(),
-            static_volumes: View::unwatched(),
-            nodes: View::none(),
-            csi_nodes: View::none(),
-            classes: View::none(),
-            drivers: View::none(),
-            attachments: View::none(),
-            capacities: View::none(),
-        }
-    }
-
-    /// Waits until every view has been filled once, but for the one that few installations
-    /// need.
-    pub async fn complete(&self) {
-        self.twins.complete().await;
-        self.volumes.complete().await;
-        self.nodes.complete().await;
-        self.csi_nodes.complete().await;
-        self.classes.complete().await;
-        self.drivers.complete().await;
-        self.attachments.complete().await;
-        self.capacities.complete().await;
-    }
-}
-
-/// The twins of one namespace, where no others may be watched.
-pub(super) fn twins_of(
-    client: &Client,
-    home: &ClusterId,
-    namespace: &str,
-    room: &Room,
-    stop: &CancellationToken,
-) -> View<Twin> {
-    let ours = watcher::Config::default().labels(&mark::selector(home));
-    View::start_within(
-        Api::namespaced(client.clone(), namespace),
-        ours,
-        |it| twin(&it),
-        room,
-        stop,
-    )
-}
-
 /// What is kept of a twin; `None` of a claim that is none.
 #[must_use]
 pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
@@ -412,7 +251,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
     })
 }
 
-fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
+pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);
     let spec = volume.spec?;
     let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
@@ -435,12 +274,12 @@ pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
     (read.available && !volume.annotations().contains_key(PROVISIONED_BY)).then_some(read)
 }
 
-/// Only the metadata travels: the status of a node is large and changes all the time.
-fn node(node: PartialObjectMeta<KubeNode>) -> Node {
+/// Only the metadata is kept: the status of a node is large and changes all the time.
+pub(super) fn node(node: PartialObjectMeta<KubeNode>) -> Node {
     facts::node(node.metadata)
 }
 
-fn csi_node(node: CSINode) -> CsiNode {
+pub(super) fn csi_node(node: CSINode) -> CsiNode {
     let ours = node.spec.drivers.iter().find(|driver| driver.name == DRIVER_NAME);
     CsiNode {
         our_keys: ours.map(|driver| driver.topology_keys.clone().unwrap_or_default()),
@@ -451,7 +290,7 @@ fn csi_node(node: CSINode) -> CsiNode {
 
 /// Read as plain JSON: `serviceAccountTokenInSecrets` is newer than the oldest
 /// Kubernetes whose types we are built with.
-fn driver(driver: &DynamicObject) -> Driver {
+pub(super) fn driver(driver: &DynamicObject) -> Driver {
     let spec = &driver.data["spec"];
     let flag = |name: &str, default| spec[name].as_bool().unwrap_or(default);
     let audiences = spec["tokenRequests"].as_array().map(|requests| {
@@ -475,7 +314,7 @@ fn driver(driver: &DynamicObject) -> Driver {
     }
 }
 
-fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
+pub(super) fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
     Some(Attachment {
         name: attachment.name_any(),
         volume: marked_volume(attachment.labels())?,

@@ -1,7 +1,9 @@
 //! What a view shows, when it is outdated, and how much of a cluster it keeps.
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, runtime::watcher};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::cluster::testing::{Act, FakeApi, Fault};

@@ -1,0 +1,184 @@
+//! Filling a view: the watch that runs behind it, and what becomes of it when the API server
+//! refuses, hangs, or sends more than is kept.
+
+use std::{collections::HashMap, fmt::Debug, time::Duration};
+
+use futures::{StreamExt, TryStreamExt};
+use kube::{
+    Api, Resource, ResourceExt,
+    runtime::{utils::Backoff, watcher},
+};
+use serde::de::DeserializeOwned;
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+
+use super::{Exhausted, Kept, Slim, View};
+use crate::cluster::{REMOTE_PAGE, lean::Lean, plain, room::Room};
+
+/// A watch that goes silent is noticed this much later, plus five seconds.
+/// Nobody's correctness depends on it: whoever waits also looks for himself.
+const WATCH_SECONDS: u32 = 60;
+const PAGE: u32 = 250;
+/// Before it is tried again.
+const DISGUST: Duration = Duration::from_mins(1);
+/// A watch that was interrupted and resumed says so only by the next change. Attempts are
+/// at most half a minute apart: when nothing fails for longer than that, it runs again.
+const RUNS_AGAIN: Duration = Duration::from_secs(45);
+
+impl<S: Slim> View<S> {
+    /// Watches from the first question until `stop`, keeping what `slim` makes of the
+    /// objects it wants. A process that nobody asks anything holds nothing.
+    pub fn start<K, F>(api: Api<Lean<K>>, config: watcher::Config, slim: F, stop: &CancellationToken) -> Self
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        K::DynamicType: Send + Sync,
+        F: Fn(K) -> Option<S> + Send + Sync + 'static,
+    {
+        let stop = stop.clone();
+        Self::begun_by(Some(Box::new(move |keeper: Self| {
+            let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
+            tokio::spawn(async move {
+                let keep = async {
+                    loop {
+                        let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Room::home()).await
+                        else {
+                            return;
+                        };
+                        tracing::warn!(
+                            url = api.resource_url(),
+                            "a list does not end: what it shows is not taken"
+                        );
+                        keeper.set_outdated(true);
+                        time::sleep(DISGUST).await;
+                    }
+                };
+                stop.run_until_cancelled(keep).await;
+            });
+        })))
+    }
+
+    /// Watches a remote cluster while it has room. When it has none, what is known of it
+    /// stays as it is, and whoever looks after the cluster hears of it.
+    pub fn start_within<K, F>(
+        api: Api<Lean<K>>,
+        config: watcher::Config,
+        slim: F,
+        room: &Room,
+        stop: &CancellationToken,
+    ) -> Self
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        F: Fn(K) -> Option<S> + Send + Sync + 'static,
+    {
+        let view = Self::begun_by(None);
+        let keeper = view.clone();
+        let (stop, room) = (stop.clone(), room.clone());
+        let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
+        tokio::spawn(async move {
+            let keep = keeper.keep(&api, config, &slim, &room);
+            if let Some(Err(Exhausted)) = stop.run_until_cancelled(keep).await {
+                keeper.set_outdated(true);
+                let kind = api.resource_url();
+                room.exhaust(kind.rsplit('/').next().unwrap_or_default());
+            }
+        });
+        view
+    }
+
+    async fn keep<K, F>(
+        &self,
+        api: &Api<Lean<K>>,
+        config: watcher::Config,
+        slim: &F,
+        room: &Room,
+    ) -> Result<(), Exhausted>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        F: Fn(K) -> Option<S>,
+    {
+        let mut listed = HashMap::new();
+        // A list may also be endless with objects that nobody wants.
+        let mut seen = 0;
+        let watch = || watcher(api.clone(), config.clone()).boxed();
+        let mut events = watch();
+        let mut pauses = watcher::DefaultBackoff::default();
+        let (mut is_listing, mut was_refused) = (true, false);
+        loop {
+            let Ok(event) = time::timeout(RUNS_AGAIN, events.try_next()).await else {
+                if !is_listing {
+                    self.set_outdated(false);
+                }
+                continue;
+            };
+            match event {
+                Ok(Some(watcher::Event::Init)) => {
+                    is_listing = true;
+                    listed.clear();
+                    seen = 0;
+                }
+                Ok(Some(watcher::Event::InitApply(Lean(object)))) => {
+                    seen += 1;
+                    if seen > room.most_objects() {
+                        return Err(Exhausted);
+                    }
+                    let key = key(&object);
+                    if let Some(value) = slim(object) {
+                        let kept = self.kept(room, &key, value)?;
+                        listed.insert(key, kept);
+                    }
+                }
+                Ok(Some(watcher::Event::InitDone)) => {
+                    is_listing = false;
+                    self.set_outdated(false);
+                    self.replace(std::mem::take(&mut listed));
+                    // What may be listed and not watched must not be listed again and again.
+                    if !was_refused {
+                        pauses.reset();
+                    }
+                }
+                Ok(Some(watcher::Event::Apply(Lean(object)))) => {
+                    let key = key(&object);
+                    (was_refused, is_listing) = (false, false);
+                    self.set_outdated(false);
+                    let kept = slim(object).map(|value| Kept::new(room, &key, value));
+                    self.set(&key, kept.transpose()?);
+                }
+                Ok(Some(watcher::Event::Delete(Lean(object)))) => {
+                    self.set_outdated(false);
+                    self.set(&key(&object), None);
+                }
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(error = plain(&error), "a watch was interrupted");
+                    self.set_outdated(true);
+                    time::sleep(pauses.next().unwrap_or(DISGUST)).await;
+                    was_refused = is_refused(&error);
+                    if was_refused {
+                        // A new list says when it is allowed again; a resumed watch would not.
+                        events = watch();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether the API server answered that this must not, or cannot, be watched.
+fn is_refused(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+    let (InitialListFailed(kube::Error::Api(status))
+    | WatchStartFailed(kube::Error::Api(status))
+    | WatchFailed(kube::Error::Api(status))
+    | WatchError(status)) = error
+    else {
+        return false;
+    };
+    matches!(status.code, 401 | 403 | 404)
+}
+
+fn key<K: Resource>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}

@@ -1,0 +1,217 @@
+//! What becomes of volumes there when rights are missing, lost or given back.
+
+use super::*;
+
+const CLAIMS: &str = "namespaces/shop/persistentvolumeclaims";
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), wait)
+        .await
+        .expect(what);
+}
+
+#[tokio::test]
+async fn what_can_no_longer_be_seen_is_not_called_well() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
+
+    // The role there went with the namespace's offloading, and the driver began anew.
+    let refused = Fault::new("GET", CLAIMS, Act::Refuse(403));
+    both.there.fault(refused);
+    both.rights.all_claims = false;
+    let view = both.view().await;
+    both.round().await.unwrap();
+    assert_eq!(
+        both.condition(0).0,
+        "True",
+        "it may just not have been listed yet"
+    );
+    view.backdate(2 * LONGEST_LIST);
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("Unknown".into(), "ClusterUnreachable".into()));
+    assert_eq!(both.told(), ["ClusterUnreachable"]);
+}
+
+#[tokio::test]
+async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    let view = both.watch_one_namespace().await;
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
+
+    // A RoleBinding is gone: the watch ends, and nothing in this namespace is allowed.
+    both.there.fault(Fault::new("GET", CLAIMS, Act::Refuse(403)));
+    both.there.fault(Fault::new("GET", CLAIMS, Act::RefuseWatch(403)));
+    both.there.cut_watches();
+    until("the watch noticed", || view.outdated_since().is_some()).await;
+    view.backdate(2 * LONGEST_LIST);
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("Unknown".into(), "ClusterUnreachable".into()));
+    assert!(
+        both.message(0).contains("real there is retained"),
+        "{}",
+        both.message(0)
+    );
+    let policy = |both: &Both| both.real("real")["spec"]["persistentVolumeReclaimPolicy"].clone();
+    assert_eq!(policy(&both), "Retain");
+
+    // It is given back, and nothing has happened meanwhile.
+    both.there.heal();
+    until("the watch runs again", || view.outdated_since().is_none()).await;
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
+    assert_eq!(policy(&both), "Delete");
+    assert!(both.told().contains(&"TwinRecovered".to_owned()));
+}
+
+#[tokio::test]
+async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.round().await.unwrap();
+    // What a ClusterRole leaves of a namespace whose RoleBinding is gone.
+    both.there
+        .fault(Fault::new("GET", CLAIMS, Act::Refuse(403)).at_the_end());
+    both.rights.all_claims = false;
+    both.view().await.backdate(2 * LONGEST_LIST);
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
+
+    delete(&both.there, &twin_there(0));
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("False".into(), "TwinTerminating".into()));
+    assert!(both.there.object(&twin_there(0)).is_none(), "it was let go");
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Retain"
+    );
+}
+
+#[tokio::test]
+async fn a_twin_whose_volume_cannot_be_retained_is_held() {
+    for really in [false, true] {
+        let mut both = Both::start().await;
+        waiting_there(&both.home, &both.there, 0);
+        bound_there(&both.there, 0, "real");
+        both.round().await.unwrap();
+        // Seen in time, or not yet.
+        if really {
+            both.there
+                .fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)));
+        } else {
+            both.rights.volume_changes = false;
+        }
+        delete(&both.there, &twin_there(0));
+        both.round().await.unwrap();
+        let twin = both.there.object(&twin_there(0)).expect("it is held");
+        assert_eq!(twin["metadata"]["finalizers"], json!([crate::twin::FINALIZER]));
+        assert_eq!(both.condition(0), ("False".into(), "TwinTerminating".into()));
+        let message = both.message(0);
+        assert!(message.contains("reclaim policy of real to Retain"), "{message}");
+        assert!(!message.contains("rescued"), "{message}");
+
+        both.there.heal();
+        both.rights = Rights::ALL;
+        both.round().await.unwrap();
+        assert!(both.there.object(&twin_there(0)).is_none());
+        assert_eq!(
+            both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+            "Retain"
+        );
+    }
+}
+
+#[tokio::test]
+async fn data_is_kept_when_the_rights_go_before_the_twin() {
+    for verbs in [&["GET", "PATCH"][..], &["PATCH"]] {
+        let mut both = Both::start().await;
+        waiting_there(&both.home, &both.there, 0);
+        bound_there(&both.there, 0, "real");
+        let view = both.watch_one_namespace().await;
+        both.round().await.unwrap();
+        // A namespace that is deleted: the watch still runs when the RoleBinding is gone.
+        delete(&both.there, &twin_there(0));
+        until("it is seen", || view.all().iter().all(|twin| twin.deleting)).await;
+        for verb in verbs {
+            both.there.fault(Fault::new(verb, CLAIMS, Act::Refuse(403)));
+        }
+        both.round().await.unwrap();
+        let real = both.real("real");
+        assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+        assert_eq!(real["metadata"]["annotations"][mark::POLICY_BEFORE], "Delete");
+        assert_eq!(both.condition(0), ("False".into(), "TwinTerminating".into()));
+        let message = both.message(0);
+        assert!(message.contains("PersistentVolume real is retained"), "{message}");
+    }
+}
+
+/// The deletion of the twin was never seen: this driver was started after the rights to
+/// list and watch there had gone with their namespace.
+#[tokio::test]
+async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.home.remove(&twin_there(0));
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        // What an administrator leaves who takes the claimRef off.
+        volume["status"]["phase"] = "Available".into();
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    delete(&both.there, &twin_there(0));
+    both.there
+        .fault(Fault::new("GET", CLAIMS, Act::Refuse(403)).at_the_end());
+    both.rights.all_claims = false;
+    both.view().await.backdate(2 * LONGEST_LIST);
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Retain"
+    );
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_retained_volume_is_held_while_it_cannot_be_retained() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.home.remove(&twin_there(0));
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        volume["status"]["phase"] = "Released".into();
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    delete(&both.there, &twin_there(0));
+    both.rights.volume_changes = false;
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_some());
+    both.rights = Rights::ALL;
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Retain"
+    );
+}
+
+#[tokio::test]
+async fn without_the_right_to_read_volumes_nothing_is_called_lost() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    both.there.remove(&twin_there(0));
+    both.rights.volume_changes = false;
+    both.round().await.unwrap();
+    assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
+    assert!(both.message(0).contains("cannot be told"), "{}", both.message(0));
+}
