@@ -8,6 +8,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use super::process::Process;
 use crate::volume::DRIVER_NAME;
 
 /// From a cached answer to a volume that takes minutes to appear.
@@ -55,7 +56,12 @@ impl Metrics {
                 component,
             })
             .set(1);
-        registry.register("liqo_csi_build", "Version and component of this process", build);
+        registry.register(
+            "liqo_csi_build_info",
+            "Version and component of this process",
+            build,
+        );
+        registry.register_collector(Box::new(Process::starting()));
         more(&mut registry);
         Self {
             registry: Arc::new(registry),
@@ -128,6 +134,21 @@ mod tests {
         let sample = "csi_plugin_operations_seconds_count{driver_name=\"storage.liqo.io\",\
                       method_name=\"/csi.v1.Identity/Probe\",grpc_status_code=\"OK\"} 1";
         assert!(page.contains(sample), "{page}");
+    }
+
+    #[test]
+    fn a_process_tells_of_itself() {
+        let page = Metrics::new("test", |_| {}).print().unwrap();
+        let value = |name: &str| -> f64 {
+            let line = page.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+                .unwrap_or_else(|| panic!("no {name} in {page}"))
+        };
+        assert!(value("process_cpu_seconds_total ") >= 0.0);
+        assert!(value("process_resident_memory_bytes ") > 1e6);
+        assert!(value("process_open_fds ") >= 3.0);
+        assert!(value("process_start_time_seconds ") > 1.7e9);
+        assert!(page.contains("liqo_csi_build_info{version=\"0."), "{page}");
     }
 
     #[test]

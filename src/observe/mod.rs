@@ -5,5 +5,6 @@ pub mod crash;
 pub mod health;
 pub mod log;
 pub mod metrics;
+mod process;
 
 pub use metrics::Metrics;

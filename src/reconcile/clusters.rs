@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use self::status::{Holdings, status, whole};
 use super::{
-    Settings,
+    Metrics, Settings,
     rounds::{Rounds, each},
     unserved::unserved,
     watched::Watched,
@@ -54,6 +54,7 @@ pub(super) struct Clusters<'a> {
     registry: &'a Registry,
     watched: &'a Watched,
     settings: &'a Settings,
+    metrics: &'a Metrics,
     /// What was written last, so that nothing is written twice.
     written: Option<(Vec<ClusterReport>, BTreeSet<&'static str>)>,
 }
@@ -64,12 +65,14 @@ impl<'a> Clusters<'a> {
         registry: &'a Registry,
         watched: &'a Watched,
         settings: &'a Settings,
+        metrics: &'a Metrics,
     ) -> Self {
         Self {
             home,
             registry,
             watched,
             settings,
+            metrics,
             written: None,
         }
     }
@@ -316,6 +319,10 @@ impl Rounds for Clusters<'_> {
         };
         let volumes = volumes_by_cluster(self.watched, self.home.id());
         let reports = self.reports(&volumes);
+        let reachable = reports
+            .iter()
+            .map(|report| (report.id.as_str(), report.state == State::Ready));
+        self.metrics.reachable(reachable);
         let native: Vec<&ClusterReport> = reports
             .iter()
             .filter(|report| report.fabric == Fabric::Native.to_string())

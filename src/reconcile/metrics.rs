@@ -1,23 +1,29 @@
-//! What the loops tell Prometheus.
+//! What the background controllers tell Prometheus.
 
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::Registry,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
 };
 
 use crate::volume::ClusterId;
 
-/// The families of the loops. Cheap to clone.
-#[derive(Clone, Default)]
+/// From a look at what is watched to a round that asks a slow cluster.
+const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0];
+
+/// The families of the controllers. Cheap to clone.
+#[derive(Clone)]
 pub struct Metrics {
     leads: Gauge,
-    rounds: Family<Round, Counter>,
+    reconciled: Family<Outcome, Counter>,
+    took: Family<Controller, Histogram, fn() -> Histogram>,
+    reachable: Family<Remote, Gauge>,
     volumes: Family<Condition, Gauge>,
     orphans: Family<Reason, Gauge>,
     /// The labels that were used, to be removed with their cluster.
@@ -27,9 +33,19 @@ pub struct Metrics {
 type Used = (HashSet<Condition>, HashSet<Reason>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Round {
-    name: &'static str,
+struct Outcome {
+    controller: &'static str,
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Controller {
+    controller: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Remote {
+    cluster: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,6 +60,24 @@ struct Reason {
     cluster: String,
 }
 
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            leads: Gauge::default(),
+            reconciled: Family::default(),
+            took: Family::new_with_constructor(durations),
+            reachable: Family::default(),
+            volumes: Family::default(),
+            orphans: Family::default(),
+            used: Arc::default(),
+        }
+    }
+}
+
+fn durations() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
 impl Metrics {
     /// Registers the families.
     #[must_use]
@@ -51,13 +85,24 @@ impl Metrics {
         let metrics = Self::default();
         registry.register(
             "liqo_csi_reconcile_leader",
-            "Whether this process runs the background loops",
+            "Whether this process runs the background controllers",
             metrics.leads.clone(),
         );
         registry.register(
-            "liqo_csi_reconcile_rounds",
-            "Rounds of the background loops, by loop and outcome",
-            metrics.rounds.clone(),
+            "liqo_csi_reconcile",
+            "Rounds of the background controllers, by controller and outcome",
+            metrics.reconciled.clone(),
+        );
+        registry.register_with_unit(
+            "liqo_csi_reconcile",
+            "How long a round of a background controller takes",
+            Unit::Seconds,
+            metrics.took.clone(),
+        );
+        registry.register(
+            "liqo_csi_remote_cluster_reachable",
+            "Whether the API server of a remote cluster answers, and twins can be made there",
+            metrics.reachable.clone(),
         );
         registry.register(
             "liqo_csi_volumes",
@@ -78,11 +123,29 @@ impl Metrics {
             // Whoever leads now knows better.
             self.volumes.clear();
             self.orphans.clear();
+            self.reachable.clear();
         }
     }
 
-    pub(super) fn round(&self, name: &'static str, outcome: &'static str) {
-        self.rounds.get_or_create(&Round { name, outcome }).inc();
+    pub(super) fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
+        let outcome = if succeeded { "success" } else { "error" };
+        self.reconciled
+            .get_or_create(&Outcome { controller, outcome })
+            .inc();
+        self.took
+            .get_or_create(&Controller { controller })
+            .observe(took.as_secs_f64());
+    }
+
+    /// All remote clusters, and whether each can be reached.
+    pub(super) fn reachable<'a>(&self, clusters: impl Iterator<Item = (&'a str, bool)>) {
+        self.reachable.clear();
+        for (cluster, reachable) in clusters {
+            let cluster = cluster.to_owned();
+            self.reachable
+                .get_or_create(&Remote { cluster })
+                .set(reachable.into());
+        }
     }
 
     pub(super) fn volumes(&self, cluster: &ClusterId, health: &'static str, count: usize) {

@@ -90,7 +90,10 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     let reports = || Reports::new(events.clone());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), metrics),
-        drive(Clusters::new(home, registry, &watched, settings), metrics),
+        drive(
+            Clusters::new(home, registry, &watched, settings, metrics),
+            metrics
+        ),
         drive(Capacities::new(home, registry, &watched, settings), metrics),
         drive(
             unserved::Told::new(home, registry, &watched, settings, reports()),

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use futures::{StreamExt, future::select_all, stream::FuturesUnordered};
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 
 use super::Metrics;
 use crate::cluster::ApiError;
@@ -52,16 +55,17 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
         for sign in &mut signs {
             sign.mark_unchanged();
         }
-        match time::timeout(LONGEST_ROUND, rounds.round()).await {
+        let began = Instant::now();
+        let outcome = time::timeout(LONGEST_ROUND, rounds.round()).await;
+        metrics.round(R::NAME, matches!(outcome, Ok(Ok(()))), began.elapsed());
+        match outcome {
             Ok(Ok(())) => {
-                metrics.round(R::NAME, "done");
                 pause = FIRST_PAUSE;
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
                 let at_most = at_most.unwrap_or(R::REST);
                 rest(&mut signs, at_most.clamp(SHORTEST_REST, R::REST)).await;
             }
             failed => {
-                metrics.round(R::NAME, "failed");
                 let why = match failed {
                     Ok(Err(error)) => error.to_string(),
                     _ => "the round took too long".to_owned(),

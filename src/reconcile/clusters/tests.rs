@@ -67,7 +67,7 @@ async fn round(api: &FakeApi, registry: &Registry) {
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
     };
-    Clusters::new(&home, registry, &watched, &settings)
+    Clusters::new(&home, registry, &watched, &settings, &Metrics::default())
         .round()
         .await
         .unwrap();
