@@ -36,7 +36,7 @@ func watchBound(ctx context.Context, client kubernetes.Interface, namespace stri
 		factory.Shutdown()
 	}
 	claims := factory.Core().V1().PersistentVolumeClaims().Informer()
-	_, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	told, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    times.note,
 		UpdateFunc: func(_, claim any) { times.note(claim) },
 	})
@@ -45,7 +45,7 @@ func watchBound(ctx context.Context, client kubernetes.Interface, namespace stri
 		return nil, err
 	}
 	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), claims.HasSynced) {
+	if !cache.WaitForCacheSync(ctx.Done(), told.HasSynced) {
 		times.stop()
 		return nil, errors.Join(fmt.Errorf("watch the claims of namespace %s", namespace), context.Cause(ctx))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -206,8 +207,9 @@ type FullReport struct {
 	// were all deleted at once, which took Removal.
 	RSS, Peak []int64
 	Removal   time.Duration
-	// Restart is from deleting both replicas until both are ready again, with the volumes
-	// there; RestartCalls is what they asked of the API server for it.
+	// Restart is from deleting both replicas until both are ready again and a claim was bound
+	// and deleted, with the volumes there; RestartCalls is what they asked of the API server
+	// meanwhile.
 	Restart      time.Duration
 	RestartCalls Calls
 }
@@ -233,7 +235,7 @@ func (r FullReport) Print(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "replicas of the controller with %d volumes of class %s (RSS): %s MiB; ready %s after a restart, which listed %d times and read %d objects singly; most while all were deleted at once, in %s: %s MiB\n",
+	_, err := fmt.Fprintf(out, "replicas of the controller with %d volumes of class %s (RSS): %s MiB; %s from the end of both to a claim that was bound and deleted by their successors, which read %d pages of lists and %d objects singly; most while all were deleted at once, in %s: %s MiB\n",
 		r.Volumes, r.RealClass, inMebibytes(r.RSS), r.Restart.Round(10*time.Millisecond), r.RestartCalls.Lists, r.RestartCalls.Reads, r.Removal.Round(time.Second), inMebibytes(r.Peak))
 	return err
 }
@@ -275,21 +277,30 @@ func (i Installation) SettledRSS(ctx context.Context) ([]int64, error) {
 	return last, nil
 }
 
-// ForgetPeaks makes the kernel count the most memory from now on (proc(5), clear_refs).
-func (i Installation) ForgetPeaks() error {
+// ForgetPeaks makes the kernel count the most memory of the controller's replicas from now on
+// (proc(5), clear_refs), and gives their processes.
+func (i Installation) ForgetPeaks() ([]Process, error) {
 	found, err := i.Processes(Controller)
 	for _, process := range found {
 		err = errors.Join(err, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", process.PID), []byte("5"), 0))
 	}
-	return err
+	return found, err
 }
 
-// Peaks is the most memory that each replica of the controller had.
-func (i Installation) Peaks() ([]int64, error) {
+// Peaks is the most memory that each of these processes had. One that ended meanwhile, as
+// for want of memory, is an error.
+func (i Installation) Peaks(since []Process) ([]int64, error) {
 	found, err := i.Processes(Controller)
-	peaks := make([]int64, len(found))
-	for n, process := range found {
-		peaks[n] = process.Peak
+	if err != nil {
+		return nil, err
 	}
-	return peaks, err
+	var peaks []int64
+	for _, process := range since {
+		at := slices.IndexFunc(found, func(now Process) bool { return now.PID == process.PID })
+		if at < 0 {
+			return nil, fmt.Errorf("process %d of the controller ended meanwhile", process.PID)
+		}
+		peaks = append(peaks, found[at].Peak)
+	}
+	return peaks, nil
 }

@@ -165,7 +165,7 @@ func (r Race) clean(ctx context.Context, volumes []string) error {
 	}
 }
 
-// volumesLeft counts the volumes that are there still. They are read singly: whole lists
+// volumesLeft are those of the volumes that are there still. They are read singly: whole lists
 // of a full cluster would be the most of what is measured.
 func (r Race) volumesLeft(ctx context.Context, names []string) ([]string, error) {
 	var left []string

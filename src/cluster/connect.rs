@@ -20,6 +20,7 @@ use super::{
     ApiError, Cluster, Inner, REMOTE_LISTS, Rights, Views,
     cap::{Cap, Limits},
     room::Room,
+    view::WATCH_SECONDS,
 };
 use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 
@@ -28,6 +29,9 @@ const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
 
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
+
+/// Longest silence on a connection: API servers end each of our watches before.
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
 /// How to treat a cluster.
 #[derive(Clone, Debug)]
@@ -174,6 +178,9 @@ pub(super) fn client(
     // kube would retry for minutes; sidecars give up after seconds.
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
+    // A connection that died in silence would otherwise hold a watch for many minutes.
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));

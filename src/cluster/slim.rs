@@ -18,8 +18,6 @@ use crate::{
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-
 /// A twin. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Twin {
@@ -267,11 +265,11 @@ pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Optio
     })
 }
 
-/// A PV that nobody has, and that no driver made.
+/// A PV that nobody has. One that a driver makes for a claim never is in that phase; those
+/// that say who made them, as sig-storage-local-static-provisioner's do, may be.
 #[must_use]
 pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
-    let read = facts::static_volume(volume);
-    (read.available && !volume.annotations().contains_key(PROVISIONED_BY)).then_some(read)
+    Some(facts::static_volume(volume)).filter(|read| read.available)
 }
 
 /// Only the metadata is kept: the status of a node is large and changes all the time.

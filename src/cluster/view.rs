@@ -18,6 +18,7 @@ use tokio::{sync::watch, time::Instant};
 
 use self::feed::Feeds;
 pub use self::feed::{Changed, Feed};
+pub(super) use self::watching::WATCH_SECONDS;
 use super::room::{Place, Room};
 
 /// What a view keeps of an object.
@@ -106,6 +107,8 @@ impl<S: Slim> View<S> {
         self.0.begun.call_once(|| {
             let begin = self.0.begin.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(begin) = begin {
+                let since = self.0.outdated.write();
+                *since.unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 begin(self.clone());
             }
         });

@@ -140,14 +140,16 @@ impl Views {
     /// Waits until every view has been filled once, but for the one that few installations
     /// need.
     pub async fn complete(&self) {
-        self.twins.complete().await;
-        self.volumes.complete().await;
-        self.nodes.complete().await;
-        self.csi_nodes.complete().await;
-        self.classes.complete().await;
-        self.drivers.complete().await;
-        self.attachments.complete().await;
-        self.capacities.complete().await;
+        tokio::join!(
+            self.twins.complete(),
+            self.volumes.complete(),
+            self.nodes.complete(),
+            self.csi_nodes.complete(),
+            self.classes.complete(),
+            self.drivers.complete(),
+            self.attachments.complete(),
+            self.capacities.complete(),
+        );
     }
 }
 

@@ -57,7 +57,8 @@ impl Controller {
             .await
             .map_err(|_| {
                 Status::unavailable(format!(
-                    "the objects of the cluster {} were not read in time; its API server may be slow, or this driver's role                      may lack the right to watch them: see the log",
+                    "the objects of the cluster {} were not read in time; its API server may be slow, or this driver's role \
+                     may lack the right to watch them: see the log",
                     self.home.id()
                 ))
             })

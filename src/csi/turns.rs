@@ -1,7 +1,6 @@
-//! How many volumes are made at the same time. All claims of a burst carried forward
+//! How many volumes are begun at the same time. All claims of a burst carried forward
 //! together would all finish at its end; first come first served, half of them have
-//! finished after half of the time, and what is worked on at once is never more than
-//! the components below can take.
+//! finished after half of the time.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 

@@ -424,6 +424,10 @@ impl Rounds for Health<'_> {
     const NAME: &'static str = "health";
     const REST: Duration = Duration::from_secs(30);
 
+    fn due(&self) -> Option<Duration> {
+        self.due.as_ref().map(Due::left)
+    }
+
     fn signs(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
         vec![

@@ -34,8 +34,9 @@ mod unserved;
 mod virtual_nodes;
 mod watched;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, pin::pin, time::Duration};
 
+use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::Metrics;
@@ -82,11 +83,21 @@ pub async fn run(
     lease.release().await;
 }
 
+/// To read what the loops rest on, however much it is.
+const LONG: Duration = Duration::from_secs(30);
+
 /// All loops, as one task: each waits for the API server nearly all of its time.
 async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &Settings, metrics: &Metrics) {
     let watched = Watched::start(home);
-    home.views().complete().await;
-    watched.complete().await;
+    let complete = async { tokio::join!(home.views().complete(), watched.complete()) };
+    let mut complete = pin!(complete);
+    if time::timeout(LONG, &mut complete).await.is_err() {
+        tracing::error!(
+            "the objects that the background loops rest on are not read yet: is the API server slow, or may this driver's \
+             role not list and watch them?"
+        );
+        complete.await;
+    }
     let reports = || Reports::new(events.clone());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), metrics),

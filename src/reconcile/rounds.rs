@@ -21,7 +21,7 @@ const SHORTEST_REST: Duration = Duration::from_secs(1);
 /// A round that takes longer is given up; the next one goes on where it was.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
-/// One background loop. A round compares everything with how it should be and
+/// One background loop. A round compares what is with how it should be and
 /// may be given up at any await: whatever it did so far is done.
 pub(super) trait Rounds {
     /// Its name in logs and metrics.

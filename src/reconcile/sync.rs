@@ -11,8 +11,21 @@ use crate::{
     volume::{ClaimMark, VolumeName},
 };
 
+/// How often others may write on a twin at the very same time.
+const ATTEMPTS: usize = 3;
+
 /// Brings labels and annotations of a twin up to date, from what both are now.
 pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<(), ApiError> {
+    for _ in 0..ATTEMPTS {
+        if attempt(site, volume, claim).await? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// False if somebody else wrote on the twin meanwhile.
+async fn attempt(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<bool, ApiError> {
     let twins = site.twins();
     let claims = site.home().within::<PersistentVolumeClaim>(&claim.namespace);
     let (twin, source) = tokio::try_join!(twins.get(site.name()), claims.get(&claim.name))?;
@@ -20,16 +33,16 @@ pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) ->
     let is_its_twin =
         |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     let Some(twin) = twin.filter(is_its_twin) else {
-        return Ok(());
+        return Ok(true);
     };
     let Some(source) = source.filter(|source| source.uid().as_deref() == Some(&claim.uid)) else {
-        return Ok(());
+        return Ok(true);
     };
     let rules = site.home().carried_annotations();
     let carried = rules.carried(source.labels(), source.annotations());
     let changes = carried.changes(twin.labels(), twin.annotations());
     if changes.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let patch = json!({"metadata": {
         "uid": twin.uid(),
@@ -39,8 +52,7 @@ pub(super) async fn sync(site: &Site, volume: &VolumeName, claim: &ClaimMark) ->
     }});
     let synced = crash::around(Step::Sync, twins.merge(&twin.name_any(), &patch)).await;
     match synced {
-        // The next round looks at what it has become.
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other.map(|_| ()),
+        Err(error) if error.is_conflict() => Ok(false),
+        other => other.map(|_| true),
     }
 }

@@ -159,10 +159,12 @@ impl Watched {
     }
 
     pub(super) async fn complete(&self) {
-        self.claims.complete().await;
-        self.volumes.complete().await;
-        self.starting.complete().await;
-        self.outer.complete().await;
+        tokio::join!(
+            self.claims.complete(),
+            self.volumes.complete(),
+            self.starting.complete(),
+            self.outer.complete(),
+        );
     }
 
     /// The PVs of our volumes.
@@ -201,9 +203,9 @@ impl Watched {
         topics.iter().filter_map(|topic| topic.parse().ok()).collect()
     }
 
-    /// The PV of a volume, if it has the name that csi-provisioner gives it.
-    pub(super) fn virtual_volume(&self, volume: &str) -> Option<VirtualVolume> {
-        match self.volumes.get(volume)?.as_ref() {
+    /// Our volume whose PV has this name.
+    pub(super) fn virtual_volume(&self, name: &str) -> Option<VirtualVolume> {
+        match self.volumes.get(name)?.as_ref() {
             Volume::Virtual(volume) => Some(VirtualVolume::clone(volume)),
             Volume::OtherVersion(_) | Volume::Static(_) => None,
         }

@@ -15,9 +15,18 @@ use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{PublishError, UnpublishError, data_path, name_of, record, sight};
+use super::{
+    PublishError, UnpublishError,
+    claimed::virtual_volume,
+    data_path, name_of,
+    record::{self, twin_volume_in},
+    sight,
+};
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, facts, slim::Driver},
+    cluster::{
+        ApiError, Cluster, Precondition, facts,
+        slim::{Driver, marked_volume},
+    },
     observe::crash::{self, Step},
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeMode, VolumeName,
@@ -89,40 +98,71 @@ pub async fn unpublish(
     node: Option<&str>,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
-    for attachment in of_volume(home, volume).await? {
-        if node.is_none_or(|node| attachment.spec.node_name == node) {
-            let exactly = Precondition {
-                uid: attachment.uid().unwrap_or_default(),
-                resource_version: None,
-            };
-            detach_and_wait(home, &attachment, exactly, deadline).await?;
-        }
+    for attachment in held(home, volume, node).await? {
+        let exactly = Precondition {
+            uid: attachment.uid().unwrap_or_default(),
+            resource_version: None,
+        };
+        detach_and_wait(home, &attachment, exactly, deadline).await?;
     }
     Ok(())
 }
 
-/// Our attachments of a volume, read live: those that are watched, or, while that does not
-/// show what is there, all that bear its label.
-async fn of_volume(home: &Cluster, volume: &VolumeName) -> Result<Vec<VolumeAttachment>, ApiError> {
-    let (attachments, seen) = (home.all::<VolumeAttachment>(), &home.views().attachments);
-    if seen.outdated_since().is_some() {
-        let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
-        return attachments.list(Some(&ours)).await;
+/// Our attachments of a volume to a node, or to all, read live. Those that are watched are
+/// read by name. A watch that shows none may lag: then the one is looked for whose name follows
+/// from the twin's PV, and where that does not help, all that bear the volume's label.
+async fn held(
+    home: &Cluster,
+    volume: &VolumeName,
+    node: Option<&str>,
+) -> Result<Vec<VolumeAttachment>, ApiError> {
+    let attachments = home.all::<VolumeAttachment>();
+    let is_asked_for = |on: &str| node.is_none_or(|node| node == on);
+    let seen = home.views().attachments.of_topic(volume.as_str());
+    let seen = seen.iter().filter(|seen| is_asked_for(&seen.node));
+    let mut names: Vec<String> = seen.map(|seen| seen.name.clone()).collect();
+    if names.is_empty() {
+        match (node, known_volume(home, volume).await?) {
+            (Some(node), Some(real)) => names.push(attachment_name(&real, node)),
+            _ => return labelled(home, volume).await,
+        }
     }
-    let mut found = Vec::new();
-    for attachment in seen.of_topic(volume.as_str()) {
-        found.extend(attachments.get(&attachment.name).await?);
+    let mut held = Vec::new();
+    for name in names {
+        let found = attachments.get(&name).await?;
+        held.extend(found.filter(|found| {
+            marked_volume(found.labels()).as_ref() == Some(volume) && is_asked_for(&found.spec.node_name)
+        }));
     }
-    Ok(found)
+    Ok(held)
 }
 
-/// A node that a volume is attached to.
+async fn labelled(home: &Cluster, volume: &VolumeName) -> Result<Vec<VolumeAttachment>, ApiError> {
+    let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
+    home.all::<VolumeAttachment>().list(Some(&ours)).await
+}
+
+/// The PV of the volume's twin, as the twin says or the PV that users see.
+async fn known_volume(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
+    let twins = home.stored::<PersistentVolumeClaim>();
+    let twin = twins.get(name_of(volume)).await?;
+    if let Some(name) = twin.as_ref().and_then(record::volume_name) {
+        return Ok(Some(name.to_owned()));
+    }
+    let outer = virtual_volume(home, volume).await?;
+    Ok(outer.as_ref().and_then(twin_volume_in))
+}
+
+/// A node that a volume is attached to. Kubernetes asks for a deletion only when nothing is
+/// attached any more, so what is watched will do.
 pub(super) async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
-    let held = of_volume(home, volume).await?;
-    Ok(held
-        .into_iter()
-        .next()
-        .map(|attachment| attachment.spec.node_name))
+    let watched = &home.views().attachments;
+    if watched.outdated_since().is_some() {
+        let held = labelled(home, volume).await?;
+        return Ok(held.into_iter().next().map(|held| held.spec.node_name));
+    }
+    let seen = watched.of_topic(volume.as_str());
+    Ok(seen.first().map(|seen| seen.node.clone()))
 }
 
 /// Deletes one of our attachments in exactly the version that was found to be needed by

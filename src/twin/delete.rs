@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    DeleteError, Holder, Site, TWIN_VOLUME,
+    DeleteError, Holder, Site,
     attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
     data_of, holder,
@@ -91,7 +91,7 @@ pub async fn delete(
             }
         };
         if !news.wait(deadline, || awaited.may_be_over(&site)).await {
-            return Err(awaited.still_there(&site).await?);
+            return Err(awaited.still_there(&site).await);
         }
     }
 }
@@ -139,21 +139,21 @@ impl Awaited {
     }
 
     /// What is still there, and why if its PV says so.
-    async fn still_there(self, site: &Site) -> Result<DeleteError, ApiError> {
+    async fn still_there(self, site: &Site) -> DeleteError {
         let (what, why) = match self {
-            Self::Twin { volume: Some(name) } if site.seen().is_none() => {
-                let found = site.volumes().get(&name).await?;
+            Self::Twin { volume: Some(name) } if site.seen().is_none() && site.shows_volumes() => {
+                let found = site.volumes().get(&name).await.ok().flatten();
                 let message = found.and_then(|found| found.status?.message);
                 (format!("the twin's PV {name}"), message)
             }
             Self::Twin { .. } => (format!("the twin {}", site.place()), None),
             Self::Volume { name, message } => (format!("the twin's PV {name}"), message),
         };
-        Ok(DeleteError::StillWaiting {
+        DeleteError::StillWaiting {
             what,
             cluster: site.cluster_name(),
             why,
-        })
+        }
     }
 }
 
@@ -191,7 +191,7 @@ async fn look(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer.as_ref().and_then(remembered);
+        *real_volume = outer.as_ref().and_then(record::twin_volume_in);
     }
     let seen = match twin {
         DeleteTwin::Absent => {
@@ -247,11 +247,10 @@ async fn find_volume(
     }
     let volumes = site.volumes();
     let mut found = Vec::new();
-    let watched = &site.cluster().views().volumes;
-    let seen = watched.of_topic(site.name());
+    let seen = site.cluster().views().volumes.of_topic(site.name());
     if let Some(name) = known {
         found.extend(volumes.get(name).await?);
-    } else if seen.is_empty() && (site.remote_cluster().is_some() || watched.outdated_since().is_some()) {
+    } else if seen.is_empty() {
         let maybe_ours = |real: &PersistentVolume| holder(site, volume, None, real) != Holder::Other;
         found = volumes.find(maybe_ours).await?;
     } else {
@@ -271,13 +270,6 @@ async fn find_volume(
     let of_the_name = found.iter().map(|real| doubted(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))
-}
-
-/// The twin's PV, if the virtual PV remembers it.
-fn remembered(outer: &PersistentVolume) -> Option<String> {
-    let attributes = outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
-    let name = attributes.get(TWIN_VOLUME).filter(|name| !name.is_empty());
-    name.cloned()
 }
 
 /// A PV that may be the twin's. Data that was retained is not deleted on a guess.

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use super::{
     CreateError, Order, Policy, Site, offsite, record,
     sight::{Sight, node, nodes},
+    withdraw::is_reservation,
 };
 use crate::{
     cluster::{ApiError, Cluster, facts},
@@ -141,8 +142,8 @@ pub(super) async fn prebinding(
     if let Some(name) = record::volume_name(twin) {
         return Ok(Prebinding::Reserved(name.to_owned()));
     }
-    if let Some(reserved) = home.views().volumes.of_topic(&twin.name_any()).first() {
-        return Ok(Prebinding::Found(reserved.name.clone()));
+    if let Some(reserved) = reserved(home, twin).await? {
+        return Ok(Prebinding::Found(reserved));
     }
     let known = Known::about(home, class, None).await?;
     let told = match record::selected_node(twin) {
@@ -203,6 +204,21 @@ impl Known {
             volumes: &self.volumes,
         }
     }
+}
+
+/// The PV that was reserved for a twin before, as when this process died then.
+async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
+    let seen = home.views().volumes.of_topic(&twin.name_any());
+    for seen in seen
+        .iter()
+        .filter(|seen| seen.twin_uid.is_empty() && !seen.deleting)
+    {
+        let found = home.all::<PersistentVolume>().get(&seen.name).await?;
+        if found.is_some_and(|found| is_reservation(&found, home.storage_namespace(), &twin.name_any())) {
+            return Ok(Some(seen.name.clone()));
+        }
+    }
+    Ok(None)
 }
 
 /// The PVs of a class that nobody provisions. They are watched from the first claim of such

@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, api::ObjectMeta};
 
-use super::{Order, Site};
+use super::{Order, Site, TWIN_VOLUME};
 use crate::{
     cluster::{Cluster, slim::SELECTED_NODE},
     placement::NO_PROVISIONER,
@@ -128,6 +128,13 @@ pub(super) fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
         name: claim.name_any(),
         uid: claim.uid().unwrap_or_default(),
     }
+}
+
+/// The twin's PV, if the PV that users see remembers it.
+pub(super) fn twin_volume_in(outer: &PersistentVolume) -> Option<String> {
+    let attributes = outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    let name = attributes.get(TWIN_VOLUME).filter(|name| !name.is_empty());
+    name.cloned()
 }
 
 /// Who provisions a twin, as Kubernetes or we noted on it.

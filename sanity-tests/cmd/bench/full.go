@@ -51,10 +51,11 @@ func (t *track) full(ctx context.Context, class string, counts []int, volumes in
 	if report.With, err = t.races(ctx, class, counts); err != nil {
 		return report, err
 	}
-	if report.Restart, report.RestartCalls, err = t.restart(ctx); err != nil {
+	if report.Restart, report.RestartCalls, err = t.restart(ctx, class); err != nil {
 		return report, err
 	}
-	if err := t.driver.ForgetPeaks(); err != nil {
+	replicas, err := t.driver.ForgetPeaks()
+	if err != nil {
 		return report, err
 	}
 	begin = time.Now()
@@ -62,7 +63,7 @@ func (t *track) full(ctx context.Context, class string, counts []int, volumes in
 		return report, err
 	}
 	report.Removal = time.Since(begin)
-	report.Peak, err = t.driver.Peaks()
+	report.Peak, err = t.driver.Peaks(replicas)
 	return report, err
 }
 
@@ -78,8 +79,9 @@ func (t *track) races(ctx context.Context, class string, counts []int) ([]bench.
 	return rows, nil
 }
 
-// restart deletes both replicas of the controller and waits until as many others are ready.
-func (t *track) restart(ctx context.Context) (time.Duration, bench.Calls, error) {
+// restart deletes both replicas of the controller, waits until as many others are ready, and
+// has one claim bound and deleted by them: a replica reads what it needs with its first call.
+func (t *track) restart(ctx context.Context, class string) (time.Duration, bench.Calls, error) {
 	none := bench.Calls{}
 	pods := t.client.CoreV1().Pods(chart.Namespace)
 	before, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerPods})
@@ -113,11 +115,27 @@ func (t *track) restart(ctx context.Context) (time.Duration, bench.Calls, error)
 		}
 		return nil
 	})
+	if err != nil {
+		return 0, none, err
+	}
+	if t.driver, err = bench.Find(ctx, t.client); err != nil {
+		return 0, none, err
+	}
+	namespace, err := t.namespace(ctx)
+	if err != nil {
+		return 0, none, err
+	}
+	defer func() {
+		_ = t.client.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), namespace, metav1.DeleteOptions{})
+	}()
+	virtual, err := t.virtualClass(ctx, class)
+	if err != nil {
+		return 0, none, err
+	}
+	_, err = bench.Race{Client: t.client, Namespace: namespace, Class: virtual, Node: t.node, Count: 1}.Run(ctx)
 	took := time.Since(begin)
 	calls, err2 := t.audit.Calls()
-	var err3 error
-	t.driver, err3 = bench.Find(ctx, t.client)
-	return took, calls[bench.Agent], errors.Join(err, err2, err3)
+	return took, calls[bench.Agent], errors.Join(err, err2)
 }
 
 func isReady(pod corev1.Pod) bool {

@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Exhausted, Kept, Slim, View};
 use crate::cluster::{REMOTE_PAGE, lean::Lean, plain, room::Room};
 
-/// A watch that goes silent is noticed this much later, plus five seconds.
-/// Nobody's correctness depends on it: whoever waits also looks for himself.
-const WATCH_SECONDS: u32 = 60;
+/// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
+/// looks for himself, and whoever deletes or answers that nothing is there reads live.
+pub(crate) const WATCH_SECONDS: u32 = 60;
 const PAGE: u32 = 250;
 /// Before it is tried again.
 const DISGUST: Duration = Duration::from_mins(1);
@@ -53,6 +53,7 @@ impl<S: Slim> View<S> {
                     }
                 };
                 stop.run_until_cancelled(keep).await;
+                keeper.set_outdated(true);
             });
         })))
     }
@@ -129,8 +130,8 @@ impl<S: Slim> View<S> {
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
                     is_listing = false;
-                    self.set_outdated(false);
                     self.replace(std::mem::take(&mut listed));
+                    self.set_outdated(false);
                     // What may be listed and not watched must not be listed again and again.
                     if !was_refused {
                         pauses.reset();
@@ -139,13 +140,13 @@ impl<S: Slim> View<S> {
                 Ok(Some(watcher::Event::Apply(Lean(object)))) => {
                     let key = key(&object);
                     (was_refused, is_listing) = (false, false);
-                    self.set_outdated(false);
                     let kept = slim(object).map(|value| Kept::new(room, &key, value));
                     self.set(&key, kept.transpose()?);
+                    self.set_outdated(false);
                 }
                 Ok(Some(watcher::Event::Delete(Lean(object)))) => {
-                    self.set_outdated(false);
                     self.set(&key(&object), None);
+                    self.set_outdated(false);
                 }
                 Ok(None) => return Ok(()),
                 Err(error) => {

@@ -81,7 +81,8 @@ impl Due {
             watched::Volume::Virtual(volume) => Some(volume.name.clone()),
             watched::Volume::OtherVersion(_) | watched::Volume::Static(_) => None,
         }));
-        // A PV of another name, as after a restore, is looked at when all are.
+        // A PV of another name, as after a restore or where it was given to another claim, is
+        // looked at when all are.
         names.extend(claims.iter().map(|claim| VolumeName::requested_for(&claim.uid)));
         for real in real {
             // A twin is named after its claim, and if there is none after its volume.
@@ -90,6 +91,12 @@ impl Due {
             names.extend(twins.iter().map(|twin| twin.volume.to_string()));
         }
         Scope::Some(names)
+    }
+
+    /// In what time all volumes are looked at again.
+    pub(super) fn left(&self) -> Duration {
+        self.all
+            .map_or(Duration::ZERO, |when| ALL.saturating_sub(when.elapsed()))
     }
 
     /// What the round was to look at is seen to. Without this word, be it that the round

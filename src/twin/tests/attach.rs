@@ -43,6 +43,28 @@ async fn publishing_attaches_under_a_name_of_our_own() {
         .unwrap();
 }
 
+/// A watch may lag, be cut, or have only just begun.
+#[tokio::test]
+async fn an_attachment_that_no_watch_shows_is_taken_off_all_the_same() {
+    for twin_is_there in [true, false] {
+        let world = World::new(Real::Works).await;
+        let made = world.create().await.unwrap();
+        world.bind_claim(&made);
+        world.publish("n1").await.unwrap();
+        if !twin_is_there {
+            world.api.remove(&twin_path());
+        }
+        let unwatched = world.api.cluster_unwatched().await;
+        for node in ["n2", "n1"] {
+            assert_eq!(world.api.store().below(ATTACHMENTS).len(), 1, "{node}");
+            unpublish(&unwatched, &world.order.volume, Some(node), world.until())
+                .await
+                .unwrap();
+        }
+        assert!(world.api.store().below(ATTACHMENTS).is_empty());
+    }
+}
+
 /// An attachment left from before may be about to be cleaned up: answering for it needs
 /// a new version of it.
 #[tokio::test]

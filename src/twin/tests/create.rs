@@ -234,6 +234,35 @@ async fn a_static_volume_is_reserved_for_the_twin() {
     );
 }
 
+/// The first such claim is answered from a list, the second from what is watched since.
+#[tokio::test]
+async fn static_volumes_that_say_who_made_them_are_found_in_both_ways() {
+    let mut world = World::new(Real::Works).await;
+    for name in ["disk-1", "disk-2"] {
+        let volume = json!({
+            "metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": "local-volume-provisioner-n1"}},
+            "spec": {
+                "storageClassName": "static", "capacity": {"storage": "2Gi"}, "nodeAffinity": on("n1"),
+                "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",
+                "local": {"path": "/mnt/x"},
+            },
+            "status": {"phase": "Available"},
+        });
+        world.api.put(&format!("{VOLUMES}/{name}"), volume);
+    }
+    world.order.spec.parameters.real_class = Some("static".into());
+    world.order.spec.parameters.claim = None;
+    world.order.requisite = Vec::new();
+    let mut volumes = Vec::new();
+    for name in ["first", "second"] {
+        world.order.volume = VolumeName::from_request(name);
+        volumes.push(world.create().await.unwrap().context[TWIN_VOLUME].clone());
+        world.home.views().static_volumes.complete().await;
+    }
+    volumes.sort();
+    assert_eq!(volumes, ["disk-1", "disk-2"]);
+}
+
 #[tokio::test]
 async fn without_a_room_no_static_twin() {
     let mut world = World::new(Real::Works).await;
