@@ -43,6 +43,9 @@ func Find(ctx context.Context, client kubernetes.Interface) (Installation, error
 	}
 	var found Installation
 	for _, pod := range pods.Items {
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
 		found.pods = append(found.pods, string(pod.UID))
 	}
 	return found, nil

@@ -178,7 +178,7 @@ pub(super) fn client(
     // kube would retry for minutes; sidecars give up after seconds.
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
-    // A connection that died in silence would otherwise hold a watch for many minutes.
+    // A request whose connection died in silence would otherwise hold a watch for many minutes.
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
     config

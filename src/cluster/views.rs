@@ -26,7 +26,7 @@ pub struct Views {
     pub twins: View<Twin>,
     /// Their PVs.
     pub volumes: View<Volume>,
-    /// PVs that are free and that nobody provisioned; at home only.
+    /// PVs that are free; at home only.
     pub static_volumes: View<StaticVolume>,
     /// All nodes.
     pub nodes: View<Node>,

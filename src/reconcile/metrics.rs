@@ -30,7 +30,7 @@ pub struct Metrics {
     used: Arc<Mutex<Used>>,
 }
 
-type Used = (HashSet<Condition>, HashSet<Reason>);
+type Used = (HashSet<Condition>, HashSet<Reason>, HashSet<Remote>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -139,12 +139,17 @@ impl Metrics {
 
     /// All remote clusters, and whether each can be reached.
     pub(super) fn reachable<'a>(&self, clusters: impl Iterator<Item = (&'a str, bool)>) {
-        self.reachable.clear();
+        let mut gone = std::mem::take(&mut self.used().2);
         for (cluster, reachable) in clusters {
-            let cluster = cluster.to_owned();
-            self.reachable
-                .get_or_create(&Remote { cluster })
-                .set(reachable.into());
+            let labels = Remote {
+                cluster: cluster.to_owned(),
+            };
+            self.reachable.get_or_create(&labels).set(reachable.into());
+            gone.remove(&labels);
+            self.used().2.insert(labels);
+        }
+        for labels in gone {
+            self.reachable.remove(&labels);
         }
     }
 

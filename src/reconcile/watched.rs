@@ -67,7 +67,7 @@ pub(super) enum Volume {
     Virtual(Box<VirtualVolume>),
     /// The same, made by another version of this driver: the name of the PV is all that can be read.
     OtherVersion(String),
-    /// One that nobody provisioned.
+    /// One that is free.
     Static(Box<StaticVolume>),
 }
 
@@ -211,7 +211,7 @@ impl Watched {
         }
     }
 
-    /// The PVs that nobody provisioned.
+    /// The PVs that are free.
     pub(super) fn static_volumes(&self) -> Vec<StaticVolume> {
         let volumes = self.volumes.of_topic(STATIC);
         let theirs = volumes.iter().filter_map(|volume| match volume.as_ref() {

@@ -110,7 +110,8 @@ pub async fn unpublish(
 
 /// Our attachments of a volume to a node, or to all, read live. Those that are watched are
 /// read by name. A watch that shows none may lag: then the one is looked for whose name follows
-/// from the twin's PV, and where that does not help, all that bear the volume's label.
+/// from the twin's PV. Where that is not known, or the watch does not work, all are listed that
+/// bear the volume's label.
 async fn held(
     home: &Cluster,
     volume: &VolumeName,
@@ -118,13 +119,14 @@ async fn held(
 ) -> Result<Vec<VolumeAttachment>, ApiError> {
     let attachments = home.all::<VolumeAttachment>();
     let is_asked_for = |on: &str| node.is_none_or(|node| node == on);
-    let seen = home.views().attachments.of_topic(volume.as_str());
+    let watched = &home.views().attachments;
+    let seen = watched.of_topic(volume.as_str());
     let seen = seen.iter().filter(|seen| is_asked_for(&seen.node));
     let mut names: Vec<String> = seen.map(|seen| seen.name.clone()).collect();
     if names.is_empty() {
         match (node, known_volume(home, volume).await?) {
             (Some(node), Some(real)) => names.push(attachment_name(&real, node)),
-            _ => return labelled(home, volume).await,
+            _ => return labelled(home, volume, node).await,
         }
     }
     let mut held = Vec::new();
@@ -134,12 +136,21 @@ async fn held(
             marked_volume(found.labels()).as_ref() == Some(volume) && is_asked_for(&found.spec.node_name)
         }));
     }
+    if held.is_empty() && watched.outdated_since().is_some() {
+        return labelled(home, volume, node).await;
+    }
     Ok(held)
 }
 
-async fn labelled(home: &Cluster, volume: &VolumeName) -> Result<Vec<VolumeAttachment>, ApiError> {
+async fn labelled(
+    home: &Cluster,
+    volume: &VolumeName,
+    node: Option<&str>,
+) -> Result<Vec<VolumeAttachment>, ApiError> {
     let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
-    home.all::<VolumeAttachment>().list(Some(&ours)).await
+    let mut found = home.all::<VolumeAttachment>().list(Some(&ours)).await?;
+    found.retain(|found| node.is_none_or(|node| found.spec.node_name == node));
+    Ok(found)
 }
 
 /// The PV of the volume's twin, as the twin says or the PV that users see.
@@ -153,16 +164,17 @@ async fn known_volume(home: &Cluster, volume: &VolumeName) -> Result<Option<Stri
     Ok(outer.as_ref().and_then(twin_volume_in))
 }
 
-/// A node that a volume is attached to. Kubernetes asks for a deletion only when nothing is
-/// attached any more, so what is watched will do.
+/// A node that a volume is attached to. That it is attached nowhere is taken from the watch
+/// while that works: csi-provisioner asks for a deletion only then, and for that of the twin's
+/// PV too.
 pub(super) async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
     let watched = &home.views().attachments;
-    if watched.outdated_since().is_some() {
-        let held = labelled(home, volume).await?;
-        return Ok(held.into_iter().next().map(|held| held.spec.node_name));
+    let is_believed = watched.outdated_since().is_none();
+    if is_believed && watched.of_topic(volume.as_str()).is_empty() {
+        return Ok(None);
     }
-    let seen = watched.of_topic(volume.as_str());
-    Ok(seen.first().map(|seen| seen.node.clone()))
+    let held = held(home, volume, None).await?;
+    Ok(held.into_iter().next().map(|held| held.spec.node_name))
 }
 
 /// Deletes one of our attachments in exactly the version that was found to be needed by

@@ -1,5 +1,6 @@
 //! Deleting a volume: the twin at once, and then its PV is waited for, because
-//! only that says that the data is gone. Every fact is read live.
+//! only that says that the data is gone. Every fact is read live, but for that nothing is
+//! attached.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::{
     withdraw::is_reservation,
 };
 use crate::{
-    cluster::{ApiError, Cluster, facts},
+    cluster::{ApiError, Cluster, slim::free_volume},
     placement::{
         Ask, Asked, BindingMode, Capacity, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Prebinding,
         RealDriver, StaticVolume, Surroundings, Target, Wishes, choose_class,
@@ -206,15 +206,16 @@ impl Known {
     }
 }
 
-/// The PV that was reserved for a twin before, as when this process died then.
+/// The PV that was reserved for a twin before, as when this process died then. Kubernetes may
+/// have bound it meanwhile, and not have told the twin yet.
 async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
+    let is_its = |found: &PersistentVolume| {
+        is_reservation(found, home.storage_namespace(), &twin.name_any()) || record::is_bound_to(found, twin)
+    };
     let seen = home.views().volumes.of_topic(&twin.name_any());
-    for seen in seen
-        .iter()
-        .filter(|seen| seen.twin_uid.is_empty() && !seen.deleting)
-    {
+    for seen in seen.iter().filter(|seen| !seen.deleting) {
         let found = home.all::<PersistentVolume>().get(&seen.name).await?;
-        if found.is_some_and(|found| is_reservation(&found, home.storage_namespace(), &twin.name_any())) {
+        if found.as_ref().is_some_and(is_its) {
             return Ok(Some(seen.name.clone()));
         }
     }
@@ -230,7 +231,7 @@ async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>
         return Ok(of_class.iter().map(|it| StaticVolume::clone(it)).collect());
     }
     let found = home.all::<PersistentVolume>().list(None).await?;
-    Ok(found.iter().map(facts::static_volume).collect())
+    Ok(found.iter().filter_map(free_volume).collect())
 }
 
 fn driver(home: &Cluster, provisioner: &str, only: Option<&str>) -> RealDriver {

@@ -30,6 +30,8 @@ pub(super) struct Due {
     claims: Feed<watched::Claim>,
     /// When all volumes were to be looked at last.
     all: Option<Instant>,
+    /// Whether this round looks at all.
+    is_all: bool,
     /// Whether the last round came to a good end.
     is_done: bool,
 }
@@ -50,6 +52,7 @@ impl Due {
             volumes: watched.volumes.feed(),
             claims: watched.claims.feed(),
             all: None,
+            is_all: false,
             is_done: false,
         }
     }
@@ -73,8 +76,10 @@ impl Due {
         ) = (changes.0, changes.1, changes.2, changes.3, is_done && !is_time)
         else {
             self.all = Some(Instant::now());
+            self.is_all = true;
             return Scope::All;
         };
+        self.is_all = false;
         let mut names = BTreeSet::new();
         names.extend(twins.iter().map(|twin| twin.volume.to_string()));
         names.extend(volumes.iter().filter_map(|volume| match volume.as_ref() {
@@ -103,6 +108,10 @@ impl Due {
     /// failed or was given up, the next one looks at all volumes.
     pub(super) fn done(&mut self) {
         self.is_done = true;
+        if self.is_all {
+            // It may have taken long, and is not to begin again at once.
+            self.all = Some(Instant::now());
+        }
     }
 }
 
