@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::{
     Outcome,
-    looking::{Format, Looking, block_on, print_json, print_unknown},
+    common::{CommonArgs, Format, block_on, print_json, print_unknown},
     table::Table,
 };
 use crate::{
@@ -33,7 +33,7 @@ pub(super) struct Args {
     #[arg(long)]
     driver_namespace: Option<String>,
     #[command(flatten)]
-    looking: Looking,
+    common: CommonArgs,
 }
 
 /// A cluster with the pods that wait for it.
@@ -49,7 +49,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 async fn list(args: Args) -> Outcome {
-    let place = args.looking.find().await?;
+    let place = args.common.find().await?;
     let namespace = args
         .driver_namespace
         .or_else(|| place.setup.namespace())
@@ -78,7 +78,7 @@ async fn list(args: Args) -> Outcome {
             report: cluster,
         })
         .collect();
-    match args.looking.output {
+    match args.common.output {
         Format::Json => print_json("clusters", &shown, &unknown)?,
         Format::Table => {
             print_unknown(&unknown);

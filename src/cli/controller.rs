@@ -14,7 +14,7 @@ use crate::{
         events::Events,
         registry::{self, Registry},
     },
-    csi::{Controller, Endpoint, Identity, Role, Turns, server, work::Work},
+    csi::{Controller, CreateLimiter, Endpoint, Identity, Role, server, work::Work},
     observe::{
         Metrics,
         crash::take_orders,
@@ -145,7 +145,7 @@ async fn serve(args: Args) -> Outcome {
         stop.clone(),
     );
     let work = Work::default();
-    let creations = Turns::new(args.creations_at_once.into());
+    let creations = CreateLimiter::new(args.creations_at_once.into());
     let controller = Controller::new(home, registry, policy, work.clone(), creations);
     let routes = Identity::new(Role::Controller)
         .routes()

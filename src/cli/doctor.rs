@@ -5,7 +5,7 @@ use std::{fmt::Write, process::ExitCode};
 
 use super::{
     Outcome,
-    looking::{Format, Looking, block_on, print_json, print_unknown},
+    common::{CommonArgs, Format, block_on, print_json, print_unknown},
 };
 use crate::inspect::{
     Installation,
@@ -21,7 +21,7 @@ severity (error, warning, note), object, problem and mend."#;
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
     #[command(flatten)]
-    looking: Looking,
+    common: CommonArgs,
 }
 
 pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
@@ -29,11 +29,11 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 }
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
-    let place = args.looking.find().await?;
+    let place = args.common.find().await?;
     let installation =
         Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
-    match args.looking.output {
+    match args.common.output {
         Format::Json => print_json("findings", &findings, &unknown)?,
         Format::Table => {
             print!("{}", report(&findings, unknown.len()));

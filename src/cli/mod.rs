@@ -1,10 +1,10 @@
 //! The command line: what each subcommand is told, and how it wires the parts.
 
 mod clusters;
+mod common;
 mod controller;
 mod crds;
 mod doctor;
-mod looking;
 mod node;
 mod process;
 mod table;

@@ -3,7 +3,7 @@
 
 use super::{
     Outcome,
-    looking::{Format, Looking, block_on, print_json, print_unknown},
+    common::{CommonArgs, Format, block_on, print_json, print_unknown},
     table::Table,
 };
 use crate::inspect::{
@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     all_namespaces: bool,
     #[command(flatten)]
-    looking: Looking,
+    common: CommonArgs,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -55,7 +55,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 async fn list(args: Args) -> Outcome {
-    let place = args.looking.find().await?;
+    let place = args.common.find().await?;
     let scope = if args.all_namespaces {
         Scope::All
     } else {
@@ -64,7 +64,7 @@ async fn list(args: Args) -> Outcome {
     };
     let storage = Storage::read(&place.cluster, &scope, &place.storage_namespace, place.id).await;
     let (rows, unknown) = (rows(&storage, &scope), storage.unknown());
-    match args.looking.output {
+    match args.common.output {
         Format::Json => print_json("volumes", &rows, &unknown)?,
         Format::Table => {
             print_unknown(&unknown);

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ApiError, Cluster, Inner, REMOTE_LISTS, Rights, Views,
+    budget::Budget,
     cap::{Cap, Limits},
-    room::Room,
     view::WATCH_SECONDS,
 };
 use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
@@ -130,7 +130,7 @@ impl Cluster {
             call_timeout: settings.call_timeout,
             views,
             rights: Rights::ALL,
-            room: Room::home(),
+            budget: Budget::home(),
             lists: None,
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),
@@ -148,8 +148,8 @@ impl Cluster {
         call_timeout: Duration,
     ) -> Self {
         let stop = CancellationToken::new();
-        let room = Room::remote();
-        let views = Views::start_remote(&client, home, rights, &room, &stop);
+        let budget = Budget::remote();
+        let views = Views::start_remote(&client, home, rights, &budget, &stop);
         Self(Arc::new(Inner {
             id,
             client,
@@ -159,7 +159,7 @@ impl Cluster {
             views,
             home: home.clone(),
             rights,
-            room,
+            budget,
             lists: Some(Arc::new(Semaphore::new(REMOTE_LISTS))),
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),

@@ -3,6 +3,7 @@
 //! is no global client.
 
 mod api;
+mod budget;
 mod cap;
 mod connect;
 pub mod events;
@@ -13,7 +14,6 @@ pub mod registry;
 pub mod remote_cluster;
 pub mod report;
 mod rights;
-mod room;
 pub mod slim;
 #[cfg(test)]
 pub mod testing;
@@ -37,7 +37,7 @@ pub use self::{
     rights::Rights,
     views::Views,
 };
-use self::{room::Room, view::View};
+use self::{budget::Budget, view::View};
 use crate::volume::{CarriedAnnotations, ClusterId};
 
 /// Objects in one page of a list of a remote cluster. A page must not be too large for us,
@@ -61,7 +61,7 @@ struct Inner {
     home: ClusterId,
     rights: Rights,
     /// What may be kept of it.
-    room: Room,
+    budget: Budget,
     /// Who may list something of it now, if that is limited.
     lists: Option<Arc<Semaphore>>,
     /// Watches of single namespaces, where not all may be watched.
@@ -119,7 +119,7 @@ impl Cluster {
         }
         let mut views = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || {
-            let view = views::twins_of(&inner.client, &inner.home, namespace, &inner.room, &inner.stop);
+            let view = views::twins_of(&inner.client, &inner.home, namespace, &inner.budget, &inner.stop);
             let (mut version, changes) = (view.version(), inner.by_namespace_changes.clone());
             tokio::spawn(inner.stop.clone().run_until_cancelled_owned(async move {
                 while version.changed().await.is_ok() {
@@ -143,8 +143,8 @@ impl Cluster {
 
     /// What may be kept of it.
     #[must_use]
-    pub fn room(&self) -> &Room {
-        &self.0.room
+    pub fn budget(&self) -> &Budget {
+        &self.0.budget
     }
 
     /// All twins that are watched.

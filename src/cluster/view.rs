@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use self::feed::Feeds;
 pub use self::feed::{Changed, Feed};
 pub(super) use self::watching::WATCH_SECONDS;
-use super::room::{Place, Room};
+use super::budget::{Budget, Place};
 
 /// What a view keeps of an object.
 pub trait Slim: PartialEq + Send + Sync + 'static {
@@ -137,10 +137,10 @@ impl<S: Slim> View<S> {
 
     /// An object of a new list. One that is as it was takes no second place, or a cluster
     /// could be listed again only while its room is half empty.
-    fn kept(&self, room: &Room, key: &str, value: S) -> Result<Kept<S>, Exhausted> {
+    fn kept(&self, budget: &Budget, key: &str, value: S) -> Result<Kept<S>, Exhausted> {
         match self.read().objects.get(key) {
             Some(before) if *before.value == value => Ok(before.again()),
-            _ => Kept::new(room, key, value),
+            _ => Kept::new(budget, key, value),
         }
     }
 
@@ -264,11 +264,11 @@ impl<S: Slim> View<S> {
 }
 
 impl<S: Slim> Kept<S> {
-    fn new(room: &Room, key: &str, value: S) -> Result<Self, Exhausted> {
+    fn new(budget: &Budget, key: &str, value: S) -> Result<Self, Exhausted> {
         // The key is kept twice, and often again as the topic.
         let bytes = 3 * key.len() + size_of::<S>() + value.text();
         Ok(Self {
-            place: Arc::new(room.take(bytes).ok_or(Exhausted)?),
+            place: Arc::new(budget.take(bytes).ok_or(Exhausted)?),
             value: Arc::new(value),
         })
     }

@@ -5,9 +5,9 @@ use kube::{Api, Client, api::ApiResource, runtime::watcher};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    budget::Budget,
     facts,
     rights::Rights,
-    room::Room,
     slim::{
         Attachment, CsiNode, Driver, Twin, Volume, attachment, csi_node, driver, free_volume, node, twin,
         volume,
@@ -93,32 +93,32 @@ impl Views {
         client: &Client,
         home: &ClusterId,
         rights: Rights,
-        room: &Room,
+        budget: &Budget,
         stop: &CancellationToken,
     ) -> Self {
         let everything = watcher::Config::default;
         let mut views = Self::none();
         if rights.all_claims {
             let ours = everything().labels(&mark::selector(home));
-            views.twins = View::start_within(Api::all(client.clone()), ours, |it| twin(&it), room, stop);
+            views.twins = View::start_within(Api::all(client.clone()), ours, |it| twin(&it), budget, stop);
         }
         if rights.nodes {
             let nodes = Api::all(client.clone());
-            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), room, stop);
+            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), budget, stop);
         }
         if rights.classes {
             let class = |it: StorageClass| Some(facts::class(&it));
-            views.classes = View::start_within(Api::all(client.clone()), everything(), class, room, stop);
+            views.classes = View::start_within(Api::all(client.clone()), everything(), class, budget, stop);
         }
         if rights.capacities {
             let csi_nodes = Api::all(client.clone());
             views.csi_nodes =
-                View::start_within(csi_nodes, everything(), |it| Some(csi_node(it)), room, stop);
+                View::start_within(csi_nodes, everything(), |it| Some(csi_node(it)), budget, stop);
             let drivers = Api::all_with(client.clone(), &ApiResource::erase::<CSIDriver>(&()));
-            views.drivers = View::start_within(drivers, everything(), |it| Some(driver(&it)), room, stop);
+            views.drivers = View::start_within(drivers, everything(), |it| Some(driver(&it)), budget, stop);
             let capacity = |it: CSIStorageCapacity| Some(facts::capacity(&it));
             views.capacities =
-                View::start_within(Api::all(client.clone()), everything(), capacity, room, stop);
+                View::start_within(Api::all(client.clone()), everything(), capacity, budget, stop);
         }
         views
     }
@@ -158,7 +158,7 @@ pub(super) fn twins_of(
     client: &Client,
     home: &ClusterId,
     namespace: &str,
-    room: &Room,
+    budget: &Budget,
     stop: &CancellationToken,
 ) -> View<Twin> {
     let ours = watcher::Config::default().labels(&mark::selector(home));
@@ -166,7 +166,7 @@ pub(super) fn twins_of(
         Api::namespaced(client.clone(), namespace),
         ours,
         |it| twin(&it),
-        room,
+        budget,
         stop,
     )
 }

@@ -4,12 +4,12 @@ use std::{collections::HashMap, sync::Arc};
 
 use tonic::{Request, Response, Status};
 
-use super::{Deadline, Turns, parse, work::Work};
+use super::{CreateLimiter, Deadline, parse, work::Work};
 use crate::{
     cluster::{
         Cluster,
         events::Events,
-        registry::{Registry, Standing},
+        registry::{NodeKind, Registry},
     },
     topology::Segments,
     twin::{self, Policy},
@@ -24,7 +24,7 @@ pub struct Controller {
     policy: Arc<Policy>,
     events: Events,
     work: Work,
-    creations: Turns,
+    creations: CreateLimiter,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -32,7 +32,13 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Controller {
     /// A controller for the claims of one cluster, whose pods may go to others.
     #[must_use]
-    pub fn new(home: Cluster, registry: Registry, policy: Policy, work: Work, creations: Turns) -> Self {
+    pub fn new(
+        home: Cluster,
+        registry: Registry,
+        policy: Policy,
+        work: Work,
+        creations: CreateLimiter,
+    ) -> Self {
         let events = Events::new(home.client().clone());
         Self {
             home,
@@ -72,7 +78,7 @@ impl Controller {
             .map_err(|error| Status::unavailable(error.to_string()))?;
         let found = found.ok_or_else(|| Status::not_found(format!("no node has the name {node:?}")))?;
         match self.registry.behind(&found) {
-            Standing::Virtual(remote) if remote.id == id.cluster => Ok(()),
+            NodeKind::Virtual(remote) if remote.id == id.cluster => Ok(()),
             _ => Err(Status::failed_precondition(format!(
                 "the volume {} lives in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
                  that stands for that cluster, or move the volume",
@@ -89,15 +95,16 @@ impl wire::controller_server::Controller for Controller {
         request: Request<wire::CreateVolumeRequest>,
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
-        let order = parse::order(request.into_inner())?;
+        let create_request = parse::create_request(request.into_inner())?;
         self.observed(deadline).await?;
-        let name = order.volume.clone();
+        let name = create_request.volume.clone();
         let (home, registry) = (self.home.clone(), self.registry.clone());
         let (policy, events) = (Arc::clone(&self.policy), self.events.clone());
         let creations = self.creations.clone();
         let creation = async move {
-            let create =
-                async { Ok(twin::create(&home, &registry, &policy, &events, &order, deadline.at()).await?) };
+            let create = async {
+                Ok(twin::create(&home, &registry, &policy, &events, &create_request, deadline.at()).await?)
+            };
             Box::pin(creations.take(deadline.at(), create)).await
         };
         let made = self.work.run(name.as_str(), creation).await?;

@@ -7,7 +7,7 @@ use tonic::Status;
 
 use crate::{
     topology::Segments,
-    twin::Order,
+    twin::CreateRequest,
     volume::{
         Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeIdError,
         VolumeName, VolumeSpec,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The volume a `CreateVolume` request asks for.
-pub(super) fn order(request: wire::CreateVolumeRequest) -> Result<Order, Status> {
+pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<CreateRequest, Status> {
     let name = required("name", request.name)?;
     let capabilities = capabilities(request.volume_capabilities)?;
     if request.volume_content_source.is_some() {
@@ -48,7 +48,7 @@ pub(super) fn order(request: wire::CreateVolumeRequest) -> Result<Order, Status>
     } else {
         places(wished.requisite)
     };
-    Ok(Order {
+    Ok(CreateRequest {
         volume: VolumeName::from_request(&name),
         request_name: name,
         spec,
@@ -167,16 +167,16 @@ mod tests {
     fn refused(change: impl FnOnce(&mut wire::CreateVolumeRequest)) -> String {
         let mut request = request();
         change(&mut request);
-        let status = order(request).unwrap_err();
+        let status = create_request(request).unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         status.message().to_owned()
     }
 
     #[test]
     fn a_bare_request_is_an_order() {
-        let order = order(request()).unwrap();
-        assert_eq!(order.request_name, "Some Volume");
-        assert!(order.requisite.is_empty());
+        let create_request = create_request(request()).unwrap();
+        assert_eq!(create_request.request_name, "Some Volume");
+        assert!(create_request.requisite.is_empty());
     }
 
     #[test]
@@ -240,8 +240,8 @@ mod tests {
             requisite: vec![place("a")],
             preferred: vec![place("b")],
         });
-        let order = order(request).unwrap();
-        assert_eq!(order.requisite[0].get("k"), Some("a"));
-        assert_eq!(order.preferred[0].get("k"), Some("b"));
+        let create_request = create_request(request).unwrap();
+        assert_eq!(create_request.requisite[0].get("k"), Some("a"));
+        assert_eq!(create_request.preferred[0].get("k"), Some("b"));
     }
 }

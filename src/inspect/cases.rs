@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_volume_that_only_another_version_can_read_is_no_orphan() {
         let mut storage = storage();
-        storage.claims = crate::inspect::Told::default();
+        storage.claims = crate::inspect::Listing::default();
         let name = format!("pvc-{UID}");
         storage.volumes = storage.volumes.map(|mut volume| {
             let source = volume.spec.as_mut().and_then(|spec| spec.csi.as_mut());
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_real_volume_is_known_without_its_twin() {
         let mut storage = storage();
-        storage.twins = crate::inspect::Told::default();
+        storage.twins = crate::inspect::Listing::default();
         assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_some());
         storage.namespace = "elsewhere".into();
         assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_none());

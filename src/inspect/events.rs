@@ -4,15 +4,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use kube::{Resource, ResourceExt};
 
-use super::Told;
+use super::Listing;
 
 /// The newest warning about this object.
-pub(super) fn warning<'a, K: Resource>(events: &'a Told<Event>, object: &K) -> Option<&'a str> {
+pub(super) fn warning<'a, K: Resource>(events: &'a Listing<Event>, object: &K) -> Option<&'a str> {
     newest(events, object, |event| event.type_.as_deref() == Some("Warning"))
 }
 
 fn newest<'a, K: Resource>(
-    events: &'a Told<Event>,
+    events: &'a Listing<Event>,
     object: &K,
     like: impl Fn(&Event) -> bool,
 ) -> Option<&'a str> {
@@ -51,13 +51,13 @@ mod tests {
             }))
             .unwrap()
         };
-        let events = Told::of(vec![
+        let events = Listing::of(vec![
             event("u", "Warning", "2026-01-01T00:00:02Z", "second"),
             event("u", "Warning", "2026-01-01T00:00:01Z", "first"),
             event("u", "Normal", "2026-01-01T00:00:03Z", "normal"),
             event("other", "Warning", "2026-01-01T00:00:04Z", "other"),
         ]);
         assert_eq!(warning(&events, &claim), Some("second"));
-        assert_eq!(warning(&Told::default(), &claim), None);
+        assert_eq!(warning(&Listing::default(), &claim), None);
     }
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json};
 
-use super::{Installation, Setup, Storage, Told};
+use super::{Installation, Listing, Setup, Storage};
 use crate::{topology::Node, volume::mark};
 
 pub(super) const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -17,8 +17,8 @@ pub(super) fn object<K: DeserializeOwned>(object: Value) -> K {
 /// Objects of one kind.
 pub(super) fn told<K: DeserializeOwned + kube::Resource>(
     objects: impl IntoIterator<Item = Value>,
-) -> Told<K> {
-    Told::of(objects.into_iter().map(object).collect())
+) -> Listing<K> {
+    Listing::of(objects.into_iter().map(object).collect())
 }
 
 pub(super) fn claim() -> Value {
@@ -106,7 +106,7 @@ pub(super) fn node(name: &str) -> Node {
 
 /// Two nodes, and one volume on the first of them.
 pub(super) fn storage() -> Storage {
-    let nodes: Told<PersistentVolume> = told([
+    let nodes: Listing<PersistentVolume> = told([
         json!({"metadata": {"name": "one"}}),
         json!({"metadata": {"name": "two"}}),
     ]);
@@ -119,25 +119,25 @@ pub(super) fn storage() -> Storage {
         volumes: told([volume(), real()]),
         nodes: nodes.map(|named| node(&named.metadata.name.unwrap())),
         closed: std::collections::BTreeMap::new(),
-        events: Told::default(),
-        consumers: Told::default(),
+        events: Listing::default(),
+        consumers: Listing::default(),
     }
 }
 
 /// The claim of [`storage`], changed.
-pub(super) fn claim_with(change: impl FnOnce(&mut Value)) -> Told<PersistentVolumeClaim> {
+pub(super) fn claim_with(change: impl FnOnce(&mut Value)) -> Listing<PersistentVolumeClaim> {
     changed(claim(), change)
 }
 
 /// The twin of [`storage`], changed.
-pub(super) fn twin_with(change: impl FnOnce(&mut Value)) -> Told<PersistentVolumeClaim> {
+pub(super) fn twin_with(change: impl FnOnce(&mut Value)) -> Listing<PersistentVolumeClaim> {
     changed(twin(), change)
 }
 
 fn changed<K: DeserializeOwned + kube::Resource>(
     mut value: Value,
     change: impl FnOnce(&mut Value),
-) -> Told<K> {
+) -> Listing<K> {
     change(&mut value);
     told([value])
 }

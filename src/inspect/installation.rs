@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 };
 
 use super::{
-    Scope, Setup, Storage, Told,
+    Listing, Scope, Setup, Storage,
     checks::rights::{self, Right},
     setup,
 };
@@ -29,25 +29,25 @@ pub(crate) struct Installation {
     /// The volumes.
     pub(super) storage: Storage,
     /// The namespace of the twins.
-    pub(super) namespace: Told<Namespace>,
+    pub(super) namespace: Listing<Namespace>,
     /// `CSIDriver` objects, of whomever.
-    pub(super) drivers: Told<CSIDriver>,
+    pub(super) drivers: Listing<CSIDriver>,
     /// What kubelets say they can mount.
-    pub(super) csi_nodes: Told<CSINode>,
+    pub(super) csi_nodes: Listing<CSINode>,
     /// Room as the driver published it.
-    pub(super) capacities: Told<CSIStorageCapacity>,
+    pub(super) capacities: Listing<CSIStorageCapacity>,
     /// Attachments, of whomever.
-    pub(super) attachments: Told<VolumeAttachment>,
+    pub(super) attachments: Listing<VolumeAttachment>,
     /// Quotas of all namespaces.
-    pub(super) quotas: Told<ResourceQuota>,
+    pub(super) quotas: Listing<ResourceQuota>,
     /// The `DaemonSet` of the node plugin.
-    pub(super) node_plugins: Told<DaemonSet>,
+    pub(super) node_plugins: Listing<DaemonSet>,
     /// Pods of the driver.
-    pub(super) pods: Told<Pod>,
+    pub(super) pods: Listing<Pod>,
     /// Pods where the twins are.
-    pub(super) strangers: Told<Pod>,
+    pub(super) strangers: Listing<Pod>,
     /// Mounts and attachments that failed.
-    pub(super) failures: Told<Event>,
+    pub(super) failures: Listing<Event>,
     /// What the controller may not do; `None` where that cannot be told.
     pub(super) missing_rights: Option<Vec<Right>>,
 }
@@ -68,17 +68,17 @@ impl Installation {
         let strangers = cluster.within::<Pod>(namespace);
         let (storage, namespace, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
             Storage::read(cluster, &Scope::All, namespace, id),
-            Told::ask(&namespaces, None, Some(&name_is)),
-            Told::all(cluster),
-            Told::all(cluster),
-            Told::ask(&capacities, Some(&ours), None),
-            Told::all(cluster),
-            Told::all(cluster),
+            Listing::ask(&namespaces, None, Some(&name_is)),
+            Listing::all(cluster),
+            Listing::all(cluster),
+            Listing::ask(&capacities, Some(&ours), None),
+            Listing::all(cluster),
+            Listing::all(cluster),
         );
         let (node_plugins, pods, strangers, failures, missing_rights) = tokio::join!(
-            Told::ask(&daemon_sets, Some(setup::LABELS), None),
-            Told::ask(&pods, Some(setup::LABELS), None),
-            Told::ask(&strangers, None, None),
+            Listing::ask(&daemon_sets, Some(setup::LABELS), None),
+            Listing::ask(&pods, Some(setup::LABELS), None),
+            Listing::ask(&strangers, None, None),
             failures(cluster),
             missing_rights(cluster, &setup),
         );
@@ -132,11 +132,11 @@ impl Installation {
     }
 }
 
-async fn failures(cluster: &Cluster) -> Told<Event> {
+async fn failures(cluster: &Cluster) -> Listing<Event> {
     let events = cluster.all::<Event>();
     let (mounts, attachments) = tokio::join!(
-        Told::ask(&events, None, Some("involvedObject.kind=Pod,reason=FailedMount")),
-        Told::ask(
+        Listing::ask(&events, None, Some("involvedObject.kind=Pod,reason=FailedMount")),
+        Listing::ask(
             &events,
             None,
             Some("involvedObject.kind=Pod,reason=FailedAttachVolume")

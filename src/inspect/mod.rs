@@ -10,10 +10,10 @@ mod gravity;
 mod health;
 mod installation;
 mod leftovers;
+mod listing;
 mod remote;
 mod setup;
 mod storage;
-mod told;
 
 pub(crate) mod checks;
 pub(crate) mod rows;
@@ -26,7 +26,7 @@ mod tests;
 pub(crate) use self::{
     health::State,
     installation::Installation,
+    listing::Listing,
     setup::Setup,
     storage::{Scope, Storage},
-    told::Told,
 };

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::Told;
+use super::Listing;
 use crate::{cluster::Cluster, volume::ClusterId};
 
 /// Labels of all pods of the driver, as the chart gives them.
@@ -20,7 +20,7 @@ const DEFAULT_NAMESPACE: &str = "liqo-storage";
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setup {
     /// Their Deployments.
-    pub(super) controllers: Told<Deployment>,
+    pub(super) controllers: Listing<Deployment>,
 }
 
 impl Setup {
@@ -28,7 +28,7 @@ impl Setup {
     pub(crate) async fn read(cluster: &Cluster) -> Self {
         let labels = format!("{LABELS},{COMPONENT}=controller");
         Self {
-            controllers: Told::ask(&cluster.all(), Some(&labels), None).await,
+            controllers: Listing::ask(&cluster.all(), Some(&labels), None).await,
         }
     }
 

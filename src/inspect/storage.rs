@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{Told, cases, gravity};
+use super::{Listing, cases, gravity};
 use crate::{
     cluster::{Cluster, facts},
     topology::{CLUSTER_KEY, Node},
@@ -37,21 +37,21 @@ pub(crate) struct Storage {
     /// Where the twins of this cluster's claims live.
     pub(crate) namespace: String,
     /// Storage classes, of whomever.
-    pub(crate) classes: Told<StorageClass>,
+    pub(crate) classes: Listing<StorageClass>,
     /// Claims, of whatever class, that are no twins.
-    pub(crate) claims: Told<PersistentVolumeClaim>,
+    pub(crate) claims: Listing<PersistentVolumeClaim>,
     /// Claims with the marks of this driver.
-    pub(crate) twins: Told<PersistentVolumeClaim>,
+    pub(crate) twins: Listing<PersistentVolumeClaim>,
     /// Volumes, of whatever driver.
-    pub(crate) volumes: Told<PersistentVolume>,
+    pub(crate) volumes: Listing<PersistentVolume>,
     /// All nodes.
-    pub(crate) nodes: Told<Node>,
+    pub(crate) nodes: Listing<Node>,
     /// Those that take no new pods, and why.
     pub(crate) closed: BTreeMap<String, String>,
     /// Events about claims, twins among them.
-    pub(crate) events: Told<Event>,
+    pub(crate) events: Listing<Event>,
     /// Pods that wait, beside claims of this driver.
-    pub(crate) consumers: Told<Pod>,
+    pub(crate) consumers: Listing<Pod>,
 }
 
 impl Storage {
@@ -63,8 +63,8 @@ impl Storage {
         id: Option<ClusterId>,
     ) -> Self {
         let (classes, volumes, (nodes, closed), (claims, twins), events, home) = tokio::join!(
-            Told::<StorageClass>::all(cluster),
-            Told::<PersistentVolume>::all(cluster),
+            Listing::<StorageClass>::all(cluster),
+            Listing::<PersistentVolume>::all(cluster),
             nodes(cluster),
             claims(cluster, scope, namespace),
             events(cluster, scope, namespace),
@@ -80,7 +80,7 @@ impl Storage {
             nodes,
             closed,
             events,
-            consumers: Told::default(),
+            consumers: Listing::default(),
         };
         storage.consumers = storage.read_consumers(cluster).await;
         storage
@@ -120,22 +120,25 @@ impl Storage {
         unknown
     }
 
-    async fn read_consumers(&self, cluster: &Cluster) -> Told<Pod> {
+    async fn read_consumers(&self, cluster: &Cluster) -> Listing<Pod> {
         let namespaces: BTreeSet<String> = self
             .claims
             .iter()
             .filter(|claim| cases::is_ours(claim, self))
             .filter_map(ResourceExt::namespace)
             .collect();
-        let asked = namespaces
-            .iter()
-            .map(async |namespace| Told::ask(&cluster.within::<Pod>(namespace), None, Some(WAITING)).await);
-        join_all(asked).await.into_iter().fold(Told::default(), Told::and)
+        let asked = namespaces.iter().map(async |namespace| {
+            Listing::ask(&cluster.within::<Pod>(namespace), None, Some(WAITING)).await
+        });
+        join_all(asked)
+            .await
+            .into_iter()
+            .fold(Listing::default(), Listing::and)
     }
 }
 
-async fn nodes(cluster: &Cluster) -> (Told<Node>, BTreeMap<String, String>) {
-    let nodes = Told::<KubeNode>::all(cluster).await;
+async fn nodes(cluster: &Cluster) -> (Listing<Node>, BTreeMap<String, String>) {
+    let nodes = Listing::<KubeNode>::all(cluster).await;
     let closed = nodes
         .iter()
         .filter_map(|node| Some((node.name_any(), gravity::closed(node)?)))
@@ -147,16 +150,16 @@ async fn claims(
     cluster: &Cluster,
     scope: &Scope,
     storage_namespace: &str,
-) -> (Told<PersistentVolumeClaim>, Told<PersistentVolumeClaim>) {
+) -> (Listing<PersistentVolumeClaim>, Listing<PersistentVolumeClaim>) {
     let told = match scope {
-        Scope::All => Told::all(cluster).await,
+        Scope::All => Listing::all(cluster).await,
         Scope::Namespace(namespace) => {
             let users = cluster.within(namespace);
             let twins = cluster.within(storage_namespace);
             let marked = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
             let (users, twins) = tokio::join!(
-                Told::ask(&users, None, None),
-                Told::ask(&twins, Some(&marked), None)
+                Listing::ask(&users, None, None),
+                Listing::ask(&twins, Some(&marked), None)
             );
             return (users.partition(is_twin).1, twins);
         }
@@ -172,15 +175,15 @@ fn is_twin(claim: &PersistentVolumeClaim) -> bool {
         .is_some_and(|by| by == mark::MANAGED_BY_US)
 }
 
-async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Told<Event> {
+async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Listing<Event> {
     let about_claims = Some("involvedObject.kind=PersistentVolumeClaim");
     match scope {
-        Scope::All => Told::ask(&cluster.all(), None, about_claims).await,
+        Scope::All => Listing::ask(&cluster.all(), None, about_claims).await,
         Scope::Namespace(namespace) => {
             let (users, twins) = (cluster.within(namespace), cluster.within(storage_namespace));
             let (users, twins) = tokio::join!(
-                Told::ask(&users, None, about_claims),
-                Told::ask(&twins, None, about_claims)
+                Listing::ask(&users, None, about_claims),
+                Listing::ask(&twins, None, about_claims)
             );
             users.and(twins)
         }

@@ -29,7 +29,7 @@ pub struct Consumer {
 
 /// What the real driver gets on top of the volume's own context and secrets.
 #[derive(Default)]
-pub struct Told {
+pub struct PodInfo {
     /// For its `volume_context`.
     pub context: BTreeMap<String, String>,
     /// For its secrets.
@@ -46,8 +46,8 @@ pub struct MalformedTokens;
 
 impl Consumer {
     /// The part of it that a driver with these wishes is told.
-    pub fn told(&self, wants: &DriverWants) -> Result<Told, MalformedTokens> {
-        let mut told = Told::default();
+    pub fn told(&self, wants: &DriverWants) -> Result<PodInfo, MalformedTokens> {
+        let mut told = PodInfo::default();
         if wants.pod_info {
             let known = POD_INFO.iter().filter_map(|key| self.context.get_key_value(*key));
             told.context

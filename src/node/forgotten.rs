@@ -27,8 +27,8 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    error::VolumeError,
     state::{Record, State, StateError},
-    trouble::Trouble,
     volume::{QUICK_WORK, UnstageError, Volumes},
 };
 use crate::volume::Guard;
@@ -106,7 +106,7 @@ impl Forgotten {
             idle.inspect(|_| state.note_call(&id))
         };
         let idle = guard.block(what, QUICK_WORK, idle).await;
-        let Some(record) = idle.map_err(Trouble::from)? else {
+        let Some(record) = idle.map_err(VolumeError::from)? else {
             return Ok(false);
         };
         volumes.unstage_held(&guard, record).await.map(|()| true)
@@ -149,7 +149,7 @@ impl Volumes {
         &self,
         guard: &Guard,
         record: &mut Record,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), VolumeError> {
         if !self.refused.has_lasted(&record.volume_id, self.forgotten_after) {
             return Ok(());
         }

@@ -1,11 +1,11 @@
 //! Tests of a volume's life on a node: against a fake real driver, through lost
 //! memory and, in `trouble`, absent drivers and refusals, in `forgotten` a kubelet
-//! that lost its. Those in `rooted` really mount, each in a mount namespace of its
+//! that lost its. Those in `privileged` really mount, each in a mount namespace of its
 //! own; without root they say so and pass.
 
+mod failures;
 mod forgotten;
-mod rooted;
-mod trouble;
+mod privileged;
 
 use std::path::PathBuf;
 

@@ -11,6 +11,7 @@ pub mod blocking;
 pub mod consumer;
 pub mod direct;
 pub mod driver;
+pub mod error;
 #[cfg(test)]
 mod fake;
 pub mod forgotten;
@@ -25,6 +26,5 @@ pub mod publication;
 pub mod registry;
 pub mod secrets;
 pub mod state;
-pub mod trouble;
 pub mod upkeep;
 pub mod volume;

@@ -7,9 +7,9 @@ use super::{
     consumer::Consumer,
     direct::Publication,
     driver::Place,
+    error::VolumeError,
     mounts,
     state::{Record, Target},
-    trouble::Trouble,
     volume::{QUICK_WORK, SLOW_WORK, Stage, StageError, Volumes},
 };
 use crate::{
@@ -43,7 +43,7 @@ pub struct Unpublish {
 pub enum PublishError {
     /// What may go wrong anywhere.
     #[error(transparent)]
-    Trouble(Trouble),
+    VolumeError(VolumeError),
     /// It had to be staged again, and that failed.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -73,7 +73,7 @@ pub enum PublishError {
 pub enum UnpublishError {
     /// What may go wrong anywhere.
     #[error(transparent)]
-    Trouble(Trouble),
+    VolumeError(VolumeError),
     /// Nobody remembers what is mounted there.
     #[error(
         "something is mounted at {} but this node has no record of volume {volume_id}: \
@@ -88,15 +88,15 @@ pub enum UnpublishError {
     },
 }
 
-impl<E: Into<Trouble>> From<E> for PublishError {
+impl<E: Into<VolumeError>> From<E> for PublishError {
     fn from(error: E) -> Self {
-        Self::Trouble(error.into())
+        Self::VolumeError(error.into())
     }
 }
 
-impl<E: Into<Trouble>> From<E> for UnpublishError {
+impl<E: Into<VolumeError>> From<E> for UnpublishError {
     fn from(error: E) -> Self {
-        Self::Trouble(error.into())
+        Self::VolumeError(error.into())
     }
 }
 
@@ -106,7 +106,7 @@ impl Volumes {
         let guard = self
             .in_flight
             .enter(&wish.stage.volume_id)
-            .map_err(Trouble::from)?;
+            .map_err(VolumeError::from)?;
         let mut record = self.staged(&guard, &wish.stage).await?;
         let is_there = self.is_published(&guard, &wish.target).await?;
         let asked = Target {
@@ -150,7 +150,7 @@ impl Volumes {
 
     /// Takes a volume away from a target, and the target with it.
     pub async fn unpublish(&self, wish: Unpublish) -> Result<(), UnpublishError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
+        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
         let Some(mut record) = self.load(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_published(&guard, wish).await;
         };
@@ -173,7 +173,9 @@ impl Volumes {
                 let staging = wish.staging.clone();
                 let what = format!("making {}", staging.display());
                 let made = guard.block(what, QUICK_WORK, move || mounts::make_dirs(&staging));
-                made.await.map_err(Trouble::from)?.map_err(Trouble::from)?;
+                made.await
+                    .map_err(VolumeError::from)?
+                    .map_err(VolumeError::from)?;
                 Ok(self.stage_held(guard, other, wish).await?)
             }
         }
@@ -204,7 +206,12 @@ impl Volumes {
         Ok(())
     }
 
-    async fn publish_recorded(&self, guard: &Guard, record: &Record, wish: &Publish) -> Result<(), Trouble> {
+    async fn publish_recorded(
+        &self,
+        guard: &Guard,
+        record: &Record,
+        wish: &Publish,
+    ) -> Result<(), VolumeError> {
         let (volume, flags) = (&record.data_path, &wish.stage.access.mount_flags);
         if let RealSource::Csi(real) = &volume.source {
             let driver = self.drivers.reach(&real.driver).await?;
@@ -246,7 +253,7 @@ impl Volumes {
         guard: &Guard,
         record: &mut Record,
         target: &Path,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), VolumeError> {
         let taken = async {
             match &record.data_path.source {
                 RealSource::Csi(real) => self.unpublish_real(guard, record, real, target).await?,
@@ -261,7 +268,7 @@ impl Volumes {
         Ok(())
     }
 
-    async fn remove_point(&self, guard: &Guard, target: PathBuf) -> Result<(), Trouble> {
+    async fn remove_point(&self, guard: &Guard, target: PathBuf) -> Result<(), VolumeError> {
         let what = format!("removing {}", target.display());
         let removed = guard.block(what, SLOW_WORK, move || mounts::remove_point(&target));
         Ok(removed.await??)
@@ -273,12 +280,12 @@ impl Volumes {
         record: &Record,
         real: &CsiSource,
         target: &Path,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), VolumeError> {
         let asked = async {
             let driver = self.drivers.reach(&real.driver).await?;
             driver.unpublish(&real.handle, target).await
         };
-        let Err(trouble) = asked.await.map_err(Trouble::from) else {
+        let Err(trouble) = asked.await.map_err(VolumeError::from) else {
             return Ok(());
         };
         let excused = trouble.is_absent_driver() || trouble.is_unknown_volume();

@@ -10,8 +10,8 @@ use nix::sys::statvfs::statvfs;
 
 use super::{
     driver::{Place, Unit, Usage},
+    error::VolumeError,
     state::Record,
-    trouble::Trouble,
     volume::{QUICK_WORK, Volumes},
 };
 use crate::volume::{Guard, RealSource, VolumeMode};
@@ -30,7 +30,7 @@ pub struct InUse {
 pub enum UpkeepError {
     /// What may go wrong anywhere.
     #[error(transparent)]
-    Trouble(Trouble),
+    VolumeError(VolumeError),
     /// It is not on this node.
     #[error("volume {0} is not staged on this node")]
     NoVolume(String),
@@ -52,9 +52,9 @@ pub enum UpkeepError {
     },
 }
 
-impl<E: Into<Trouble>> From<E> for UpkeepError {
+impl<E: Into<VolumeError>> From<E> for UpkeepError {
     fn from(error: E) -> Self {
-        Self::Trouble(error.into())
+        Self::VolumeError(error.into())
     }
 }
 
@@ -64,7 +64,7 @@ impl Volumes {
         // Apart from the volume's own operations, which do not disturb it; but not
         // twice at once: on a dead mount the first one is still waiting.
         let key = format!("{} (its usage)", asked.volume_id);
-        let guard = self.in_flight.enter(&key).map_err(Trouble::from)?;
+        let guard = self.in_flight.enter(&key).map_err(VolumeError::from)?;
         let record = self.in_use(&guard, &asked).await?;
         if let RealSource::Csi(real) = &record.data_path.source {
             let driver = self.drivers.reach(&real.driver).await?;
@@ -92,7 +92,10 @@ impl Volumes {
     /// Lets the driver of a volume that has grown grow what is on it. The new size
     /// is `None` when there was nothing to do on the node.
     pub async fn expand(&self, asked: InUse, size: (i64, i64)) -> Result<Option<i64>, UpkeepError> {
-        let guard = self.in_flight.enter(&asked.volume_id).map_err(Trouble::from)?;
+        let guard = self
+            .in_flight
+            .enter(&asked.volume_id)
+            .map_err(VolumeError::from)?;
         let record = self.in_use(&guard, &asked).await?;
         let RealSource::Csi(real) = &record.data_path.source else {
             return Ok(None);

@@ -12,10 +12,10 @@ use super::{
     access::Access,
     direct::Direct,
     driver::Drivers,
+    error::VolumeError,
     forgotten::Refused,
     mounts::{self, MountError},
     state::{Record, State, StateError, boot_id},
-    trouble::Trouble,
 };
 use crate::{
     observe::crash::{self, Step},
@@ -69,7 +69,7 @@ pub struct Unstage {
 pub enum StageError {
     /// What may go wrong anywhere.
     #[error(transparent)]
-    Trouble(Trouble),
+    VolumeError(VolumeError),
     /// A device was asked for and there is a file system, or the other way round.
     #[error("volume {volume_id} is a {found:?} volume and cannot be used as {wanted:?}")]
     VolumeMode {
@@ -104,7 +104,7 @@ pub enum StageError {
 pub enum UnstageError {
     /// What may go wrong anywhere.
     #[error(transparent)]
-    Trouble(Trouble),
+    VolumeError(VolumeError),
     /// A pod still has it.
     #[error(
         "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
@@ -131,15 +131,15 @@ pub enum UnstageError {
     },
 }
 
-impl<E: Into<Trouble>> From<E> for StageError {
+impl<E: Into<VolumeError>> From<E> for StageError {
     fn from(error: E) -> Self {
-        Self::Trouble(error.into())
+        Self::VolumeError(error.into())
     }
 }
 
-impl<E: Into<Trouble>> From<E> for UnstageError {
+impl<E: Into<VolumeError>> From<E> for UnstageError {
     fn from(error: E) -> Self {
-        Self::Trouble(error.into())
+        Self::VolumeError(error.into())
     }
 }
 
@@ -165,14 +165,14 @@ impl Volumes {
 
     /// Makes a volume ready for the pods of this node.
     pub async fn stage(&self, wish: Stage) -> Result<(), StageError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
+        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
         let record = self.load(&guard, &wish.volume_id).await?;
         self.stage_held(&guard, record, &wish).await.map(drop)
     }
 
     /// Takes a volume off this node.
     pub async fn unstage(&self, wish: Unstage) -> Result<(), UnstageError> {
-        let guard = self.in_flight.enter(&wish.volume_id).map_err(Trouble::from)?;
+        let guard = self.in_flight.enter(&wish.volume_id).map_err(VolumeError::from)?;
         let Some(mut record) = self.recall(&guard, &wish.volume_id).await? else {
             return self.expect_nothing_staged(&guard, wish).await;
         };
@@ -236,7 +236,12 @@ impl Volumes {
         }
     }
 
-    async fn stage_recorded(&self, guard: &Guard, record: &mut Record, wish: &Stage) -> Result<(), Trouble> {
+    async fn stage_recorded(
+        &self,
+        guard: &Guard,
+        record: &mut Record,
+        wish: &Stage,
+    ) -> Result<(), VolumeError> {
         let (volume, staging) = (&wish.data_path, &wish.staging);
         if let RealSource::Csi(real) = &volume.source {
             let driver = self.drivers.reach(&real.driver).await?;
@@ -249,7 +254,7 @@ impl Volumes {
             let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging.clone());
             let what = format!("staging volume {}", wish.volume_id);
             let stage = move || direct.stage(&volume, &staging);
-            let staged = async { Ok::<_, Trouble>(guard.block(what, SLOW_WORK, stage).await??) };
+            let staged = async { Ok::<_, VolumeError>(guard.block(what, SLOW_WORK, stage).await??) };
             crash::around(Step::NodeStage, staged).await?;
         }
         Ok(())
@@ -287,7 +292,12 @@ impl Volumes {
         Record::new(id, staging, wish.data_path.clone(), self.boot_id.clone())
     }
 
-    async fn unstage_real(&self, guard: &Guard, record: &Record, real: &CsiSource) -> Result<(), Trouble> {
+    async fn unstage_real(
+        &self,
+        guard: &Guard,
+        record: &Record,
+        real: &CsiSource,
+    ) -> Result<(), VolumeError> {
         if !record.stage_delegated {
             return Ok(());
         }
@@ -295,7 +305,7 @@ impl Volumes {
             let driver = self.drivers.reach(&real.driver).await?;
             driver.unstage(&real.handle, &record.staging_path).await
         };
-        let Err(trouble) = asked.await.map_err(Trouble::from) else {
+        let Err(trouble) = asked.await.map_err(VolumeError::from) else {
             return Ok(());
         };
         let nothing_left = match record.data_path.volume_mode {
@@ -321,7 +331,7 @@ impl Volumes {
     }
 
     /// Whether taking the record away would leave something behind.
-    async fn is_in_use(&self, guard: &Guard, record: &Record) -> Result<bool, Trouble> {
+    async fn is_in_use(&self, guard: &Guard, record: &Record) -> Result<bool, VolumeError> {
         let device_may_be_mapped =
             record.stage_delegated && record.data_path.volume_mode == VolumeMode::Block;
         if device_may_be_mapped || self.is_used(guard, &record.staging_path).await? {
@@ -340,13 +350,13 @@ impl Volumes {
 /// async threads and with the volume held.
 impl Volumes {
     /// What is on record of a volume that somebody wants to use or to give back.
-    pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
+    pub(super) async fn load(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, VolumeError> {
         self.refused.clear(volume_id);
         self.recall(guard, volume_id).await
     }
 
     /// What is on record of a volume that somebody calls for.
-    async fn recall(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, Trouble> {
+    async fn recall(&self, guard: &Guard, volume_id: &str) -> Result<Option<Record>, VolumeError> {
         let (state, volume_id) = (self.state.clone(), volume_id.to_owned());
         let what = format!("reading the record of volume {volume_id}");
         let load = move || {
@@ -356,7 +366,7 @@ impl Volumes {
         Ok(guard.block(what, QUICK_WORK, load).await??)
     }
 
-    pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), Trouble> {
+    pub(super) async fn save(&self, guard: &Guard, record: &Record) -> Result<(), VolumeError> {
         let (state, record) = (self.state.clone(), record.clone());
         let what = format!("writing the record of volume {}", record.volume_id);
         let saved = async {
@@ -367,7 +377,7 @@ impl Volumes {
         crash::around(Step::RecordWrite, saved).await
     }
 
-    pub(super) async fn forget(&self, guard: &Guard, volume_id: String) -> Result<(), Trouble> {
+    pub(super) async fn forget(&self, guard: &Guard, volume_id: String) -> Result<(), VolumeError> {
         self.refused.clear(&volume_id);
         let state = self.state.clone();
         let what = format!("removing the record of volume {volume_id}");
@@ -379,15 +389,15 @@ impl Volumes {
         crash::around(Step::RecordRemove, removed).await
     }
 
-    pub(super) async fn is_published(&self, guard: &Guard, target: &Path) -> Result<bool, Trouble> {
+    pub(super) async fn is_published(&self, guard: &Guard, target: &Path) -> Result<bool, VolumeError> {
         self.look(guard, target, mounts::is_published).await
     }
 
-    pub(super) async fn is_used(&self, guard: &Guard, path: &Path) -> Result<bool, Trouble> {
+    pub(super) async fn is_used(&self, guard: &Guard, path: &Path) -> Result<bool, VolumeError> {
         self.look(guard, path, mounts::is_used).await
     }
 
-    pub(super) async fn unmount(&self, guard: &Guard, path: &Path) -> Result<(), Trouble> {
+    pub(super) async fn unmount(&self, guard: &Guard, path: &Path) -> Result<(), VolumeError> {
         let path = path.to_owned();
         let what = format!("unmounting {}", path.display());
         Ok(guard
@@ -400,7 +410,7 @@ impl Volumes {
         guard: &Guard,
         path: &Path,
         question: fn(&Path) -> Result<bool, MountError>,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, VolumeError> {
         let path = path.to_owned();
         let what = format!("looking at {}", path.display());
         Ok(guard.block(what, QUICK_WORK, move || question(&path)).await??)

@@ -107,7 +107,7 @@ fn outer_name(id: &VolumeId, node: &str) -> String {
 
 impl Rounds for Attachments<'_> {
     const NAME: &'static str = "attachments";
-    const REST: Duration = Duration::from_mins(1);
+    const RESYNC: Duration = Duration::from_mins(1);
 
     fn grace(&self) -> Option<Duration> {
         Some(self.grace)
@@ -115,7 +115,7 @@ impl Rounds for Attachments<'_> {
 
     /// None: an attachment is made after, and removed before, the one it serves,
     /// so for a moment it may well be alone.
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         Vec::new()
     }
 

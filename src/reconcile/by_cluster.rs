@@ -30,12 +30,12 @@ pub(super) async fn drive_each<R: Rounds>(
     make: impl Fn(ClusterId) -> R,
     metrics: &Metrics,
 ) {
-    let mut signs = [registry.news(), watched.volumes.version()];
+    let mut triggers = [registry.changes(), watched.volumes.version()];
     let mut ends: BTreeMap<ClusterId, DropGuard> = BTreeMap::new();
     let mut running = FuturesUnordered::new();
     loop {
-        for sign in &mut signs {
-            sign.mark_unchanged();
+        for trigger in &mut triggers {
+            trigger.mark_unchanged();
         }
         let clusters = clusters(home, registry, watched);
         ends.retain(|id, _| clusters.contains(id));
@@ -50,7 +50,7 @@ pub(super) async fn drive_each<R: Rounds>(
                 });
             }
         }
-        let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+        let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
         let news = async {
             let _changed = select_all(changes).await;
             time::sleep(SETTLE).await;
@@ -94,9 +94,9 @@ mod tests {
 
     impl Rounds for Noting<'_> {
         const NAME: &'static str = "noting";
-        const REST: Duration = Duration::from_secs(1);
+        const RESYNC: Duration = Duration::from_secs(1);
 
-        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        fn triggers(&self) -> Vec<watch::Receiver<u64>> {
             Vec::new()
         }
 
@@ -116,7 +116,7 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        let silent = || Link::Silent("no route".into());
+        let silent = || Link::Unreachable("no route".into());
         let registry = Registry::fixed([
             (Declared::plain("slow"), silent()),
             (Declared::plain("quick"), silent()),

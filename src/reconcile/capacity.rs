@@ -171,7 +171,7 @@ impl<'a> Capacities<'a> {
 
 impl Rounds for Capacities<'_> {
     const NAME: &'static str = "capacity";
-    const REST: Duration = Duration::from_mins(1);
+    const RESYNC: Duration = Duration::from_mins(1);
 
     /// When the next refusal counts no more: nobody tells that either.
     fn due(&self) -> Option<Duration> {
@@ -185,7 +185,7 @@ impl Rounds for Capacities<'_> {
         Some(Duration::from_secs((ends - now).unsigned_abs()))
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
         vec![
             views.classes.version(),
@@ -196,7 +196,7 @@ impl Rounds for Capacities<'_> {
             self.watched.volumes.version(),
             self.refusals.version(),
             self.shown.version(),
-            self.registry.news(),
+            self.registry.changes(),
         ]
     }
 
@@ -347,7 +347,7 @@ impl There {
             Ok(_) => Look::Blind,
             Err(Unreachable::Connecting { .. }) => Look::Nothing(Room::Unlimited),
             // Pods that need a volume had better go elsewhere.
-            Err(Unreachable::Silent { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
+            Err(Unreachable::NoAnswer { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
                 Look::Nothing(Room::Zero)
             }
         };

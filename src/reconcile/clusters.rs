@@ -223,7 +223,7 @@ fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport 
     };
     match remote.link() {
         Link::Connecting(why) => report.message = why,
-        Link::Silent(why) => (report.state, report.message) = (State::Unreachable, why),
+        Link::Unreachable(why) => (report.state, report.message) = (State::Unreachable, why),
         Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
         Link::Up(connected) => {
             report.state = State::Ready;
@@ -302,11 +302,11 @@ fn volumes_by_cluster(watched: &Watched, home: &ClusterId) -> HashMap<ClusterId,
 
 impl Rounds for Clusters<'_> {
     const NAME: &'static str = "clusters";
-    const REST: Duration = Duration::from_mins(1);
+    const RESYNC: Duration = Duration::from_mins(1);
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
-            self.registry.news(),
+            self.registry.changes(),
             self.watched.volumes.version(),
             self.home.views().nodes.version(),
             self.home.views().classes.version(),

@@ -5,8 +5,8 @@
 
 mod condition;
 mod due;
-mod patient;
 mod telling;
+mod volume_status;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use tokio::{sync::watch, time::Instant};
 use self::{
     condition::{Condition, diagnose, note, prospects},
     due::{Census, Due, Scope},
-    patient::Patient,
+    volume_status::VolumeStatus,
 };
 use super::{
     Metrics, Reports,
@@ -42,14 +42,14 @@ const LONGEST_LIST: Duration = Duration::from_mins(1);
 /// A cluster that takes so long for one twin is not asked for the next in the same round.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// What is to be done in a round, by who needs it.
+/// The volumes of a round, by what they need.
 #[derive(Default)]
-struct Ward {
-    well: Vec<Patient>,
+struct ByNeed {
+    healthy: Vec<VolumeStatus>,
     /// Twins that are not bound yet.
-    waiting: Vec<Patient>,
-    ill: Vec<Patient>,
-    left_behind: Vec<Patient>,
+    waiting: Vec<VolumeStatus>,
+    unhealthy: Vec<VolumeStatus>,
+    left_behind: Vec<VolumeStatus>,
 }
 
 /// The loop that looks after volumes.
@@ -122,7 +122,7 @@ impl<'a> Health<'a> {
     }
 
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
-    fn examine(&self, volume: VirtualVolume) -> Option<Patient> {
+    fn examine(&self, volume: VirtualVolume) -> Option<VolumeStatus> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = VolumeId {
             cluster: volume.cluster.clone(),
@@ -140,7 +140,7 @@ impl<'a> Health<'a> {
         };
         let Ok(site) = site else {
             let ending = diagnose(&volume, claim.as_deref(), true, None) == Condition::Ending;
-            return Some(Patient {
+            return Some(VolumeStatus {
                 condition: if ending {
                     Condition::Ending
                 } else {
@@ -170,7 +170,7 @@ impl<'a> Health<'a> {
         } else if *view.version().borrow() == 0 {
             return None;
         }
-        Some(Patient {
+        Some(VolumeStatus {
             condition,
             is_remote: remote,
             is_outdated,
@@ -183,22 +183,25 @@ impl<'a> Health<'a> {
 
     /// A twin that cannot be watched is read by itself, if at least that is allowed. If it
     /// is not, whatever may become of the twin, its data is kept.
-    async fn read(&self, mut patient: Patient) -> Patient {
-        let Ok(site) = &patient.site else { return patient };
-        let volume = &patient.volume;
+    async fn read(&self, mut volume_status: VolumeStatus) -> VolumeStatus {
+        let Ok(site) = &volume_status.site else {
+            return volume_status;
+        };
+        let volume = &volume_status.volume;
         let error = match site.twins().get(site.name()).await {
             Ok(found) => {
                 let twin = found.as_ref().and_then(slim::twin);
                 let twin = twin.filter(|twin| twin.volume == volume.volume).map(Arc::new);
                 let remote = site.remote_cluster().is_some();
-                patient.condition = diagnose(volume, patient.claim.as_deref(), remote, twin.as_deref());
-                patient.twin = twin;
-                return patient;
+                volume_status.condition =
+                    diagnose(volume, volume_status.claim.as_deref(), remote, twin.as_deref());
+                volume_status.twin = twin;
+                return volume_status;
             }
             Err(error) => error,
         };
         let kept = if error.is_forbidden() {
-            let kept = recovery::keep_unread(site, volume, patient.twin.as_deref(), &error).await;
+            let kept = recovery::keep_unread(site, volume, volume_status.twin.as_deref(), &error).await;
             match kept {
                 Ok(Rescue::Kept { real, .. }) => format!(
                     ". Its PersistentVolume {real} there is retained until they are, so its data stays whatever becomes \
@@ -217,18 +220,18 @@ impl<'a> Health<'a> {
             site.namespace(),
             site.cluster_name()
         );
-        patient.site = Err(why);
-        patient
+        volume_status.site = Err(why);
+        volume_status
     }
 
     /// What a healthy volume needs, seldom anything. Returns the key of its twin in `settled`
     /// when there is nothing more to see to.
-    async fn maintain(&self, patient: &Patient) -> Result<Option<(String, bool)>, ApiError> {
-        let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
+    async fn maintain(&self, volume_status: &VolumeStatus) -> Result<Option<(String, bool)>, ApiError> {
+        let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
             return Ok(None);
         };
-        let volume = &patient.volume;
-        if let (Some(claim), Some(mark)) = (&patient.claim, &volume.claim)
+        let volume = &volume_status.volume;
+        if let (Some(claim), Some(mark)) = (&volume_status.claim, &volume.claim)
             && claim.carried != twin.carried
         {
             Box::pin(sync(site, &volume.volume, mark)).await?;
@@ -284,17 +287,19 @@ impl<'a> Health<'a> {
         Box::pin(retention::follow(site, volume, name)).await
     }
 
-    async fn treat(&mut self, patient: &Patient) -> Result<(), ApiError> {
-        let (volume, condition) = (&patient.volume, patient.condition);
-        let site = match &patient.site {
+    async fn repair(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
+        let (volume, condition) = (&volume_status.volume, volume_status.condition);
+        let site = match &volume_status.site {
             Ok(site) => site,
             Err(why) => {
                 let note = format!("nothing can be told of the twin of this volume: {why}");
-                return self.tell(patient, &note).await;
+                return self.tell(volume_status, &note).await;
             }
         };
         let rescue = match condition {
-            Condition::Terminating => Box::pin(recovery::rescue(site, volume, patient.twin.as_deref())).await,
+            Condition::Terminating => {
+                Box::pin(recovery::rescue(site, volume, volume_status.twin.as_deref())).await
+            }
             Condition::Vanished => Box::pin(recovery::restore(site, volume)).await,
             Condition::Returning => Box::pin(recovery::reunite(site, volume)).await,
             Condition::Lost => Ok(Rescue::Hopeless),
@@ -316,16 +321,18 @@ impl<'a> Health<'a> {
         };
         if worth_telling {
             let note = note(site, volume, condition, rescue.as_ref());
-            let told = self.tell(patient, &note).await;
+            let told = self.tell(volume_status, &note).await;
             return rescue.map(drop).and(told);
         }
         rescue.map(drop)
     }
 
     /// A twin that is not bound yet: what its cluster says about it, if it complains.
-    async fn await_bound(&mut self, patient: &Patient) -> Result<(), ApiError> {
-        let Ok(site) = &patient.site else { return Ok(()) };
-        let owner = site.owner(&patient.volume.volume);
+    async fn await_bound(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
+        let Ok(site) = &volume_status.site else {
+            return Ok(());
+        };
+        let owner = site.owner(&volume_status.volume.volume);
         let found = site.twins().get(site.name()).await?;
         let Some(twin) = found.filter(|twin| owner.recognise(twin.labels(), twin.annotations()).is_ok())
         else {
@@ -335,36 +342,39 @@ impl<'a> Health<'a> {
         let place = format!("the twin {} in the cluster {}", site.place(), site.cluster_name());
         let Some(why) = why else {
             let note = format!("{place} is bound when its pod arrives there");
-            return self.mirror(patient, &note).await;
+            return self.mirror(volume_status, &note).await;
         };
-        self.tell(patient, &format!("{place} is not bound: {why}")).await
+        self.tell(volume_status, &format!("{place} is not bound: {why}"))
+            .await
     }
 
     /// Examines the volumes, counts, and says who needs what.
-    async fn admit(&mut self) -> Ward {
-        let mut ward = Ward::default();
+    async fn examine_all(&mut self) -> ByNeed {
+        let mut by_need = ByNeed::default();
         let mut silent = HashSet::new();
         for volume in self.volumes() {
             let name = volume.name.clone();
-            let Some(mut patient) = self.examine(volume) else {
+            let Some(mut volume_status) = self.examine(volume) else {
                 self.census.note(&name, None);
                 continue;
             };
-            let cluster = patient.volume.cluster.clone();
-            if patient.has_to_be_read() && !silent.contains(&cluster) {
+            let cluster = volume_status.volume.cluster.clone();
+            if volume_status.has_to_be_read() && !silent.contains(&cluster) {
                 let began = Instant::now();
-                patient = Box::pin(self.read(patient)).await;
+                volume_status = Box::pin(self.read(volume_status)).await;
                 if began.elapsed() >= SLOW {
                     silent.insert(cluster);
                 }
             }
-            self.census.note(&name, Some(patient.condition));
-            match patient.condition {
-                Condition::Healthy => ward.well.push(patient),
-                Condition::Waiting => ward.waiting.push(patient),
-                Condition::Ending if patient.is_left_behind() => ward.left_behind.push(patient),
+            self.census.note(&name, Some(volume_status.condition));
+            match volume_status.condition {
+                Condition::Healthy => by_need.healthy.push(volume_status),
+                Condition::Waiting => by_need.waiting.push(volume_status),
+                Condition::Ending if volume_status.is_left_behind() => {
+                    by_need.left_behind.push(volume_status);
+                }
                 Condition::Ending => {}
-                _ => ward.ill.push(patient),
+                _ => by_need.unhealthy.push(volume_status),
             }
         }
         for condition in Condition::ALL {
@@ -372,48 +382,51 @@ impl<'a> Health<'a> {
             let cluster = self.only.as_ref().unwrap_or(self.home.id());
             self.metrics.volumes(cluster, condition.name(), count);
         }
-        ward
+        by_need
     }
 
     /// Data first. Who does not answer for one volume is not asked for the next, or
     /// the volumes of one cluster would keep those of all others waiting.
-    async fn treat_all(&mut self, ward: &Ward) -> Result<(), ApiError> {
+    async fn repair_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
         let mut outcome = Ok(());
         let mut silent = HashSet::new();
-        for patient in ward.ill.iter().chain(&ward.waiting) {
-            let cluster = &patient.volume.cluster;
+        for volume_status in by_need.unhealthy.iter().chain(&by_need.waiting) {
+            let cluster = &volume_status.volume.cluster;
             if silent.contains(cluster) {
                 continue;
             }
-            let done = if patient.condition == Condition::Waiting {
-                self.await_bound(patient).await
+            let done = if volume_status.condition == Condition::Waiting {
+                self.await_bound(volume_status).await
             } else {
-                self.treat(patient).await
+                self.repair(volume_status).await
             };
             let lost = done.as_ref().is_err_and(ApiError::is_transient);
-            if lost && patient.is_remote {
+            if lost && volume_status.is_remote {
                 silent.insert(cluster.clone());
             }
-            outcome = outcome.and(patient.alone(done));
+            outcome = outcome.and(volume_status.alone(done));
         }
         outcome
     }
 
-    async fn maintain_all(&mut self, ward: &Ward) -> Result<(), ApiError> {
+    async fn maintain_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
         let this = &*self;
         let settled = std::sync::Mutex::new(HashSet::new());
-        let maintained = each(ward.well.iter().chain(&ward.waiting), async |patient| {
-            let key = this.maintain(patient).await;
-            if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
-                settled.insert(key.clone());
-            }
-            let mut done = key.map(|_| ());
-            if patient.condition == Condition::Healthy && patient.is_remote {
-                // People are told how it is, whatever cannot be seen to.
-                done = done.and(this.show(patient).await);
-            }
-            patient.alone(done)
-        })
+        let maintained = each(
+            by_need.healthy.iter().chain(&by_need.waiting),
+            async |volume_status| {
+                let key = this.maintain(volume_status).await;
+                if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
+                    settled.insert(key.clone());
+                }
+                let mut done = key.map(|_| ());
+                if volume_status.condition == Condition::Healthy && volume_status.is_remote {
+                    // People are told how it is, whatever cannot be seen to.
+                    done = done.and(this.show(volume_status).await);
+                }
+                volume_status.alone(done)
+            },
+        )
         .await;
         self.settled = settled.into_inner().unwrap_or_default();
         maintained
@@ -422,35 +435,39 @@ impl<'a> Health<'a> {
 
 impl Rounds for Health<'_> {
     const NAME: &'static str = "health";
-    const REST: Duration = Duration::from_secs(30);
+    const RESYNC: Duration = Duration::from_secs(30);
 
     fn due(&self) -> Option<Duration> {
         self.due.as_ref().map(Due::left)
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
         vec![
             views.twins.version(),
             views.volumes.version(),
             self.watched.volumes.version(),
             self.watched.claims.version(),
-            self.registry.news(),
+            self.registry.changes(),
         ]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let ward = self.admit().await;
-        let treated = self.treat_all(&ward).await;
-        for patient in &ward.well {
-            if let Some(claim) = &patient.volume.claim {
+        let by_need = self.examine_all().await;
+        let treated = self.repair_all(&by_need).await;
+        for volume_status in &by_need.healthy {
+            if let Some(claim) = &volume_status.volume.claim {
                 self.recovered(claim).await;
             }
         }
-        let maintained = self.maintain_all(&ward).await;
-        let released = each(&ward.left_behind, async |patient| match &patient.site {
-            Ok(site) => patient.alone(Box::pin(recovery::release(site, &patient.volume)).await),
-            Err(_) => Ok(()),
+        let maintained = self.maintain_all(&by_need).await;
+        let released = each(&by_need.left_behind, async |volume_status| {
+            match &volume_status.site {
+                Ok(site) => {
+                    volume_status.alone(Box::pin(recovery::release(site, &volume_status.volume)).await)
+                }
+                Err(_) => Ok(()),
+            }
         })
         .await;
         let outcome = treated.and(maintained).and(released);

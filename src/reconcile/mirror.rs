@@ -16,13 +16,13 @@ use crate::{
 };
 
 /// What is to be told.
-pub(super) struct Told<'a> {
+pub(super) struct TwinCondition<'a> {
     pub(super) status: &'a str,
     pub(super) reason: &'a str,
     pub(super) message: &'a str,
 }
 
-impl Told<'_> {
+impl TwinCondition<'_> {
     fn digest(&self) -> String {
         digest(16, [self.status, self.reason, self.message])
     }
@@ -36,7 +36,7 @@ pub(super) fn said(claim: &PersistentVolumeClaim) -> String {
         .flat_map(|status| status.conditions.iter().flatten());
     let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
     ours.map_or_else(String::new, |one| {
-        let told = Told {
+        let told = TwinCondition {
             status: &one.status,
             reason: one.reason.as_deref().unwrap_or_default(),
             message: one.message.as_deref().unwrap_or_default(),
@@ -50,7 +50,7 @@ pub(super) async fn condition(
     home: &Cluster,
     seen: &Claim,
     mark: &ClaimMark,
-    told: &Told<'_>,
+    told: &TwinCondition<'_>,
 ) -> Result<(), ApiError> {
     if seen.said == told.digest() {
         return Ok(());

@@ -107,7 +107,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
         ),
         drive(Capacities::new(home, registry, &watched, settings), metrics),
         drive(
-            unserved::Told::new(home, registry, &watched, settings, reports()),
+            unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             metrics
         ),
         drive(Pinned::new(home, &watched, events), metrics),

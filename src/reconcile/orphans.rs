@@ -41,7 +41,7 @@ const DELETED: Duration = Duration::from_secs(30);
 
 /// What a twin without a PV of its volume looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Look {
+enum OrphanState {
     /// On its way to its user.
     InTheMaking,
     /// Nobody was given it, and nobody will be.
@@ -52,7 +52,7 @@ enum Look {
     GivenAway,
 }
 
-impl Look {
+impl OrphanState {
     const REPORTED: [Self; 2] = [Self::Unclaimed, Self::GivenAway];
 
     fn reason(self) -> &'static str {
@@ -91,14 +91,14 @@ struct Alone {
     is_served_elsewhere: bool,
 }
 
-fn look(handed_over: bool, deleting: bool, origin: Origin) -> Look {
+fn classify(handed_over: bool, deleting: bool, origin: Origin) -> OrphanState {
     match (handed_over, origin) {
         // Somebody deletes what was reported to them: our finalizer is not to be in the way.
-        (true, _) | (_, Origin::Unknown) if deleting => Look::Collectable,
-        (true, _) => Look::GivenAway,
-        (false, Origin::Live) => Look::InTheMaking,
-        (false, Origin::Gone) => Look::Collectable,
-        (false, Origin::Unknown) => Look::Unclaimed,
+        (true, _) | (_, Origin::Unknown) if deleting => OrphanState::Collectable,
+        (true, _) => OrphanState::GivenAway,
+        (false, Origin::Live) => OrphanState::InTheMaking,
+        (false, Origin::Gone) => OrphanState::Collectable,
+        (false, Origin::Unknown) => OrphanState::Unclaimed,
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Orphans<'a> {
     /// The only cluster that is looked at; all of them if none is named.
     only: Option<ClusterId>,
     /// Since when a twin, by its uid, looks as it looks.
-    since: HashMap<String, (Look, Instant)>,
+    since: HashMap<String, (OrphanState, Instant)>,
 }
 
 impl<'a> Orphans<'a> {
@@ -153,11 +153,11 @@ impl<'a> Orphans<'a> {
     }
 
     /// Notes how a twin looks; true once it has for the grace period.
-    fn persists(&mut self, cluster: &Cluster, twin: &Twin, look: Look) -> bool {
+    fn persists(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) -> bool {
         let now = Instant::now();
-        let (known, since) = self.since.entry(twin.uid.clone()).or_insert((look, now));
-        if *known != look {
-            (*known, *since) = (look, now);
+        let (known, since) = self.since.entry(twin.uid.clone()).or_insert((state, now));
+        if *known != state {
+            (*known, *since) = (state, now);
         }
         let grace = if twin.deleting && cluster.id() == self.home.id() {
             self.grace.min(DELETED)
@@ -183,7 +183,7 @@ impl<'a> Orphans<'a> {
             Place::In(_) | Place::Unreadable => return Ok(()),
             Place::Nowhere => self.origin_now(&marks).await?,
         };
-        if look(marks.handed_over, deleting, origin) != Look::Collectable {
+        if classify(marks.handed_over, deleting, origin) != OrphanState::Collectable {
             return Ok(());
         }
         let nobody_had_it = !marks.handed_over && origin == Origin::Gone;
@@ -280,7 +280,7 @@ impl<'a> Orphans<'a> {
         })
     }
 
-    async fn report(&mut self, cluster: &Cluster, twin: &Twin, look: Look) {
+    async fn report(&mut self, cluster: &Cluster, twin: &Twin, state: OrphanState) {
         let on = ClaimMark {
             namespace: twin.namespace.clone(),
             name: twin.name.clone(),
@@ -295,7 +295,7 @@ impl<'a> Orphans<'a> {
              recover it by hand, or delete this claim: its own PersistentVolume is retained then, and its data goes when you set \
              the reclaim policy of that back to Delete",
             twin.volume,
-            look.reason(),
+            state.reason(),
             claim.as_deref().unwrap_or("<unknown>"),
         );
         if cluster.id() == self.home.id() {
@@ -343,14 +343,14 @@ impl<'a> Orphans<'a> {
 
 impl Rounds for Orphans<'_> {
     const NAME: &'static str = "orphans";
-    const REST: Duration = Duration::from_mins(1);
+    const RESYNC: Duration = Duration::from_mins(1);
 
     fn grace(&self) -> Option<Duration> {
         Some(self.grace)
     }
 
     /// None: what looks forgotten for a moment is on its way.
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         Vec::new()
     }
 
@@ -360,26 +360,26 @@ impl Rounds for Orphans<'_> {
         self.since.retain(|uid, _| uids.contains(uid.as_str()));
 
         let mut outcome = Ok(());
-        let mut reported: HashMap<Look, usize> = HashMap::new();
+        let mut reported: HashMap<OrphanState, usize> = HashMap::new();
         for it in &alone {
             let Alone { cluster, twin, .. } = it;
-            let look = look(twin.handed_over, twin.deleting, self.origin(it));
-            if !self.persists(cluster, twin, look) {
+            let state = classify(twin.handed_over, twin.deleting, self.origin(it));
+            if !self.persists(cluster, twin, state) {
                 continue;
             }
-            match look {
-                Look::InTheMaking => {}
-                Look::Collectable => outcome = outcome.and(self.collect(cluster, twin).await),
-                Look::Unclaimed | Look::GivenAway => {
-                    self.report(cluster, twin, look).await;
-                    *reported.entry(look).or_default() += 1;
+            match state {
+                OrphanState::InTheMaking => {}
+                OrphanState::Collectable => outcome = outcome.and(self.collect(cluster, twin).await),
+                OrphanState::Unclaimed | OrphanState::GivenAway => {
+                    self.report(cluster, twin, state).await;
+                    *reported.entry(state).or_default() += 1;
                 }
             }
         }
-        for look in Look::REPORTED {
-            let count = reported.get(&look).copied().unwrap_or_default();
+        for state in OrphanState::REPORTED {
+            let count = reported.get(&state).copied().unwrap_or_default();
             let cluster = self.only.as_ref().unwrap_or(self.home.id());
-            self.metrics.orphans(cluster, look.reason(), count);
+            self.metrics.orphans(cluster, state.reason(), count);
         }
         outcome
     }

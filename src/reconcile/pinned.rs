@@ -134,9 +134,9 @@ impl<'a> Pinned<'a> {
 impl Rounds for Pinned<'_> {
     const NAME: &'static str = "pinned";
     /// Claims whose pause is over make no sign.
-    const REST: Duration = Duration::from_secs(5);
+    const RESYNC: Duration = Duration::from_secs(5);
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
             self.watched.starting.version(),
             self.watched.claims.version(),

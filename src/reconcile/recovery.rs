@@ -26,8 +26,8 @@ use crate::{
     cluster::{ApiError, slim},
     observe::crash::{self, Step},
     twin::{
-        FINALIZER, Holder, Site, holder, holder_uid, is_bound_to, let_go, mark_holder, metadata,
-        reclaim_policy, retain,
+        FINALIZER, Holder, Site, holder, holder_uid, is_bound_to, mark_holder, metadata, reclaim_policy,
+        remove_finalizer, retain,
     },
     volume::{ClaimMark, Foreign, Marks, VolumeName},
 };
@@ -175,7 +175,7 @@ pub(super) async fn rescue(
         Real::Found(real) => real,
         Real::OutOfReach { real, why } if is_held(&twin) => return Ok(Rescue::Held { real, why }),
         Real::None | Real::OutOfReach { .. } => {
-            let_go(site.cluster(), &twin).await?;
+            remove_finalizer(site.cluster(), &twin).await?;
             return Ok(Rescue::Hopeless);
         }
         // The next round looks at what it has become.
@@ -190,7 +190,7 @@ pub(super) async fn rescue(
         }
         other => other?,
     }
-    match let_go(site.cluster(), &twin).await {
+    match remove_finalizer(site.cluster(), &twin).await {
         Err(error) if error.is_forbidden() => Ok(Rescue::Kept {
             real: real.name_any(),
             why: error.to_string(),
@@ -400,7 +400,7 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
         Real::Changed => return Ok(()),
     }
     if is_held(&twin) {
-        let_go(site.cluster(), &twin).await?;
+        remove_finalizer(site.cluster(), &twin).await?;
         tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
     }
     Ok(())

@@ -27,7 +27,7 @@ pub(super) trait Rounds {
     /// Its name in logs and metrics.
     const NAME: &'static str;
     /// How long it rests at most.
-    const REST: Duration;
+    const RESYNC: Duration;
 
     /// How long it waits before it acts on what it finds, if it does. To rest much longer
     /// than that would prolong it.
@@ -41,7 +41,7 @@ pub(super) trait Rounds {
     }
 
     /// Change whenever a round may find something to do.
-    fn signs(&self) -> Vec<watch::Receiver<u64>>;
+    fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 
     /// One round.
     async fn round(&mut self) -> Result<(), ApiError>;
@@ -49,11 +49,11 @@ pub(super) trait Rounds {
 
 /// Drives a loop for ever.
 pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
-    let mut signs = rounds.signs();
+    let mut triggers = rounds.triggers();
     let mut pause = FIRST_PAUSE;
     loop {
-        for sign in &mut signs {
-            sign.mark_unchanged();
+        for trigger in &mut triggers {
+            trigger.mark_unchanged();
         }
         let began = Instant::now();
         let outcome = time::timeout(LONGEST_ROUND, rounds.round()).await;
@@ -62,8 +62,8 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
             Ok(Ok(())) => {
                 pause = FIRST_PAUSE;
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
-                let at_most = at_most.unwrap_or(R::REST);
-                rest(&mut signs, at_most.clamp(SHORTEST_REST, R::REST)).await;
+                let at_most = at_most.unwrap_or(R::RESYNC);
+                rest(&mut triggers, at_most.clamp(SHORTEST_REST, R::RESYNC)).await;
             }
             failed => {
                 let why = match failed {
@@ -73,19 +73,19 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
                 tracing::warn!(name = R::NAME, %why, "a background round failed");
                 // Not at once, be it that the round itself makes what changes.
                 time::sleep(FIRST_PAUSE).await;
-                rest(&mut signs, pause).await;
+                rest(&mut triggers, pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
 }
 
-async fn rest(signs: &mut [watch::Receiver<u64>], at_most: Duration) {
-    if signs.is_empty() {
+async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration) {
+    if triggers.is_empty() {
         time::sleep(at_most).await;
         return;
     }
-    let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+    let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
     let _enough = time::timeout(at_most, select_all(changes)).await;
     time::sleep(SETTLE).await;
 }
@@ -125,15 +125,15 @@ mod tests {
 
     struct Counting {
         rounds: Arc<AtomicUsize>,
-        sign: watch::Receiver<u64>,
+        trigger: watch::Receiver<u64>,
     }
 
     impl Rounds for Counting {
         const NAME: &'static str = "counting";
-        const REST: Duration = Duration::from_hours(1);
+        const RESYNC: Duration = Duration::from_hours(1);
 
-        fn signs(&self) -> Vec<watch::Receiver<u64>> {
-            vec![self.sign.clone()]
+        fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+            vec![self.trigger.clone()]
         }
 
         async fn round(&mut self) -> Result<(), ApiError> {
@@ -144,11 +144,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_starts_a_round_and_so_does_time() {
-        let (sender, sign) = watch::channel(1);
+        let (sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let counting = Counting {
             rounds: Arc::clone(&rounds),
-            sign,
+            trigger,
         };
         let metrics = Metrics::default();
         let driven = drive(counting, &metrics);
@@ -161,7 +161,7 @@ mod tests {
             }
             time::sleep(settled).await;
             assert_eq!(rounds.load(Ordering::SeqCst), 2, "a burst is one round");
-            time::sleep(Counting::REST + settled).await;
+            time::sleep(Counting::RESYNC + settled).await;
             assert_eq!(rounds.load(Ordering::SeqCst), 3, "time passed");
         };
         tokio::select! {
@@ -175,14 +175,14 @@ mod tests {
 
     impl Rounds for Due {
         const NAME: &'static str = "due";
-        const REST: Duration = Duration::from_hours(1);
+        const RESYNC: Duration = Duration::from_hours(1);
 
         fn due(&self) -> Option<Duration> {
             Some(Duration::from_secs(10))
         }
 
-        fn signs(&self) -> Vec<watch::Receiver<u64>> {
-            self.0.signs()
+        fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+            self.0.triggers()
         }
 
         async fn round(&mut self) -> Result<(), ApiError> {
@@ -192,11 +192,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_due_is_not_waited_for_longer() {
-        let (_sender, sign) = watch::channel(1);
+        let (_sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let due = Due(Counting {
             rounds: Arc::clone(&rounds),
-            sign,
+            trigger,
         });
         let metrics = Metrics::default();
         tokio::select! {
@@ -210,10 +210,10 @@ mod tests {
 
     impl Rounds for Failing {
         const NAME: &'static str = "failing";
-        const REST: Duration = Duration::from_hours(1);
+        const RESYNC: Duration = Duration::from_hours(1);
 
-        fn signs(&self) -> Vec<watch::Receiver<u64>> {
-            self.0.signs()
+        fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+            self.0.triggers()
         }
 
         async fn round(&mut self) -> Result<(), ApiError> {
@@ -224,11 +224,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_is_seen_while_a_failure_is_slept_on() {
-        let (sender, sign) = watch::channel(1);
+        let (sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let failing = Failing(Counting {
             rounds: Arc::clone(&rounds),
-            sign,
+            trigger,
         });
         let metrics = Metrics::default();
         let watched = async {

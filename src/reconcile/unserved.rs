@@ -85,7 +85,7 @@ pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> 
 }
 
 /// The loop that tells claims.
-pub(super) struct Told<'a> {
+pub(super) struct MissingClasses<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
@@ -95,7 +95,7 @@ pub(super) struct Told<'a> {
     waiting: HashMap<String, Instant>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> MissingClasses<'a> {
     pub(super) fn new(
         home: &'a Cluster,
         registry: &'a Registry,
@@ -145,9 +145,9 @@ impl<'a> Told<'a> {
     }
 }
 
-impl Rounds for Told<'_> {
+impl Rounds for MissingClasses<'_> {
     const NAME: &'static str = "unserved";
-    const REST: Duration = Duration::from_mins(5);
+    const RESYNC: Duration = Duration::from_mins(5);
 
     fn due(&self) -> Option<Duration> {
         let left = self
@@ -157,11 +157,11 @@ impl Rounds for Told<'_> {
         left.filter(|left| !left.is_zero()).min()
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
             self.watched.claims.version(),
             self.home.views().classes.version(),
-            self.registry.news(),
+            self.registry.changes(),
         ]
     }
 

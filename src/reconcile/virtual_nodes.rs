@@ -20,7 +20,7 @@ use super::rounds::{Rounds, each};
 use crate::{
     cluster::{
         ApiError, Cluster,
-        registry::{Registry, Standing},
+        registry::{NodeKind, Registry},
         slim::CsiNode,
     },
     observe::crash::{self, Step},
@@ -52,23 +52,23 @@ impl<'a> VirtualNodes<'a> {
     fn deed(&self, node: &Node) -> Option<Deed> {
         let csi_node = self.home.views().csi_nodes.get(&node.name);
         match self.registry.behind(node) {
-            Standing::Virtual(remote) => {
+            NodeKind::Virtual(remote) => {
                 let marked = is_marked(node, &remote.id) && has_entry(csi_node.as_deref());
                 (!marked).then(|| Deed::Mark(remote.id.clone()))
             }
             // Whatever selects it: here kubelet says where the node is.
-            Standing::Real if node.has_driver() => {
+            NodeKind::Real if node.has_driver() => {
                 node.labels.contains_key(VIRTUAL_NODE).then_some(Deed::Unmark)
             }
             // A cluster that was not heard of yet is no reason to strip its nodes.
-            Standing::Real if self.registry.is_complete() => {
+            NodeKind::Real if self.registry.is_complete() => {
                 // The label alone may be its administrator's.
                 let ours = has_entry(csi_node.as_deref())
                     || (node.labels.contains_key(CLUSTER_KEY) && !node.labels.contains_key(NODE_KEY));
                 (ours && node.labels.contains_key(VIRTUAL_NODE)).then_some(Deed::Unmark)
             }
-            Standing::Real => None,
-            Standing::Disputed(clusters) => {
+            NodeKind::Real => None,
+            NodeKind::Disputed(clusters) => {
                 tracing::warn!(node = node.name, clusters, "several remote clusters claim a node");
                 None
             }
@@ -204,12 +204,12 @@ fn csi_node(node: &KubeNode) -> CSINode {
 
 impl Rounds for VirtualNodes<'_> {
     const NAME: &'static str = "virtual-nodes";
-    const REST: Duration = Duration::from_secs(30);
+    const RESYNC: Duration = Duration::from_secs(30);
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let views = self.home.views();
         vec![
-            self.registry.news(),
+            self.registry.changes(),
             views.nodes.version(),
             views.csi_nodes.version(),
         ]

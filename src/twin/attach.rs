@@ -18,9 +18,8 @@ use tokio::time::Instant;
 use super::{
     PublishError, UnpublishError,
     claimed::virtual_volume,
-    data_path, name_of,
+    data_path, name_of, observation,
     record::{self, twin_volume_in},
-    sight,
 };
 use crate::{
     cluster::{
@@ -65,7 +64,7 @@ pub async fn publish(
         );
         return Err(PublishError::Incapable(volume.clone(), what));
     }
-    if sight::node(home, node).await?.is_none() {
+    if observation::node(home, node).await?.is_none() {
         return Err(PublishError::NoNode {
             cluster: home.id().to_string(),
             node: node.to_owned(),
@@ -307,7 +306,7 @@ async fn attach_and_wait(
     deadline: Instant,
 ) -> Result<BTreeMap<String, String>, PublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), wanted.name_any());
-    let mut news = home.views().attachments.subscribe(volume.as_str());
+    let mut changes = home.views().attachments.subscribe(volume.as_str());
     let mut refused = None;
     // Whether this call has written on the attachment.
     let mut confirmed = false;
@@ -357,7 +356,7 @@ async fn attach_and_wait(
                 ))
             }));
         }
-        news.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(LOOK_AGAIN)).await;
     }
 }
 
@@ -390,7 +389,7 @@ async fn detach_and_wait(
 ) -> Result<(), UnpublishError> {
     let (attachments, name) = (home.all::<VolumeAttachment>(), attachment.name_any());
     let volume = attachment.labels().get(mark::VOLUME).map_or("", String::as_str);
-    let mut news = home.views().attachments.subscribe(volume);
+    let mut changes = home.views().attachments.subscribe(volume);
     let deleted = crash::around(Step::AttachmentDelete, attachments.delete(&name, exactly)).await;
     match deleted {
         // Another object of this name, so ours is gone; or another version, which stays.
@@ -410,6 +409,6 @@ async fn detach_and_wait(
                 why: error.and_then(|error| error.message),
             });
         }
-        news.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(LOOK_AGAIN)).await;
     }
 }

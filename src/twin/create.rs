@@ -10,14 +10,15 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, Made, Order, Policy, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
-    news::News,
+    CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
+    TWIN_VOLUME,
     not_taken::{not_taken, note_refusal},
+    observation::{self, Observation},
     plan::{Plan, plan},
     reclaim::retain,
     record::{self, Chosen},
-    sight::{self, Sight},
     site,
+    waiter::TwinWaiter,
     withdraw::{self, withdraw},
 };
 use crate::{
@@ -34,83 +35,83 @@ pub async fn create(
     registry: &Registry,
     policy: &Policy,
     events: &Events,
-    order: &Order,
+    request: &CreateRequest,
     deadline: Instant,
-) -> Result<Made, CreateError> {
-    let mut claim = sight::claim(home, order).await?;
-    let site = Box::pin(site::find(home, registry, order, &claim)).await?;
-    let mut news = News::of(&site);
+) -> Result<ProvisionedVolume, CreateError> {
+    let mut claim = observation::claim(home, request).await?;
+    let site = Box::pin(site::find(home, registry, request, &claim)).await?;
+    let mut waiter = TwinWaiter::of(&site);
     loop {
-        let mut sight = Box::pin(Sight::take(&site, registry, order, claim)).await?;
-        match turn(&site, policy, events, order, deadline, &mut sight).await {
-            Ok(Turn::Over(made)) => return Ok(made),
-            Ok(Turn::Again) => {}
-            Ok(Turn::Await(what)) => {
-                if !news.wait(deadline, || wants_attention(&site)).await {
+        let mut observation = Box::pin(Observation::take(&site, registry, request, claim)).await?;
+        match take_step(&site, policy, events, request, deadline, &mut observation).await {
+            Ok(Progress::Done(made)) => return Ok(made),
+            Ok(Progress::Again) => {}
+            Ok(Progress::Await(what)) => {
+                if !waiter.wait(deadline, || wants_attention(&site)).await {
                     return Err(still_waiting(&site, what).await);
                 }
             }
             Err(error) => {
                 if matches!(error, CreateError::Elsewhere(_)) {
-                    note_refusal(&site, policy, order, &sight).await;
+                    note_refusal(&site, policy, request, &observation).await;
                 }
                 return Err(error);
             }
         }
-        claim = sight::claim(home, order).await?;
+        claim = observation::claim(home, request).await?;
     }
 }
 
-/// What follows a step.
-enum Turn {
+/// How far a step has brought the volume.
+enum Progress {
     /// The answer.
-    Over(Made),
+    Done(ProvisionedVolume),
     /// Another look.
     Again,
     /// Another look when something has changed; this is what is waited for.
     Await(&'static str),
 }
 
-async fn turn(
+async fn take_step(
     site: &Site,
     policy: &Policy,
     events: &Events,
-    order: &Order,
+    request: &CreateRequest,
     deadline: Instant,
-    sight: &mut Sight,
-) -> Result<Turn, CreateError> {
-    Ok(match sight.step(site, order).await? {
-        CreateStep::Create => match Box::pin(make_twin(site, policy, events, order, sight)).await? {
-            Next::Look => Turn::Again,
-            Next::Binding => Turn::Await("bound"),
+    observation: &mut Observation,
+) -> Result<Progress, CreateError> {
+    Ok(match observation.step(site, request).await? {
+        CreateStep::Create => match Box::pin(make_twin(site, policy, events, request, observation)).await? {
+            Next::Look => Progress::Again,
+            Next::Binding => Progress::Await("bound"),
         },
-        CreateStep::Wait => Turn::Await("bound"),
+        CreateStep::Wait => Progress::Await("bound"),
         CreateStep::AwaitGone => {
-            if let Some(twin) = &sight.twin {
-                withdraw::let_go(site.cluster(), twin).await?;
+            if let Some(twin) = &observation.twin {
+                withdraw::remove_finalizer(site.cluster(), twin).await?;
             }
-            Turn::Await("gone")
+            Progress::Await("gone")
         }
         CreateStep::PreBind { volume } => {
-            prebind(site, &volume, sight).await?;
-            Turn::Await("bound")
+            prebind(site, &volume, observation).await?;
+            Progress::Await("bound")
         }
         CreateStep::Withdraw(why) => {
-            take_back(site, order, sight, why, deadline).await?;
-            Turn::Again
+            take_back(site, request, observation, why, deadline).await?;
+            Progress::Again
         }
         CreateStep::Retain => {
-            retain_or_tell(site, events, order, sight).await?;
-            Turn::Again
+            retain_or_tell(site, events, request, observation).await?;
+            Progress::Again
         }
         CreateStep::HandOver => {
-            if hand_over(site, sight).await? {
-                Turn::Over(made(site, order, sight))
+            if hand_over(site, observation).await? {
+                Progress::Done(made(site, request, observation))
             } else {
-                Turn::Again
+                Progress::Again
             }
         }
-        CreateStep::Answer => Turn::Over(made(site, order, sight)),
+        CreateStep::Answer => Progress::Done(made(site, request, observation)),
         CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
         CreateStep::Refuse(refusal) => return Err(refused(site, refusal)),
     })
@@ -120,14 +121,14 @@ async fn turn(
 /// still stands ends nothing: no final code is answered then.
 async fn take_back(
     site: &Site,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
     why: Withdrawal,
     deadline: Instant,
 ) -> Result<(), CreateError> {
-    tracing::info!(volume = %order.volume, twin = site.place(), cluster = site.cluster_name(), ?why, "withdrawing the twin");
+    tracing::info!(volume = %request.volume, twin = site.place(), cluster = site.cluster_name(), ?why, "withdrawing the twin");
     let mut reason = None;
-    if let Some(twin) = &sight.twin {
+    if let Some(twin) = &observation.twin {
         if why == Withdrawal::DriverRefused {
             reason = last_warning(site, twin).await;
         }
@@ -155,10 +156,10 @@ async fn make_twin(
     site: &Site,
     policy: &Policy,
     events: &Events,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
 ) -> Result<Next, CreateError> {
-    let planned = match plan(site, policy, order, sight).await? {
+    let planned = match plan(site, policy, request, observation).await? {
         Plan::Make(planned) => planned,
         Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
     };
@@ -168,12 +169,12 @@ async fn make_twin(
         node: planned.node.as_deref(),
         access_modes: planned.access_modes.as_deref(),
     };
-    let twin = record::twin(site, order, sight.claim.as_ref(), &chosen);
+    let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
     // None: somebody was faster, most likely ourselves; the next look tells.
     created.map_err(|error| not_taken(site, error))?;
-    if sight.facts.retain && !site.cluster().rights().volume_changes {
-        tell_not_retained(site, events, sight).await;
+    if observation.facts.retain && !site.cluster().rights().volume_changes {
+        tell_not_retained(site, events, observation).await;
     }
     let ours_to_bind =
         planned.provisioner.as_deref() == Some(NO_PROVISIONER) && site.remote_cluster().is_none();
@@ -186,8 +187,10 @@ async fn make_twin(
 
 /// Binds the twin to a volume that nobody provisions: reserves the volume, and
 /// tells the twin, or Kubernetes would look at it again only after a while.
-async fn prebind(site: &Site, volume: &str, sight: &Sight) -> Result<(), CreateError> {
-    let Some(twin) = &sight.twin else { return Ok(()) };
+async fn prebind(site: &Site, volume: &str, observation: &Observation) -> Result<(), CreateError> {
+    let Some(twin) = &observation.twin else {
+        return Ok(());
+    };
     if !reserve(site, volume, twin).await? {
         return Ok(());
     }
@@ -225,8 +228,10 @@ async fn reserve(site: &Site, volume: &str, twin: &PersistentVolumeClaim) -> Res
 /// Marks the twin as its user's. False if it is not the twin that was looked at,
 /// or on its way out. Its version does not matter: Kubernetes is still writing on
 /// it, and whoever withdraws it names the version he saw.
-async fn hand_over(site: &Site, sight: &Sight) -> Result<bool, CreateError> {
-    let Some(twin) = &sight.twin else { return Ok(false) };
+async fn hand_over(site: &Site, observation: &Observation) -> Result<bool, CreateError> {
+    let Some(twin) = &observation.twin else {
+        return Ok(false);
+    };
     let patch = json!({"metadata": {
         "uid": twin.uid(),
         "annotations": {mark::HANDED_OVER: "true"},
@@ -240,15 +245,15 @@ async fn hand_over(site: &Site, sight: &Sight) -> Result<bool, CreateError> {
 async fn retain_or_tell(
     site: &Site,
     events: &Events,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
 ) -> Result<(), CreateError> {
-    let Some(volume) = &sight.volume else {
+    let Some(volume) = &observation.volume else {
         return Ok(());
     };
-    match retain(site, &order.volume, volume, Step::Retain).await {
+    match retain(site, &request.volume, volume, Step::Retain).await {
         Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
-            if let Some(claim) = &sight.claim {
+            if let Some(claim) = &observation.claim {
                 let note = format!("The reclaim policy Retain cannot be applied to the real volume: {error}");
                 events
                     .warn(&record::claim_mark(claim), "RetainNotApplied", &note)
@@ -260,8 +265,8 @@ async fn retain_or_tell(
     }
 }
 
-async fn tell_not_retained(site: &Site, events: &Events, sight: &Sight) {
-    if let Some(claim) = &sight.claim {
+async fn tell_not_retained(site: &Site, events: &Events, observation: &Observation) {
+    if let Some(claim) = &observation.claim {
         let note = format!(
             "The reclaim policy Retain is not enforced in the cluster {}: this driver may not change PersistentVolumes there, \
              so what becomes of the data is up to the reclaim policy of the real class",
@@ -273,27 +278,27 @@ async fn tell_not_retained(site: &Site, events: &Events, sight: &Sight) {
     }
 }
 
-fn made(site: &Site, order: &Order, sight: &Sight) -> Made {
-    let twin = sight.twin.as_ref();
-    let of_volume = sight
+fn made(site: &Site, request: &CreateRequest, observation: &Observation) -> ProvisionedVolume {
+    let twin = observation.twin.as_ref();
+    let of_volume = observation
         .volume
         .as_ref()
         .and_then(|volume| volume.spec.as_ref()?.capacity.as_ref()?.get("storage"));
     let of_twin = twin.and_then(|twin| twin.status.as_ref()?.capacity.as_ref()?.get("storage"));
     let capacity = of_volume.or(of_twin).and_then(facts::bytes);
-    let volume = sight
+    let volume = observation
         .volume
         .as_ref()
         .map(ResourceExt::name_any)
         .unwrap_or_default();
-    Made {
+    ProvisionedVolume {
         cluster: site.cluster().id().clone(),
         // What is answered for before it is bound will be as large as it was asked to be.
-        bytes: capacity.unwrap_or_else(|| order.spec.size.request()),
-        topology: if sight.topology.is_empty() {
+        bytes: capacity.unwrap_or_else(|| request.spec.size.request()),
+        topology: if observation.topology.is_empty() {
             vec![Segments::of_cluster(site.cluster().id())]
         } else {
-            sight.topology.clone()
+            observation.topology.clone()
         },
         context: BTreeMap::from([
             (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),

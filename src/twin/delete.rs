@@ -14,10 +14,10 @@ use super::{
     attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
     data_of, holder,
-    news::News,
     reclaim::give_policy_back,
     record, site,
-    withdraw::{is_reservation, let_go, unclaim},
+    waiter::TwinWaiter,
+    withdraw::{clear_claim_ref, is_reservation, remove_finalizer},
 };
 use crate::{
     cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry, slim},
@@ -46,7 +46,7 @@ pub async fn delete(
             None => Ok(()),
         };
     };
-    let mut news = News::of(&site);
+    let mut waiter = TwinWaiter::of(&site);
     let mut real_volume = None;
     // Asked once: a twin that is being deleted is attached nowhere any more.
     let mut attached = attached_to(home, volume).await?;
@@ -61,7 +61,7 @@ pub async fn delete(
             }
             DeleteStep::AwaitTwin => {
                 if let Some(twin) = &twin
-                    && !let_go(site.cluster(), twin).await?
+                    && !remove_finalizer(site.cluster(), twin).await?
                 {
                     continue;
                 }
@@ -71,7 +71,7 @@ pub async fn delete(
             }
             DeleteStep::AwaitVolume { name, message } => Awaited::Volume { name, message },
             DeleteStep::Unclaim(reserved) => {
-                unclaim(site.cluster(), &reserved, site.name()).await?;
+                clear_claim_ref(site.cluster(), &reserved, site.name()).await?;
                 continue;
             }
             DeleteStep::GiveBack(retained) => {
@@ -91,7 +91,7 @@ pub async fn delete(
                 });
             }
         };
-        if !news.wait(deadline, || awaited.may_be_over(&site)).await {
+        if !waiter.wait(deadline, || awaited.may_be_over(&site)).await {
             return Err(awaited.still_there(&site).await);
         }
     }

@@ -11,16 +11,16 @@ mod delete;
 mod errors;
 mod holder;
 mod list;
-mod news;
 mod not_taken;
-mod offsite;
+mod observation;
 mod plan;
 mod reclaim;
 mod record;
 mod refusals;
-mod sight;
+mod remote_node;
+mod remote_plan;
 mod site;
-mod together;
+mod waiter;
 mod withdraw;
 
 #[cfg(test)]
@@ -35,12 +35,12 @@ pub use self::{
     errors::{CreateError, DeleteError, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
+    observation::node,
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::{FINALIZER, holder_uid, is_bound_to, metadata},
     refusals::Refusals,
-    sight::node,
     site::{NoSite, Site, twin_in},
-    withdraw::{let_go, withdraw},
+    withdraw::{remove_finalizer, withdraw},
 };
 use crate::{
     topology::Segments,
@@ -75,7 +75,7 @@ pub struct Policy {
 
 /// A volume to be made.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct CreateRequest {
     /// Its name.
     pub volume: VolumeName,
     /// Name of the request.
@@ -90,7 +90,7 @@ pub struct Order {
 
 /// A volume that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct ProvisionedVolume {
     /// The cluster of its twin.
     pub cluster: ClusterId,
     /// Its size.

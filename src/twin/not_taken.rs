@@ -1,7 +1,7 @@
 //! A twin that an API server does not take, and what that means for its claim. And
 //! what is remembered of a cluster that cannot have a twin.
 
-use super::{CreateError, Order, Policy, Site, record, refusals, sight::Sight};
+use super::{CreateError, CreateRequest, Policy, Site, observation::Observation, record, refusals};
 use crate::{
     cluster::{ApiError, Cause},
     volume::Refused,
@@ -23,13 +23,18 @@ pub(super) fn not_taken(site: &Site, error: ApiError) -> CreateError {
 /// Notes that this remote cluster cannot have the twin. A help for the scheduler: if
 /// it cannot be written, the pod only comes back sooner. At home the real driver is who
 /// tells what room there is.
-pub(super) async fn note_refusal(site: &Site, policy: &Policy, order: &Order, sight: &Sight) {
-    let class = sight.claim.as_ref().and_then(record::class_name);
+pub(super) async fn note_refusal(
+    site: &Site,
+    policy: &Policy,
+    request: &CreateRequest,
+    observation: &Observation,
+) {
+    let class = observation.claim.as_ref().and_then(record::class_name);
     let Some(class) = class.filter(|_| site.remote_cluster().is_some()) else {
         return;
     };
     let now = jiff::Timestamp::now().as_second();
-    let refused = Refused::new(class, site.cluster().id(), order.spec.size.request(), now);
+    let refused = Refused::new(class, site.cluster().id(), request.spec.size.request(), now);
     if let Err(error) = refusals::note(site.home(), &policy.namespace, &refused, now).await {
         tracing::warn!(%error, "a refusal could not be noted");
     }

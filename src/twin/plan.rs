@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    CreateError, Order, Policy, Site, offsite, record,
-    sight::{Sight, node, nodes},
+    CreateError, CreateRequest, Policy, Site,
+    observation::{Observation, node, nodes},
+    record, remote_plan,
     withdraw::is_reservation,
 };
 use crate::{
@@ -47,23 +48,23 @@ pub(super) struct Planned {
 pub(super) async fn plan(
     site: &Site,
     policy: &Policy,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
 ) -> Result<Plan, CreateError> {
     if let Some(remote) = site.remote_cluster() {
-        return Box::pin(offsite::plan(site, remote, policy, order, sight)).await;
+        return Box::pin(remote_plan::plan(site, remote, policy, request, observation)).await;
     }
     let home = site.home();
     let classes = classes(home);
     let wishes = Wishes {
-        annotation: sight
+        annotation: observation
             .claim
             .as_ref()
             .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS])),
         allowed: &policy.allowed_classes,
-        parameter: order.spec.parameters.real_class.as_deref(),
+        parameter: request.spec.parameters.real_class.as_deref(),
         mapping: None,
-        one_namespace: !order.spec.parameters.shared_namespace,
+        one_namespace: !request.spec.parameters.shared_namespace,
     };
     let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), home.id())?;
     let ChosenClass::Known(class) = chosen else {
@@ -72,15 +73,17 @@ pub(super) async fn plan(
             ..Planned::default()
         }));
     };
-    Ok(match node_for(home, order, &sight.facts.target, class).await? {
-        Ok(node) => Plan::Make(Planned {
-            class: class.name.clone(),
-            provisioner: Some(class.provisioner.clone()),
-            node,
-            ..Planned::default()
-        }),
-        Err(unfit) => Plan::Unfit(unfit),
-    })
+    Ok(
+        match node_for(home, request, &observation.facts.target, class).await? {
+            Ok(node) => Plan::Make(Planned {
+                class: class.name.clone(),
+                provisioner: Some(class.provisioner.clone()),
+                node,
+                ..Planned::default()
+            }),
+            Err(unfit) => Plan::Unfit(unfit),
+        },
+    )
 }
 
 /// The classes of a cluster, as they were a moment ago.
@@ -92,11 +95,11 @@ pub(super) fn classes(cluster: &Cluster) -> Vec<Class> {
 /// The node the twin is told, or why there is none.
 async fn node_for(
     home: &Cluster,
-    order: &Order,
+    request: &CreateRequest,
     target: &Target,
     class: &Class,
 ) -> Result<Result<Option<String>, String>, ApiError> {
-    let ask = ask(order);
+    let ask = ask(request);
     match target {
         Target::Node(name) => {
             let Some(node) = node(home, name).await? else {
@@ -129,7 +132,7 @@ fn is_of(home: &Cluster, node: &Node) -> bool {
 /// Who binds a pending twin; for a class nobody provisions, which volume it gets.
 pub(super) async fn prebinding(
     site: &Site,
-    order: &Order,
+    request: &CreateRequest,
     twin: &PersistentVolumeClaim,
     class: Option<&Class>,
 ) -> Result<Prebinding, ApiError> {
@@ -156,19 +159,19 @@ pub(super) async fn prebinding(
     };
     let found = known
         .surroundings(class)
-        .choose_volume(&name, told.as_ref(), &ask(order));
+        .choose_volume(&name, told.as_ref(), &ask(request));
     Ok(match found {
         Some(volume) => Prebinding::Found(volume.name.clone()),
         None => Prebinding::NoneFits,
     })
 }
 
-pub(super) fn ask(order: &Order) -> Ask<'_> {
+pub(super) fn ask(request: &CreateRequest) -> Ask<'_> {
     Ask {
-        volume: &order.volume,
-        size: order.spec.size.request(),
-        capabilities: &order.spec.capabilities,
-        preferred: &order.preferred,
+        volume: &request.volume,
+        size: request.spec.size.request(),
+        capabilities: &request.spec.capabilities,
+        preferred: &request.preferred,
     }
 }
 

@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, api::ObjectMeta};
 
-use super::{Order, Site, TWIN_VOLUME};
+use super::{CreateRequest, Site, TWIN_VOLUME};
 use crate::{
     cluster::{Cluster, slim::SELECTED_NODE},
     placement::NO_PROVISIONER,
@@ -38,16 +38,16 @@ pub(super) struct Chosen<'a> {
 /// The twin to create.
 pub(super) fn twin(
     site: &Site,
-    order: &Order,
+    request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
     chosen: &Chosen<'_>,
 ) -> PersistentVolumeClaim {
     let marks = Marks {
         home: site.home().id().clone(),
-        volume: order.volume.clone(),
+        volume: request.volume.clone(),
         claim: claim.map(claim_mark),
-        request_name: order.request_name.clone(),
-        fingerprint: Some(Fingerprint::of(&order.spec)),
+        request_name: request.request_name.clone(),
+        fingerprint: Some(Fingerprint::of(&request.spec)),
         handed_over: false,
     };
     let carried = claim.map_or_else(Carried::default, |claim| {
@@ -59,7 +59,7 @@ pub(super) fn twin(
     annotations.extend(binding_annotations(chosen));
     PersistentVolumeClaim {
         metadata: metadata(site, labels, annotations),
-        spec: Some(spec(order, chosen)),
+        spec: Some(spec(request, chosen)),
         status: None,
     }
 }
@@ -81,13 +81,13 @@ pub fn metadata(
     }
 }
 
-fn spec(order: &Order, chosen: &Chosen<'_>) -> PersistentVolumeClaimSpec {
-    let capabilities = &order.spec.capabilities;
+fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSpec {
+    let capabilities = &request.spec.capabilities;
     let mode = match capabilities.volume_mode() {
         VolumeMode::Filesystem => "Filesystem",
         VolumeMode::Block => "Block",
     };
-    let size = Quantity(order.spec.size.request().to_string());
+    let size = Quantity(request.spec.size.request().to_string());
     PersistentVolumeClaimSpec {
         access_modes: Some(match chosen.access_modes {
             Some(others) => others.iter().map(ToString::to_string).collect(),

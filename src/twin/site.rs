@@ -7,11 +7,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{CreateError, DeleteError, Order, TWIN_NAME, TWIN_NAMESPACE, name_of, record, sight};
+use super::{
+    CreateError, CreateRequest, DeleteError, TWIN_NAME, TWIN_NAMESPACE, name_of, observation, record,
+};
 use crate::{
     cluster::{
         ApiError, Cluster, Objects,
-        registry::{Registry, Remote, Standing, Unreachable},
+        registry::{NodeKind, Registry, Remote, Unreachable},
         slim,
         view::View,
     },
@@ -194,14 +196,14 @@ impl Site {
 pub(super) async fn find(
     home: &Cluster,
     registry: &Registry,
-    order: &Order,
+    request: &CreateRequest,
     claim: &(ClaimFact, Option<PersistentVolumeClaim>),
 ) -> Result<Site, CreateError> {
     let (fact, claim) = claim;
-    let Some(remote) = remote_of(home, registry, order, claim.as_ref()).await? else {
-        return Ok(Site::local(home, &order.volume));
+    let Some(remote) = remote_of(home, registry, request, claim.as_ref()).await? else {
+        return Ok(Site::local(home, &request.volume));
     };
-    let Some(name) = &order.spec.parameters.claim else {
+    let Some(name) = &request.spec.parameters.claim else {
         return Err(CreateError::Spec(SpecError::NotRemotely {
             field: "a volume without a claim",
             why: "its twin has the name of the claim; csi-provisioner tells it with --extra-create-metadata",
@@ -223,26 +225,26 @@ pub(super) async fn find(
 async fn remote_of(
     home: &Cluster,
     registry: &Registry,
-    order: &Order,
+    request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
 ) -> Result<Option<Arc<Remote>>, CreateError> {
     let Some(name) = claim.and_then(record::selected_node) else {
-        let requested = requested_cluster(home.id(), &order.volume, &order.requisite);
+        let requested = requested_cluster(home.id(), &request.volume, &request.requisite);
         return Ok(match requested {
             Some(id) => Some(registry.get(&id).map_err(NoSite::from)?),
             None => None,
         });
     };
-    let Some(node) = sight::node(home, name).await? else {
+    let Some(node) = observation::node(home, name).await? else {
         return Ok(None);
     };
     match registry.behind(&node) {
-        Standing::Virtual(remote) => Ok(Some(remote)),
-        Standing::Disputed(clusters) => Err(CreateError::NoSite(NoSite::Disputed {
+        NodeKind::Virtual(remote) => Ok(Some(remote)),
+        NodeKind::Disputed(clusters) => Err(CreateError::NoSite(NoSite::Disputed {
             node: name.to_owned(),
             clusters,
         })),
-        Standing::Real => {
+        NodeKind::Real => {
             let label = node.labels.get(CLUSTER_KEY).and_then(|id| id.parse().ok());
             match label.filter(|id: &ClusterId| id != home.id()) {
                 // It stood for a cluster that nobody declares any more.

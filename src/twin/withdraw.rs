@@ -50,7 +50,7 @@ pub async fn withdraw(
 async fn delete_exactly(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     if twin.metadata.deletion_timestamp.is_some() {
         // In a namespace that is being deleted the right to delete may be gone already.
-        return let_go(cluster, twin).await;
+        return remove_finalizer(cluster, twin).await;
     }
     let exactly = Precondition {
         uid: twin.uid().unwrap_or_default(),
@@ -70,27 +70,27 @@ pub(super) async fn await_gone(
     deadline: Instant,
 ) -> Result<bool, ApiError> {
     let name = twin.name_any();
-    let mut news = cluster
+    let mut changes = cluster
         .twins_in(&twin.namespace().unwrap_or_default())
         .subscribe(&name);
     loop {
         let found = within(cluster, twin).get(&name).await?;
         match found.filter(|found| found.uid() == twin.uid()) {
             None => return Ok(true),
-            Some(found) if !let_go(cluster, &found).await? => continue,
+            Some(found) if !remove_finalizer(cluster, &found).await? => continue,
             Some(_) => {}
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
-        news.next(left.min(LOOK_AGAIN)).await;
+        changes.next(left.min(LOOK_AGAIN)).await;
     }
 }
 
 /// Takes our finalizer off a twin that is being deleted; false if the twin has
 /// changed meanwhile and has to be looked at again.
-pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
+pub async fn remove_finalizer(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
     let ours = twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
     if !ours || twin.metadata.deletion_timestamp.is_none() {
         return Ok(true);
@@ -115,14 +115,14 @@ pub async fn let_go(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<b
 /// Frees the static volumes that are reserved for a twin but were never bound.
 pub(super) async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
     for seen in cluster.views().volumes.of_topic(twin) {
-        unclaim(cluster, &seen.name, twin).await?;
+        clear_claim_ref(cluster, &seen.name, twin).await?;
     }
     Ok(())
 }
 
 /// Takes a reservation for a twin off a PV. A `claimRef` with a uid is no
 /// reservation: it was bound, and what becomes of it is Kubernetes' decision.
-pub(super) async fn unclaim(cluster: &Cluster, volume: &str, twin: &str) -> Result<(), ApiError> {
+pub(super) async fn clear_claim_ref(cluster: &Cluster, volume: &str, twin: &str) -> Result<(), ApiError> {
     let volumes = cluster.all::<PersistentVolume>();
     let Some(found) = volumes.get(volume).await? else {
         return Ok(());

@@ -15,8 +15,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Link, Registry, Remote,
-    link::{self, Way},
-    source::{Context, Credentials, Heard, Installed, SecretRef, Told},
+    link::{self, Access},
+    source::{ClusterDeclaration, Context, Credentials, Heard, Installed, SecretRef},
 };
 use crate::{
     cluster::{
@@ -74,22 +74,22 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
         keeper.look_for_fabrics().await;
         let next = time::Instant::now() + LOOK_FOR_FABRICS;
         while time::Instant::now() < next {
-            let mut signs = keeper.signs();
+            let mut triggers = keeper.triggers();
             keeper.apply();
             // A Secret that is watched from now on is awaited as well.
-            if keeper.signs().len() == signs.len() {
-                wait(&mut signs, next).await;
+            if keeper.triggers().len() == triggers.len() {
+                wait(&mut triggers, next).await;
             }
         }
     }
 }
 
-async fn wait(signs: &mut [watch::Receiver<u64>], until: time::Instant) {
-    if signs.is_empty() {
+async fn wait(triggers: &mut [watch::Receiver<u64>], until: time::Instant) {
+    if triggers.is_empty() {
         time::sleep_until(until).await;
         return;
     }
-    let changes = signs.iter_mut().map(|sign| Box::pin(sign.changed()));
+    let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
     let _enough = time::timeout_at(until, select_all(changes)).await;
     time::sleep(SETTLE).await;
 }
@@ -110,14 +110,14 @@ struct Keeper {
 
 /// A link, and what it was made with.
 struct Held {
-    way: Result<Way, NoWay>,
+    access: Result<Access, NoAccess>,
     link: watch::Receiver<Link>,
     _ends: Option<DropGuard>,
 }
 
 /// Why a cluster cannot be connected to.
 #[derive(Clone, PartialEq, Eq)]
-enum NoWay {
+enum NoAccess {
     /// Not everything about it was seen yet.
     NotYet(String),
     /// What was seen cannot be used.
@@ -145,17 +145,17 @@ impl Keeper {
         }
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
-        let mut signs = self.installed.signs();
-        signs.extend(self.secrets.signs());
-        for sign in &mut signs {
-            sign.mark_unchanged();
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let mut triggers = self.installed.triggers();
+        triggers.extend(self.secrets.triggers());
+        for trigger in &mut triggers {
+            trigger.mark_unchanged();
         }
-        signs
+        triggers
     }
 
     fn apply(&mut self) {
-        let Some(Heard { told, unread }) = self.installed.heard() else {
+        let Some(Heard { declared, unread }) = self.installed.heard() else {
             return;
         };
         let news = self.registry.unread().as_ref() != Some(&unread);
@@ -166,26 +166,26 @@ impl Keeper {
                 "clusters that these fabrics declare are not known: they cannot be read"
             );
         }
-        let told = without_disputes(told, self.home.id());
-        self.secrets.follow(&self.context, &told);
-        let known: BTreeSet<&ClusterId> = told.iter().map(|(one, _)| &one.declared.id).collect();
+        let declared = without_disputes(declared, self.home.id());
+        self.secrets.follow(&self.context, &declared);
+        let known: BTreeSet<&ClusterId> = declared.iter().map(|(one, _)| &one.declared.id).collect();
         let before = self.links.len();
         self.links.retain(|id, _| known.contains(id));
         let mut changed = before != self.links.len();
-        for (one, trouble) in &told {
-            let way = match trouble {
-                Some(why) => Err(NoWay::Disputed(why.clone())),
-                None => self.way(one),
+        for (one, trouble) in &declared {
+            let access = match trouble {
+                Some(why) => Err(NoAccess::Disputed(why.clone())),
+                None => self.access(one),
             };
-            let way = self.impatient(&one.declared.id, way);
+            let access = self.impatient(&one.declared.id, access);
             let id = &one.declared.id;
-            if self.links.get(id).is_none_or(|held| held.way != way) {
-                let held = self.link(id, way);
+            if self.links.get(id).is_none_or(|held| held.access != access) {
+                let held = self.link(id, access);
                 self.links.insert(id.clone(), held);
                 changed = true;
             }
         }
-        let declared: Vec<(Declared, bool)> = told
+        let declared: Vec<(Declared, bool)> = declared
             .into_iter()
             .map(|(one, _)| (one.declared, one.leaving))
             .collect();
@@ -205,61 +205,61 @@ impl Keeper {
     }
 
     /// Credentials that do not come are as good as none.
-    fn impatient(&mut self, id: &ClusterId, way: Result<Way, NoWay>) -> Result<Way, NoWay> {
-        let Err(NoWay::NotYet(why)) = way else {
+    fn impatient(&mut self, id: &ClusterId, access: Result<Access, NoAccess>) -> Result<Access, NoAccess> {
+        let Err(NoAccess::NotYet(why)) = access else {
             self.awaited.remove(id);
-            return way;
+            return access;
         };
         let since = self.awaited.entry(id.clone()).or_insert_with(time::Instant::now);
         Err(if since.elapsed() < PATIENCE {
-            NoWay::NotYet(why)
+            NoAccess::NotYet(why)
         } else {
-            NoWay::Refused(why)
+            NoAccess::Refused(why)
         })
     }
 
-    fn way(&self, told: &Told) -> Result<Way, NoWay> {
-        let text = match &told.credentials {
+    fn access(&self, declared: &ClusterDeclaration) -> Result<Access, NoAccess> {
+        let text = match &declared.credentials {
             Credentials::Inline(text) => Arc::clone(text),
-            Credentials::Missing(why) => return Err(NoWay::Refused(why.clone())),
+            Credentials::Missing(why) => return Err(NoAccess::Refused(why.clone())),
             Credentials::Secret { secret, key } => self.secrets.text(secret, key)?,
         };
-        Ok(Way {
+        Ok(Access {
             text,
-            allowed: told.allowed,
+            allowed: declared.allowed,
         })
     }
 
-    fn link(&self, id: &ClusterId, way: Result<Way, NoWay>) -> Held {
-        let link = match &way {
-            Ok(way) => {
+    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>) -> Held {
+        let link = match &access {
+            Ok(access) => {
                 let stop = CancellationToken::new();
                 let ends = stop.clone().drop_guard();
                 let known = link::start(
                     self.registry.clone(),
                     id.clone(),
                     self.home.id().clone(),
-                    way.clone(),
+                    access.clone(),
                     self.settings.call_timeout,
                     stop,
                 );
                 (known, Some(ends))
             }
-            Err(NoWay::NotYet(why)) => (
+            Err(NoAccess::NotYet(why)) => (
                 watch::Sender::new(Link::Connecting(why.clone())).subscribe(),
                 None,
             ),
-            Err(NoWay::Refused(why)) => {
+            Err(NoAccess::Refused(why)) => {
                 tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
                 (watch::Sender::new(Link::Refused(why.clone())).subscribe(), None)
             }
-            Err(NoWay::Disputed(why)) => {
+            Err(NoAccess::Disputed(why)) => {
                 tracing::warn!(cluster = %id, why, "a remote cluster cannot be used");
                 (watch::Sender::new(Link::Disputed(why.clone())).subscribe(), None)
             }
         };
         Held {
-            way,
+            access,
             link: link.0,
             _ends: link.1,
         }
@@ -267,9 +267,12 @@ impl Keeper {
 }
 
 /// Declarations, each with what forbids to use it.
-fn without_disputes(told: Vec<Told>, home: &ClusterId) -> Vec<(Told, Option<String>)> {
-    let mut by_id: BTreeMap<ClusterId, Vec<Told>> = BTreeMap::new();
-    for one in told {
+fn without_disputes(
+    declared: Vec<ClusterDeclaration>,
+    home: &ClusterId,
+) -> Vec<(ClusterDeclaration, Option<String>)> {
+    let mut by_id: BTreeMap<ClusterId, Vec<ClusterDeclaration>> = BTreeMap::new();
+    for one in declared {
         by_id.entry(one.declared.id.clone()).or_default().push(one);
     }
     let judged = by_id.into_iter().filter_map(|(id, mut all)| {
@@ -314,8 +317,8 @@ impl Slim for Text {
 }
 
 impl Secrets {
-    fn follow(&mut self, context: &Context, told: &[(Told, Option<String>)]) {
-        let needed: BTreeSet<&SecretRef> = told
+    fn follow(&mut self, context: &Context, declared: &[(ClusterDeclaration, Option<String>)]) {
+        let needed: BTreeSet<&SecretRef> = declared
             .iter()
             .filter_map(|(one, _)| match &one.credentials {
                 Credentials::Secret { secret, .. } => Some(secret),
@@ -334,24 +337,24 @@ impl Secrets {
         }
     }
 
-    fn signs(&self) -> impl Iterator<Item = watch::Receiver<u64>> {
+    fn triggers(&self) -> impl Iterator<Item = watch::Receiver<u64>> {
         self.watched.values().map(|(view, _)| view.version())
     }
 
-    fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, NoWay> {
+    fn text(&self, secret: &SecretRef, key: &str) -> Result<Arc<[u8]>, NoAccess> {
         let view = self.watched.get(secret).map(|(view, _)| view);
         let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {
-            return Err(NoWay::NotYet(format!(
+            return Err(NoAccess::NotYet(format!(
                 "the {secret} with its kubeconfig was not read yet; if this lasts, see whether this driver may watch it"
             )));
         };
         let found = view.of_topic(&secret.name);
         let Some(found) = found.first() else {
             let why = format!("the {secret} with its kubeconfig does not exist");
-            return Err(NoWay::Refused(why));
+            return Err(NoAccess::Refused(why));
         };
         let text = found.data.get(key).cloned();
-        text.ok_or_else(|| NoWay::Refused(format!("the {secret} has no key {key:?}")))
+        text.ok_or_else(|| NoAccess::Refused(format!("the {secret} has no key {key:?}")))
     }
 }
 

@@ -13,7 +13,7 @@ use kube::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{Context, Credentials, Source, Told};
+use super::source::{ClusterDeclaration, Context, Credentials, Source};
 use crate::{
     cluster::{
         facts::KOSMOS_CLUSTER,
@@ -57,7 +57,7 @@ impl Kosmos {
 }
 
 impl Source for Kosmos {
-    fn told(&self) -> Option<Vec<Told>> {
+    fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
         if *self.clusters.version().borrow() == 0 {
             return None;
         }
@@ -66,17 +66,17 @@ impl Source for Kosmos {
         let offloading = members.iter().filter(|member| member.trees);
         Some(
             offloading
-                .filter_map(|member| told(member, self.allowed))
+                .filter_map(|member| declaration(member, self.allowed))
                 .collect(),
         )
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![self.clusters.version()]
     }
 }
 
-fn told(member: &Member, allowed: Allowed) -> Option<Told> {
+fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> {
     let object = format!("Cluster {}", member.name);
     // A longer name is no label, and so no id.
     let Ok(id) = member.name.parse() else {
@@ -87,7 +87,7 @@ fn told(member: &Member, allowed: Allowed) -> Option<Told> {
         Some(text) => Credentials::Inline(Arc::clone(text)),
         None => Credentials::Missing("spec.kubeconfig is empty or not in base64".to_owned()),
     };
-    Some(Told {
+    Some(ClusterDeclaration {
         declared: Declared {
             id,
             fabric: Fabric::Kosmos,
@@ -140,11 +140,11 @@ mod tests {
             "c38",
             &json!({"kubeconfig": ByteString(b"text".to_vec())}),
         ));
-        let told = told(&read, Allowed::default()).unwrap();
-        assert!(matches!(&told.credentials, Credentials::Inline(text) if **text == *b"text"));
-        assert_eq!(told.declared.id.as_str(), "c38");
+        let found = declaration(&read, Allowed::default()).unwrap();
+        assert!(matches!(&found.credentials, Credentials::Inline(text) if **text == *b"text"));
+        assert_eq!(found.declared.id.as_str(), "c38");
         assert_eq!(
-            told.declared.namespaces.remote("any", &told.declared.id),
+            found.declared.namespaces.remote("any", &found.declared.id),
             Ok("any")
         );
     }
@@ -153,9 +153,9 @@ mod tests {
     fn a_cluster_without_credentials_is_known_and_not_reached() {
         for kubeconfig in [json!(null), json!(""), json!("%%")] {
             let read = member(&cluster("c38", &json!({ "kubeconfig": kubeconfig })));
-            let told = told(&read, Allowed::default()).unwrap();
-            assert!(matches!(told.credentials, Credentials::Missing(_)));
+            let found = declaration(&read, Allowed::default()).unwrap();
+            assert!(matches!(found.credentials, Credentials::Missing(_)));
         }
-        assert!(told(&member(&cluster(&"x".repeat(64), &json!({}))), Allowed::default()).is_none());
+        assert!(declaration(&member(&cluster(&"x".repeat(64), &json!({}))), Allowed::default()).is_none());
     }
 }

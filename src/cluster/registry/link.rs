@@ -39,7 +39,7 @@ pub enum Link {
     /// It answers.
     Up(Arc<Connected>),
     /// It does not answer, and why.
-    Silent(String),
+    Unreachable(String),
     /// Its credentials cannot be used, and why.
     Refused(String),
     /// Its declaration is at odds with another one, and how.
@@ -51,7 +51,7 @@ impl Link {
     fn connected(&self) -> Option<&Connected> {
         match self {
             Self::Up(connected) => Some(connected),
-            Self::Connecting(_) | Self::Silent(_) | Self::Refused(_) | Self::Disputed(_) => None,
+            Self::Connecting(_) | Self::Unreachable(_) | Self::Refused(_) | Self::Disputed(_) => None,
         }
     }
 }
@@ -81,7 +81,7 @@ pub struct Connected {
 
 /// The credentials of a cluster and what they may contain.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct Access {
     pub(super) text: Arc<[u8]>,
     pub(super) allowed: Allowed,
 }
@@ -91,7 +91,7 @@ pub(super) fn start(
     registry: Registry,
     id: ClusterId,
     home: ClusterId,
-    way: Way,
+    access: Access,
     call_timeout: Duration,
     stop: CancellationToken,
 ) -> watch::Receiver<Link> {
@@ -105,7 +105,7 @@ pub(super) fn start(
         link,
     };
     tokio::spawn(async move {
-        stop.run_until_cancelled(Box::pin(keeper.keep(way))).await;
+        stop.run_until_cancelled(Box::pin(keeper.keep(access))).await;
     });
     known
 }
@@ -121,8 +121,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(self, way: Way) {
-        let client = match self.client(&way).await {
+    async fn keep(self, access: Access) {
+        let client = match self.client(&access).await {
             Ok(client) => client,
             Err(why) => {
                 tracing::warn!(cluster = %self.id, why, "the kubeconfig of a remote cluster is refused");
@@ -161,7 +161,7 @@ impl Keeper {
                         // Whoever is back is asked everything again.
                         answered = 0;
                         tracing::warn!(cluster = %self.id, why, "a remote cluster does not answer");
-                        self.tell(Link::Silent(why));
+                        self.tell(Link::Unreachable(why));
                     }
                     time::sleep(RETRY).await;
                 }
@@ -171,16 +171,16 @@ impl Keeper {
 
     /// Rests until it is asked again; or says why it must not be used any longer.
     async fn rest(&self) -> Option<String> {
-        let room = self
+        let budget = self
             .link
             .borrow()
             .connected()
-            .map(|connected| connected.cluster.room().clone());
-        let Some(room) = room else {
+            .map(|connected| connected.cluster.budget().clone());
+        let Some(budget) = budget else {
             time::sleep(self.rest).await;
             return None;
         };
-        time::timeout(self.rest, room.exhausted()).await.ok()
+        time::timeout(self.rest, budget.exhausted()).await.ok()
     }
 
     /// What sends too much is not used, and let go, until it may have been mended.
@@ -191,8 +191,8 @@ impl Keeper {
         time::sleep(TOO_MUCH).await;
     }
 
-    async fn client(&self, way: &Way) -> Result<Client, String> {
-        let vetted = vet(&way.text, way.allowed).map_err(|refused| refused.to_string())?;
+    async fn client(&self, access: &Access) -> Result<Client, String> {
+        let vetted = vet(&access.text, access.allowed).map_err(|refused| refused.to_string())?;
         let proxied = vetted
             .clusters
             .iter()
@@ -250,13 +250,13 @@ impl Keeper {
         let complete = cluster.views().complete();
         tokio::pin!(complete);
         loop {
-            let before = cluster.room().objects();
+            let before = cluster.budget().objects();
             tokio::select! {
                 () = &mut complete => return Ok(()),
-                why = cluster.room().exhausted() => return Err(Trouble::TooMuch(why)),
+                why = cluster.budget().exhausted() => return Err(Trouble::TooMuch(why)),
                 () = time::sleep(self.call_timeout * 3) => {}
             }
-            if cluster.room().objects() <= before {
+            if cluster.budget().objects() <= before {
                 return Err("its classes, nodes and twins could not be listed in time"
                     .to_owned()
                     .into());
@@ -271,11 +271,11 @@ impl Keeper {
             let link = links.borrow_and_update().clone();
             let twins = link.connected().map(|connected| connected.cluster.twin_changes());
             // They may have changed before we listened.
-            self.registry.stir();
+            self.registry.notify();
             let pass_on = async {
                 if let Some(mut twins) = twins {
                     while twins.changed().await.is_ok() {
-                        self.registry.stir();
+                        self.registry.notify();
                     }
                 }
                 std::future::pending::<()>().await;
@@ -289,7 +289,7 @@ impl Keeper {
 
     fn tell(&self, link: Link) {
         self.link.send_replace(link);
-        self.registry.stir();
+        self.registry.notify();
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
         }
         let mut seen = connected.cluster.twin_changes();
         seen.mark_unchanged();
-        let mut news = registry.news();
+        let mut news = registry.changes();
         put_twin(&api);
         tokio::time::timeout(LONG, seen.changed())
             .await
@@ -406,7 +406,7 @@ mod tests {
         let passing = Arc::clone(&keeper);
         let _runs = tokio::spawn(async move { passing.pass_changes_on().await });
         cluster.twins_in("shop").complete().await;
-        let mut news = registry.news();
+        let mut news = registry.changes();
         let hears = async {
             // What was passed on before is not what is waited for.
             while cluster.all_twins().is_empty() {

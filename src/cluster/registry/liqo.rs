@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{Context, Credentials, SecretRef, Source, Told};
+use super::source::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
     cluster::{
         Lean,
@@ -158,8 +158,8 @@ fn all(client: &Client, kind: &str) -> Api<Lean<DynamicObject>> {
 }
 
 impl Source for Liqo {
-    fn told(&self) -> Option<Vec<Told>> {
-        if self.signs().iter().any(|version| *version.borrow() == 0) {
+    fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
+        if self.triggers().iter().any(|version| *version.borrow() == 0) {
             return None;
         }
         let mut by_place: BTreeMap<(String, String), Vec<Arc<VirtualNode>>> = BTreeMap::new();
@@ -177,7 +177,7 @@ impl Source for Liqo {
                     Ok(()) => {
                         let maps = self.maps.of_topic(&cluster);
                         let maps = maps.iter().filter(|map| map.namespace == namespace);
-                        told(node, maps.flat_map(|map| map.mapping.clone()).collect())
+                        declaration(node, maps.flat_map(|map| map.mapping.clone()).collect())
                     }
                     Err(why) => not_believed(node, why),
                 }
@@ -185,7 +185,7 @@ impl Source for Liqo {
         Some(each.collect())
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let tenants = self.tenants.values().map(View::version);
         tenants
             .chain([self.nodes.version(), self.maps.version()])
@@ -194,7 +194,7 @@ impl Source for Liqo {
 }
 
 /// What is shown of a cluster whose object cannot be relied on.
-fn not_believed(node: &VirtualNode, why: String) -> Option<Told> {
+fn not_believed(node: &VirtualNode, why: String) -> Option<ClusterDeclaration> {
     let nothing = VirtualNode {
         namespace: node.namespace.clone(),
         name: node.name.clone(),
@@ -202,14 +202,14 @@ fn not_believed(node: &VirtualNode, why: String) -> Option<Told> {
         secret: None,
         default_class: None,
     };
-    Some(Told {
+    Some(ClusterDeclaration {
         credentials: Credentials::Missing(why),
         believed: false,
-        ..told(&nothing, BTreeMap::new())?
+        ..declaration(&nothing, BTreeMap::new())?
     })
 }
 
-fn told(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<Told> {
+fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<ClusterDeclaration> {
     let cluster = node.cluster.as_str();
     let object = format!("VirtualNode {}/{}", node.namespace, node.name);
     let Ok(id) = cluster.parse::<ClusterId>() else {
@@ -227,7 +227,7 @@ fn told(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<Told> {
         Requirement::is_in(TYPE_LABEL, [VIRTUAL_NODE]),
         Requirement::is_in(CLUSTER_LABEL, [cluster]),
     ]);
-    Some(Told {
+    Some(ClusterDeclaration {
         declared: Declared {
             id,
             fabric: Fabric::Liqo,
@@ -348,11 +348,11 @@ mod tests {
             }}),
         ))
         .unwrap();
-        let told = told(&node, BTreeMap::new()).unwrap();
-        assert_eq!(told.declared.classes.real(None), Some("fast"));
-        assert!(told.allowed.proxy);
+        let found = declaration(&node, BTreeMap::new()).unwrap();
+        assert_eq!(found.declared.classes.real(None), Some("fast"));
+        assert!(found.allowed.proxy);
         assert!(matches!(
-            &told.credentials,
+            &found.credentials,
             Credentials::Secret { secret, .. } if secret.to_string() == "Secret liqo-tenant-milan/kubeconfig-milan"
         ));
     }
@@ -419,7 +419,7 @@ mod tests {
     }
 
     /// What is said of the clusters, by their ids.
-    async fn said(api: &FakeApi, listed: &[&str]) -> Vec<Told> {
+    async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
         let context = Context {
             client: api.cluster_unwatched().await.client().clone(),
             namespace: "ours".into(),
@@ -434,7 +434,7 @@ mod tests {
         }
         liqo.nodes.complete().await;
         liqo.maps.complete().await;
-        liqo.told().unwrap()
+        liqo.declarations().unwrap()
     }
 
     #[tokio::test]

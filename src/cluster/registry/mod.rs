@@ -40,7 +40,7 @@ use crate::{
 pub struct Registry {
     remotes: watch::Sender<Arc<Remotes>>,
     /// Changes whenever anything about a remote cluster does.
-    news: watch::Sender<u64>,
+    changes: watch::Sender<u64>,
     /// The API groups whose declarations cannot be read; `None` before any were.
     unread: watch::Sender<Option<BTreeSet<&'static str>>>,
 }
@@ -89,7 +89,7 @@ pub enum Unreachable {
     },
     /// It does not answer.
     #[error("the cluster {cluster} is unreachable: {why}")]
-    Silent {
+    NoAnswer {
         /// The cluster.
         cluster: ClusterId,
         /// What came of the last attempt.
@@ -112,7 +112,7 @@ impl Remote {
                 object: self.object.clone(),
                 why: why.clone(),
             }),
-            Link::Silent(why) => Err(Unreachable::Silent {
+            Link::Unreachable(why) => Err(Unreachable::NoAnswer {
                 cluster: cluster(),
                 why: why.clone(),
             }),
@@ -142,7 +142,7 @@ impl Default for Registry {
     fn default() -> Self {
         Self {
             remotes: watch::Sender::default(),
-            news: watch::Sender::new(0),
+            changes: watch::Sender::new(0),
             unread: watch::Sender::default(),
         }
     }
@@ -163,28 +163,28 @@ impl Registry {
 
     /// Who stands behind a node of the home cluster.
     #[must_use]
-    pub fn behind(&self, node: &Node) -> Standing {
+    pub fn behind(&self, node: &Node) -> NodeKind {
         if node.has_driver() {
-            return Standing::Real;
+            return NodeKind::Real;
         }
         let remotes = self.remotes.borrow();
         match behind(node, remotes.values().map(|remote| &remote.declared)) {
-            Behind::Itself => Standing::Real,
+            Behind::Itself => NodeKind::Real,
             Behind::Remote(declared) => match remotes.get(&declared.id) {
-                Some(remote) => Standing::Virtual(Arc::clone(remote)),
-                None => Standing::Real,
+                Some(remote) => NodeKind::Virtual(Arc::clone(remote)),
+                None => NodeKind::Real,
             },
             Behind::Disputed(ids) => {
                 let names: Vec<&str> = ids.into_iter().map(ClusterId::as_str).collect();
-                Standing::Disputed(names.join(", "))
+                NodeKind::Disputed(names.join(", "))
             }
         }
     }
 
     /// Changes whenever anything about a remote cluster does.
     #[must_use]
-    pub fn news(&self) -> watch::Receiver<u64> {
-        self.news.subscribe()
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Whether all declarations have been seen: before that a cluster that is
@@ -201,20 +201,20 @@ impl Registry {
         self.unread.borrow().clone()
     }
 
-    fn stir(&self) {
-        self.news.send_modify(|version| *version += 1);
+    fn notify(&self) {
+        self.changes.send_modify(|version| *version += 1);
     }
 
     fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
         self.remotes.send_replace(Arc::new(remotes));
         self.unread.send_replace(Some(unread));
-        self.stir();
+        self.notify();
     }
 }
 
 /// What a node of the home cluster is.
 #[derive(Clone, Debug)]
-pub enum Standing {
+pub enum NodeKind {
     /// Itself.
     Real,
     /// A stand-in for this cluster.

@@ -4,7 +4,7 @@ use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{Context, Credentials, SecretRef, Source, Told};
+use super::source::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
     cluster::{
         Lean,
@@ -45,8 +45,8 @@ impl Native {
         }
     }
 
-    fn told(&self, declaration: &Declaration) -> Told {
-        Told {
+    fn read(&self, declaration: &Declaration) -> ClusterDeclaration {
+        ClusterDeclaration {
             declared: declaration.declared.clone(),
             leaving: declaration.leaving,
             credentials: Credentials::Secret {
@@ -63,15 +63,15 @@ impl Native {
 }
 
 impl Source for Native {
-    fn told(&self) -> Option<Vec<Told>> {
+    fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
         if *self.clusters.version().borrow() == 0 {
             return None;
         }
         let all = self.clusters.all();
-        Some(all.iter().map(|one| self.told(one)).collect())
+        Some(all.iter().map(|one| self.read(one)).collect())
     }
 
-    fn signs(&self) -> Vec<watch::Receiver<u64>> {
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![self.clusters.version()]
     }
 }

@@ -36,7 +36,7 @@ pub(super) enum Credentials {
 
 /// What a source says about one cluster.
 #[derive(Clone)]
-pub(super) struct Told {
+pub(super) struct ClusterDeclaration {
     pub(super) declared: Declared,
     /// Whether the declaration is being deleted.
     pub(super) leaving: bool,
@@ -62,9 +62,9 @@ pub(super) struct Context {
 /// The objects of one fabric, watched.
 pub(super) trait Source: Send {
     /// What they declare now; `None` until all of them have been seen.
-    fn told(&self) -> Option<Vec<Told>>;
+    fn declarations(&self) -> Option<Vec<ClusterDeclaration>>;
     /// Change whenever that may have changed.
-    fn signs(&self) -> Vec<watch::Receiver<u64>>;
+    fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 }
 
 /// The fabrics this driver knows, by the API group that tells whether they are installed.
@@ -101,7 +101,7 @@ struct Watched {
 
 /// What is declared, as far as it can be read.
 pub(super) struct Heard {
-    pub(super) told: Vec<Told>,
+    pub(super) declared: Vec<ClusterDeclaration>,
     /// The API groups of fabrics whose objects cannot be.
     pub(super) unread: BTreeSet<&'static str>,
 }
@@ -130,12 +130,12 @@ impl Installed {
     /// never is, such as a fabric that is half installed, does not stop the others.
     pub(super) fn heard(&self) -> Option<Heard> {
         let mut heard = Heard {
-            told: Vec::new(),
+            declared: Vec::new(),
             unread: BTreeSet::new(),
         };
         for one in &self.sources {
-            match one.source.told() {
-                Some(told) => heard.told.extend(told),
+            match one.source.declarations() {
+                Some(declared) => heard.declared.extend(declared),
                 None if one.since.elapsed() < PATIENCE => return None,
                 None => {
                     heard.unread.insert(one.group);
@@ -145,8 +145,11 @@ impl Installed {
         Some(heard)
     }
 
-    pub(super) fn signs(&self) -> Vec<watch::Receiver<u64>> {
-        self.sources.iter().flat_map(|one| one.source.signs()).collect()
+    pub(super) fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        self.sources
+            .iter()
+            .flat_map(|one| one.source.triggers())
+            .collect()
     }
 }
 
@@ -154,19 +157,19 @@ impl Installed {
 mod tests {
     use super::*;
 
-    struct Says(Option<Vec<Told>>);
+    struct Says(Option<Vec<ClusterDeclaration>>);
 
     impl Source for Says {
-        fn told(&self) -> Option<Vec<Told>> {
+        fn declarations(&self) -> Option<Vec<ClusterDeclaration>> {
             self.0.clone()
         }
 
-        fn signs(&self) -> Vec<watch::Receiver<u64>> {
+        fn triggers(&self) -> Vec<watch::Receiver<u64>> {
             Vec::new()
         }
     }
 
-    fn watched(group: &'static str, says: Option<Vec<Told>>) -> Watched {
+    fn watched(group: &'static str, says: Option<Vec<ClusterDeclaration>>) -> Watched {
         Watched {
             group,
             since: Instant::now(),
@@ -175,8 +178,8 @@ mod tests {
         }
     }
 
-    fn milan() -> Told {
-        Told {
+    fn milan() -> ClusterDeclaration {
+        ClusterDeclaration {
             declared: Declared::plain("milan"),
             leaving: false,
             credentials: Credentials::Missing("there are none".into()),
@@ -196,7 +199,7 @@ mod tests {
         assert!(installed.heard().is_none(), "it may just be slow");
         tokio::time::sleep(PATIENCE).await;
         let heard = installed.heard().unwrap();
-        assert_eq!(heard.told.len(), 1);
+        assert_eq!(heard.declared.len(), 1);
         assert_eq!(heard.unread, ["kosmos.io"].into());
     }
 }

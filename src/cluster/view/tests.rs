@@ -201,17 +201,17 @@ async fn listeners_leave_nothing_behind() {
 }
 
 /// A view of a cluster that is not believed to be as large as it pleases.
-async fn colors_within(api: &FakeApi, room: &Room) -> (View<Color>, CancellationToken) {
+async fn colors_within(api: &FakeApi, budget: &Budget) -> (View<Color>, CancellationToken) {
     let client = api.cluster_unwatched().await.client().clone();
     let stop = CancellationToken::new();
     let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
     let everything = watcher::Config::default();
-    let view = View::start_within(Api::all(client), everything, slim, room, &stop);
+    let view = View::start_within(Api::all(client), everything, slim, budget, &stop);
     (view, stop)
 }
 
-async fn exhausts(room: &Room) -> String {
-    tokio::time::timeout(LONG, room.exhausted())
+async fn exhausts(budget: &Budget) -> String {
+    tokio::time::timeout(LONG, budget.exhausted())
         .await
         .expect("it is never enough")
 }
@@ -220,9 +220,9 @@ async fn exhausts(room: &Room) -> String {
 async fn an_endless_list_is_not_read_on() {
     let api = FakeApi::start().await;
     api.fault(Fault::new("GET", "configmaps", Act::Endless));
-    let room = Room::new(1000, usize::MAX);
-    let (view, _stop) = colors_within(&api, &room).await;
-    let why = exhausts(&room).await;
+    let budget = Budget::new(1000, usize::MAX);
+    let (view, _stop) = colors_within(&api, &budget).await;
+    let why = exhausts(&budget).await;
     assert!(why.contains("configmaps") && why.contains("1000"), "{why}");
     assert_eq!(*view.version().borrow(), 0, "nothing of it is believed");
     assert!(view.all().is_empty());
@@ -233,9 +233,9 @@ async fn endless_events_are_not_followed_and_what_was_known_stays() {
     let api = FakeApi::start().await;
     paint(&api, "a", "blue");
     api.fault(Fault::new("GET", "configmaps", Act::Flood));
-    let room = Room::new(1000, usize::MAX);
-    let (view, _stop) = colors_within(&api, &room).await;
-    exhausts(&room).await;
+    let budget = Budget::new(1000, usize::MAX);
+    let (view, _stop) = colors_within(&api, &budget).await;
+    exhausts(&budget).await;
     assert!(view.get("ns/a").is_some());
     assert!(view.all().len() <= 1000);
 }
@@ -246,8 +246,8 @@ async fn what_is_listed_again_needs_no_second_place() {
     for name in ["a", "b", "c"] {
         paint(&api, name, "blue");
     }
-    let room = Room::new(5, usize::MAX);
-    let (view, _stop) = colors_within(&api, &room).await;
+    let budget = Budget::new(5, usize::MAX);
+    let (view, _stop) = colors_within(&api, &budget).await;
     until(&view, "blue", 3).await;
     paint(&api, "d", "red");
     until(&view, "red", 1).await;
@@ -258,7 +258,7 @@ async fn what_is_listed_again_needs_no_second_place() {
     let listed_again = async {
         tokio::select! {
             () = until(&view, "green", 1) => {}
-            why = room.exhausted() => panic!("{why}"),
+            why = budget.exhausted() => panic!("{why}"),
         }
     };
     listed_again.await;
@@ -268,12 +268,12 @@ async fn what_is_listed_again_needs_no_second_place() {
 #[tokio::test]
 async fn fat_objects_are_as_good_as_many() {
     let api = FakeApi::start().await;
-    let room = Room::new(1000, 50_000);
-    let (view, _stop) = colors_within(&api, &room).await;
+    let budget = Budget::new(1000, 50_000);
+    let (view, _stop) = colors_within(&api, &budget).await;
     view.complete().await;
     paint(&api, "a", "blue");
     until(&view, "blue", 1).await;
     paint(&api, "b", &"x".repeat(60_000));
-    exhausts(&room).await;
+    exhausts(&budget).await;
     assert_eq!(view.all().len(), 1);
 }

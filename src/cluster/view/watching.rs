@@ -13,14 +13,14 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use super::{Exhausted, Kept, Slim, View};
-use crate::cluster::{REMOTE_PAGE, lean::Lean, plain, room::Room};
+use crate::cluster::{REMOTE_PAGE, budget::Budget, lean::Lean, plain};
 
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
 /// looks for himself, and whoever deletes or answers that nothing is there reads live.
 pub(crate) const WATCH_SECONDS: u32 = 60;
 const PAGE: u32 = 250;
 /// Before it is tried again.
-const DISGUST: Duration = Duration::from_mins(1);
+const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
 /// A watch that was interrupted and resumed says so only by the next change. Attempts are
 /// at most half a minute apart: when nothing fails for longer than that, it runs again.
 const RUNS_AGAIN: Duration = Duration::from_secs(45);
@@ -40,16 +40,16 @@ impl<S: Slim> View<S> {
             tokio::spawn(async move {
                 let keep = async {
                     loop {
-                        let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Room::home()).await
+                        let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Budget::home()).await
                         else {
                             return;
                         };
                         tracing::warn!(
                             url = api.resource_url(),
-                            "a list does not end: what it shows is not taken"
+                            "a list is longer than what is kept of a cluster: it is not used"
                         );
                         keeper.set_outdated(true);
-                        time::sleep(DISGUST).await;
+                        time::sleep(PAUSE_AFTER_TOO_MUCH).await;
                     }
                 };
                 stop.run_until_cancelled(keep).await;
@@ -64,7 +64,7 @@ impl<S: Slim> View<S> {
         api: Api<Lean<K>>,
         config: watcher::Config,
         slim: F,
-        room: &Room,
+        budget: &Budget,
         stop: &CancellationToken,
     ) -> Self
     where
@@ -73,14 +73,14 @@ impl<S: Slim> View<S> {
     {
         let view = Self::begun_by(None);
         let keeper = view.clone();
-        let (stop, room) = (stop.clone(), room.clone());
+        let (stop, budget) = (stop.clone(), budget.clone());
         let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
         tokio::spawn(async move {
-            let keep = keeper.keep(&api, config, &slim, &room);
+            let keep = keeper.keep(&api, config, &slim, &budget);
             if let Some(Err(Exhausted)) = stop.run_until_cancelled(keep).await {
                 keeper.set_outdated(true);
                 let kind = api.resource_url();
-                room.exhaust(kind.rsplit('/').next().unwrap_or_default());
+                budget.exhaust(kind.rsplit('/').next().unwrap_or_default());
             }
         });
         view
@@ -91,7 +91,7 @@ impl<S: Slim> View<S> {
         api: &Api<Lean<K>>,
         config: watcher::Config,
         slim: &F,
-        room: &Room,
+        budget: &Budget,
     ) -> Result<(), Exhausted>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -119,12 +119,12 @@ impl<S: Slim> View<S> {
                 }
                 Ok(Some(watcher::Event::InitApply(Lean(object)))) => {
                     seen += 1;
-                    if seen > room.most_objects() {
+                    if seen > budget.most_objects() {
                         return Err(Exhausted);
                     }
                     let key = key(&object);
                     if let Some(value) = slim(object) {
-                        let kept = self.kept(room, &key, value)?;
+                        let kept = self.kept(budget, &key, value)?;
                         listed.insert(key, kept);
                     }
                 }
@@ -140,7 +140,7 @@ impl<S: Slim> View<S> {
                 Ok(Some(watcher::Event::Apply(Lean(object)))) => {
                     let key = key(&object);
                     (was_refused, is_listing) = (false, false);
-                    let kept = slim(object).map(|value| Kept::new(room, &key, value));
+                    let kept = slim(object).map(|value| Kept::new(budget, &key, value));
                     self.set(&key, kept.transpose()?);
                     self.set_outdated(false);
                 }
@@ -152,7 +152,7 @@ impl<S: Slim> View<S> {
                 Err(error) => {
                     tracing::warn!(error = plain(&error), "a watch was interrupted");
                     self.set_outdated(true);
-                    time::sleep(pauses.next().unwrap_or(DISGUST)).await;
+                    time::sleep(pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)).await;
                     was_refused = is_refused(&error);
                     if was_refused {
                         // A new list says when it is allowed again; a resumed watch would not.

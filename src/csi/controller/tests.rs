@@ -17,7 +17,7 @@ async fn controller() -> (FakeApi, Controller) {
         Registry::default(),
         Policy::default(),
         Work::default(),
-        Turns::new(1),
+        CreateLimiter::new(1),
     );
     (api, controller)
 }

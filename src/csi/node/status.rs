@@ -8,13 +8,13 @@ use crate::node::{
     blocking::Stuck,
     direct::DirectError,
     driver::DriverError,
+    error::VolumeError,
     format::FormatError,
     mounts::MountError,
     publication::{PublishError, UnpublishError},
     registry::RegistryError,
     secrets::SecretError,
     state::StateError,
-    trouble::Trouble,
     upkeep::UpkeepError,
     volume::{StageError, UnstageError},
 };
@@ -28,7 +28,7 @@ impl From<StageError> for Status {
 impl From<UnstageError> for Status {
     fn from(error: UnstageError) -> Self {
         let code = match &error {
-            UnstageError::Trouble(it) => trouble(it),
+            UnstageError::VolumeError(it) => trouble(it),
             UnstageError::Published { .. } | UnstageError::Unrecorded { .. } => Code::FailedPrecondition,
         };
         Self::new(code, error.to_string())
@@ -38,7 +38,7 @@ impl From<UnstageError> for Status {
 impl From<PublishError> for Status {
     fn from(error: PublishError) -> Self {
         let code = match &error {
-            PublishError::Trouble(it) => trouble(it),
+            PublishError::VolumeError(it) => trouble(it),
             PublishError::Stage(it) => stage(it),
             PublishError::Different { .. } => Code::AlreadyExists,
             PublishError::SingleWriter { .. } => Code::FailedPrecondition,
@@ -50,7 +50,7 @@ impl From<PublishError> for Status {
 impl From<UnpublishError> for Status {
     fn from(error: UnpublishError) -> Self {
         let code = match &error {
-            UnpublishError::Trouble(it) => trouble(it),
+            UnpublishError::VolumeError(it) => trouble(it),
             UnpublishError::Unrecorded { .. } => Code::FailedPrecondition,
         };
         Self::new(code, error.to_string())
@@ -60,7 +60,7 @@ impl From<UnpublishError> for Status {
 impl From<UpkeepError> for Status {
     fn from(error: UpkeepError) -> Self {
         let code = match &error {
-            UpkeepError::Trouble(it) => trouble(it),
+            UpkeepError::VolumeError(it) => trouble(it),
             UpkeepError::NoVolume(_) | UpkeepError::NoPath { .. } => Code::NotFound,
             UpkeepError::Measure { .. } => Code::Internal,
         };
@@ -70,21 +70,21 @@ impl From<UpkeepError> for Status {
 
 fn stage(error: &StageError) -> Code {
     match error {
-        StageError::Trouble(it) => trouble(it),
+        StageError::VolumeError(it) => trouble(it),
         StageError::VolumeMode { .. } => Code::InvalidArgument,
         StageError::Elsewhere { .. } | StageError::OtherSource { .. } => Code::FailedPrecondition,
     }
 }
 
-fn trouble(error: &Trouble) -> Code {
+fn trouble(error: &VolumeError) -> Code {
     match error {
-        Trouble::Busy(_) => Code::Aborted,
-        Trouble::Stuck(Stuck::Slow { .. }) => Code::DeadlineExceeded,
-        Trouble::Stuck(Stuck::BrokenOff { .. }) => Code::Unavailable,
-        Trouble::State(it) => state(it),
-        Trouble::Driver(it) => driver(it),
-        Trouble::Direct(it) => direct(it),
-        Trouble::Mount(it) => mount(it),
+        VolumeError::Busy(_) => Code::Aborted,
+        VolumeError::Stuck(Stuck::Slow { .. }) => Code::DeadlineExceeded,
+        VolumeError::Stuck(Stuck::BrokenOff { .. }) => Code::Unavailable,
+        VolumeError::State(it) => state(it),
+        VolumeError::Driver(it) => driver(it),
+        VolumeError::Direct(it) => direct(it),
+        VolumeError::Mount(it) => mount(it),
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
         "x".into()
     }
 
-    fn ours() -> Vec<(Trouble, Code)> {
+    fn ours() -> Vec<(VolumeError, Code)> {
         let in_flight = InFlight::default();
         let _held = in_flight.enter("v").unwrap();
         let (what, limit) = (text(), Duration::ZERO);
@@ -201,7 +201,7 @@ mod tests {
         ]
     }
 
-    fn drivers() -> Vec<(Trouble, Code)> {
+    fn drivers() -> Vec<(VolumeError, Code)> {
         let (driver, dir, passed_over) = (text(), at(), text());
         let absent = RegistryError::Absent {
             driver,
@@ -254,7 +254,7 @@ mod tests {
             .collect()
     }
 
-    fn mounting() -> Vec<(Trouble, Code)> {
+    fn mounting() -> Vec<(VolumeError, Code)> {
         let (path, wanted) = (text(), text());
         let wrong = DirectError::WrongKind { path, wanted };
         let (path, error) = (text(), io());

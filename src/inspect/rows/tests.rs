@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::inspect::{
-    Told,
+    Listing,
     fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
 };
 
@@ -23,7 +23,7 @@ fn pending(claim: &mut Value) {
     claim["status"]["phase"] = "Pending".into();
 }
 
-fn volumes(change: impl FnOnce(&mut Value, &mut Value)) -> Told<PersistentVolume> {
+fn volumes(change: impl FnOnce(&mut Value, &mut Value)) -> Listing<PersistentVolume> {
     let (mut outer, mut inner) = (volume(), real());
     change(&mut outer, &mut inner);
     told([outer, inner])
@@ -58,8 +58,8 @@ fn claims_of_others_are_none_of_ours() {
         it["spec"]["storageClassName"] = "fast".into();
         it["spec"]["volumeName"] = "theirs".into();
     });
-    storage.twins = Told::default();
-    storage.volumes = Told::default();
+    storage.twins = Listing::default();
+    storage.volumes = Listing::default();
     assert_eq!(rows(&storage, &Scope::All), []);
 }
 
@@ -89,14 +89,14 @@ fn every_state_is_told_from_the_objects() {
         ),
         (
             "twin gone",
-            |it| it.twins = Told::default(),
+            |it| it.twins = Listing::default(),
             State::TwinMissing,
             "still in the PV pvc-twin",
         ),
         (
             "twin and its PV gone",
             |it| {
-                it.twins = Told::default();
+                it.twins = Listing::default();
                 it.volumes = told([volume()]);
             },
             State::TwinMissing,
@@ -128,7 +128,7 @@ fn every_state_is_told_from_the_objects() {
         ),
         (
             "node gone",
-            |it| it.nodes = Told::default(),
+            |it| it.nodes = Listing::default(),
             State::Unreachable,
             "no node",
         ),
@@ -140,7 +140,7 @@ fn every_state_is_told_from_the_objects() {
         ),
         (
             "twins unreadable",
-            |it| it.twins = Told::refused("no"),
+            |it| it.twins = Listing::refused("no"),
             State::Unknown,
             "twin may not be read",
         ),
@@ -148,8 +148,8 @@ fn every_state_is_told_from_the_objects() {
             "no pod yet",
             |it| {
                 it.claims = claim_with(pending);
-                it.twins = Told::default();
-                it.volumes = Told::default();
+                it.twins = Listing::default();
+                it.volumes = Listing::default();
             },
             State::Waiting,
             "first pod",
@@ -157,7 +157,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "retained by the virtual class",
             |it| {
-                it.claims = Told::default();
+                it.claims = Listing::default();
                 it.volumes =
                     volumes(|outer, _| outer["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into());
             },
@@ -167,7 +167,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "deletion fails",
             |it| {
-                it.claims = Told::default();
+                it.claims = Listing::default();
                 it.volumes = volumes(|outer, _| {
                     outer["status"] = json!({"phase": "Failed", "message": "backend on fire"});
                 });
@@ -178,7 +178,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "restored etcd",
             |it| {
-                it.claims = Told::default();
+                it.claims = Listing::default();
                 it.volumes = told([real()]);
             },
             State::Orphaned,
@@ -187,7 +187,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "never served",
             |it| {
-                it.claims = Told::default();
+                it.claims = Listing::default();
                 it.volumes = told([real()]);
                 it.twins = twin_with(|it| {
                     it["metadata"]["annotations"]
@@ -202,7 +202,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "somebody else's twin",
             |it| {
-                it.claims = Told::default();
+                it.claims = Listing::default();
                 it.volumes = told([real()]);
                 it.twins =
                     twin_with(|it| it["metadata"]["labels"]["storage.liqo.io/home-cluster"] = "away".into());
@@ -213,8 +213,8 @@ fn every_state_is_told_from_the_objects() {
         (
             "data kept by the real class",
             |it| {
-                it.claims = Told::default();
-                it.twins = Told::default();
+                it.claims = Listing::default();
+                it.twins = Listing::default();
                 it.volumes = told([{
                     let mut real = real();
                     real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
@@ -227,8 +227,8 @@ fn every_state_is_told_from_the_objects() {
         (
             "static PV reserved for nobody",
             |it| {
-                it.claims = Told::default();
-                it.twins = Told::default();
+                it.claims = Listing::default();
+                it.twins = Listing::default();
                 it.volumes = told([{
                     let mut real = real();
                     real["spec"]["claimRef"]["uid"] = Value::Null;
@@ -241,8 +241,8 @@ fn every_state_is_told_from_the_objects() {
         (
             "only the PV is left",
             |it| {
-                it.claims = Told::default();
-                it.twins = Told::default();
+                it.claims = Listing::default();
+                it.twins = Listing::default();
                 it.volumes = told([volume()]);
             },
             State::TwinMissing,
@@ -262,8 +262,8 @@ fn every_state_is_told_from_the_objects() {
 fn a_pending_claim_says_why() {
     let mut storage = storage();
     storage.claims = claim_with(pending);
-    storage.volumes = Told::default();
-    storage.twins = Told::default();
+    storage.volumes = Listing::default();
+    storage.twins = Listing::default();
     storage.consumers = told([json!({
         "metadata": {"namespace": "shop", "name": "web-0"},
         "spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
@@ -281,7 +281,7 @@ fn a_pending_claim_says_why() {
         message.contains("0/2 nodes") && message.ends_with("the last attempt: no room"),
         "{message}"
     );
-    storage.events = Told::default();
+    storage.events = Listing::default();
 
     storage.claims = claim_with(|it| {
         pending(it);
@@ -321,7 +321,7 @@ fn all_nodes_of_the_cluster_are_written_as_a_star() {
         outer["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0] =
             json!({"key": "topology.storage.liqo.io/cluster", "operator": "In", "values": ["home"]});
     });
-    let names: Told<PersistentVolume> =
+    let names: Listing<PersistentVolume> =
         told(["one", "virtual"].map(|name| json!({"metadata": {"name": name}})));
     storage.nodes = names.map(|named| {
         let name = named.metadata.name.unwrap();
@@ -337,7 +337,7 @@ fn all_nodes_of_the_cluster_are_written_as_a_star() {
 #[test]
 fn leftovers_belong_to_the_namespace_of_their_claim() {
     let mut storage = storage();
-    storage.claims = Told::default();
+    storage.claims = Listing::default();
     let in_namespace = |name: &str| rows(&storage, &Scope::Namespace(name.into())).len();
     assert_eq!((in_namespace("shop"), in_namespace("other")), (1, 0));
     storage.twins = told([twin()]);
@@ -365,8 +365,8 @@ fn why_a_pod_waits_is_known_whatever_else_is_wrong() {
 fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
     let with = |annotation: Option<&str>, pod_on: Option<&str>| {
         let mut storage = storage();
-        storage.twins = Told::default();
-        storage.volumes = Told::default();
+        storage.twins = Listing::default();
+        storage.volumes = Listing::default();
         storage.claims = claim_with(|it| {
             pending(it);
             it["metadata"]["annotations"] = match annotation {
@@ -374,7 +374,7 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
                 None => json!({}),
             };
         });
-        let named: Told<PersistentVolume> = told([
+        let named: Listing<PersistentVolume> = told([
             json!({"metadata": {"name": "one"}}),
             json!({"metadata": {"name": "to-milan"}}),
         ]);

@@ -87,7 +87,7 @@ fn report(api: &FakeApi) -> Report {
 #[tokio::test]
 async fn people_are_told_how_it_is() {
     let api = world().await;
-    round(&api, &registry(Link::Silent("no route".into()))).await;
+    round(&api, &registry(Link::Unreachable("no route".into()))).await;
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert_eq!(api.object(OBJECT).unwrap()["status"]["lastError"], "no route");
     let report = report(&api);
@@ -142,7 +142,7 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
 
     // Out of sight is not gone.
     there.remove(TWIN);
-    round(&api, &registry(Link::Silent("no route".into()))).await;
+    round(&api, &registry(Link::Unreachable("no route".into()))).await;
     let (_, message) = condition(&api, 0);
     assert!(is_held(&api) && message.contains("no route"), "{message}");
 
@@ -153,14 +153,14 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
 #[tokio::test]
 async fn a_cluster_that_never_answered_is_not_held() {
     let api = world().await;
-    round(&api, &registry(Link::Silent("no route".into()))).await;
+    round(&api, &registry(Link::Unreachable("no route".into()))).await;
     assert!(!is_held(&api));
 }
 
 #[tokio::test]
 async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
     let api = world().await;
-    let link = Link::Silent("no route".into());
+    let link = Link::Unreachable("no route".into());
     round(
         &api,
         &Registry::partial([(Declared::plain("milan"), link)], ["kosmos.io"]),
@@ -193,7 +193,7 @@ async fn a_selector_that_hits_a_real_node_is_told() {
     let api = world().await;
     let labels = json!({"to": "milan", crate::topology::NODE_KEY: "worker"});
     api.put("/api/v1/nodes/worker", json!({"metadata": {"labels": labels}}));
-    round(&api, &registry(Link::Silent("no route".into()))).await;
+    round(&api, &registry(Link::Unreachable("no route".into()))).await;
     let told = report(&api).clusters.remove(0);
     assert_eq!(told.nodes, ["to-milan"]);
     assert!(told.limits[0].contains("worker"), "{:?}", told.limits);

@@ -1,44 +1,46 @@
 //! What people are told of a volume: by events, and of one elsewhere on its claim.
 
-use super::{Health, condition::Condition, patient::Patient};
+use super::{Health, condition::Condition, volume_status::VolumeStatus};
 use crate::{
     cluster::ApiError,
-    reconcile::mirror::{self, Told},
+    reconcile::mirror::{self, TwinCondition},
     volume::ClaimMark,
 };
 
 impl Health<'_> {
     /// Tells the user: by an event, and for what is elsewhere on the claim as well.
-    pub(super) async fn tell(&mut self, patient: &Patient, note: &str) -> Result<(), ApiError> {
-        if let Some(claim) = &patient.volume.claim {
-            self.reports.warn(claim, patient.condition.reason(), note).await;
+    pub(super) async fn tell(&mut self, volume_status: &VolumeStatus, note: &str) -> Result<(), ApiError> {
+        if let Some(claim) = &volume_status.volume.claim {
+            self.reports
+                .warn(claim, volume_status.condition.reason(), note)
+                .await;
         }
-        self.mirror(patient, note).await
+        self.mirror(volume_status, note).await
     }
 
     /// Brings what the claim says of a remote twin up to date.
-    pub(super) async fn mirror(&self, patient: &Patient, note: &str) -> Result<(), ApiError> {
-        let (Some(claim), Some(mark)) = (&patient.claim, &patient.volume.claim) else {
+    pub(super) async fn mirror(&self, volume_status: &VolumeStatus, note: &str) -> Result<(), ApiError> {
+        let (Some(claim), Some(mark)) = (&volume_status.claim, &volume_status.volume.claim) else {
             return Ok(());
         };
-        if !patient.is_remote {
+        if !volume_status.is_remote {
             return Ok(());
         }
-        let told = Told {
-            status: match patient.condition {
+        let told = TwinCondition {
+            status: match volume_status.condition {
                 Condition::Healthy | Condition::Ending => "True",
                 Condition::Unreachable => "Unknown",
                 _ => "False",
             },
-            reason: patient.condition.reason(),
+            reason: volume_status.condition.reason(),
             message: note,
         };
         mirror::condition(self.home, claim, mark, &told).await
     }
 
     /// A remote volume that is well: its claim says so, and how large it is.
-    pub(super) async fn show(&self, patient: &Patient) -> Result<(), ApiError> {
-        let (Ok(site), Some(twin)) = (&patient.site, &patient.twin) else {
+    pub(super) async fn show(&self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
+        let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
             return Ok(());
         };
         let note = format!(
@@ -46,10 +48,10 @@ impl Health<'_> {
             site.place(),
             site.cluster_name()
         );
-        self.mirror(patient, &note).await?;
+        self.mirror(volume_status, &note).await?;
         match twin.bytes {
-            Some(bytes) if bytes != patient.volume.bytes => {
-                mirror::capacity(self.home, &patient.volume, bytes).await
+            Some(bytes) if bytes != volume_status.volume.bytes => {
+                mirror::capacity(self.home, &volume_status.volume, bytes).await
             }
             _ => Ok(()),
         }

@@ -55,7 +55,7 @@ async fn told(api: &FakeApi, registry: &Registry, patient: bool) -> Vec<String> 
     watched.complete().await;
     let settings = settings();
     let reports = Reports::new(Events::new(home.client().clone()));
-    let mut told = Told::new(&home, registry, &watched, &settings, reports);
+    let mut told = MissingClasses::new(&home, registry, &watched, &settings, reports);
     told.round().await.unwrap();
     assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= PATIENCE));
     if patient {

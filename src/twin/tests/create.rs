@@ -16,7 +16,7 @@ fn here(node: &str) -> Segments {
     Segments::of_cluster(&"home".parse().unwrap()).with("kubernetes.io/hostname", node)
 }
 
-fn refusal(outcome: Result<Made, CreateError>) -> Refusal {
+fn refusal(outcome: Result<ProvisionedVolume, CreateError>) -> Refusal {
     match outcome {
         Err(CreateError::Refused { refusal, .. }) => refusal,
         other => panic!("not refused: {other:?}"),
@@ -103,9 +103,9 @@ async fn elsewhere_is_what_the_real_driver_says() {
 async fn a_node_without_the_real_driver_gets_no_twin() {
     let world = World::new(Real::Works).await;
     let csi_node = "/apis/storage.k8s.io/v1/csinodes/n1";
-    let mut news = world.home.views().csi_nodes.subscribe("n1");
+    let mut changes = world.home.views().csi_nodes.subscribe("n1");
     world.api.put(csi_node, json!({"spec": {"drivers": []}}));
-    news.next(Duration::from_secs(10)).await;
+    changes.next(Duration::from_secs(10)).await;
     let error = world.create().await.unwrap_err();
     assert!(
         matches!(&error, CreateError::Elsewhere(why) if why.contains("real.test")),
@@ -159,7 +159,7 @@ async fn another_node_means_another_twin() {
     let mut world = World::new(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     claim(&world.api, "n2");
-    world.order.requisite = vec![Segments::of_node(world.home.id(), "n2")];
+    world.request.requisite = vec![Segments::of_node(world.home.id(), "n2")];
     world.deadline = Duration::from_secs(10);
     tokio::spawn(controllers(Arc::clone(&world.api), Real::Works));
     // The stand-in may have bound the first twin on n1 meanwhile; both ways lead to n2 or say so.
@@ -173,7 +173,7 @@ async fn another_node_means_another_twin() {
 async fn another_request_under_the_same_name_is_refused() {
     let mut world = World::new(Real::Works).await;
     world.create().await.unwrap();
-    world.order.spec.size = SizeRange::new(2 * GIB, 0).unwrap();
+    world.request.spec.size = SizeRange::new(2 * GIB, 0).unwrap();
     assert!(matches!(refusal(world.create().await), Refusal::Differs(_)));
 }
 
@@ -192,7 +192,7 @@ async fn a_twin_that_vanished_is_never_made_again() {
 #[tokio::test]
 async fn retain_is_enforced_on_the_real_volume() {
     let world = World::new(Real::Works).await;
-    let mut news = world.home.views().classes.subscribe("liqo");
+    let mut changes = world.home.views().classes.subscribe("liqo");
     class(
         &world.api,
         "liqo",
@@ -200,7 +200,7 @@ async fn retain_is_enforced_on_the_real_volume() {
         "WaitForFirstConsumer",
         "Retain",
     );
-    news.next(Duration::from_secs(10)).await;
+    changes.next(Duration::from_secs(10)).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
     let real = world.api.object(&volume).unwrap();
@@ -222,7 +222,7 @@ async fn a_static_volume_is_reserved_for_the_twin() {
         });
         world.api.put(&format!("{VOLUMES}/disk-{node}"), volume);
     }
-    world.order.spec.parameters.real_class = Some("static".into());
+    world.request.spec.parameters.real_class = Some("static".into());
     let made = world.create().await.unwrap();
     assert_eq!(made.context[TWIN_VOLUME], "disk-n1");
     assert_eq!(made.bytes, 2 << 30);
@@ -250,12 +250,12 @@ async fn static_volumes_that_say_who_made_them_are_found_in_both_ways() {
         });
         world.api.put(&format!("{VOLUMES}/{name}"), volume);
     }
-    world.order.spec.parameters.real_class = Some("static".into());
-    world.order.spec.parameters.claim = None;
-    world.order.requisite = Vec::new();
+    world.request.spec.parameters.real_class = Some("static".into());
+    world.request.spec.parameters.claim = None;
+    world.request.requisite = Vec::new();
     let mut volumes = Vec::new();
     for name in ["first", "second"] {
-        world.order.volume = VolumeName::from_request(name);
+        world.request.volume = VolumeName::from_request(name);
         volumes.push(world.create().await.unwrap().context[TWIN_VOLUME].clone());
         world.home.views().static_volumes.complete().await;
     }
@@ -266,7 +266,7 @@ async fn static_volumes_that_say_who_made_them_are_found_in_both_ways() {
 #[tokio::test]
 async fn without_a_room_no_static_twin() {
     let mut world = World::new(Real::Works).await;
-    world.order.spec.parameters.real_class = Some("static".into());
+    world.request.spec.parameters.real_class = Some("static".into());
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
     assert_eq!(world.twin(), None);
@@ -275,14 +275,14 @@ async fn without_a_room_no_static_twin() {
 #[tokio::test]
 async fn a_request_without_a_claim_gets_a_node_of_our_choice() {
     let mut world = World::new(Real::Works).await;
-    world.order.spec.parameters.claim = None;
-    world.order.requisite = Vec::new();
-    world.order.volume = VolumeName::from_request("Sanity");
+    world.request.spec.parameters.claim = None;
+    world.request.requisite = Vec::new();
+    world.request.volume = VolumeName::from_request("Sanity");
     let made = world.create().await.unwrap();
     assert!(made.topology == [here("n1")] || made.topology == [here("n2")]);
 
-    world.order.volume = VolumeName::from_request("Immediate");
-    world.order.spec.parameters.real_class = Some("instant".into());
+    world.request.volume = VolumeName::from_request("Immediate");
+    world.request.spec.parameters.real_class = Some("instant".into());
     let made = world.create().await.unwrap();
     assert_eq!(made.topology, [Segments::of_cluster(world.home.id())]);
 }
@@ -308,7 +308,7 @@ async fn immediate(real: Real, places: &[&str]) -> World {
     });
     world.home = world.api.cluster().await;
     let place = |node: &&str| Segments::of_node(world.home.id(), node);
-    world.order.requisite = places.iter().map(place).collect();
+    world.request.requisite = places.iter().map(place).collect();
     world
 }
 
@@ -318,13 +318,13 @@ async fn an_immediate_class_keeps_to_its_allowed_topologies() {
     for n in 0..8 {
         for real in ["real", "instant"] {
             let mut world = immediate(Real::Works, &["n2", "n3"]).await;
-            world.order.spec.parameters.real_class = Some(real.into());
+            world.request.spec.parameters.real_class = Some(real.into());
             let uid = format!("0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a1{n}1");
             world
                 .api
                 .change(CLAIM, |claim| claim["metadata"]["uid"] = json!(uid));
-            world.order.request_name = format!("pvc-{uid}");
-            world.order.volume = VolumeName::from_request(&world.order.request_name);
+            world.request.request_name = format!("pvc-{uid}");
+            world.request.volume = VolumeName::from_request(&world.request.request_name);
             let made = world.create().await.unwrap();
             assert!(
                 made.topology == [here("n2")] || made.topology == [here("n3")],
@@ -332,8 +332,8 @@ async fn an_immediate_class_keeps_to_its_allowed_topologies() {
             );
             // Whatever is preferred comes first.
             let mut world = immediate(Real::Works, &["n2", "n3"]).await;
-            world.order.spec.parameters.real_class = Some(real.into());
-            world.order.preferred = vec![Segments::of_node(world.home.id(), "n3")];
+            world.request.spec.parameters.real_class = Some(real.into());
+            world.request.preferred = vec![Segments::of_node(world.home.id(), "n3")];
             assert_eq!(world.create().await.unwrap().topology, [here("n3")]);
         }
     }
@@ -344,8 +344,8 @@ async fn one_allowed_place_is_the_node() {
     for claim_given in [true, false] {
         let mut world = immediate(Real::Works, &["n3"]).await;
         if !claim_given {
-            world.order.spec.parameters.claim = None;
-            world.order.volume = VolumeName::from_request("Sanity");
+            world.request.spec.parameters.claim = None;
+            world.request.volume = VolumeName::from_request("Sanity");
         }
         assert_eq!(world.create().await.unwrap().topology, [here("n3")]);
     }
@@ -354,16 +354,16 @@ async fn one_allowed_place_is_the_node() {
 #[tokio::test]
 async fn several_places_count_without_a_claim_too() {
     let mut world = immediate(Real::Works, &["n2", "n3"]).await;
-    world.order.spec.parameters.claim = None;
-    world.order.volume = VolumeName::from_request("Sanity");
-    world.order.preferred = vec![Segments::of_node(world.home.id(), "n2")];
+    world.request.spec.parameters.claim = None;
+    world.request.volume = VolumeName::from_request("Sanity");
+    world.request.preferred = vec![Segments::of_node(world.home.id(), "n2")];
     assert_eq!(world.create().await.unwrap().topology, [here("n2")]);
 }
 
 #[tokio::test]
 async fn where_every_node_is_allowed_the_real_class_chooses() {
     let mut world = immediate(Real::Works, &["n1", "n2", "n3"]).await;
-    world.order.spec.parameters.real_class = Some("instant".into());
+    world.request.spec.parameters.real_class = Some("instant".into());
     world.create().await.unwrap();
     let annotations = &world.twin().unwrap()["metadata"]["annotations"];
     assert_eq!(annotations["volume.kubernetes.io/selected-node"], Value::Null);
@@ -398,7 +398,7 @@ async fn what_is_made_outside_of_it_is_withdrawn() {
 async fn no_place_in_this_cluster_is_no_volume() {
     let mut world = immediate(Real::Works, &[]).await;
     let elsewhere = Segments::of_cluster(&"milan".parse().unwrap()).with(NODE_KEY, "n1");
-    world.order.requisite = vec![elsewhere];
+    world.request.requisite = vec![elsewhere];
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
     assert_eq!(world.twin(), None);
@@ -407,17 +407,17 @@ async fn no_place_in_this_cluster_is_no_volume() {
 #[tokio::test]
 async fn a_class_that_expands_the_namespace_needs_a_virtual_one_that_says_so() {
     let mut world = World::new(Real::Works).await;
-    let mut news = world.home.views().classes.subscribe("real");
+    let mut changes = world.home.views().classes.subscribe("real");
     world
         .api
         .change("/apis/storage.k8s.io/v1/storageclasses/real", |class| {
             class["parameters"] = json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"});
         });
-    news.next(Duration::from_secs(10)).await;
+    changes.next(Duration::from_secs(10)).await;
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Class(_)), "{error}");
     assert_eq!(world.api.writes(), 0);
-    world.order.spec.parameters.shared_namespace = true;
+    world.request.spec.parameters.shared_namespace = true;
     world.create().await.unwrap();
 }
 
@@ -429,7 +429,7 @@ async fn no_class_is_an_error_that_says_so() {
         (Some("liqo"), "virtual"),
         (None, "default"),
     ] {
-        world.order.spec.parameters.real_class = class.map(str::to_owned);
+        world.request.spec.parameters.real_class = class.map(str::to_owned);
         let error = world.create().await.unwrap_err();
         assert!(matches!(error, CreateError::Class(_)), "{error}");
         assert!(error.to_string().contains(expected), "{error}");

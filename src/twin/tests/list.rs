@@ -8,7 +8,7 @@ async fn lists_what_was_handed_over() {
     assert_eq!(list(&world.home, &Registry::default()).await.unwrap(), []);
     world.create().await.unwrap();
     let listed = list(&world.home, &Registry::default()).await.unwrap();
-    assert_eq!(listed[0].volume, world.order.volume);
+    assert_eq!(listed[0].volume, world.request.volume);
     assert_eq!(listed[0].bytes, 1 << 30);
     assert!(
         validate(&world.home, &Registry::default(), &world.id())

@@ -6,7 +6,7 @@ mod create;
 mod delete;
 mod faults;
 mod list;
-mod offsite;
+mod remote_plan;
 mod stand_in;
 
 use std::{sync::Arc, time::Duration};
@@ -33,7 +33,7 @@ struct World {
     api: Arc<FakeApi>,
     home: Cluster,
     policy: Policy,
-    order: Order,
+    request: CreateRequest,
     deadline: Duration,
 }
 
@@ -49,7 +49,7 @@ impl World {
             api,
             home,
             policy: Policy::default(),
-            order: order(),
+            request: request(),
             deadline: Duration::from_secs(10),
         }
     }
@@ -57,7 +57,7 @@ impl World {
     fn id(&self) -> VolumeId {
         VolumeId {
             cluster: self.home.id().clone(),
-            name: self.order.volume.clone(),
+            name: self.request.volume.clone(),
         }
     }
 
@@ -65,10 +65,10 @@ impl World {
         Instant::now() + self.deadline
     }
 
-    async fn create(&self) -> Result<Made, CreateError> {
+    async fn create(&self) -> Result<ProvisionedVolume, CreateError> {
         let events = Events::new(self.home.client().clone());
         let (home, registry) = (&self.home, &Registry::default());
-        create(home, registry, &self.policy, &events, &self.order, self.until()).await
+        create(home, registry, &self.policy, &events, &self.request, self.until()).await
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
@@ -84,8 +84,8 @@ impl World {
     }
 
     async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
-        let asked = &self.order.spec.capabilities;
-        publish(&self.home, &self.order.volume, node, asked, self.until()).await
+        let asked = &self.request.spec.capabilities;
+        publish(&self.home, &self.request.volume, node, asked, self.until()).await
     }
 
     fn twin(&self) -> Option<Value> {
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// The PV that csi-provisioner makes, and the claim bound to it.
-    fn bind_claim(&self, made: &Made) {
+    fn bind_claim(&self, made: &ProvisionedVolume) {
         bind_claim(&self.api, "home", made);
     }
 
@@ -104,7 +104,7 @@ impl World {
 }
 
 /// The virtual PV as csi-provisioner makes it for the claim, and the claim bound to it.
-fn bind_claim(api: &FakeApi, cluster: &str, made: &Made) {
+fn bind_claim(api: &FakeApi, cluster: &str, made: &ProvisionedVolume) {
     let name = format!("pvc-{UID}");
     api.put(
         &format!("{VOLUMES}/{name}"),
@@ -194,7 +194,7 @@ fn claim(api: &FakeApi, node: &str) {
     api.put(CLAIM, claim);
 }
 
-fn order() -> Order {
+fn request() -> CreateRequest {
     let capability = Capability {
         mode: AccessMode::ReadWriteOnce,
         access: Access::Mount {
@@ -203,7 +203,7 @@ fn order() -> Order {
         },
     };
     let request_name = format!("pvc-{UID}");
-    Order {
+    CreateRequest {
         volume: VolumeName::from_request(&request_name),
         request_name,
         spec: VolumeSpec {

@@ -10,7 +10,7 @@ fn classes_are_checked() {
     assert_found(&[
         (
             "none of ours",
-            |it| it.storage.classes = Told::default(),
+            |it| it.storage.classes = Listing::default(),
             W,
             ["storage.liqo.io", "nobody", "storageClasses"],
         ),
@@ -165,7 +165,7 @@ fn driver_objects_are_checked() {
     assert_found(&[
         (
             "missing",
-            |it| it.drivers = Told::default(),
+            |it| it.drivers = Listing::default(),
             E,
             ["CSIDriver storage.liqo.io", "does not exist", "helm"],
         ),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::inspect::{
-    Told,
+    Listing,
     fixtures::{
         UID, attachment, classes, csi_node, deployment, drivers, installation, object, told, twin_with,
     },
@@ -24,27 +24,27 @@ fn nothing_is_wrong_with_a_good_installation() {
 fn nothing_is_concluded_from_what_may_not_be_read() {
     let blind = Installation {
         setup: crate::inspect::Setup {
-            controllers: Told::refused("forbidden"),
+            controllers: Listing::refused("forbidden"),
         },
         storage: crate::inspect::Storage {
-            classes: Told::refused("forbidden"),
-            claims: Told::refused("forbidden"),
-            twins: Told::refused("forbidden"),
-            volumes: Told::refused("forbidden"),
-            nodes: Told::refused("forbidden"),
-            events: Told::refused("forbidden"),
+            classes: Listing::refused("forbidden"),
+            claims: Listing::refused("forbidden"),
+            twins: Listing::refused("forbidden"),
+            volumes: Listing::refused("forbidden"),
+            nodes: Listing::refused("forbidden"),
+            events: Listing::refused("forbidden"),
             ..crate::inspect::Storage::default()
         },
-        namespace: Told::refused("forbidden"),
-        drivers: Told::refused("forbidden"),
-        csi_nodes: Told::refused("forbidden"),
-        capacities: Told::refused("forbidden"),
-        attachments: Told::refused("forbidden"),
-        quotas: Told::refused("forbidden"),
-        node_plugins: Told::refused("forbidden"),
-        pods: Told::refused("forbidden"),
-        strangers: Told::refused("forbidden"),
-        failures: Told::refused("forbidden"),
+        namespace: Listing::refused("forbidden"),
+        drivers: Listing::refused("forbidden"),
+        csi_nodes: Listing::refused("forbidden"),
+        capacities: Listing::refused("forbidden"),
+        attachments: Listing::refused("forbidden"),
+        quotas: Listing::refused("forbidden"),
+        node_plugins: Listing::refused("forbidden"),
+        pods: Listing::refused("forbidden"),
+        strangers: Listing::refused("forbidden"),
+        failures: Listing::refused("forbidden"),
         ..Installation::default()
     };
     assert_eq!(examine(&blind), []);
@@ -103,7 +103,7 @@ const N: Severity = Severity::Note;
 #[test]
 fn old_failures_are_past() {
     let mut installation = installation();
-    installation.failures = Told::of(vec![object(json!({
+    installation.failures = Listing::of(vec![object(json!({
         "metadata": {"name": "e"}, "involvedObject": {"namespace": "shop", "name": "web-0"},
         "lastTimestamp": "2026-01-01T11:00:00Z", "message": "storage.liqo.io",
     }))]);

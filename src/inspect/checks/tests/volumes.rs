@@ -9,7 +9,7 @@ fn namespaces_and_quotas_are_checked() {
     assert_found(&[
         (
             "missing",
-            |it| it.namespace = Told::default(),
+            |it| it.namespace = Listing::default(),
             E,
             [
                 "Namespace liqo-storage",

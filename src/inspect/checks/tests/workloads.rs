@@ -44,7 +44,7 @@ fn nodes_are_checked() {
                 let mut nodes: Vec<_> = it.storage.nodes.iter().cloned().collect();
                 nodes[1].labels = [("liqo.io/type".to_owned(), "virtual-node".to_owned())].into();
                 let mut both = nodes.into_iter();
-                let names: Told<k8s_openapi::api::core::v1::Node> =
+                let names: Listing<k8s_openapi::api::core::v1::Node> =
                     told([json!({"metadata": {}}), json!({"metadata": {}})]);
                 it.storage.nodes = names.map(|_| both.next().unwrap());
                 it.csi_nodes = told([csi_node("one", &["storage.liqo.io", "real.example"])]);
@@ -54,7 +54,7 @@ fn nodes_are_checked() {
         ),
         (
             "no node plugin",
-            |it| it.node_plugins = Told::default(),
+            |it| it.node_plugins = Listing::default(),
             E,
             ["storage.liqo.io", "no node plugin", "Install"],
         ),
@@ -76,7 +76,7 @@ fn nodes_are_checked() {
         ),
         (
             "no room published",
-            |it| it.capacities = Told::default(),
+            |it| it.capacities = Listing::default(),
             E,
             ["StorageClass liqo", "one, two", "controller"],
         ),
@@ -89,7 +89,7 @@ fn the_controller_is_checked() {
     assert_found(&[
         (
             "none",
-            |it| it.setup.controllers = Told::default(),
+            |it| it.setup.controllers = Listing::default(),
             E,
             ["storage.liqo.io", "no controller", "Install"],
         ),

@@ -10,7 +10,7 @@ use crate::volume::Busy;
 
 /// What can go wrong in any operation on a volume.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum VolumeError {
     /// Another operation has the volume.
     #[error(transparent)]
     Busy(#[from] Busy),
@@ -31,7 +31,7 @@ pub enum Trouble {
     Mount(#[from] MountError),
 }
 
-impl Trouble {
+impl VolumeError {
     /// Whether kubelet takes this failure to mean that nothing was done, so that it
     /// will not ask us to undo it. The same codes as in its `isFinalError`.
     #[must_use]

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 /// What one object costs beyond its text: keys, hash tables, reference counts.
 const OVERHEAD: usize = 256;
 
-/// The room that one cluster has. Cheap to clone.
+/// How much is kept of one cluster. Cheap to clone.
 #[derive(Clone)]
-pub struct Room(Arc<Shared>);
+pub struct Budget(Arc<Shared>);
 
 struct Shared {
     most_objects: usize,
@@ -24,21 +24,21 @@ struct Shared {
     exhausted: watch::Sender<Option<String>>,
 }
 
-/// The place of one object, given back when it is dropped.
+/// What one object takes of it, given back when it is dropped.
 pub(super) struct Place {
-    room: Room,
+    budget: Budget,
     bytes: usize,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Shared { objects, bytes, .. } = &*self.room.0;
+        let Shared { objects, bytes, .. } = &*self.budget.0;
         objects.fetch_sub(1, Ordering::Relaxed);
         bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-impl Room {
+impl Budget {
     /// Of the cluster we live in: more objects than any cluster has of what we watch.
     #[must_use]
     pub fn home() -> Self {
@@ -66,7 +66,7 @@ impl Room {
     pub(super) fn take(&self, text: usize) -> Option<Place> {
         let bytes = text.saturating_add(OVERHEAD);
         let place = Place {
-            room: self.clone(),
+            budget: self.clone(),
             bytes,
         };
         let shared = &*self.0;
@@ -124,22 +124,22 @@ mod tests {
 
     #[test]
     fn a_place_is_given_back() {
-        let room = Room::new(2, usize::MAX);
-        let one = room.take(1).unwrap();
-        let two = room.take(1).unwrap();
-        assert!(room.take(1).is_none());
+        let budget = Budget::new(2, usize::MAX);
+        let one = budget.take(1).unwrap();
+        let two = budget.take(1).unwrap();
+        assert!(budget.take(1).is_none());
         drop(one);
-        let three = room.take(1);
+        let three = budget.take(1);
         assert!(three.is_some());
         drop((two, three));
-        assert_eq!(room.0.objects.load(Ordering::Relaxed), 0);
-        assert_eq!(room.0.bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.0.objects.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.0.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn bytes_count_as_well() {
-        let room = Room::new(100, 10_000);
-        assert!(room.take(9_000).is_some_and(|_| room.take(10_000).is_none()));
-        assert!(room.take(9_000).is_some());
+        let budget = Budget::new(100, 10_000);
+        assert!(budget.take(9_000).is_some_and(|_| budget.take(10_000).is_none()));
+        assert!(budget.take(9_000).is_some());
     }
 }

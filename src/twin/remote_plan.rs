@@ -1,16 +1,15 @@
 //! Before a twin is made in a remote cluster: whether what was asked for can be
-//! had there, its real class and its access modes. The node that volumes are told
-//! that are waited for is not chosen here.
+//! had there, its real class and its access modes. The node for volumes that are
+//! waited for is chosen in `remote_node`.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::{
-    CreateError, Order, Policy, Site,
+    CreateError, CreateRequest, Policy, Site,
+    observation::{self, Observation},
     plan::{self, Known, Plan, Planned},
-    record,
-    sight::{self, Sight},
-    together,
+    record, remote_node,
 };
 use crate::{
     cluster::{ApiError, registry::Remote},
@@ -23,12 +22,12 @@ use crate::{
 
 /// Whether a twin may be answered for before it is bound. A class that binds at
 /// once is waited for whatever the policy: it costs nothing, and failures show.
-pub(super) fn answered_early(site: &Site, order: &Order, class: Option<&Class>) -> bool {
+pub(super) fn answered_early(site: &Site, request: &CreateRequest, class: Option<&Class>) -> bool {
     let Some(remote) = site.remote_cluster() else {
         return false;
     };
     let immediate = class.is_some_and(|class| class.binding == BindingMode::Immediate);
-    let policy = order.spec.parameters.binding_policy.unwrap_or(remote.policy);
+    let policy = request.spec.parameters.binding_policy.unwrap_or(remote.policy);
     policy == BindingPolicy::Optimistic && !immediate
 }
 
@@ -37,8 +36,8 @@ pub(super) async fn plan(
     site: &Site,
     remote: &Remote,
     policy: &Policy,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
 ) -> Result<Plan, CreateError> {
     if remote.is_leaving() {
         return Ok(Plan::Unfit(format!(
@@ -46,7 +45,7 @@ pub(super) async fn plan(
             remote.id
         )));
     }
-    if let Some(claim) = &sight.claim
+    if let Some(claim) = &observation.claim
         && let Some(pod) = ephemeral_of(claim)
     {
         // Nobody else's room is to shrink for that.
@@ -57,27 +56,27 @@ pub(super) async fn plan(
             remote.id
         )));
     }
-    let modes = wished_modes(order, sight.claim.as_ref())?;
+    let modes = wished_modes(request, observation.claim.as_ref())?;
     let classes = plan::classes(site.cluster());
     let known = if site.cluster().rights().classes {
         KnownClasses::Listed(&classes)
     } else {
         KnownClasses::Unreadable
     };
-    let parameter = order.spec.parameters.real_class.as_deref();
-    let chosen = match choose(remote, policy, parameter, sight.claim.as_ref(), known) {
+    let parameter = request.spec.parameters.real_class.as_deref();
+    let chosen = match choose(remote, policy, parameter, observation.claim.as_ref(), known) {
         Ok(chosen) => chosen,
         // The claim's own mistake is one in every cluster.
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
         // What other claims may get there is known without asking, see `reconcile::capacity`.
         Err(error) => {
-            let class = sight.claim.as_ref().and_then(record::class_name);
+            let class = observation.claim.as_ref().and_then(record::class_name);
             let ways = ways_out(remote, class.unwrap_or_default(), &policy.allowed_classes);
             return Err(CreateError::NotThisClaim(format!("{error}. {ways}")));
         }
     };
     let ChosenClass::Known(class) = chosen else {
-        if !answered_early(site, order, None) {
+        if !answered_early(site, request, None) {
             return Err(cannot_wait("classes"));
         }
         return Ok(Plan::Make(Planned {
@@ -87,7 +86,7 @@ pub(super) async fn plan(
             ..Planned::default()
         }));
     };
-    let answered_early = answered_early(site, order, Some(class));
+    let answered_early = answered_early(site, request, Some(class));
     if class.provisioner == NO_PROVISIONER && class.binding != BindingMode::Immediate && !answered_early {
         return Err(CreateError::Spec(BINDS_WITH_ITS_POD));
     }
@@ -106,13 +105,13 @@ pub(super) async fn plan(
         };
     }
     if answered_early {
-        return Ok(match somewhere(site, order, class).await? {
+        return Ok(match somewhere(site, request, class).await? {
             Ok(()) => Plan::Make(planned),
             Err(none) => Plan::Unfit(none),
         });
     }
     Ok(
-        match together::node(site, remote, policy, order, sight, class).await? {
+        match remote_node::node(site, remote, policy, request, observation, class).await? {
             Ok(node) => Plan::Make(Planned {
                 node: Some(node),
                 ..planned
@@ -156,10 +155,10 @@ fn ephemeral_of(claim: &PersistentVolumeClaim) -> Option<&str> {
 
 /// The access modes of the twin, where they are not those of the claim.
 fn wished_modes(
-    order: &Order,
+    request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
 ) -> Result<Option<Vec<AccessMode>>, SpecError> {
-    if !order.spec.capabilities.mount_flags().is_empty() {
+    if !request.spec.capabilities.mount_flags().is_empty() {
         return Err(SpecError::NotRemotely {
             field: "mountOptions of the virtual class",
             why: "the volume is mounted by the remote cluster, as its own class says: set them there",
@@ -192,11 +191,15 @@ pub(super) fn choose<'a>(
 }
 
 /// Whether a node of the remote cluster can have the volume; if not, why.
-async fn somewhere(site: &Site, order: &Order, class: &Class) -> Result<Result<(), String>, ApiError> {
+async fn somewhere(
+    site: &Site,
+    request: &CreateRequest,
+    class: &Class,
+) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
-    let nodes = sight::nodes(cluster);
-    let choice = known.surroundings(class).choose_node(&nodes, &plan::ask(order));
+    let nodes = observation::nodes(cluster);
+    let choice = known.surroundings(class).choose_node(&nodes, &plan::ask(request));
     Ok(choice
         .map(|_| ())
         .map_err(|none| format!("in the cluster {} {none}", cluster.id())))

@@ -13,7 +13,7 @@ use crate::{cluster::Cluster, inspect::Setup, volume::ClusterId};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
-pub(super) struct Looking {
+pub(super) struct CommonArgs {
     /// How to answer.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(super) output: Format,
@@ -45,7 +45,7 @@ pub(super) struct Place {
     pub(super) id: Option<ClusterId>,
 }
 
-impl Looking {
+impl CommonArgs {
     /// Finds the cluster and how the driver was deployed there.
     pub(super) async fn find(&self) -> Outcome<Place> {
         let cluster = Cluster::visit(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
@@ -63,11 +63,11 @@ impl Looking {
 }
 
 /// Runs a command that waits for nothing but answers.
-pub(super) fn block_on<T>(looking: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+pub(super) fn block_on<T>(common: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
-        .block_on(looking)
+        .block_on(common)
 }
 
 /// Prints JSON, with a version that changes when a field changes its meaning.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A volume as it is seen now.
-pub(super) struct Patient {
+pub(super) struct VolumeStatus {
     pub(super) volume: VirtualVolume,
     pub(super) claim: Option<Arc<Claim>>,
     /// Whether its twin is in another cluster.
@@ -23,7 +23,7 @@ pub(super) struct Patient {
     pub(super) is_outdated: bool,
 }
 
-impl Patient {
+impl VolumeStatus {
     /// What failed for one volume is no reason to let the others wait: only what may
     /// have hit them all, trouble with the home cluster, fails the round.
     pub(super) fn alone(&self, done: Result<(), ApiError>) -> Result<(), ApiError> {

@@ -10,12 +10,12 @@ use crate::cluster::{ApiError, Cause, Cluster, Objects};
 /// The objects of a kind. Where they may not be read there are none, and a
 /// reason; then nothing may be concluded from an absence.
 #[derive(Clone, Debug)]
-pub(crate) struct Told<K> {
+pub(crate) struct Listing<K> {
     objects: Vec<K>,
     refusal: Option<String>,
 }
 
-impl<K> Default for Told<K> {
+impl<K> Default for Listing<K> {
     fn default() -> Self {
         Self {
             objects: Vec::new(),
@@ -24,7 +24,7 @@ impl<K> Default for Told<K> {
     }
 }
 
-impl<K> Told<K> {
+impl<K> Listing<K> {
     /// None, because of this.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
         Self {
@@ -54,8 +54,8 @@ impl<K> Told<K> {
     }
 
     /// The same, as something else.
-    pub(crate) fn map<T>(self, as_other: impl FnMut(K) -> T) -> Told<T> {
-        Told {
+    pub(crate) fn map<T>(self, as_other: impl FnMut(K) -> T) -> Listing<T> {
+        Listing {
             objects: self.objects.into_iter().map(as_other).collect(),
             refusal: self.refusal,
         }
@@ -72,7 +72,7 @@ impl<K> Told<K> {
     }
 }
 
-impl<K: Resource> Told<K> {
+impl<K: Resource> Listing<K> {
     /// All of them.
     pub(crate) fn of(mut objects: Vec<K>) -> Self {
         // In the order in which they are looked up.
@@ -107,7 +107,7 @@ fn key<K: Resource>(object: &K) -> (Option<&str>, Option<&str>) {
     (meta.namespace.as_deref(), meta.name.as_deref())
 }
 
-impl<K> Told<K>
+impl<K> Listing<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
 {
@@ -133,7 +133,7 @@ fn reason(error: &ApiError) -> String {
     }
 }
 
-impl<'a, K> IntoIterator for &'a Told<K> {
+impl<'a, K> IntoIterator for &'a Listing<K> {
     type Item = &'a K;
     type IntoIter = std::slice::Iter<'a, K>;
 

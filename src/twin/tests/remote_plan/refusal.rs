@@ -11,7 +11,7 @@ async fn where_it_cannot_be_is_said_and_nothing_made() {
         Err(CreateError::NoSite(NoSite::Unmapped(_)))
     ));
 
-    let silent = Registry::fixed([(declared(), Link::Silent("no route".into()))]);
+    let silent = Registry::fixed([(declared(), Link::Unreachable("no route".into()))]);
     let error = world.create_with(&silent).await.unwrap_err();
     assert!(error.to_string().contains("no route"), "{error}");
     // A node whose cluster nobody declares any more is not a real node.
@@ -65,7 +65,7 @@ async fn what_cannot_be_had_there_is_refused() {
             flags: vec!["noatime".into()],
         },
     };
-    world.order.spec.capabilities = Capabilities::new([capability]).unwrap();
+    world.request.spec.capabilities = Capabilities::new([capability]).unwrap();
     let error = world.create().await.unwrap_err();
     assert!(error.to_string().contains("mountOptions"), "{error}");
     assert!(world.twin().is_none());
@@ -138,7 +138,7 @@ async fn one_claim_that_names_no_class_closes_the_cluster_to_nobody() {
 #[tokio::test]
 async fn a_driver_that_gives_the_node_back_is_remembered_as_well() {
     let mut world = World::new().await;
-    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     let full = async {
         world.there.until(|store| store.get(TWIN).is_some()).await;
         world.there.change(TWIN, |twin| {

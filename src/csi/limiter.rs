@@ -14,11 +14,11 @@ use tonic::Status;
 /// may begin.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
-/// Turns to work, given in the order in which they are asked for.
+/// Lets so many calls begin at a time, in the order in which they came.
 #[derive(Clone)]
-pub struct Turns(Arc<Semaphore>);
+pub struct CreateLimiter(Arc<Semaphore>);
 
-impl Turns {
+impl CreateLimiter {
     /// So many at a time.
     #[must_use]
     pub fn new(at_once: usize) -> Self {
@@ -59,10 +59,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn volumes_are_made_a_few_at_a_time_in_the_order_of_their_calls() {
-        let (turns, done) = (Turns::new(2), Mutex::new(Vec::new()));
+        let (limiter, done) = (CreateLimiter::new(2), Mutex::new(Vec::new()));
         let begin = Instant::now();
         let calls = (0..6).map(|call| {
-            turns.take(begin + SOON, async move {
+            limiter.take(begin + SOON, async move {
                 time::sleep(Duration::from_millis(100)).await;
                 Ok(call)
             })
@@ -78,13 +78,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_a_slow_class_lets_others_begin() {
-        let turns = Turns::new(1);
+        let limiter = CreateLimiter::new(1);
         let begin = Instant::now();
-        let slow = turns.take(begin + SOON, async {
+        let slow = limiter.take(begin + SOON, async {
             time::sleep(Duration::from_secs(20)).await;
             Ok(begin.elapsed())
         });
-        let quick = turns.take(begin + SOON, async { Ok(begin.elapsed()) });
+        let quick = limiter.take(begin + SOON, async { Ok(begin.elapsed()) });
         let (slow, quick) = tokio::join!(slow, quick);
         assert_eq!(quick.unwrap(), BUSY_FOR);
         assert_eq!(slow.unwrap(), Duration::from_secs(20));
@@ -92,13 +92,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_turn_that_does_not_come_in_time_is_unavailable() {
-        let turns = Turns::new(1);
+        let limiter = CreateLimiter::new(1);
         let begin = Instant::now();
-        let busy = turns.take(begin + SOON, async {
+        let busy = limiter.take(begin + SOON, async {
             time::sleep(BUSY_FOR).await;
             Ok(())
         });
-        let late = turns.take(begin + BUSY_FOR / 2, async { Ok(()) });
+        let late = limiter.take(begin + BUSY_FOR / 2, async { Ok(()) });
         let (busy, late) = tokio::join!(busy, late);
         busy.unwrap();
         assert_eq!(late.unwrap_err().code(), Code::Unavailable);

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
 use super::{
-    Order, Policy, Site, offsite,
+    CreateRequest, Policy, Site,
+    observation::{self, Observation},
     plan::{self, Known},
-    record,
-    sight::{self, Sight},
+    record, remote_plan,
 };
 use crate::{
     cluster::{ApiError, facts, registry::Remote},
@@ -31,14 +31,14 @@ pub(super) async fn node(
     site: &Site,
     remote: &Remote,
     policy: &Policy,
-    order: &Order,
-    sight: &Sight,
+    request: &CreateRequest,
+    observation: &Observation,
     class: &Class,
 ) -> Result<Result<String, String>, ApiError> {
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
     let surroundings = known.surroundings(class);
-    let ask = plan::ask(order);
+    let ask = plan::ask(request);
     let open: Vec<Node> = cluster
         .all::<KubeNode>()
         .list(None)
@@ -51,7 +51,7 @@ pub(super) async fn node(
         Ok(node) => node.name.clone(),
         Err(none) => return Ok(Err(format!("in the cluster {} {none}", cluster.id()))),
     };
-    let Some(pod) = pod_of(site, sight.claim.as_ref()).await? else {
+    let Some(pod) = pod_of(site, observation.claim.as_ref()).await? else {
         return Ok(Ok(roomiest));
     };
     for claim in &pod.claims {
@@ -66,7 +66,7 @@ pub(super) async fn node(
     let mut fitting: Vec<&Node> = open.iter().collect();
     fitting.retain(|node| surroundings.unfit(node, &ask).is_none());
     for claim in pod.claims.iter().filter(|claim| !has_its_volume(claim)) {
-        keep_fitting(site, remote, policy, order, claim, &mut fitting).await?;
+        keep_fitting(site, remote, policy, request, claim, &mut fitting).await?;
     }
     // Not the one with most room, which may be another one for each class.
     let drawn = fitting
@@ -86,18 +86,18 @@ async fn keep_fitting(
     site: &Site,
     remote: &Remote,
     policy: &Policy,
-    order: &Order,
+    request: &CreateRequest,
     claim: &PersistentVolumeClaim,
     nodes: &mut Vec<&Node>,
 ) -> Result<(), ApiError> {
-    let virtual_class = sight::class(site.home(), claim);
+    let virtual_class = observation::class(site.home(), claim);
     let Some(virtual_class) = virtual_class.filter(|class| class.provisioner == DRIVER_NAME) else {
         return Ok(());
     };
     let classes = plan::classes(site.cluster());
     let listed = KnownClasses::Listed(&classes);
     let parameter = virtual_class.real_class();
-    let Ok(ChosenClass::Known(class)) = offsite::choose(remote, policy, parameter, Some(claim), listed)
+    let Ok(ChosenClass::Known(class)) = remote_plan::choose(remote, policy, parameter, Some(claim), listed)
     else {
         return Ok(());
     };
@@ -107,7 +107,7 @@ async fn keep_fitting(
     if !surroundings.is_static() {
         let ask = Ask {
             size: size(claim),
-            ..plan::ask(order)
+            ..plan::ask(request)
         };
         nodes.retain(|node| surroundings.unfit(node, &ask).is_none());
     }

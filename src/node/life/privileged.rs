@@ -27,7 +27,11 @@ fn in_own_namespace(test: &str) -> bool {
     again
         .args(["--mount", "--propagation", "private", "--"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("node::life::rooted::{test}"), "--nocapture"])
+        .args([
+            "--exact",
+            &format!("node::life::privileged::{test}"),
+            "--nocapture",
+        ])
         .env(INSIDE, "1")
         .stdin(Stdio::null());
     // Its own summary must not be counted as another one of ours.
@@ -322,7 +326,7 @@ async fn a_driver_that_mounts_is_asked_again_only_if_it_wants_that() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, UnpublishError::Trouble(trouble) if trouble.is_absent_driver()),
+        matches!(&error, UnpublishError::VolumeError(trouble) if trouble.is_absent_driver()),
         "{error}"
     );
     driver.come_back(&node);

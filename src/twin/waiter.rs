@@ -12,14 +12,14 @@ use crate::cluster::{slim, view::Changes};
 /// The longest time without a look of one's own.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// News of one twin and its PV.
-pub(super) struct News {
+/// Waits for changes of one twin and its PV.
+pub(super) struct TwinWaiter {
     twins: Changes<slim::Twin>,
     volumes: Changes<slim::Volume>,
 }
 
-impl News {
-    /// News of the twin at this site, from now on.
+impl TwinWaiter {
+    /// A waiter for changes of the twin at this site, from now on.
     pub(super) fn of(site: &Site) -> Self {
         Self {
             twins: site.view().subscribe(site.name()),
@@ -27,7 +27,7 @@ impl News {
         }
     }
 
-    /// Waits for a reason to look again; false when time is up. News that are
+    /// Waits for a reason to look again; false when time is up. Changes that are
     /// not `worth_a_look` are slept through.
     pub(super) async fn wait(&mut self, deadline: Instant, worth_a_look: impl Fn() -> bool) -> bool {
         let look_again = deadline.min(Instant::now() + LOOK_AGAIN);

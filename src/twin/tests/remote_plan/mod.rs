@@ -20,8 +20,8 @@ use crate::{
     placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
     topology::{CLUSTER_KEY, Segments},
     twin::{
-        CreateError, DeleteError, FINALIZER, Made, NoSite, Order, Policy, TWIN_CLASS, TWIN_NAME,
-        TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
+        CreateError, CreateRequest, DeleteError, FINALIZER, NoSite, Policy, ProvisionedVolume, TWIN_CLASS,
+        TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
     },
     volume::{
         Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, VolumeName,
@@ -39,7 +39,7 @@ struct World {
     home: Cluster,
     declared: Declared,
     rights: Rights,
-    order: Order,
+    request: CreateRequest,
     policy: Policy,
 }
 
@@ -60,7 +60,7 @@ impl World {
             home,
             declared: declared(),
             rights: Rights::ALL,
-            order: order(),
+            request: request(),
             policy: Policy {
                 namespace: "ours".into(),
                 ..Policy::default()
@@ -72,20 +72,20 @@ impl World {
         Registry::fixed([(self.declared.clone(), Link::up(&self.there, self.rights).await)])
     }
 
-    async fn create(&self) -> Result<Made, CreateError> {
+    async fn create(&self) -> Result<ProvisionedVolume, CreateError> {
         self.create_with(&self.registry().await).await
     }
 
-    async fn create_with(&self, registry: &Registry) -> Result<Made, CreateError> {
+    async fn create_with(&self, registry: &Registry) -> Result<ProvisionedVolume, CreateError> {
         let events = Events::new(self.home.client().clone());
         let until = Instant::now() + Duration::from_millis(1500);
-        create(&self.home, registry, &self.policy, &events, &self.order, until).await
+        create(&self.home, registry, &self.policy, &events, &self.request, until).await
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
         let id = VolumeId {
             cluster: "milan".parse().unwrap(),
-            name: self.order.volume.clone(),
+            name: self.request.volume.clone(),
         };
         let until = Instant::now() + Duration::from_millis(1500);
         let events = Events::new(self.home.client().clone());
@@ -106,7 +106,7 @@ impl World {
     }
 
     /// The PV that csi-provisioner makes at home.
-    fn remember(&self, made: Made) {
+    fn remember(&self, made: ProvisionedVolume) {
         let attributes: BTreeMap<_, _> = made.context;
         let handle = format!("v1:milan:pvc-{UID}");
         self.home_api.put(
@@ -183,14 +183,14 @@ fn claim(api: &FakeApi, more: &Value) {
 }
 
 /// The same volume, for the pod on the virtual node.
-fn order() -> Order {
-    let mut order = super::order();
-    order.spec.parameters.real_class = None;
-    order.requisite = vec![Segments::of_cluster(&"milan".parse().unwrap())];
-    order
+fn request() -> CreateRequest {
+    let mut request = super::request();
+    request.spec.parameters.real_class = None;
+    request.requisite = vec![Segments::of_cluster(&"milan".parse().unwrap())];
+    request
 }
 
-fn elsewhere(outcome: Result<Made, CreateError>) -> String {
+fn elsewhere(outcome: Result<ProvisionedVolume, CreateError>) -> String {
     match outcome {
         Err(CreateError::Elsewhere(why) | CreateError::NotThisClaim(why)) => why,
         other => panic!("{other:?}"),
@@ -233,7 +233,7 @@ async fn a_class_that_binds_at_once_is_waited_for() {
 #[tokio::test]
 async fn a_volume_that_is_waited_for_is_told_its_node() {
     let mut world = World::new().await;
-    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     assert!(matches!(
         world.create().await,
         Err(CreateError::StillWaiting { .. })
@@ -243,7 +243,7 @@ async fn a_volume_that_is_waited_for_is_told_its_node() {
 
     // Nothing was told of nodes that may not be read.
     let mut blind = World::new().await;
-    blind.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    blind.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     blind.rights.nodes = false;
     assert!(matches!(blind.create().await, Err(CreateError::Spec(_))));
     assert!(blind.twin().is_none());
@@ -311,9 +311,9 @@ async fn all_claims_of_a_pod_are_told_one_node() {
         ("data", UID, "real"),
         ("second", "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a222", "other"),
     ] {
-        world.order.request_name = format!("pvc-{uid}");
-        world.order.volume = VolumeName::from_request(&world.order.request_name);
-        let parameters = &mut world.order.spec.parameters;
+        world.request.request_name = format!("pvc-{uid}");
+        world.request.volume = VolumeName::from_request(&world.request.request_name);
+        let parameters = &mut world.request.spec.parameters;
         parameters.binding_policy = Some(BindingPolicy::WaitForBound);
         parameters.real_class = Some(real.into());
         parameters.claim.as_mut().unwrap().name = name.into();
@@ -352,13 +352,13 @@ async fn a_volume_made_beforehand_binds_with_its_pod_or_never() {
         }),
     );
     world.declared.classes.default = Some("static".into());
-    world.order.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Spec(_)), "{error}");
     assert!(error.to_string().contains("Optimistic"), "{error}");
     assert!(world.twin().is_none());
 
-    world.order.spec.parameters.binding_policy = Some(BindingPolicy::Optimistic);
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::Optimistic);
     world.create().await.unwrap();
     assert!(world.twin().is_some());
 }
@@ -366,7 +366,7 @@ async fn a_volume_made_beforehand_binds_with_its_pod_or_never() {
 #[tokio::test]
 async fn the_mapping_of_a_class_counts_before_its_parameter() {
     let mut world = World::new().await;
-    world.order.spec.parameters.real_class = Some("gold".into());
+    world.request.spec.parameters.real_class = Some("gold".into());
     world.declared.classes.mapping = [("liqo".to_owned(), "real".to_owned())].into();
     world.create().await.unwrap();
     assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "real");

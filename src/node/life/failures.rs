@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 
 use super::*;
-use crate::node::trouble::Trouble;
+use crate::node::error::VolumeError;
 
 #[tokio::test]
 async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() {
@@ -19,12 +19,12 @@ async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() 
     // A device, though, may still be mapped.
     let error = node.volumes().unstage(unstage(&block().stage)).await.unwrap_err();
     assert!(
-        matches!(&error, UnstageError::Trouble(trouble) if trouble.is_absent_driver()),
+        matches!(&error, UnstageError::VolumeError(trouble) if trouble.is_absent_driver()),
         "{error}"
     );
     let error = node.volumes().stage(block().stage).await.unwrap_err();
     assert!(
-        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
+        matches!(&error, StageError::VolumeError(trouble) if !trouble.is_final()),
         "{error}"
     );
 
@@ -91,7 +91,7 @@ async fn a_driver_that_dies_over_a_call_may_have_done_it() {
     let wish = stage(&node, csi_path(VolumeMode::Filesystem));
     let error = node.volumes().stage(wish).await.unwrap_err();
     assert!(
-        matches!(&error, StageError::Trouble(trouble) if !trouble.is_final()),
+        matches!(&error, StageError::VolumeError(trouble) if !trouble.is_final()),
         "{error}"
     );
     assert!(error.to_string().contains("broke off"), "{error}");
@@ -120,14 +120,14 @@ async fn busy_volumes_turn_callers_away() {
     let volumes = node.volumes();
     let _held = volumes.in_flight.enter(ID).unwrap();
     let wish = || publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
-    let is_busy = |trouble: &Trouble| matches!(trouble, Trouble::Busy(_));
-    assert!(matches!(volumes.stage(wish().stage).await, Err(StageError::Trouble(it)) if is_busy(&it)));
-    assert!(matches!(volumes.publish(wish()).await, Err(PublishError::Trouble(it)) if is_busy(&it)));
+    let is_busy = |trouble: &VolumeError| matches!(trouble, VolumeError::Busy(_));
+    assert!(matches!(volumes.stage(wish().stage).await, Err(StageError::VolumeError(it)) if is_busy(&it)));
+    assert!(matches!(volumes.publish(wish()).await, Err(PublishError::VolumeError(it)) if is_busy(&it)));
     assert!(
-        matches!(volumes.unpublish(unpublish(&wish())).await, Err(UnpublishError::Trouble(it)) if is_busy(&it))
+        matches!(volumes.unpublish(unpublish(&wish())).await, Err(UnpublishError::VolumeError(it)) if is_busy(&it))
     );
     assert!(
-        matches!(volumes.unstage(unstage(&wish().stage)).await, Err(UnstageError::Trouble(it)) if is_busy(&it))
+        matches!(volumes.unstage(unstage(&wish().stage)).await, Err(UnstageError::VolumeError(it)) if is_busy(&it))
     );
 }
 

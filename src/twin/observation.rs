@@ -6,11 +6,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{Order, Site, offsite, record};
+use super::{CreateRequest, Site, record, remote_plan};
 use crate::{
     cluster::{
         ApiError, Cluster, facts,
-        registry::{Registry, Standing},
+        registry::{NodeKind, Registry},
     },
     placement::{
         BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Reach, ReclaimPolicy, Target, Twin, TwinFact,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// One look at everything.
-pub(super) struct Sight {
+pub(super) struct Observation {
     pub(super) facts: CreateFacts,
     /// The claim, if it is the right one.
     pub(super) claim: Option<PersistentVolumeClaim>,
@@ -31,20 +31,20 @@ pub(super) struct Sight {
     pub(super) topology: Vec<Segments>,
 }
 
-impl Sight {
+impl Observation {
     /// Looks.
     pub(super) async fn take(
         site: &Site,
         registry: &Registry,
-        order: &Order,
+        request: &CreateRequest,
         (claim_fact, claim): (ClaimFact, Option<PersistentVolumeClaim>),
     ) -> Result<Box<Self>, ApiError> {
         let twin = site.twins().get(site.name()).await?;
         let virtual_class = claim.as_ref().and_then(|claim| class(site.home(), claim));
-        let mut sight = Box::new(Self {
+        let mut observation = Box::new(Self {
             facts: CreateFacts {
                 claim: claim_fact,
-                target: target(site, registry, order, claim.as_ref(), virtual_class.as_deref()).await?,
+                target: target(site, registry, request, claim.as_ref(), virtual_class.as_deref()).await?,
                 unfit: None,
                 twin: TwinFact::Absent,
                 virtual_pv: false,
@@ -56,22 +56,26 @@ impl Sight {
             topology: Vec::new(),
         });
         if let Some(twin) = twin {
-            sight.look_at_twin(site, order, twin).await?;
+            observation.look_at_twin(site, request, twin).await?;
         }
-        Ok(sight)
+        Ok(observation)
     }
 
     /// The next step. Whether a PV of the volume exists is only read when the
     /// step depends on it.
-    pub(super) async fn step(&mut self, site: &Site, order: &Order) -> Result<CreateStep, ApiError> {
+    pub(super) async fn step(
+        &mut self,
+        site: &Site,
+        request: &CreateRequest,
+    ) -> Result<CreateStep, ApiError> {
         let mut given = self.facts.clone();
         given.virtual_pv = true;
         let step = create_step(&self.facts);
         if create_step(&given) == step {
             return Ok(step);
         }
-        let name = order.spec.parameters.volume.as_deref();
-        let name = name.unwrap_or(order.volume.as_str());
+        let name = request.spec.parameters.volume.as_deref();
+        let name = name.unwrap_or(request.volume.as_str());
         let found = site.home().all::<PersistentVolume>().get(name).await?;
         self.facts.virtual_pv = found.is_some();
         Ok(create_step(&self.facts))
@@ -80,11 +84,11 @@ impl Sight {
     async fn look_at_twin(
         &mut self,
         site: &Site,
-        order: &Order,
+        request: &CreateRequest,
         twin: PersistentVolumeClaim,
     ) -> Result<(), ApiError> {
         let marks = match site
-            .owner(&order.volume)
+            .owner(&request.volume)
             .recognise(twin.labels(), twin.annotations())
         {
             Ok(marks) => marks,
@@ -93,12 +97,12 @@ impl Sight {
                 return Ok(());
             }
         };
-        let asked = Fingerprint::of(&order.spec);
+        let asked = Fingerprint::of(&request.spec);
         let real_class = class(site.cluster(), &twin);
         let waits = real_class
             .as_ref()
             .is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
-        let answered_early = offsite::answered_early(site, order, real_class.as_deref());
+        let answered_early = remote_plan::answered_early(site, request, real_class.as_deref());
         self.facts.twin = TwinFact::Ours(Twin {
             handed_over: marks.handed_over,
             deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -111,7 +115,7 @@ impl Sight {
                 && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
             node: record::selected_node(&twin).map(str::to_owned),
             answered_early,
-            state: self.state(site, order, &twin, real_class.as_deref()).await?,
+            state: self.state(site, request, &twin, real_class.as_deref()).await?,
         });
         self.twin = Some(twin);
         Ok(())
@@ -120,7 +124,7 @@ impl Sight {
     async fn state(
         &mut self,
         site: &Site,
-        order: &Order,
+        request: &CreateRequest,
         twin: &PersistentVolumeClaim,
         real_class: Option<&Class>,
     ) -> Result<TwinState, ApiError> {
@@ -128,16 +132,16 @@ impl Sight {
             return Ok(TwinState::Lost);
         }
         if let Some(name) = record::real_volume(site.cluster(), twin) {
-            return Ok(TwinState::Bound(self.reach(site, order, twin, &name).await?));
+            return Ok(TwinState::Bound(self.reach(site, request, twin, &name).await?));
         }
-        let prebinding = super::plan::prebinding(site, order, twin, real_class).await?;
+        let prebinding = super::plan::prebinding(site, request, twin, real_class).await?;
         Ok(TwinState::Pending(prebinding))
     }
 
     async fn reach(
         &mut self,
         site: &Site,
-        order: &Order,
+        request: &CreateRequest,
         twin: &PersistentVolumeClaim,
         name: &str,
     ) -> Result<Reach, ApiError> {
@@ -155,7 +159,7 @@ impl Sight {
             .and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
         let retained =
             facts::reclaim_policy(policy) == ReclaimPolicy::Retain || !site.cluster().rights().volume_changes;
-        let reach = match self.topology_of(site, order, &volume).await? {
+        let reach = match self.topology_of(site, request, &volume).await? {
             Ok(reached) if reached => Reach::FromTarget { retained },
             Ok(_) => Reach::NotFromTarget,
             Err(error) => Reach::Nowhere(error),
@@ -169,7 +173,7 @@ impl Sight {
     async fn topology_of(
         &mut self,
         site: &Site,
-        order: &Order,
+        request: &CreateRequest,
         volume: &PersistentVolume,
     ) -> Result<Result<bool, AffinityError>, ApiError> {
         let home = site.home();
@@ -184,7 +188,7 @@ impl Sight {
         };
         if matches!(self.facts.target, Target::OneOf(_)) {
             // Whoever forbids a node does not want pods there, however far the storage reaches.
-            self.topology = match allowed(&self.topology, &order.requisite, &nodes(home)) {
+            self.topology = match allowed(&self.topology, &request.requisite, &nodes(home)) {
                 Ok(topology) => topology,
                 Err(error) => return Ok(Err(error)),
             };
@@ -206,16 +210,16 @@ impl Sight {
 /// A claim is known by its uid: one of another uid, or on its way out, is gone.
 pub(super) async fn claim(
     home: &Cluster,
-    order: &Order,
+    request: &CreateRequest,
 ) -> Result<(ClaimFact, Option<PersistentVolumeClaim>), ApiError> {
-    let Some(name) = &order.spec.parameters.claim else {
+    let Some(name) = &request.spec.parameters.claim else {
         return Ok((ClaimFact::NotGiven, None));
     };
     let found = home
         .within::<PersistentVolumeClaim>(&name.namespace)
         .get(&name.name)
         .await?;
-    let expected = order.volume.claim_uid();
+    let expected = request.volume.claim_uid();
     let same = |claim: &PersistentVolumeClaim| {
         claim.metadata.deletion_timestamp.is_none()
             && expected.is_none_or(|uid| claim.metadata.uid.as_deref() == Some(uid))
@@ -232,20 +236,20 @@ pub(super) async fn claim(
 async fn target(
     site: &Site,
     registry: &Registry,
-    order: &Order,
+    request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
     virtual_class: Option<&Class>,
 ) -> Result<Target, ApiError> {
     let home = site.home();
     let disagrees = |selected: Option<&str>| {
-        let places = order.requisite.iter().map(describe).collect::<Vec<_>>();
+        let places = request.requisite.iter().map(describe).collect::<Vec<_>>();
         Target::Disagrees {
             selected: selected.map(str::to_owned),
             requested: places.join(" or "),
         }
     };
     let Some(claim) = claim else {
-        return Ok(requested(site, order));
+        return Ok(requested(site, request));
     };
     if let Some(selected) = record::selected_node(claim) {
         let here = match site.remote_cluster() {
@@ -253,7 +257,7 @@ async fn target(
             Some(remote) => {
                 let standing = node(home, selected).await?.map(|node| registry.behind(&node));
                 match standing {
-                    Some(Standing::Virtual(behind)) if behind.id == remote.id => {}
+                    Some(NodeKind::Virtual(behind)) if behind.id == remote.id => {}
                     // It was sent elsewhere meanwhile.
                     _ => return Ok(disagrees(Some(selected))),
                 }
@@ -261,7 +265,8 @@ async fn target(
             }
         };
         let here = here.into_map();
-        let agrees = order.requisite.is_empty() || order.requisite.iter().any(|place| place.admits(&here));
+        let agrees =
+            request.requisite.is_empty() || request.requisite.iter().any(|place| place.admits(&here));
         return Ok(match site.remote_cluster() {
             _ if !agrees => disagrees(Some(selected)),
             None => Target::Node(selected.to_owned()),
@@ -269,22 +274,22 @@ async fn target(
         });
     }
     let waits = virtual_class.is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
-    if waits && !order.requisite.is_empty() {
+    if waits && !request.requisite.is_empty() {
         // The scheduler took its choice back; the request is from before that.
         return Ok(disagrees(None));
     }
-    Ok(requested(site, order))
+    Ok(requested(site, request))
 }
 
 /// The nodes that a request allows whose claim has none selected: it is of an
 /// `Immediate` class, or there is no claim. `allowedTopologies` of the virtual class
 /// reach us only here.
-fn requested(site: &Site, order: &Order) -> Target {
+fn requested(site: &Site, request: &CreateRequest) -> Target {
     let home = site.home();
-    if site.remote_cluster().is_some() || order.requisite.is_empty() {
+    if site.remote_cluster().is_some() || request.requisite.is_empty() {
         return Target::Any;
     }
-    let may = |node: &Node| order.requisite.iter().any(|place| place.admits(&node.labels));
+    let may = |node: &Node| request.requisite.iter().any(|place| place.admits(&node.labels));
     let nodes = nodes(home);
     let mut ours = nodes.iter().filter(|node| node.has_driver());
     if ours.all(may) && nodes.iter().any(may) {
@@ -293,14 +298,14 @@ fn requested(site: &Site, order: &Order) -> Target {
     }
     let names = nodes.iter().filter(|node| node.has_driver() && may(node));
     let names: BTreeSet<String> = names.map(|node| node.name.clone()).collect();
-    match requested_node(home, order) {
+    match requested_node(home, request) {
         Some(only) if names.is_empty() => Target::Node(only),
         _ => Target::OneOf(names),
     }
 }
 
-fn requested_node(home: &Cluster, order: &Order) -> Option<String> {
-    let [only] = order.requisite.as_slice() else {
+fn requested_node(home: &Cluster, request: &CreateRequest) -> Option<String> {
+    let [only] = request.requisite.as_slice() else {
         return None;
     };
     let elsewhere = |cluster: &str| cluster != home.id().as_str();
