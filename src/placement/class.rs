@@ -321,14 +321,14 @@ pub fn choose_class<'a>(
 /// driver of the class.
 fn keeps_users_apart(class: &Class, one_namespace: bool, cluster: &ClusterId) -> Result<(), ClassError> {
     let (name, cluster) = (class.name.clone(), cluster.clone());
-    if let Some(parameter) = expanding(class, Expands::Annotation) {
+    if let Some(parameter) = expanding(&class.parameters, Expands::Annotation) {
         return Err(ClassError::ExpandsAnnotation {
             class: name,
             parameter: parameter.to_owned(),
             cluster,
         });
     }
-    match expanding(class, Expands::Namespace).filter(|_| one_namespace) {
+    match expanding(&class.parameters, Expands::Namespace).filter(|_| one_namespace) {
         Some(parameter) => Err(ClassError::ExpandsNamespace {
             class: name,
             parameter: parameter.to_owned(),

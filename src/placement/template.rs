@@ -8,7 +8,7 @@
 //! and -smb `${pvc.metadata.namespace}`, csi-provisioner `${pvc.annotations['x']}`,
 //! local-path-provisioner `{{ .PVC.Namespace }}`.
 
-use super::Class;
+use std::collections::BTreeMap;
 
 /// Where a template begins and ends.
 const FORMS: [(&str, &str); 2] = [("${", "}"), ("{{", "}}")];
@@ -45,9 +45,8 @@ impl Expands {
 
 /// The first parameter of a class that is expanded with this.
 #[must_use]
-pub fn expanding(class: &Class, with: Expands) -> Option<&str> {
-    let found = class
-        .parameters
+pub fn expanding(parameters: &BTreeMap<String, String>, with: Expands) -> Option<&str> {
+    let found = parameters
         .iter()
         .find(|(_, value)| Expands::of(value) == Some(with));
     found.map(|(parameter, _)| parameter.as_str())

@@ -8,42 +8,15 @@ use k8s_openapi::{
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::watched::{Claim, VirtualVolume};
+use super::{
+    twin_condition::{TwinCondition, said},
+    watched::{Claim, VirtualVolume},
+};
 use crate::{
     cluster::{ApiError, Cluster},
     observe::crash::{self, Step},
-    volume::{ClaimMark, digest, mark::TWIN_READY, quantity},
+    volume::{ClaimMark, mark::TWIN_READY, quantity},
 };
-
-/// What is to be told.
-pub(super) struct TwinCondition<'a> {
-    pub(super) status: &'a str,
-    pub(super) reason: &'a str,
-    pub(super) message: &'a str,
-}
-
-impl TwinCondition<'_> {
-    fn digest(&self) -> String {
-        digest(16, [self.status, self.reason, self.message])
-    }
-}
-
-/// Stands for what a claim says now; empty if it says nothing.
-pub(super) fn said(claim: &PersistentVolumeClaim) -> String {
-    let conditions = claim
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
-    ours.map_or_else(String::new, |one| {
-        let told = TwinCondition {
-            status: &one.status,
-            reason: one.reason.as_deref().unwrap_or_default(),
-            message: one.message.as_deref().unwrap_or_default(),
-        };
-        told.digest()
-    })
-}
 
 /// Has the claim say it, unless it does already.
 pub(super) async fn condition(

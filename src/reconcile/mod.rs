@@ -30,6 +30,7 @@ mod reports;
 mod retention;
 mod rounds;
 mod sync;
+mod twin_condition;
 mod unserved;
 mod virtual_nodes;
 mod watched;

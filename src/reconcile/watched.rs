@@ -14,7 +14,7 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt, runtime::watcher};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::mirror;
+use super::twin_condition;
 use crate::{
     cluster::{
         Cluster, facts,
@@ -254,7 +254,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         has_node: annotations.contains_key(SELECTED_NODE),
         deleting: claim.metadata.deletion_timestamp.is_some(),
         carried: rules.carried(claim.labels(), annotations).digest(),
-        said: mirror::said(claim),
+        said: twin_condition::said(claim),
     })
 }
 

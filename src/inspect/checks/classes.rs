@@ -186,11 +186,11 @@ pub(super) fn allow_list(installation: &Installation) -> Vec<Finding> {
         let problem = match classes.named(None, &name) {
             None if classes.is_complete() => "does not exist",
             Some(class) if is_loop(&class.provisioner) => "is virtual itself",
-            Some(class) if expanding(&facts::class(class), Expands::Annotation).is_some() => {
+            Some(class) if expanding(&facts::class(class).parameters, Expands::Annotation).is_some() => {
                 "expands annotations of claims, which twins do not have"
             }
             Some(class)
-                if expanding(&facts::class(class), Expands::Namespace).is_some()
+                if expanding(&facts::class(class).parameters, Expands::Namespace).is_some()
                     && !ours(installation).any(|ours| facts::class(ours).shares_namespace()) =>
             {
                 "expands the namespace of claims, which all twins here share, and no virtual class has the parameter allowSharedNamespace"

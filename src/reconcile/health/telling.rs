@@ -3,7 +3,7 @@
 use super::{Health, condition::Condition, volume_status::VolumeStatus};
 use crate::{
     cluster::ApiError,
-    reconcile::mirror::{self, TwinCondition},
+    reconcile::{mirror, twin_condition::TwinCondition},
     volume::ClaimMark,
 };
 
