@@ -16,10 +16,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    PublishError, UnpublishError,
-    claimed::virtual_volume,
-    data_path, name_of, observation,
-    record::{self, twin_volume_in},
+    PublishError, UnpublishError, claimed::virtual_volume, data_path, name_of, reading,
+    reading::twin_volume_in,
 };
 use crate::{
     cluster::{
@@ -64,7 +62,7 @@ pub async fn publish(
         );
         return Err(PublishError::Incapable(volume.clone(), what));
     }
-    if observation::node(home, node).await?.is_none() {
+    if reading::node(home, node).await?.is_none() {
         return Err(PublishError::NoNode {
             cluster: home.id().to_string(),
             node: node.to_owned(),
@@ -156,7 +154,7 @@ async fn labelled(
 async fn known_volume(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
     let twins = home.stored::<PersistentVolumeClaim>();
     let twin = twins.get(name_of(volume)).await?;
-    if let Some(name) = twin.as_ref().and_then(record::volume_name) {
+    if let Some(name) = twin.as_ref().and_then(reading::volume_name) {
         return Ok(Some(name.to_owned()));
     }
     let outer = virtual_volume(home, volume).await?;
@@ -225,10 +223,10 @@ async fn real_volume(
             "is being deleted: its PV is to be retained, and the twin made again onto it",
         ));
     }
-    let name = record::real_volume(home, twin).ok_or_else(|| unusable("is not bound"))?;
+    let name = reading::real_volume(home, twin).ok_or_else(|| unusable("is not bound"))?;
     let found = home.all::<PersistentVolume>().get(&name).await?;
     let real = found.ok_or_else(|| unusable("has lost its PV: the data may be lost"))?;
-    if !record::is_bound_to(&real, twin) {
+    if !reading::is_bound_to(&real, twin) {
         return Err(unusable("names a PV that belongs to another claim"));
     }
     Ok(real)

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::record;
+use super::reading;
 use crate::{
     cluster::{ApiError, Cluster},
     placement::{ClaimedVolume, ExistingClaim},
@@ -54,7 +54,7 @@ impl ClaimCheck {
         if existing.is_none() {
             self.gone = Some(volume.claim);
         }
-        Ok(existing.as_ref().map(record::claim_mark))
+        Ok(existing.as_ref().map(reading::claim_mark))
     }
 }
 
@@ -73,7 +73,7 @@ fn claimed(volume: &PersistentVolume) -> Option<ClaimedVolume> {
 fn existing(claim: &PersistentVolumeClaim) -> ExistingClaim {
     ExistingClaim {
         uid: claim.uid().unwrap_or_default(),
-        volume: record::volume_name(claim).map(str::to_owned),
+        volume: reading::volume_name(claim).map(str::to_owned),
         bound: claim.annotations().contains_key(BOUND),
     }
 }

@@ -15,6 +15,7 @@ use super::{
     not_taken::{not_taken, note_refusal},
     observation::{self, Observation},
     plan::{Plan, plan},
+    reading,
     reclaim::retain,
     record::{self, Chosen},
     site,
@@ -256,7 +257,7 @@ async fn retain_or_tell(
             if let Some(claim) = &observation.claim {
                 let note = format!("The reclaim policy Retain cannot be applied to the real volume: {error}");
                 events
-                    .warn(&record::claim_mark(claim), "RetainNotApplied", &note)
+                    .warn(&reading::claim_mark(claim), "RetainNotApplied", &note)
                     .await;
             }
             Err(error.into())
@@ -273,7 +274,7 @@ async fn tell_not_retained(site: &Site, events: &Events, observation: &Observati
             site.cluster_name()
         );
         events
-            .warn(&record::claim_mark(claim), "RetainNotApplied", &note)
+            .warn(&reading::claim_mark(claim), "RetainNotApplied", &note)
             .await;
     }
 }
@@ -306,7 +307,7 @@ fn made(site: &Site, request: &CreateRequest, observation: &Observation) -> Prov
             (TWIN_VOLUME.to_owned(), volume),
             (
                 TWIN_CLASS.to_owned(),
-                twin.and_then(record::class_name).unwrap_or_default().to_owned(),
+                twin.and_then(reading::class_name).unwrap_or_default().to_owned(),
             ),
         ]),
     }

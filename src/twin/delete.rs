@@ -13,9 +13,9 @@ use super::{
     DeleteError, Holder, Site,
     attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
-    data_of, holder,
+    data_of, holder, reading,
     reclaim::give_policy_back,
-    record, site,
+    site,
     waiter::TwinWaiter,
     withdraw::{clear_claim_ref, is_reservation, remove_finalizer},
 };
@@ -187,12 +187,12 @@ async fn look(
             },
         },
     };
-    if let Some(name) = found.as_ref().and_then(record::volume_name)
+    if let Some(name) = found.as_ref().and_then(reading::volume_name)
         && twin != DeleteTwin::Absent
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer.as_ref().and_then(record::twin_volume_in);
+        *real_volume = outer.as_ref().and_then(reading::twin_volume_in);
     }
     let seen = match twin {
         DeleteTwin::Absent => {
@@ -261,7 +261,7 @@ async fn find_volume(
     }
     let whose = |real: &PersistentVolume| holder(site, volume, known.as_deref(), real);
     let not_the_occupants =
-        |real: &PersistentVolume| occupant.is_none() || record::holder_uid(real) != occupant;
+        |real: &PersistentVolume| occupant.is_none() || reading::holder_uid(real) != occupant;
     found.retain(|real| not_the_occupants(real) && whose(real) != Holder::Other);
     if let Some(ours) = found.iter().find(|real| whose(real) == Holder::Ours) {
         *known = Some(ours.name_any());
@@ -301,7 +301,7 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
         return Ok(());
     };
     // No claim ever has this uid.
-    let holder = record::holder_uid(&real)
+    let holder = reading::holder_uid(&real)
         .filter(|uid| !uid.is_empty())
         .unwrap_or(volume.as_str());
     let spec = json!({"claimRef": {"uid": holder}});

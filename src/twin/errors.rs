@@ -1,11 +1,31 @@
 //! What can go wrong with a twin, one enum per operation.
 
-use super::NoSite;
 use crate::{
     cluster::{ApiError, registry::Unreachable},
-    placement::{ClassError, DeleteRefusal, Refusal},
+    placement::{ClassError, DeleteRefusal, Refusal, Unmapped},
     volume::{SpecError, VolumeName},
 };
+
+/// Why a claim has no place for its twin.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSite {
+    /// The cluster cannot be used right now.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// The claim's namespace is not offloaded.
+    #[error(transparent)]
+    Unmapped(#[from] Unmapped),
+    /// Several clusters claim the node.
+    #[error(
+        "the node {node} is claimed by several clusters ({clusters}): their node selectors must not overlap"
+    )]
+    Disputed {
+        /// The node.
+        node: String,
+        /// Their ids.
+        clusters: String,
+    },
+}
 
 /// Why `CreateVolume` has no volume to answer with.
 #[derive(Debug, thiserror::Error)]

@@ -14,6 +14,7 @@ mod list;
 mod not_taken;
 mod observation;
 mod plan;
+mod reading;
 mod reclaim;
 mod record;
 mod refusals;
@@ -32,14 +33,14 @@ pub use self::{
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     create::{create, last_warning},
     delete::delete,
-    errors::{CreateError, DeleteError, PublishError, UnpublishError},
+    errors::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    observation::node,
+    reading::{holder_uid, is_bound_to, node},
     reclaim::{give_policy_back, reclaim_policy, retain},
-    record::{FINALIZER, holder_uid, is_bound_to, metadata},
+    record::{FINALIZER, metadata},
     refusals::Refusals,
-    site::{NoSite, Site, twin_in},
+    site::{Site, twin_in},
     withdraw::{remove_finalizer, withdraw},
 };
 use crate::{

@@ -1,7 +1,7 @@
 //! A twin that an API server does not take, and what that means for its claim. And
 //! what is remembered of a cluster that cannot have a twin.
 
-use super::{CreateError, CreateRequest, Policy, Site, observation::Observation, record, refusals};
+use super::{CreateError, CreateRequest, Policy, Site, observation::Observation, reading, refusals};
 use crate::{
     cluster::{ApiError, Cause},
     volume::Refused,
@@ -29,7 +29,7 @@ pub(super) async fn note_refusal(
     request: &CreateRequest,
     observation: &Observation,
 ) {
-    let class = observation.claim.as_ref().and_then(record::class_name);
+    let class = observation.claim.as_ref().and_then(reading::class_name);
     let Some(class) = class.filter(|_| site.remote_cluster().is_some()) else {
         return;
     };

@@ -1,12 +1,16 @@
 //! What `CreateVolume` sees: claim, twin and PV, read live, turned into the facts
 //! that the decision rests on.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{CreateRequest, Site, record, remote_plan};
+use super::{
+    CreateRequest, Site,
+    reading::{self, class, node, nodes},
+    remote_plan,
+};
 use crate::{
     cluster::{
         ApiError, Cluster, facts,
@@ -110,10 +114,10 @@ impl Observation {
                 .fingerprint
                 .map(|made| made.differences(&asked))
                 .unwrap_or_default(),
-            provisioner: record::provisioner(&twin).map(str::to_owned),
+            provisioner: reading::provisioner(&twin).map(str::to_owned),
             told_node: !answered_early
                 && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
-            node: record::selected_node(&twin).map(str::to_owned),
+            node: reading::selected_node(&twin).map(str::to_owned),
             answered_early,
             state: self.state(site, request, &twin, real_class.as_deref()).await?,
         });
@@ -128,10 +132,10 @@ impl Observation {
         twin: &PersistentVolumeClaim,
         real_class: Option<&Class>,
     ) -> Result<TwinState, ApiError> {
-        if record::phase(twin) == "Lost" {
+        if reading::phase(twin) == "Lost" {
             return Ok(TwinState::Lost);
         }
-        if let Some(name) = record::real_volume(site.cluster(), twin) {
+        if let Some(name) = reading::real_volume(site.cluster(), twin) {
             return Ok(TwinState::Bound(self.reach(site, request, twin, &name).await?));
         }
         let prebinding = super::plan::prebinding(site, request, twin, real_class).await?;
@@ -150,7 +154,7 @@ impl Observation {
             return Ok(Reach::FromTarget { retained: true });
         }
         let found = site.volumes().get(name).await?;
-        let Some(volume) = found.filter(|found| record::is_bound_to(found, twin)) else {
+        let Some(volume) = found.filter(|found| reading::is_bound_to(found, twin)) else {
             return Ok(Reach::Unread);
         };
         let policy = volume
@@ -251,7 +255,7 @@ async fn target(
     let Some(claim) = claim else {
         return Ok(requested(site, request));
     };
-    if let Some(selected) = record::selected_node(claim) {
+    if let Some(selected) = reading::selected_node(claim) {
         let here = match site.remote_cluster() {
             None => Segments::of_node(home.id(), selected),
             Some(remote) => {
@@ -325,28 +329,4 @@ fn describe(place: &Segments) -> String {
         (None, Some(cluster)) => format!("the cluster {cluster}"),
         (None, None) => "a place this driver does not know".to_owned(),
     }
-}
-
-/// All nodes, as they were a moment ago.
-pub(super) fn nodes(home: &Cluster) -> Vec<Node> {
-    home.views()
-        .nodes
-        .all()
-        .iter()
-        .map(|node| Node::clone(node))
-        .collect()
-}
-
-/// A node; one that is very new is read live.
-pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
-    if let Some(node) = home.views().nodes.get(name) {
-        return Ok(Some(Node::clone(&node)));
-    }
-    let found = home.all::<KubeNode>().get(name).await?;
-    Ok(found.map(|node| facts::node(node.metadata)))
-}
-
-/// The class of a claim in its cluster, if classes can be read there.
-pub(super) fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
-    cluster.views().classes.get(record::class_name(claim)?)
 }

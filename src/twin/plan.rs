@@ -8,8 +8,9 @@ use kube::ResourceExt;
 
 use super::{
     CreateError, CreateRequest, Policy, Site,
-    observation::{Observation, node, nodes},
-    record, remote_plan,
+    observation::Observation,
+    reading::{self, node, nodes},
+    remote_plan,
     withdraw::is_reservation,
 };
 use crate::{
@@ -142,14 +143,14 @@ pub(super) async fn prebinding(
         return Ok(Prebinding::Provisioner);
     };
     let home = site.home();
-    if let Some(name) = record::volume_name(twin) {
+    if let Some(name) = reading::volume_name(twin) {
         return Ok(Prebinding::Reserved(name.to_owned()));
     }
     if let Some(reserved) = reserved(home, twin).await? {
         return Ok(Prebinding::Found(reserved));
     }
     let known = Known::about(home, class, None).await?;
-    let told = match record::selected_node(twin) {
+    let told = match reading::selected_node(twin) {
         Some(name) => node(home, name).await?,
         None => None,
     };
@@ -213,7 +214,7 @@ impl Known {
 /// have bound it meanwhile, and not have told the twin yet.
 async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
     let is_its = |found: &PersistentVolume| {
-        is_reservation(found, home.storage_namespace(), &twin.name_any()) || record::is_bound_to(found, twin)
+        is_reservation(found, home.storage_namespace(), &twin.name_any()) || reading::is_bound_to(found, twin)
     };
     let seen = home.views().volumes.of_topic(&twin.name_any());
     for seen in seen.iter().filter(|seen| !seen.deleting) {

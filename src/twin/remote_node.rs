@@ -7,9 +7,9 @@ use kube::ResourceExt;
 
 use super::{
     CreateRequest, Policy, Site,
-    observation::{self, Observation},
+    observation::Observation,
     plan::{self, Known},
-    record, remote_plan,
+    reading, remote_plan,
 };
 use crate::{
     cluster::{ApiError, facts, registry::Remote},
@@ -56,7 +56,7 @@ pub(super) async fn node(
     };
     for claim in &pod.claims {
         let twin = site.twins().get(&claim.name_any()).await?;
-        if let Some(told) = twin.as_ref().and_then(record::selected_node)
+        if let Some(told) = twin.as_ref().and_then(reading::selected_node)
             && let Some(node) = open.iter().find(|node| node.name == told)
         {
             let unfit = surroundings.unfit(node, &ask);
@@ -90,7 +90,7 @@ async fn keep_fitting(
     claim: &PersistentVolumeClaim,
     nodes: &mut Vec<&Node>,
 ) -> Result<(), ApiError> {
-    let virtual_class = observation::class(site.home(), claim);
+    let virtual_class = reading::class(site.home(), claim);
     let Some(virtual_class) = virtual_class.filter(|class| class.provisioner == DRIVER_NAME) else {
         return Ok(());
     };
@@ -158,8 +158,8 @@ async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Op
     for name in names {
         // The scheduler notes its node on one after the other.
         let same_place = |found: &PersistentVolumeClaim| {
-            let node = record::selected_node(found);
-            node.is_none() || node == record::selected_node(claim)
+            let node = reading::selected_node(found);
+            node.is_none() || node == reading::selected_node(claim)
         };
         claims.extend(all.get(&name).await?.filter(same_place));
     }

@@ -7,9 +7,9 @@ use kube::ResourceExt;
 
 use super::{
     CreateError, CreateRequest, Policy, Site,
-    observation::{self, Observation},
+    observation::Observation,
     plan::{self, Known, Plan, Planned},
-    record, remote_node,
+    reading, remote_node,
 };
 use crate::{
     cluster::{ApiError, registry::Remote},
@@ -70,7 +70,7 @@ pub(super) async fn plan(
         Err(error @ ClassError::NotAllowed { .. }) => return Err(error.into()),
         // What other claims may get there is known without asking, see `reconcile::capacity`.
         Err(error) => {
-            let class = observation.claim.as_ref().and_then(record::class_name);
+            let class = observation.claim.as_ref().and_then(reading::class_name);
             let ways = ways_out(remote, class.unwrap_or_default(), &policy.allowed_classes);
             return Err(CreateError::NotThisClaim(format!("{error}. {ways}")));
         }
@@ -177,7 +177,7 @@ pub(super) fn choose<'a>(
     claim: Option<&PersistentVolumeClaim>,
     known: KnownClasses<'a>,
 ) -> Result<ChosenClass<'a>, ClassError> {
-    let virtual_class = claim.and_then(record::class_name);
+    let virtual_class = claim.and_then(reading::class_name);
     let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
     let wishes = Wishes {
         annotation: claim
@@ -198,7 +198,7 @@ async fn somewhere(
 ) -> Result<Result<(), String>, ApiError> {
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
-    let nodes = observation::nodes(cluster);
+    let nodes = reading::nodes(cluster);
     let choice = known.surroundings(class).choose_node(&nodes, &plan::ask(request));
     Ok(choice
         .map(|_| ())

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{
-    CreateError, CreateRequest, DeleteError, TWIN_NAME, TWIN_NAMESPACE, name_of, observation, record,
-};
+use super::{CreateError, CreateRequest, DeleteError, NoSite, TWIN_NAME, TWIN_NAMESPACE, name_of, reading};
 use crate::{
     cluster::{
         ApiError, Cluster, Objects,
@@ -17,7 +15,7 @@ use crate::{
         slim,
         view::View,
     },
-    placement::{ClaimFact, Refusal, Unmapped},
+    placement::{ClaimFact, Refusal},
     topology::{CLUSTER_KEY, Segments},
     volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, digest, mark},
 };
@@ -30,27 +28,6 @@ pub struct Site {
     remote: Option<Arc<Remote>>,
     namespace: String,
     name: String,
-}
-
-/// Why a claim has no place for its twin.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoSite {
-    /// The cluster cannot be used right now.
-    #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    /// The claim's namespace is not offloaded.
-    #[error(transparent)]
-    Unmapped(#[from] Unmapped),
-    /// Several clusters claim the node.
-    #[error(
-        "the node {node} is claimed by several clusters ({clusters}): their node selectors must not overlap"
-    )]
-    Disputed {
-        /// The node.
-        node: String,
-        /// Their ids.
-        clusters: String,
-    },
 }
 
 impl Site {
@@ -228,14 +205,14 @@ async fn remote_of(
     request: &CreateRequest,
     claim: Option<&PersistentVolumeClaim>,
 ) -> Result<Option<Arc<Remote>>, CreateError> {
-    let Some(name) = claim.and_then(record::selected_node) else {
+    let Some(name) = claim.and_then(reading::selected_node) else {
         let requested = requested_cluster(home.id(), &request.volume, &request.requisite);
         return Ok(match requested {
             Some(id) => Some(registry.get(&id).map_err(NoSite::from)?),
             None => None,
         });
     };
-    let Some(node) = observation::node(home, name).await? else {
+    let Some(node) = reading::node(home, name).await? else {
         return Ok(None);
     };
     match registry.behind(&node) {

@@ -1,0 +1,112 @@
+//! What claims, PVs and nodes say, as the operations on twins read it.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::TWIN_VOLUME;
+use crate::{
+    cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
+    placement::Class,
+    topology::Node,
+    volume::ClaimMark,
+};
+
+pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+pub(super) const PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+
+pub(super) fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
+    ClaimMark {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+        uid: claim.uid().unwrap_or_default(),
+    }
+}
+
+/// The twin's PV, if the PV that users see remembers it.
+pub(super) fn twin_volume_in(outer: &PersistentVolume) -> Option<String> {
+    let attributes = outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    let name = attributes.get(TWIN_VOLUME).filter(|name| !name.is_empty());
+    name.cloned()
+}
+
+/// Who provisions a twin, as Kubernetes or we noted on it.
+pub(super) fn provisioner(twin: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = twin.annotations();
+    [PROVISIONER, PROVISIONER_BETA]
+        .iter()
+        .find_map(|key| annotations.get(*key).map(String::as_str))
+}
+
+pub(super) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.annotations().get(SELECTED_NODE).map(String::as_str)
+}
+
+pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
+}
+
+/// The PV of a twin. Kubernetes writes it on the twin last of all; a PV that is
+/// made for exactly this twin is its PV before that.
+pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+    if phase(twin) == "Bound" {
+        return volume_name(twin).map(str::to_owned);
+    }
+    let uid = twin.uid()?;
+    let seen = cluster.views().volumes.of_topic(&twin.name_any());
+    let made = seen
+        .iter()
+        .find(|volume| volume.twin_uid == uid && !volume.deleting);
+    made.map(|volume| volume.name.clone())
+}
+
+/// Whether a PV is this twin's and no other's.
+#[must_use]
+pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
+    let uid = holder_uid(volume);
+    uid.is_some() && uid == twin.metadata.uid.as_deref()
+}
+
+/// The uid of the claim that a PV names.
+#[must_use]
+pub fn holder_uid(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
+}
+
+pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+/// All nodes, as they were a moment ago.
+pub(super) fn nodes(home: &Cluster) -> Vec<Node> {
+    home.views()
+        .nodes
+        .all()
+        .iter()
+        .map(|node| Node::clone(node))
+        .collect()
+}
+
+/// A node; one that is very new is read live.
+pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
+    if let Some(node) = home.views().nodes.get(name) {
+        return Ok(Some(Node::clone(&node)));
+    }
+    let found = home.all::<KubeNode>().get(name).await?;
+    Ok(found.map(|node| facts::node(node.metadata)))
+}
+
+/// The class of a claim in its cluster, if classes can be read there.
+pub(super) fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
+    cluster.views().classes.get(class_name(claim)?)
+}
