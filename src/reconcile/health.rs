@@ -59,9 +59,9 @@ pub(super) struct Health<'a> {
     watched: &'a Watched,
     reports: Reports,
     metrics: &'a Metrics,
-    /// The only cluster whose volumes are looked after; all of them if none is named.
-    only: Option<ClusterId>,
-    /// What changed, where it is only the home cluster's volumes that are looked after.
+    /// The cluster whose volumes are looked after.
+    cluster: ClusterId,
+    /// What changed, where that is the home cluster.
     due: Option<Due>,
     census: Census,
     /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
@@ -76,25 +76,19 @@ impl<'a> Health<'a> {
         watched: &'a Watched,
         reports: Reports,
         metrics: &'a Metrics,
+        cluster: ClusterId,
     ) -> Self {
         Self {
+            due: (cluster == *home.id()).then(|| Due::new(home, watched)),
             home,
             registry,
             watched,
             reports,
             metrics,
-            only: None,
-            due: None,
+            cluster,
             census: Census::default(),
             settled: HashSet::new(),
         }
-    }
-
-    /// Looks after the volumes of one cluster only.
-    pub(super) fn only(mut self, cluster: ClusterId) -> Self {
-        self.due = (cluster == *self.home.id()).then(|| Due::new(self.home, self.watched));
-        self.only = Some(cluster);
-        self
     }
 
     /// The volumes that this round looks at.
@@ -105,10 +99,7 @@ impl<'a> Health<'a> {
         };
         let Scope::Some(mut names) = scope else {
             self.census.clear();
-            return match &self.only {
-                Some(cluster) => self.watched.virtual_volumes_in(cluster),
-                None => self.watched.virtual_volumes(),
-            };
+            return self.watched.virtual_volumes_in(&self.cluster);
         };
         names.extend(self.census.unwell().cloned());
         let mut volumes = Vec::new();
@@ -379,8 +370,7 @@ impl<'a> Health<'a> {
         }
         for condition in Condition::ALL {
             let count = self.census.count(condition);
-            let cluster = self.only.as_ref().unwrap_or(self.home.id());
-            self.metrics.volumes(cluster, condition.name(), count);
+            self.metrics.volumes(&self.cluster, condition.name(), count);
         }
         by_need
     }

@@ -123,7 +123,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             home,
             registry,
             &watched,
-            |cluster| Health::new(home, registry, &watched, reports(), metrics).only(cluster),
+            |cluster| Health::new(home, registry, &watched, reports(), metrics, cluster),
             metrics
         ),
         drive(Attachments::new(home, &watched, settings), metrics),

@@ -22,7 +22,7 @@ use crate::{
         view::{Slim, View},
     },
     placement::{ReclaimPolicy, StaticVolume},
-    twin::{TWIN_VOLUME, twin_in},
+    twin::{twin_in, twin_volume_in},
     volume::{
         CarriedAnnotations, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError, VolumeName,
     },
@@ -273,12 +273,7 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
             volume: id.name,
             cluster: id.cluster,
             twin: csi.volume_attributes.as_ref().and_then(twin_in),
-            real: csi
-                .volume_attributes
-                .as_ref()
-                .and_then(|attributes| attributes.get(TWIN_VOLUME))
-                .filter(|name| !name.is_empty())
-                .cloned(),
+            real: csi.volume_attributes.as_ref().and_then(twin_volume_in),
             bytes: spec
                 .capacity
                 .as_ref()

@@ -144,7 +144,7 @@ async fn labelled(
     volume: &VolumeName,
     node: Option<&str>,
 ) -> Result<Vec<VolumeAttachment>, ApiError> {
-    let ours = format!("{},{}={volume}", mark::selector(home.id()), mark::VOLUME);
+    let ours = mark::volume_selector(home.id(), volume);
     let mut found = home.all::<VolumeAttachment>().list(Some(&ours)).await?;
     found.retain(|found| node.is_none_or(|node| found.spec.node_name == node));
     Ok(found)
@@ -158,7 +158,10 @@ async fn known_volume(home: &Cluster, volume: &VolumeName) -> Result<Option<Stri
         return Ok(Some(name.to_owned()));
     }
     let outer = virtual_volume(home, volume).await?;
-    Ok(outer.as_ref().and_then(twin_volume_in))
+    Ok(outer
+        .as_ref()
+        .and_then(reading::attributes)
+        .and_then(twin_volume_in))
 }
 
 /// A node that a volume is attached to. That it is attached nowhere is taken from the watch

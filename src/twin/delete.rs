@@ -13,7 +13,8 @@ use super::{
     DeleteError, Holder, Site,
     attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
-    data_of, holder, reading,
+    data_of, holder,
+    reading::{self, twin_volume_in},
     reclaim::give_policy_back,
     site,
     waiter::TwinWaiter,
@@ -192,7 +193,10 @@ async fn look(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer.as_ref().and_then(reading::twin_volume_in);
+        *real_volume = outer
+            .as_ref()
+            .and_then(reading::attributes)
+            .and_then(twin_volume_in);
     }
     let seen = match twin {
         DeleteTwin::Absent => {

@@ -36,11 +36,11 @@ pub use self::{
     errors::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    reading::{holder_uid, is_bound_to, node},
+    reading::{holder_uid, is_bound_to, node, twin_in, twin_volume_in},
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::{FINALIZER, metadata},
     refusals::Refusals,
-    site::{Site, twin_in},
+    site::Site,
     withdraw::{remove_finalizer, withdraw},
 };
 use crate::{

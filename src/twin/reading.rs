@@ -1,16 +1,16 @@
 //! What claims, PVs and nodes say, as the operations on twins read it.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::TWIN_VOLUME;
+use super::{TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME};
 use crate::{
     cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
-    volume::ClaimMark,
+    volume::{ClaimMark, ClaimName},
 };
 
 pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -24,11 +24,27 @@ pub(super) fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
     }
 }
 
-/// The twin's PV, if the PV that users see remembers it.
-pub(super) fn twin_volume_in(outer: &PersistentVolume) -> Option<String> {
-    let attributes = outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
-    let name = attributes.get(TWIN_VOLUME).filter(|name| !name.is_empty());
-    name.cloned()
+/// The attributes by which the PV that users see remembers its twin.
+pub(super) fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
+    outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
+}
+
+/// The twin that the attributes of a PV name.
+#[must_use]
+pub fn twin_in(attributes: &BTreeMap<String, String>) -> Option<ClaimName> {
+    Some(ClaimName {
+        namespace: attributes.get(TWIN_NAMESPACE)?.clone(),
+        name: attributes.get(TWIN_NAME)?.clone(),
+    })
+}
+
+/// The twin's PV that the attributes of a PV name, if it was known when they were written.
+#[must_use]
+pub fn twin_volume_in(attributes: &BTreeMap<String, String>) -> Option<String> {
+    attributes
+        .get(TWIN_VOLUME)
+        .filter(|name| !name.is_empty())
+        .cloned()
 }
 
 /// Who provisions a twin, as Kubernetes or we noted on it.

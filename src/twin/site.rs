@@ -7,7 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{CreateError, CreateRequest, DeleteError, NoSite, TWIN_NAME, TWIN_NAMESPACE, name_of, reading};
+use super::{
+    CreateError, CreateRequest, DeleteError, NoSite, name_of,
+    reading::{self, twin_in},
+};
 use crate::{
     cluster::{
         ApiError, Cluster, Objects,
@@ -271,7 +274,7 @@ pub(super) async fn find_again(
     if let Some(twin) = remembered(home, &id.name).await? {
         return Ok(Some(Site::recorded(home, remote, twin.namespace, twin.name)?));
     }
-    let ours = format!("{},{}={}", mark::selector(home.id()), mark::VOLUME, id.name);
+    let ours = mark::volume_selector(home.id(), &id.name);
     if cluster.rights().all_claims {
         let found = cluster.all::<PersistentVolumeClaim>().list(Some(&ours)).await?;
         return Ok(found.first().map(at).transpose()?);
@@ -295,15 +298,5 @@ pub(super) async fn find_again(
 /// Where the PV of a volume says its twin is.
 async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<ClaimName>, ApiError> {
     let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
-    let attributes = found.and_then(|found| found.spec?.csi?.volume_attributes);
-    Ok(attributes.and_then(|attributes| twin_in(&attributes)))
-}
-
-/// The twin that the attributes of a PV name.
-#[must_use]
-pub fn twin_in(attributes: &std::collections::BTreeMap<String, String>) -> Option<ClaimName> {
-    Some(ClaimName {
-        namespace: attributes.get(TWIN_NAMESPACE)?.clone(),
-        name: attributes.get(TWIN_NAME)?.clone(),
-    })
+    Ok(found.as_ref().and_then(reading::attributes).and_then(twin_in))
 }

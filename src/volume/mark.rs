@@ -1,7 +1,7 @@
 //! The keys of the labels and annotations this driver writes or reads. What
 //! they mean together is said in `marks` and `carried`.
 
-use super::ClusterId;
+use super::{ClusterId, VolumeName};
 
 /// Annotation of a claim that chooses its real class.
 pub const REAL_CLASS: &str = "storage.liqo.io/real-storage-class";
@@ -56,4 +56,10 @@ pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 #[must_use]
 pub fn selector(home: &ClusterId) -> String {
     format!("{MANAGED_BY}={MANAGED_BY_US},{HOME_CLUSTER}={home}")
+}
+
+/// The labels of what belongs to one volume of this home cluster.
+#[must_use]
+pub fn volume_selector(home: &ClusterId, volume: &VolumeName) -> String {
+    format!("{},{VOLUME}={volume}", selector(home))
 }

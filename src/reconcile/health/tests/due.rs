@@ -5,6 +5,16 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::reconcile::health::due::{Due, Scope};
 
+/// One volume that is well, watched.
+async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
+    world(api);
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let due = Due::new(&home, &watched);
+    (home, watched, due)
+}
+
 /// Waits until something about volumes changes, and tells which ones.
 async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
     let wait = async {
@@ -25,11 +35,7 @@ async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
 #[tokio::test]
 async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
     let api = FakeApi::start().await;
-    world(&api);
-    let home = api.cluster().await;
-    let watched = Watched::start(&home);
-    watched.complete().await;
-    let mut due = Due::new(&home, &watched);
+    let (home, _watched, mut due) = begin(&api).await;
     assert_eq!(next(&mut due, &home).await, None, "at first all are looked at");
     due.done();
     let this = BTreeSet::from([format!("pvc-{UID}")]);
@@ -51,11 +57,7 @@ async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
 #[tokio::test]
 async fn after_a_round_that_failed_all_volumes_are_looked_at() {
     let api = FakeApi::start().await;
-    world(&api);
-    let home = api.cluster().await;
-    let watched = Watched::start(&home);
-    watched.complete().await;
-    let mut due = Due::new(&home, &watched);
+    let (home, _watched, mut due) = begin(&api).await;
     assert!(matches!(due.take(&home), Scope::All));
     assert!(
         matches!(due.take(&home), Scope::All),

@@ -130,7 +130,7 @@ impl Both {
 
     /// What is watched of the namespace of the twins, where not all may be.
     async fn view(&mut self) -> View<Twin> {
-        let remote = self.registry().await.get(&"milan".parse().unwrap()).unwrap();
+        let remote = self.registry().await.get(&cluster()).unwrap();
         remote.reach().unwrap().twins_in("shop")
     }
 
@@ -155,7 +155,7 @@ impl Both {
         let metrics = Metrics::default();
         let known = self.reports.take();
         let known = known.unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
-        let mut health = Health::new(&home, &registry, &watched, known, &metrics);
+        let mut health = Health::new(&home, &registry, &watched, known, &metrics, cluster());
         health.settled = std::mem::take(&mut self.settled);
         let outcome = health.round().await;
         self.settled = health.settled;
@@ -182,9 +182,27 @@ impl Both {
         text.unwrap_or_default().to_owned()
     }
 
+    /// With one volume, whose twin is bound to the PV `real`.
+    async fn bound() -> Self {
+        let both = Self::start().await;
+        waiting_there(&both.home, &both.there, 0);
+        bound_there(&both.there, 0, "real");
+        both
+    }
+
+    /// The reclaim policy of the PV `real`.
+    fn policy(&self) -> Value {
+        policy(&self.there, &format!("{REALS}/real"))
+    }
+
     fn real(&self, name: &str) -> Value {
         self.there.object(&format!("{REALS}/{name}")).unwrap()
     }
+}
+
+/// The cluster of all volumes here.
+fn cluster() -> ClusterId {
+    "milan".parse().unwrap()
 }
 
 async fn milan(there: &FakeApi, rights: Rights) -> Registry {
@@ -245,9 +263,7 @@ async fn data_that_nothing_shows_to_be_the_volumes_is_left_alone_and_told() {
 
 #[tokio::test]
 async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     // Two namespaces mapped to one: what is there now is the other one's.
     both.there.change(&twin_there(0), |twin| {
         twin["metadata"]["labels"][mark::VOLUME] = format!("pvc-{UID}").into();
@@ -259,18 +275,13 @@ async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
     both.round().await.unwrap();
     assert_eq!(both.told(), ["TwinVanished"]);
     assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
-    assert_eq!(
-        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-        "Delete"
-    );
+    assert_eq!(both.policy(), "Delete");
     assert!(both.real("real")["metadata"]["annotations"].is_null());
 }
 
 #[tokio::test]
 async fn what_is_left_of_a_retained_volume_may_be_deleted() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     let volume = format!("{REALS}/pvc-{UID}-0");
     both.home
@@ -287,18 +298,13 @@ async fn what_is_left_of_a_retained_volume_may_be_deleted() {
     });
     both.round().await.unwrap();
     assert!(both.there.object(&twin_there(0)).is_none());
-    assert_eq!(
-        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-        "Retain"
-    );
+    assert_eq!(both.policy(), "Retain");
 }
 
 #[tokio::test]
 async fn retain_is_seen_to_when_rights_or_the_wish_come_later() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
-    let policy = |both: &Both| both.real("real")["spec"]["persistentVolumeReclaimPolicy"].clone();
+    let mut both = Both::bound().await;
+    let policy = |both: &Both| both.policy().clone();
     let wish = |both: &Both, policy: &str| {
         both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
             volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
@@ -333,9 +339,7 @@ async fn retain_is_seen_to_when_rights_or_the_wish_come_later() {
 
 #[tokio::test]
 async fn the_real_size_reaches_claim_and_volume_after_a_crash_too() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.round().await.unwrap();
     both.there.change(&twin_there(0), |twin| {
         twin["status"]["capacity"] = json!({"storage": "5Gi"});
@@ -396,7 +400,7 @@ async fn a_cluster_that_hangs_costs_a_round_one_call() {
             .filter(|request| request.contains("/persistentvolumeclaims/far-"));
         twins.count()
     };
-    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics, cluster());
 
     health.round().await.unwrap();
     let all = asked();
@@ -433,7 +437,7 @@ async fn a_rescued_volume_there_gets_its_policy_back_even_if_somebody_else_write
     watched.complete().await;
     let metrics = Metrics::default();
     let reports = Reports::new(Events::new(home.client().clone()));
-    let mut health = Health::new(&home, &registry, &watched, reports, &metrics);
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics, cluster());
 
     there.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(2));
     health.round().await.unwrap();

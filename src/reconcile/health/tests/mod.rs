@@ -101,7 +101,7 @@ async fn round_after(api: &FakeApi, reports: &mut Option<Reports>) -> Result<(),
         .take()
         .unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
     let registry = Registry::default();
-    let mut health = Health::new(&home, &registry, &watched, known, &metrics);
+    let mut health = Health::new(&home, &registry, &watched, known, &metrics, home.id().clone());
     let outcome = health.round().await;
     *reports = Some(health.reports);
     outcome

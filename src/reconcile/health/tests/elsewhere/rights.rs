@@ -17,9 +17,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn what_can_no_longer_be_seen_is_not_called_well() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
 
@@ -42,9 +40,7 @@ async fn what_can_no_longer_be_seen_is_not_called_well() {
 
 #[tokio::test]
 async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     let view = both.watch_one_namespace().await;
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("True".into(), "TwinBound".into()));
@@ -62,7 +58,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
         "{}",
         both.message(0)
     );
-    let policy = |both: &Both| both.real("real")["spec"]["persistentVolumeReclaimPolicy"].clone();
+    let policy = |both: &Both| both.policy().clone();
     assert_eq!(policy(&both), "Retain");
 
     // It is given back, and nothing has happened meanwhile.
@@ -76,9 +72,7 @@ async fn a_right_lost_in_one_namespace_is_told_and_the_data_is_kept_meanwhile() 
 
 #[tokio::test]
 async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.round().await.unwrap();
     // What a ClusterRole leaves of a namespace whose RoleBinding is gone.
     both.there
@@ -92,18 +86,13 @@ async fn a_twin_that_cannot_be_watched_is_read_and_rescued() {
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("False".into(), "TwinTerminating".into()));
     assert!(both.there.object(&twin_there(0)).is_none(), "it was let go");
-    assert_eq!(
-        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-        "Retain"
-    );
+    assert_eq!(both.policy(), "Retain");
 }
 
 #[tokio::test]
 async fn a_twin_whose_volume_cannot_be_retained_is_held() {
     for really in [false, true] {
-        let mut both = Both::start().await;
-        waiting_there(&both.home, &both.there, 0);
-        bound_there(&both.there, 0, "real");
+        let mut both = Both::bound().await;
         both.round().await.unwrap();
         // Seen in time, or not yet.
         if really {
@@ -125,19 +114,14 @@ async fn a_twin_whose_volume_cannot_be_retained_is_held() {
         both.rights = Rights::ALL;
         both.round().await.unwrap();
         assert!(both.there.object(&twin_there(0)).is_none());
-        assert_eq!(
-            both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-            "Retain"
-        );
+        assert_eq!(both.policy(), "Retain");
     }
 }
 
 #[tokio::test]
 async fn data_is_kept_when_the_rights_go_before_the_twin() {
     for verbs in [&["GET", "PATCH"][..], &["PATCH"]] {
-        let mut both = Both::start().await;
-        waiting_there(&both.home, &both.there, 0);
-        bound_there(&both.there, 0, "real");
+        let mut both = Both::bound().await;
         let view = both.watch_one_namespace().await;
         both.round().await.unwrap();
         // A namespace that is deleted: the watch still runs when the RoleBinding is gone.
@@ -160,9 +144,7 @@ async fn data_is_kept_when_the_rights_go_before_the_twin() {
 /// list and watch there had gone with their namespace.
 #[tokio::test]
 async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
         // What an administrator leaves who takes the claimRef off.
@@ -176,17 +158,12 @@ async fn what_is_left_of_a_retained_volume_is_let_go_where_it_cannot_be_watched(
     both.view().await.backdate(2 * LONGEST_LIST);
     both.round().await.unwrap();
     assert!(both.there.object(&twin_there(0)).is_none());
-    assert_eq!(
-        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-        "Retain"
-    );
+    assert_eq!(both.policy(), "Retain");
 }
 
 #[tokio::test]
 async fn what_is_left_of_a_retained_volume_is_held_while_it_cannot_be_retained() {
-    let mut both = Both::start().await;
-    waiting_there(&both.home, &both.there, 0);
-    bound_there(&both.there, 0, "real");
+    let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
         volume["status"]["phase"] = "Released".into();
@@ -199,10 +176,7 @@ async fn what_is_left_of_a_retained_volume_is_held_while_it_cannot_be_retained()
     both.rights = Rights::ALL;
     both.round().await.unwrap();
     assert!(both.there.object(&twin_there(0)).is_none());
-    assert_eq!(
-        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
-        "Retain"
-    );
+    assert_eq!(both.policy(), "Retain");
 }
 
 #[tokio::test]
