@@ -35,6 +35,8 @@ pub struct Twin {
     pub real_volume: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether it has our finalizer.
+    pub protected: bool,
     /// Whether it was handed over.
     pub handed_over: bool,
     /// Its uid.
@@ -238,6 +240,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         node: claim.annotations().get(SELECTED_NODE).cloned(),
         real_volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
         deleting: claim.metadata.deletion_timestamp.is_some(),
+        protected: claim.finalizers().iter().any(|one| one == mark::TWIN_FINALIZER),
         handed_over: marks.handed_over,
         uid: claim.uid().unwrap_or_default(),
         claim: marks.claim,

@@ -16,7 +16,7 @@ use crate::{
     cluster::{facts, slim::SELECTED_NODE},
     placement::BindingMode,
     topology::Node,
-    twin::FINALIZER,
+    volume::mark,
 };
 
 /// The state of a volume.
@@ -341,7 +341,7 @@ pub(super) fn real_state(volume: &PersistentVolume) -> &str {
 pub(super) fn finalizers(claim: &PersistentVolumeClaim) -> String {
     let readable = |finalizer: &String| match finalizer.as_str() {
         "kubernetes.io/pvc-protection" => "pods".to_owned(),
-        FINALIZER => "this driver".to_owned(),
+        mark::TWIN_FINALIZER => "this driver".to_owned(),
         other => other.to_owned(),
     };
     let holders: Vec<_> = claim.finalizers().iter().map(readable).collect();

@@ -47,8 +47,10 @@ steps! {
     HandOver = "hand-over",
     /// A twin that never served is taken back.
     Withdraw = "withdraw",
+    /// Our finalizer is put on a twin that lacks it.
+    AddFinalizer = "add-finalizer",
     /// Our finalizer is taken off a twin that is being deleted.
-    LetGo = "let-go",
+    RemoveFinalizer = "remove-finalizer",
     /// The twin of a deleted volume is deleted.
     TwinDelete = "twin-delete",
     /// The twin's attachment is created.

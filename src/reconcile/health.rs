@@ -33,7 +33,7 @@ use crate::{
         slim::{self, Phase, Twin},
     },
     placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
-    twin::{Site, holder_uid, last_warning, mark_holder},
+    twin::{Site, add_finalizer, holder_uid, last_warning, mark_holder},
     volume::{ClusterId, VolumeId},
 };
 
@@ -226,6 +226,9 @@ impl<'a> Health<'a> {
             && claim.carried != twin.carried
         {
             Box::pin(sync(site, &volume.volume, mark)).await?;
+        }
+        if !twin.protected && !twin.deleting && site.protects() {
+            Box::pin(add_finalizer(site, &volume.volume)).await?;
         }
         if twin.phase != Phase::Bound {
             return Ok(None);

@@ -26,7 +26,7 @@ use crate::{
     cluster::{ApiError, slim},
     observe::crash::{self, Step},
     twin::{
-        FINALIZER, Holder, Site, holder, holder_uid, is_bound_to, mark_holder, metadata, reclaim_policy,
+        Holder, Site, has_finalizer, holder, holder_uid, is_bound_to, mark_holder, metadata, reclaim_policy,
         remove_finalizer, retain,
     },
     volume::{ClaimMark, Foreign, Marks, VolumeName},
@@ -114,10 +114,6 @@ fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -
     twin.metadata.deletion_timestamp.is_some() && owner.recognise(twin.labels(), twin.annotations()).is_ok()
 }
 
-fn is_held(twin: &PersistentVolumeClaim) -> bool {
-    twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
-}
-
 /// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
 /// names the twin's uid.
 pub(super) async fn real(
@@ -173,7 +169,7 @@ pub(super) async fn rescue(
     let its_own = |real: &PersistentVolume| whose(site, volume, real) == Holder::Ours;
     let real = match real(site, &volume.volume, &twin, its_own).await? {
         Real::Found(real) => real,
-        Real::OutOfReach { real, why } if is_held(&twin) => return Ok(Rescue::Held { real, why }),
+        Real::OutOfReach { real, why } if has_finalizer(&twin) => return Ok(Rescue::Held { real, why }),
         Real::None | Real::OutOfReach { .. } => {
             remove_finalizer(site.cluster(), &twin).await?;
             return Ok(Rescue::Hopeless);
@@ -182,7 +178,7 @@ pub(super) async fn rescue(
         Real::Changed => return Ok(Rescue::FalseAlarm),
     };
     match retain(site, &volume.volume, &real, Step::Rescue).await {
-        Err(error) if error.is_forbidden() && is_held(&twin) => {
+        Err(error) if error.is_forbidden() && has_finalizer(&twin) => {
             return Ok(Rescue::Held {
                 real: real.name_any(),
                 why: error.to_string(),
@@ -399,7 +395,7 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
         // The next round looks at what it has become.
         Real::Changed => return Ok(()),
     }
-    if is_held(&twin) {
+    if has_finalizer(&twin) {
         remove_finalizer(site.cluster(), &twin).await?;
         tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
     }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
     TWIN_VOLUME,
+    finalizer::remove_finalizer,
     not_taken::{not_taken, note_refusal},
     observation::{self, Observation},
     plan::{Plan, plan},
@@ -20,7 +21,7 @@ use super::{
     record::{self, Chosen},
     site,
     waiter::TwinWaiter,
-    withdraw::{self, withdraw},
+    withdraw::withdraw,
 };
 use crate::{
     cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, short, slim},
@@ -89,7 +90,7 @@ async fn take_step(
         CreateStep::Wait => Progress::Await("bound"),
         CreateStep::AwaitGone => {
             if let Some(twin) = &observation.twin {
-                withdraw::remove_finalizer(site.cluster(), twin).await?;
+                remove_finalizer(site.cluster(), twin).await?;
             }
             Progress::Await("gone")
         }

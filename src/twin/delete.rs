@@ -13,12 +13,14 @@ use super::{
     DeleteError, Holder, Site,
     attach::attached_to,
     claimed::{ClaimCheck, virtual_volume},
-    data_of, holder,
+    data_of,
+    finalizer::remove_finalizer,
+    holder,
     reading::{self, twin_volume_in},
     reclaim::give_policy_back,
     site,
     waiter::TwinWaiter,
-    withdraw::{clear_claim_ref, is_reservation, remove_finalizer},
+    withdraw::{clear_claim_ref, is_reservation},
 };
 use crate::{
     cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry, slim},

@@ -9,6 +9,7 @@ mod create;
 mod data_path;
 mod delete;
 mod errors;
+mod finalizer;
 mod holder;
 mod list;
 mod not_taken;
@@ -34,14 +35,15 @@ pub use self::{
     create::{create, last_warning},
     delete::delete,
     errors::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
+    finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
     reading::{holder_uid, is_bound_to, node, twin_in, twin_volume_in},
     reclaim::{give_policy_back, reclaim_policy, retain},
-    record::{FINALIZER, metadata},
+    record::metadata,
     refusals::Refusals,
     site::Site,
-    withdraw::{remove_finalizer, withdraw},
+    withdraw::withdraw,
 };
 use crate::{
     topology::Segments,

@@ -16,12 +16,8 @@ use super::{
 use crate::{
     cluster::slim::SELECTED_NODE,
     placement::NO_PROVISIONER,
-    volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode},
+    volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark},
 };
-
-/// Keeps a deleted twin in sight until this driver agrees: a twin has no pod, so
-/// nothing else would keep its data from going with it.
-pub const FINALIZER: &str = "storage.liqo.io/twin";
 
 /// The real class a twin is made with.
 pub(super) struct Chosen<'a> {
@@ -74,7 +70,7 @@ pub fn metadata(
         namespace: Some(site.namespace().to_owned()),
         labels: Some(labels),
         annotations: Some(annotations),
-        finalizers: site.protects().then(|| vec![FINALIZER.to_owned()]),
+        finalizers: site.protects().then(|| vec![mark::TWIN_FINALIZER.to_owned()]),
         ..ObjectMeta::default()
     }
 }

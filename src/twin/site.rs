@@ -163,7 +163,7 @@ impl Site {
         self.cluster.rights().volumes
     }
 
-    /// Whether a twin made here gets our finalizer: where we could do nothing for
+    /// Whether a living twin here has our finalizer: where we could do nothing for
     /// its data it would only be in the way.
     #[must_use]
     pub fn protects(&self) -> bool {

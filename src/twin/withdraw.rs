@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{CreateError, record::FINALIZER};
+use super::{CreateError, finalizer::remove_finalizer};
 use crate::{
     cluster::{ApiError, Cluster, Precondition},
     observe::crash::{self, Step},
@@ -85,30 +85,6 @@ pub(super) async fn await_gone(
             return Ok(false);
         }
         changes.next(left.min(LOOK_AGAIN)).await;
-    }
-}
-
-/// Takes our finalizer off a twin that is being deleted; false if the twin has
-/// changed meanwhile and has to be looked at again.
-pub async fn remove_finalizer(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
-    let ours = twin.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
-    if !ours || twin.metadata.deletion_timestamp.is_none() {
-        return Ok(true);
-    }
-    let kept: Vec<_> = twin
-        .finalizers()
-        .iter()
-        .filter(|finalizer| *finalizer != FINALIZER)
-        .collect();
-    let patch = json!({"metadata": {
-        "uid": twin.uid(),
-        "resourceVersion": twin.resource_version(),
-        "finalizers": kept,
-    }});
-    let outcome = crash::around(Step::LetGo, within(cluster, twin).merge(&twin.name_any(), &patch)).await;
-    match outcome {
-        Err(error) if error.is_conflict() => Ok(false),
-        other => other.map(|_| true),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The keys of the labels and annotations this driver writes or reads. What
-//! they mean together is said in `marks` and `carried`.
+//! The keys of the labels and annotations this driver writes or reads, and its finalizer
+//! of twins. What they mean together is said in `marks` and `carried`.
 
 use super::{ClusterId, VolumeName};
 
@@ -10,6 +10,10 @@ pub const REAL_CLASS: &str = "storage.liqo.io/real-storage-class";
 pub const LIQO_REAL_CLASS: &str = "liqo.io/remote-storage-class";
 /// Liqo's annotation of a claim that chooses the access modes of its twin there.
 pub const LIQO_ACCESS_MODES: &str = "liqo.io/remote-access-modes";
+
+/// Finalizer: keeps a deleted twin in sight until this driver agrees. A twin has no pod, so
+/// nothing else would keep its data from going with it.
+pub const TWIN_FINALIZER: &str = "storage.liqo.io/twin";
 
 /// Label: the home cluster a twin serves.
 pub const HOME_CLUSTER: &str = "storage.liqo.io/home-cluster";

@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,7 +56,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 }
 
 func (w *walk) attached(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("twin-create", "hand-over", "attachment-create", "attachment-confirm", "attachment-delete", "twin-delete", "let-go"))
+	controller := w.onController(t, n, both("twin-create", "hand-over", "attachment-create", "attachment-confirm", "attachment-delete", "twin-delete", "remove-finalizer"))
 	// Not all steps at once: kubelet waits twice as long after each failure.
 	node := w.onNode(t, n, "home-1", both("node-stage", "node-publish", "node-unstage", "record-remove"))
 	live(t, n, "liqo-reference-attach", user.OnNode("home-1"))
@@ -182,7 +183,7 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 }
 
 func (w *walk) loops(t *testing.T, n *user.Namespace) {
-	controller := w.onController(t, n, both("sync", "select-node", "capacity-write", "capacity-delete", "lease-write"))
+	controller := w.onController(t, n, both("sync", "add-finalizer", "select-node", "capacity-write", "capacity-delete", "lease-write"))
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	class := &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: n.Name},
@@ -203,6 +204,18 @@ func (w *walk) loops(t *testing.T, n *user.Namespace) {
 	n.Eventually("the twin has the new label", func(ctx context.Context) (string, error) {
 		now, err := n.Behind(ctx, "data")
 		if now.Twin == nil || now.Twin.Labels["team"] != "blue" {
+			return "it has not", err
+		}
+		return "", nil
+	})
+	unprotect := []byte(`{"metadata":{"finalizers":["kubernetes.io/pvc-protection"]}}`)
+	twins := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
+	if _, err := twins.Patch(t.Context(), n.Follow("data").Twin.Name, types.MergePatchType, unprotect, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the twin has its finalizer again", func(ctx context.Context) (string, error) {
+		now, err := n.Behind(ctx, "data")
+		if now.Twin == nil || !slices.Contains(now.Twin.Finalizers, "storage.liqo.io/twin") {
 			return "it has not", err
 		}
 		return "", nil

@@ -50,7 +50,7 @@ func (w *walk) remoteRefused(t *testing.T, b *neighbour) {
 func (w *walk) remoteLife(t *testing.T, b *neighbour) {
 	b.declare(t)
 	b.ready()
-	controller := w.onController(t, b.here, both("twin-create", "hand-over", "mark-holder", "mirror", "twin-delete", "let-go"))
+	controller := w.onController(t, b.here, both("twin-create", "hand-over", "mark-holder", "mirror", "twin-delete", "remove-finalizer"))
 	b.here.Claim("data", "liqo-reference", "64Mi")
 	b.here.Pod("writer", "data", b.onIt)
 	b.here.WaitReady("writer")
@@ -108,7 +108,7 @@ func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
 	// Kubernetes itself lets no claim go that a pod uses.
 	b.here.DeletePod("writer")
 	was := b.follow("data")
-	controller := w.onController(t, b.here, both("rescue", "let-go", "twin-again", "pass-on", "policy-back"))
+	controller := w.onController(t, b.here, both("rescue", "remove-finalizer", "twin-again", "pass-on", "policy-back"))
 	if err := b.there.Client.CoreV1().PersistentVolumeClaims(b.there.Name).Delete(t.Context(), was.Twin.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

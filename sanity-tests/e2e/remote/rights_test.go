@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,18 +59,7 @@ func newIdentity(p *pair, level string) *identity {
 	p.t.Helper()
 	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
 	i.role = "liqo-csi-remote." + i.namespace.Name
-	access := chart.Values{"only": true, "level": level}
-	if level != "full" {
-		access["namespaces"] = []string{p.remote.Name}
-	}
-	helm, err := chart.New(p.t.Context())
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	i.manifests, err = helm.Render(p.t.Context(), "home", i.namespace.Name, chart.Values{"remoteAccess": access})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	i.raise(level)
 	p.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
 		defer cancel()
@@ -77,7 +67,6 @@ func newIdentity(p *pair, level string) *identity {
 			p.t.Error(err)
 		}
 	})
-	i.give()
 
 	var token []byte
 	i.namespace.Eventually("there is a token", func(ctx context.Context) (string, error) {
@@ -100,6 +89,24 @@ func newIdentity(p *pair, level string) *identity {
 		p.t.Fatal(err)
 	}
 	return i
+}
+
+// raise gives the rights of this level.
+func (i *identity) raise(level string) {
+	i.p.t.Helper()
+	access := chart.Values{"only": true, "level": level}
+	if level != "full" {
+		access["namespaces"] = []string{i.p.remote.Name}
+	}
+	helm, err := chart.New(i.p.t.Context())
+	if err != nil {
+		i.p.t.Fatal(err)
+	}
+	i.manifests, err = helm.Render(i.p.t.Context(), "home", i.namespace.Name, chart.Values{"remoteAccess": access})
+	if err != nil {
+		i.p.t.Fatal(err)
+	}
+	i.give()
 }
 
 // run runs kubectl in the remote cluster, with the manifests as its input.
@@ -284,6 +291,26 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 			p.wantPrecious()
 		})
 	}
+}
+
+// A twin made where nothing could be done for its data is protected as soon as something can.
+func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
+	p, rights := restricted(t, "minimal")
+	found := p.written()
+	if slices.Contains(found.twin.Finalizers, twinFinalizer) {
+		t.Fatalf("the twin has the finalizers %q without the right to change its volume", found.twin.Finalizers)
+	}
+	rights.raise("namespaced")
+	p.remote.Eventually("the twin has its finalizer", func(ctx context.Context) (string, error) {
+		twin, err := p.twin(ctx, "data")
+		if err != nil || slices.Contains(twin.Finalizers, twinFinalizer) {
+			return "", err
+		}
+		return fmt.Sprintf("it has %q", twin.Finalizers), nil
+	})
+	p.deleteTwin(found)
+	p.waitMadeAgain(found)
+	p.wantPrecious()
 }
 
 // A right that is needed to keep the data is missing, the one to let the twin go is not.

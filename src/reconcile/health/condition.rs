@@ -9,8 +9,8 @@ use crate::{
         recovery::Rescue,
         watched::{Claim, VirtualVolume},
     },
-    twin::{FINALIZER, Site, data_of},
-    volume::mark,
+    twin::{Site, data_of},
+    volume::mark::{self, TWIN_FINALIZER},
 };
 
 /// How a volume is.
@@ -119,7 +119,7 @@ pub(super) fn prospects(site: &Site, volume: &VirtualVolume, rescue: &Rescue) ->
         Rescue::Underway => "Its PersistentVolume is retained, and a twin is made onto it again".into(),
         Rescue::Kept { real, why } => format!(
             "Its PersistentVolume {real} is retained, so its data stays whatever becomes of the twin. This driver cannot go \
-             on ({why}): give it the rights of {}, or take the finalizer {FINALIZER} off the twin once that is being \
+             on ({why}): give it the rights of {}, or take the finalizer {TWIN_FINALIZER} off the twin once that is being \
              deleted and nothing uses it",
             match site.remote_cluster() {
                 Some(_) => "remoteAccess.level namespaced",
@@ -127,7 +127,7 @@ pub(super) fn prospects(site: &Site, volume: &VirtualVolume, rescue: &Rescue) ->
             }
         ),
         Rescue::Held { real, why } => format!(
-            "It is held by the finalizer {FINALIZER}, because its PersistentVolume {real} cannot be retained ({why}): \
+            "It is held by the finalizer {TWIN_FINALIZER}, because its PersistentVolume {real} cannot be retained ({why}): \
              give this driver that right, or set the reclaim policy of {real} to Retain and then take the finalizer off"
         ),
         Rescue::Unknown(why) => format!("Whether its data is kept cannot be told: {why}"),

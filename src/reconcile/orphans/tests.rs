@@ -39,7 +39,7 @@ fn put_twin(api: &FakeApi, handed_over: bool, with_claim: bool) {
             "metadata": {
                 "labels": marks.labels(),
                 "annotations": marks.annotations(),
-                "finalizers": [crate::twin::FINALIZER],
+                "finalizers": [crate::volume::mark::TWIN_FINALIZER],
             },
             "spec": {"storageClassName": "real"},
             "status": {"phase": "Pending"},

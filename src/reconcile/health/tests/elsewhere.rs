@@ -30,7 +30,9 @@ fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
     there.put(
         &claims,
         json!({
-            "metadata": {"labels": marks.labels(), "annotations": marks.annotations()},
+            "metadata": {
+                "labels": marks.labels(), "annotations": marks.annotations(), "finalizers": [mark::TWIN_FINALIZER],
+            },
             "spec": {"storageClassName": "fast"},
             "status": {"phase": "Pending"},
         }),
@@ -64,7 +66,6 @@ fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
 fn bound_there(there: &FakeApi, number: usize, name: &str) {
     let path = twin_there(number);
     there.change(&path, |twin| {
-        twin["metadata"]["finalizers"] = json!([crate::twin::FINALIZER]);
         twin["spec"]["volumeName"] = name.into();
         twin["status"]["phase"] = "Bound".into();
     });

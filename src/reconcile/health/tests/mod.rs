@@ -42,7 +42,7 @@ fn world(api: &FakeApi) {
         TWIN,
         json!({
             "metadata": {
-                "labels": twin_labels, "annotations": annotations, "finalizers": [crate::twin::FINALIZER],
+                "labels": twin_labels, "annotations": annotations, "finalizers": [crate::volume::mark::TWIN_FINALIZER],
             },
             "spec": {"storageClassName": "fast", "volumeName": "real"},
             "status": {"phase": "Bound"},

@@ -20,8 +20,8 @@ use crate::{
     placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
     topology::{CLUSTER_KEY, Segments},
     twin::{
-        CreateError, CreateRequest, DeleteError, FINALIZER, NoSite, Policy, ProvisionedVolume, TWIN_CLASS,
-        TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
+        CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS, TWIN_NAME,
+        TWIN_NAMESPACE, TWIN_VOLUME, create, delete,
     },
     volume::{
         Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, VolumeName,
@@ -211,7 +211,7 @@ async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
     assert_eq!(twin["spec"]["storageClassName"], "real");
     assert_eq!(twin["metadata"]["annotations"]["team"], "shop");
     assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
-    assert_eq!(twin["metadata"]["finalizers"], json!([FINALIZER]));
+    assert_eq!(twin["metadata"]["finalizers"], json!([mark::TWIN_FINALIZER]));
     // And again, as csi-provisioner does when the answer got lost.
     assert_eq!(world.create().await.unwrap(), made);
 }

@@ -104,7 +104,10 @@ async fn a_twin_whose_volume_cannot_be_retained_is_held() {
         delete(&both.there, &twin_there(0));
         both.round().await.unwrap();
         let twin = both.there.object(&twin_there(0)).expect("it is held");
-        assert_eq!(twin["metadata"]["finalizers"], json!([crate::twin::FINALIZER]));
+        assert_eq!(
+            twin["metadata"]["finalizers"],
+            json!([crate::volume::mark::TWIN_FINALIZER])
+        );
         assert_eq!(both.condition(0), ("False".into(), "TwinTerminating".into()));
         let message = both.message(0);
         assert!(message.contains("reclaim policy of real to Retain"), "{message}");
@@ -116,6 +119,30 @@ async fn a_twin_whose_volume_cannot_be_retained_is_held() {
         assert!(both.there.object(&twin_there(0)).is_none());
         assert_eq!(both.policy(), "Retain");
     }
+}
+
+#[tokio::test]
+async fn a_twin_made_without_protection_gets_it_once_rights_allow() {
+    let mut both = Both::bound().await;
+    both.there.change(&twin_there(0), |twin| {
+        twin["metadata"]["finalizers"] = json!(["example.com/other"]);
+    });
+    let finalizers =
+        |both: &Both| both.there.object(&twin_there(0)).unwrap()["metadata"]["finalizers"].clone();
+
+    both.rights.volume_changes = false;
+    both.round().await.unwrap();
+    assert_eq!(
+        finalizers(&both),
+        json!(["example.com/other"]),
+        "nothing could be done for its data: it would only be in the way"
+    );
+    both.rights = Rights::ALL;
+    both.round().await.unwrap();
+    assert_eq!(
+        finalizers(&both),
+        json!(["example.com/other", mark::TWIN_FINALIZER])
+    );
 }
 
 #[tokio::test]
