@@ -59,7 +59,6 @@ func newIdentity(p *pair, level string) *identity {
 	p.t.Helper()
 	i := &identity{p: p, namespace: user.NewNamespace(p.t, p.remote.Cluster)}
 	i.role = "liqo-csi-remote." + i.namespace.Name
-	i.raise(level)
 	p.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), user.Patience)
 		defer cancel()
@@ -67,6 +66,7 @@ func newIdentity(p *pair, level string) *identity {
 			p.t.Error(err)
 		}
 	})
+	i.raise(level)
 
 	var token []byte
 	i.namespace.Eventually("there is a token", func(ctx context.Context) (string, error) {
