@@ -1,7 +1,9 @@
-//! `liqo-csi clusters`: the remote clusters as the controller sees them, and the
-//! pods that wait because their data is there.
+//! `liqo-csi clusters`: the remote clusters as the controller describes them in their
+//! objects, and the pods that wait because their data is there.
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::ResourceExt;
 
 use super::{
     Outcome,
@@ -9,7 +11,7 @@ use super::{
     table::Table,
 };
 use crate::{
-    cluster::report::{CONFIG_MAP, ClusterReport, REPORT, Report, State},
+    cluster::remote_cluster::{READY, RemoteCluster},
     inspect::{
         Scope, Storage,
         rows::{Row, rows},
@@ -17,10 +19,15 @@ use crate::{
 };
 
 const HEADER: [&str; 7] = ["ID", "FABRIC", "STATE", "VERSION", "POLICY", "NODES", "VOLUMES"];
+/// The state of a cluster where twins can be made.
+const IS_READY: &str = "Ready";
+/// The state of a cluster where volumes are left.
+const UNDECLARED: &str = "Undeclared";
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "cannotBeTold": [...]}. A cluster has
-id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting,
-Unreachable, Refused, or Undeclared where volumes are left), message, serverVersion, policy, nodes, volumes,
+id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
+Refused, HoldsVolumes while it is being deleted, Undeclared where volumes are left, or Unknown
+before the controller has said anything), message, serverVersion, policy, nodes, volumes,
 classes, limits (what the driver may not do there, and what that costs) and
 waiting (pods that wait because their data is there, and why)."#;
 
@@ -29,18 +36,25 @@ waiting (pods that wait because their data is there, and why)."#;
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
-    /// Namespace of the driver [default: where its controller is deployed].
-    #[arg(long)]
-    driver_namespace: Option<String>,
     #[command(flatten)]
     common: CommonArgs,
 }
 
-/// A cluster with the pods that wait for it.
+/// A cluster, in the words of `-o json`. Fields are added, never renamed.
 #[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Shown {
-    #[serde(flatten)]
-    report: ClusterReport,
+    id: String,
+    fabric: &'static str,
+    object: String,
+    state: String,
+    message: String,
+    server_version: Option<String>,
+    policy: String,
+    nodes: Vec<String>,
+    volumes: usize,
+    classes: Vec<String>,
+    limits: Vec<String>,
     waiting: Vec<String>,
 }
 
@@ -50,34 +64,11 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn list(args: Args) -> Outcome {
     let place = args.common.find().await?;
-    let namespace = args
-        .driver_namespace
-        .or_else(|| place.setup.namespace())
-        .ok_or("the driver's controller was not found: pass --driver-namespace")?;
-    let map = place
-        .cluster
-        .within::<ConfigMap>(&namespace)
-        .get(CONFIG_MAP)
-        .await?;
-    let Some(text) = map.and_then(|map| map.data?.remove(REPORT)) else {
-        return Err(format!(
-            "the controller has not reported yet (ConfigMap {namespace}/{CONFIG_MAP}): see whether one holds the lease of the background loops"
-        )
-        .into());
-    };
-    let report: Report = serde_json::from_str(&text)?;
+    let objects = place.cluster.all::<RemoteCluster>().list(None).await?;
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
-    let volumes = rows(&storage, &Scope::All);
-    let mut unknown = storage.unknown();
-    unknown.extend(report.unread.iter().map(|group| unread(group)));
-    let shown: Vec<Shown> = report
-        .clusters
-        .into_iter()
-        .map(|cluster| Shown {
-            waiting: waiting(&cluster, &volumes),
-            report: cluster,
-        })
-        .collect();
+    let home = storage.home.as_ref().map(ToString::to_string);
+    let shown = all(objects, &rows(&storage, &Scope::All), home.as_deref());
+    let unknown = storage.unknown();
     match args.common.output {
         Format::Json => print_json("clusters", &shown, &unknown)?,
         Format::Table => {
@@ -86,35 +77,95 @@ async fn list(args: Args) -> Outcome {
                 println!("No remote clusters: no RemoteCluster, and neither Liqo nor Kosmos declares any.");
             } else {
                 print!("{}", table(&shown));
-                println!("As {} saw it; last changed {}.", report.by, report.written);
             }
         }
     }
     Ok(())
 }
 
-fn unread(group: &str) -> String {
-    format!(
-        "which clusters {group} declares: the controller cannot read its objects; see its log for what is missing, a kind or a right"
-    )
+/// All clusters, also those that nobody declares and that volumes are in.
+fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<Shown> {
+    let mut there: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in volumes {
+        if let Some(cluster) = row.cluster.as_deref().filter(|id| Some(*id) != home) {
+            there.entry(cluster).or_default().push(row);
+        }
+    }
+    let known: BTreeSet<String> = objects.iter().map(ResourceExt::name_any).collect();
+    let declared = objects.into_iter().map(|object| {
+        let rows = there.get(object.name_any().as_str());
+        of_object(object, rows.map_or(&[][..], Vec::as_slice))
+    });
+    let mut shown: Vec<Shown> = declared.collect();
+    there.retain(|id, rows| !known.contains(*id) && rows.iter().any(|row| row.twin.is_some()));
+    shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows)));
+    shown.sort_by(|a, b| a.id.cmp(&b.id));
+    shown
 }
 
-/// Claims in a cluster whose pods wait because of that.
-fn waiting(cluster: &ClusterReport, volumes: &[Row]) -> Vec<String> {
-    let there = volumes
-        .iter()
-        .filter(|row| row.cluster.as_deref() == Some(&cluster.id));
-    there
-        .filter_map(|row| {
-            let (claim, why) = (row.claim.as_ref()?, row.gravity.as_ref()?);
-            Some(format!("{}/{}: {why}", claim.namespace, claim.name))
-        })
-        .collect()
+fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
+    let id = object.name_any();
+    let fabric = object.spec.discovered_from.map(|from| from.fabric);
+    let status = object.status.unwrap_or_default();
+    let ready = status.conditions.iter().find(|one| one.type_ == READY);
+    let (state, message) = match ready {
+        Some(ready) if ready.status == "True" => (IS_READY, String::new()),
+        Some(ready) => (ready.reason.as_str(), ready.message.clone()),
+        None => (
+            "Unknown",
+            "the controller has said nothing about it yet: see whether one holds the lease of the background loops"
+                .to_owned(),
+        ),
+    };
+    Shown {
+        fabric: fabric.map_or("native", |fabric| fabric.name()),
+        object: status
+            .declared_by
+            .unwrap_or_else(|| format!("RemoteCluster {id}")),
+        state: state.to_owned(),
+        message,
+        server_version: status.server_version,
+        policy: format!("{:?}", object.spec.binding_policy),
+        nodes: status.nodes,
+        volumes: status.volumes.try_into().unwrap_or_default(),
+        classes: status.classes,
+        limits: status.limits,
+        waiting: waiting(rows),
+        id,
+    }
+}
+
+fn undeclared(id: &str, rows: &[&Row]) -> Shown {
+    Shown {
+        id: id.to_owned(),
+        fabric: "",
+        object: String::new(),
+        state: UNDECLARED.to_owned(),
+        message: "no declaration of this cluster is found, and volumes are there. They can be neither used anew nor deleted \
+                  until a RemoteCluster or its fabric declares it again, under this very id"
+            .to_owned(),
+        server_version: None,
+        policy: String::new(),
+        nodes: Vec::new(),
+        volumes: rows.len(),
+        classes: Vec::new(),
+        limits: Vec::new(),
+        waiting: waiting(rows),
+    }
+}
+
+/// Claims whose pods wait because their data is there.
+fn waiting(rows: &[&Row]) -> Vec<String> {
+    let waiting = rows.iter().filter_map(|row| {
+        let (claim, why) = (row.claim.as_ref()?, row.gravity.as_ref()?);
+        Some(format!("{}/{}: {why}", claim.namespace, claim.name))
+    });
+    waiting.collect()
 }
 
 fn table(clusters: &[Shown]) -> String {
     let mut table = Table::new(HEADER);
-    for Shown { report, waiting } in clusters {
+    for cluster in clusters {
         let or_dash = |text: &str| {
             if text.is_empty() {
                 "-".to_owned()
@@ -123,25 +174,25 @@ fn table(clusters: &[Shown]) -> String {
             }
         };
         table.row([
-            report.id.clone(),
-            or_dash(&report.fabric),
-            format!("{:?}", report.state),
-            or_dash(report.server_version.as_deref().unwrap_or_default()),
-            or_dash(&report.policy),
-            or_dash(&report.nodes.join(",")),
-            report.volumes.to_string(),
+            cluster.id.clone(),
+            or_dash(cluster.fabric),
+            cluster.state.clone(),
+            or_dash(cluster.server_version.as_deref().unwrap_or_default()),
+            or_dash(&cluster.policy),
+            or_dash(&cluster.nodes.join(",")),
+            cluster.volumes.to_string(),
         ]);
-        if report.state != State::Ready && !report.message.is_empty() {
-            let object = match report.object.as_str() {
+        if cluster.state != IS_READY && !cluster.message.is_empty() {
+            let object = match cluster.object.as_str() {
                 "" => String::new(),
                 object => format!("{object}: "),
             };
-            table.note(&format!("  └ {object}{}", report.message));
+            table.note(&format!("  └ {object}{}", cluster.message));
         }
-        for limit in &report.limits {
+        for limit in &cluster.limits {
             table.note(&format!("  └ {limit}"));
         }
-        for pod in waiting {
+        for pod in &cluster.waiting {
             table.note(&format!("  → {pod}"));
         }
     }
@@ -150,58 +201,78 @@ fn table(clusters: &[Shown]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::inspect::{State, rows::Name};
+
+    fn object(status: &serde_json::Value) -> RemoteCluster {
+        serde_json::from_value(json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
+            "metadata": {"name": "milan"}, "spec": {"discoveredFrom": {"fabric": "Liqo"}}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn waits_in(cluster: &str) -> Row {
+        Row {
+            claim: Some(Name {
+                namespace: "shop".into(),
+                name: "data".into(),
+            }),
+            twin: Some(Name {
+                namespace: "shop".into(),
+                name: "data".into(),
+            }),
+            cluster: Some(cluster.into()),
+            gravity: Some("its pod web-0 waits".into()),
+            volume: "pvc-1".into(),
+            class: None,
+            size: None,
+            state: State::Bound,
+            message: String::new(),
+            advice: String::new(),
+            real_class: None,
+            real_volume: None,
+            held_by_gravity: true,
+            nodes: None,
+        }
+    }
 
     #[test]
     fn what_is_wrong_stands_below() {
-        let report = ClusterReport {
-            id: "milan".into(),
-            fabric: "liqo".into(),
-            object: "VirtualNode liqo-tenant-milan/milan".into(),
-            state: State::Unreachable,
-            message: "no answer within 10s".into(),
-            server_version: None,
-            policy: "Optimistic".into(),
-            nodes: vec!["milan".into()],
-            volumes: 2,
-            classes: Vec::new(),
-            limits: vec!["nodes cannot be read".into()],
+        let condition = |kind: &str, reason: &str| {
+            json!({
+                "type": kind, "status": "False", "reason": reason, "message": "no answer within 10s",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
         };
-        let shown = Shown {
-            report: report.clone(),
-            waiting: vec!["shop/data: its pod web-0 waits".into()],
-        };
+        let found = object(&json!({
+            "conditions": [condition("Ready", "Unreachable")],
+            "declaredBy": "VirtualNode liqo-tenant-milan/milan",
+            "nodes": ["milan"], "volumes": 2, "limits": ["nodes cannot be read"],
+        }));
+        let rows = [waits_in("milan"), waits_in("rome"), waits_in("here")];
         let expected = "\
 ID      FABRIC   STATE         VERSION   POLICY       NODES   VOLUMES
 milan   liqo     Unreachable   -         Optimistic   milan   2
   └ VirtualNode liqo-tenant-milan/milan: no answer within 10s
   └ nodes cannot be read
   → shop/data: its pod web-0 waits
+rome    -        Undeclared    -         -            -       1
 ";
-        assert_eq!(table(&[shown]), expected);
-
-        let lost = ClusterReport {
-            fabric: String::new(),
-            object: String::new(),
-            policy: String::new(),
-            nodes: Vec::new(),
-            limits: Vec::new(),
-            state: State::Undeclared,
-            message: "nobody declares it".into(),
-            ..report
-        };
-        let expected = "\
-ID      FABRIC   STATE        VERSION   POLICY   NODES   VOLUMES
-milan   -        Undeclared   -         -        -       2
-  └ nobody declares it
-";
-        let waiting = Vec::new();
-        assert_eq!(
-            table(&[Shown {
-                report: lost,
-                waiting
-            }]),
-            expected
+        let shown = table(&all(vec![found], &rows, Some("here")));
+        assert!(shown.starts_with(expected), "{shown}");
+        assert!(
+            shown.contains("  └ no declaration of this cluster is found"),
+            "{shown}"
         );
+    }
+
+    #[test]
+    fn nothing_said_is_not_ready() {
+        let shown = all(vec![object(&json!(null))], &[], None);
+        assert_eq!(shown[0].state, "Unknown");
+        assert!(shown[0].message.contains("lease"), "{}", shown[0].message);
     }
 }

@@ -12,7 +12,6 @@ pub mod kubeconfig;
 mod lean;
 pub mod registry;
 pub mod remote_cluster;
-pub mod report;
 mod rights;
 pub mod slim;
 #[cfg(test)]

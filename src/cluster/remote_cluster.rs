@@ -1,5 +1,5 @@
-//! `RemoteCluster`: how an administrator tells us of another cluster when no
-//! fabric does. The type is the custom resource definition: its comments are what
+//! `RemoteCluster`: a cluster that an administrator declares, or one that a fabric does and
+//! this driver has found. The type is the custom resource definition: its comments are what
 //! `kubectl explain` says, its rules are what the API server enforces. Following
 //! these objects and connecting are not done here.
 
@@ -43,20 +43,34 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
     derive = "PartialEq",
     doc = "A cluster behind virtual nodes of this one, where claims of the virtual storage class may have their twins. Its name is the id of the cluster.",
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name is the id of the cluster, which nodes carry as a label: at most 63 characters"),
+    validation = Rule::new("has(self.spec.discoveredFrom) || (has(self.spec.kubeconfigSecretRef) && has(self.spec.nodeSelector))").message("kubeconfigSecretRef and nodeSelector are needed, or discoveredFrom"),
+    validation = Rule::new("!has(self.spec.discoveredFrom) || !(has(self.spec.kubeconfigSecretRef) || has(self.spec.nodeSelector) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("the fabric of a discovered cluster says how it is reached and what its nodes and namespaces are: leave out kubeconfigSecretRef, nodeSelector and namespaces"),
+    validation = Rule::new("has(self.spec.discoveredFrom) == has(oldSelf.spec.discoveredFrom)").message("a declared cluster cannot become a discovered one, nor the other way round: delete it first"),
+    printcolumn(name = "Fabric", type_ = "string", json_path = ".spec.discoveredFrom.fabric", description = "Who declares it, if no administrator does"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether twins can be made there"),
     printcolumn(name = "Reachable", type_ = "string", json_path = ".status.conditions[?(@.type==\"Reachable\")].status", description = "Whether its API server answers"),
+    printcolumn(name = "Since", type_ = "date", json_path = ".status.conditions[?(@.type==\"Reachable\")].lastTransitionTime", description = "For how long that is so"),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.serverVersion", description = "Its Kubernetes version"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.bindingPolicy", description = "When a claim is Bound whose twin is there"),
+    printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.volumes", description = "How many volumes have their twin there"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Error", type_ = "string", json_path = ".status.lastError", description = "What went wrong last", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteClusterSpec {
+    /// Who declares the cluster, if that is not this object. The driver makes such an object
+    /// for each cluster that it finds. The fabric says how the cluster is reached, and
+    /// what its nodes and namespaces are; the rest of the spec is yours to change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discovered_from: Option<DiscoveredFrom>,
+
     /// The Secret with the kubeconfig. It lives in the namespace of the driver.
-    pub kubeconfig_secret_ref: KubeconfigSecretRef,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig_secret_ref: Option<KubeconfigSecretRef>,
 
     /// Which nodes of this cluster stand for the remote one: all that it selects.
-    pub node_selector: VirtualNodes,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<VirtualNodes>,
 
     /// Which namespace there a namespace here becomes.
     #[serde(default)]
@@ -78,6 +92,21 @@ pub struct RemoteClusterSpec {
     /// volume.
     #[serde(default = "yes")]
     pub protect_twins: bool,
+}
+
+/// Who declares a cluster that was found.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiscoveredFrom {
+    /// The fabric whose objects declare it.
+    pub fabric: DiscoveringFabric,
+}
+
+/// A fabric whose clusters are found.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum DiscoveringFabric {
+    Liqo,
+    Kosmos,
 }
 
 /// The Secret with the kubeconfig.
@@ -171,7 +200,8 @@ pub struct StorageClasses {
     pub mapping: BTreeMap<String, String>,
 
     /// The real class there of virtual classes that are not in the mapping. Without
-    /// it the default class of the remote cluster is taken, if we may read it.
+    /// it the one that the fabric names is taken, or the default class of the remote
+    /// cluster, if we may read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "storage_class")]
     pub default: Option<String>,
@@ -200,6 +230,18 @@ pub struct RemoteClusterStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
+    /// The object that declares a discovered cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared_by: Option<String>,
+
+    /// The nodes that stand for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+
+    /// How many volumes have their twin there.
+    #[serde(default)]
+    pub volumes: i64,
+
     /// The Kubernetes version of its API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_version: Option<String>,
@@ -215,6 +257,42 @@ pub struct RemoteClusterStatus {
     /// What went wrong last, as long as it is not overcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+}
+
+impl RemoteClusterSpec {
+    /// What the driver writes for a cluster that it has found.
+    #[must_use]
+    pub fn discovered(fabric: DiscoveringFabric) -> Self {
+        Self {
+            discovered_from: Some(DiscoveredFrom { fabric }),
+            kubeconfig_secret_ref: None,
+            node_selector: None,
+            namespaces: Namespaces::default(),
+            storage_classes: StorageClasses::default(),
+            binding_policy: BindingPolicy::default(),
+            protect_twins: true,
+        }
+    }
+}
+
+impl DiscoveringFabric {
+    /// Its name, as in messages and in the output of commands.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Liqo => "liqo",
+            Self::Kosmos => "kosmos",
+        }
+    }
+
+    /// The API group of its objects.
+    #[must_use]
+    pub const fn api_group(self) -> &'static str {
+        match self {
+            Self::Liqo => "offloading.liqo.io",
+            Self::Kosmos => "kosmos.io",
+        }
+    }
 }
 
 impl VirtualNodes {
@@ -319,7 +397,7 @@ mod tests {
     #[test]
     fn what_is_not_said_has_the_documented_defaults() {
         let spec = read(least());
-        assert_eq!(spec.kubeconfig_secret_ref.key, "kubeconfig");
+        assert_eq!(spec.kubeconfig_secret_ref.unwrap().key, "kubeconfig");
         assert_eq!(spec.namespaces.strategy, NamespaceStrategy::SameName);
         assert_eq!(spec.binding_policy, BindingPolicy::Optimistic);
         assert!(spec.protect_twins);

@@ -32,11 +32,6 @@ impl Setup {
         }
     }
 
-    /// Where the driver is.
-    pub(crate) fn namespace(&self) -> Option<String> {
-        self.controllers.iter().next()?.namespace()
-    }
-
     /// Where the twins are.
     pub(crate) fn storage_namespace(&self) -> String {
         let told = self

@@ -67,10 +67,8 @@ steps! {
     NodeLabel = "node-label",
     /// The `CSINode` of a virtual node is written.
     CsiNodeWrite = "csi-node-write",
-    /// Finalizer or status of a `RemoteCluster` is written.
+    /// A `RemoteCluster` is made, held, written on or deleted.
     ClusterWrite = "cluster-write",
-    /// What is known of all clusters is written down for `liqo-csi clusters`.
-    ReportWrite = "report-write",
     /// It is noted that a cluster cannot have a twin.
     NoteRefusal = "note-refusal",
     /// What a claim says about its remote twin is changed.

@@ -27,7 +27,8 @@ pub use delete::{
 };
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
 pub use offload::{
-    Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes, behind,
+    Adjustments, Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes,
+    behind,
 };
 pub use possible::{NoClass, served, ways_out, wishes};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};

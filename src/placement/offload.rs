@@ -158,6 +158,29 @@ pub struct Declared {
     pub protect: bool,
 }
 
+/// What an administrator may say of a cluster, whoever declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adjustments {
+    /// Its classes. They go before the one that the fabric names.
+    pub classes: ClassMap,
+    /// As in [`Declared`].
+    pub policy: BindingPolicy,
+    /// As in [`Declared`].
+    pub protect: bool,
+}
+
+impl Declared {
+    /// The same cluster with what an administrator says of it.
+    #[must_use]
+    pub fn adjusted(mut self, by: Adjustments) -> Self {
+        let named_by_fabric = self.classes.default.take();
+        self.classes = by.classes;
+        self.classes.default = self.classes.default.or(named_by_fabric);
+        (self.policy, self.protect) = (by.policy, by.protect);
+        self
+    }
+}
+
 /// Who stands behind a node of the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behind<'a, D = Declared> {
@@ -241,6 +264,36 @@ mod tests {
         assert!(matches!(behind(&node("x"), &declared), Behind::Itself));
         assert!(matches!(behind(&node("a"), &declared), Behind::Remote(one) if one.id.as_str() == "a"));
         assert!(matches!(behind(&node("b"), &declared), Behind::Disputed(two) if two.len() == 2));
+    }
+
+    #[test]
+    fn an_administrators_class_goes_before_the_one_of_the_fabric() {
+        let found = Declared {
+            classes: ClassMap {
+                default: Some("fabric".into()),
+                ..ClassMap::default()
+            },
+            ..Declared::plain("milan")
+        };
+        let class = |mapping: &[(&str, &str)], default: Option<&str>| {
+            let mapping = mapping.iter().map(|&(a, b)| (a.to_owned(), b.to_owned()));
+            let adjusted = found.clone().adjusted(Adjustments {
+                classes: ClassMap {
+                    mapping: mapping.collect(),
+                    default: default.map(str::to_owned),
+                },
+                policy: BindingPolicy::WaitForBound,
+                protect: false,
+            });
+            assert_eq!(
+                (adjusted.policy, adjusted.protect),
+                (BindingPolicy::WaitForBound, false)
+            );
+            adjusted.classes.real(Some("liqo")).map(str::to_owned)
+        };
+        assert_eq!(class(&[], None).as_deref(), Some("fabric"));
+        assert_eq!(class(&[], Some("mine")).as_deref(), Some("mine"));
+        assert_eq!(class(&[("liqo", "mapped")], None).as_deref(), Some("mapped"));
     }
 
     #[test]

@@ -78,14 +78,16 @@ pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<Stri
             allowed.join(", ")
         )
     });
-    match cluster.fabric {
-        Fabric::Native => ways.push(format!("by spec.storageClasses of the {}", cluster.object)),
-        Fabric::Liqo => ways.push(format!(
+    ways.push(format!(
+        "by spec.storageClasses of the RemoteCluster {}",
+        cluster.id
+    ));
+    if cluster.fabric == Fabric::Liqo {
+        ways.push(format!(
             "as the default in spec.storageClasses of the {}, which Liqo only fills if that cluster has Liqo's \
              storage.enabled=true",
             cluster.object
-        )),
-        Fabric::Kosmos => {}
+        ));
     }
     format!(
         "Name a class of the cluster {}: {}",
@@ -149,6 +151,10 @@ mod tests {
             "{liqo}"
         );
         assert!(liqo.contains(mark::LIQO_REAL_CLASS));
-        assert!(!ways(Fabric::Kosmos, &[]).contains("spec.storageClasses"));
+        let kosmos = ways(Fabric::Kosmos, &[]);
+        assert!(
+            kosmos.contains("RemoteCluster milan") && !kosmos.contains("Liqo"),
+            "{kosmos}"
+        );
     }
 }

@@ -1,63 +1,73 @@
-//! Says how it is with each remote cluster, where people look: in the status of
-//! the `RemoteCluster` that declares it, and for all fabrics alike in a `ConfigMap`
-//! that `liqo-csi clusters` reads. Nothing is ever decided by what is written here.
+//! Every remote cluster is a `RemoteCluster`: an administrator declares it by one, or this
+//! loop makes one for a cluster that a fabric declares. It says in its status how it is with
+//! the cluster. Nothing is ever decided by what is written there.
 //!
-//! A `RemoteCluster` that is deleted while volumes live there, or twins that became
-//! none, is held until they are gone, and says which they are: without it nobody
-//! could delete their data.
+//! One that declares a cluster is held while volumes live there, or twins that became none,
+//! and says which they are: without it nobody could delete their data. One that was made
+//! here, and says no more than that, goes with the last volume when its fabric declares the
+//! cluster no longer.
 
+mod report;
 mod status;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::{Api, ResourceExt, api::ObjectMeta, runtime::watcher};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::status::{Holdings, status, whole};
+use self::{
+    report::{ClusterReport, State, reports, unfinished, volumes_by_cluster},
+    status::Holdings,
+};
 use super::{
     Metrics, Settings,
     rounds::{Rounds, each},
-    unserved::unserved,
     watched::Watched,
 };
 use crate::{
     cluster::{
-        ApiError, Cluster,
-        registry::{Link, Registry, Remote},
-        remote_cluster::RemoteCluster,
-        report::{CONFIG_MAP, ClusterReport, REPORT, Report, State},
+        ApiError, Cluster, Lean, Objects, Precondition,
+        registry::{Link, Registry},
+        remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
+        view::{Slim, View},
     },
     observe::crash::{self, Step},
     placement::Fabric,
-    topology::Node,
-    volume::ClusterId,
+    volume::{ClusterId, mark},
 };
 
 /// Keeps a `RemoteCluster` while something of ours is there.
 const FINALIZER: &str = "storage.liqo.io/volumes";
-/// As many volumes as a message names.
-const NAMED: usize = 5;
-/// As many classes as are shown.
-const MOST_CLASSES: usize = 200;
-/// Of an object in Kubernetes.
-const LONGEST_NAME: usize = 253;
 
-/// The loop that reports.
+/// The loop that keeps them.
 pub(super) struct Clusters<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
     settings: &'a Settings,
     metrics: &'a Metrics,
-    /// What was written last, so that nothing is written twice.
-    written: Option<(Vec<ClusterReport>, BTreeSet<&'static str>)>,
+    objects: View<Known>,
+    _stops: DropGuard,
 }
+
+/// A `RemoteCluster` as it was seen.
+#[derive(PartialEq)]
+struct Known(RemoteCluster);
+
+impl Slim for Known {
+    fn topic(&self) -> &str {
+        self.0.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// The claims with volumes in each cluster.
+type Volumes = HashMap<ClusterId, Vec<String>>;
 
 impl<'a> Clusters<'a> {
     pub(super) fn new(
@@ -67,237 +77,141 @@ impl<'a> Clusters<'a> {
         settings: &'a Settings,
         metrics: &'a Metrics,
     ) -> Self {
+        let stop = CancellationToken::new();
+        let all: Api<Lean<RemoteCluster>> = Api::all(home.client().clone());
+        let known = |object| Some(Known(object));
         Self {
             home,
             registry,
             watched,
             settings,
             metrics,
-            written: None,
+            objects: View::start(all, watcher::Config::default(), known, &stop),
+            _stops: stop.drop_guard(),
         }
     }
 
-    fn reports(&self, volumes: &HashMap<ClusterId, Vec<String>>) -> Vec<ClusterReport> {
-        let nodes = self.home.views().nodes.all();
-        let remotes = self.registry.all();
-        let report = |remote: &Arc<Remote>| {
-            let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
-            let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
-            let names = |nodes: Vec<&Arc<Node>>| {
-                let mut names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
-                names.sort();
-                names
-            };
-            let volumes = volumes.get(&remote.id).map_or(0, Vec::len);
-            let mut report = report(remote, names(standing), volumes);
-            let unserved = unserved(self.home, remote, self.settings);
-            report.limits.extend(unserved.into_iter().map(|one| one.message));
-            if !real.is_empty() {
-                report.limits.push(format!(
-                    "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
-                    some_of(&names(real))
-                ));
-            }
-            report
-        };
-        let declared = |id: &ClusterId| remotes.iter().any(|remote| remote.id == *id);
-        let mut lost: Vec<ClusterReport> = volumes
-            .iter()
-            .filter(|(id, _)| !declared(id))
-            .map(|(id, claims)| undeclared(id, claims))
-            .collect();
-        lost.sort_by(|a, b| a.id.cmp(&b.id));
-        remotes.iter().map(report).chain(lost).collect()
+    fn all(&self) -> Objects<RemoteCluster> {
+        self.home.all()
     }
 
-    fn holdings(&self, name: &str, volumes: &HashMap<ClusterId, Vec<String>>) -> Holdings {
-        let remotes = self.registry.all();
-        let remote = remotes.iter().find(|remote| remote.id.as_str() == name);
+    fn object(&self, id: &ClusterId) -> Option<Arc<Known>> {
+        self.objects.get(id.as_str())
+    }
+
+    fn holdings(&self, id: &ClusterId, volumes: &Volumes) -> Holdings {
+        let remote = self.registry.get(id);
+        let remote = remote.as_ref();
         Holdings {
-            volumes: remote
-                .and_then(|remote| volumes.get(&remote.id))
-                .cloned()
-                .unwrap_or_default(),
-            unfinished: remote.map_or_else(|| Ok(Vec::new()), |remote| unfinished(remote)),
-            disputed: remote.is_some_and(|remote| matches!(remote.link(), Link::Disputed(_))),
+            volumes: volumes.get(id).cloned().unwrap_or_default(),
+            unfinished: remote.map_or_else(|_| Ok(Vec::new()), |remote| unfinished(remote)),
+            disputed: remote.is_ok_and(|remote| matches!(remote.link(), Link::Disputed(_))),
         }
     }
 
-    async fn publish(
-        &mut self,
-        reports: Vec<ClusterReport>,
-        unread: BTreeSet<&'static str>,
-    ) -> Result<(), ApiError> {
-        let wanted = (reports, unread);
-        if self.written.as_ref() == Some(&wanted) {
+    /// The object of a cluster that is declared.
+    async fn follow(&self, report: &ClusterReport, volumes: &Volumes) -> Result<(), ApiError> {
+        let discovered = discovered_from(report.fabric);
+        let Some(known) = self.object(&report.id) else {
+            return match discovered {
+                Some(fabric) => self.create(&report.id, fabric).await,
+                // It was deleted a moment ago.
+                None => Ok(()),
+            };
+        };
+        let Known(object) = &*known;
+        let holdings = self.holdings(&report.id, volumes);
+        if discovered.is_none() && !self.hold(object, &holdings).await? {
             return Ok(());
         }
-        let report = Report {
-            version: 1,
-            written: jiff::Timestamp::now().to_string(),
-            by: self.settings.identity.clone(),
-            clusters: wanted.0.clone(),
-            unread: wanted.1.iter().map(|&group| group.to_owned()).collect(),
+        self.write(object, &status::declared(object, report, &holdings))
+            .await
+    }
+
+    /// An object of a cluster that no fabric declares.
+    async fn forsaken(
+        &self,
+        object: &RemoteCluster,
+        volumes: &[String],
+        unread: &BTreeSet<&'static str>,
+    ) -> Result<(), ApiError> {
+        let Some(from) = &object.spec.discovered_from else {
+            return Ok(());
         };
-        let text = serde_json::to_string_pretty(&report).unwrap_or_default();
-        let maps = self.home.within::<ConfigMap>(&self.settings.namespace);
-        let data = BTreeMap::from([(REPORT.to_owned(), text)]);
-        let patch = json!({"data": data});
-        let merged = crash::around(Step::ReportWrite, maps.merge(CONFIG_MAP, &patch)).await?;
-        if merged.is_none() {
-            let map = ConfigMap {
-                metadata: ObjectMeta {
-                    name: Some(CONFIG_MAP.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                data: Some(data),
-                ..ConfigMap::default()
+        let untouched = object.labels().get(mark::MANAGED_BY).map(String::as_str)
+            == Some(mark::MANAGED_BY_US)
+            && object.spec == RemoteClusterSpec::discovered(from.fabric);
+        let unread = unread.contains(from.fabric.api_group());
+        if untouched && volumes.is_empty() && !unread {
+            let exactly = Precondition {
+                uid: object.uid().unwrap_or_default(),
+                resource_version: object.resource_version(),
             };
-            crash::around(Step::ReportWrite, maps.create(&map)).await?;
+            let (all, name) = (self.all(), object.name_any());
+            let deleted = crash::around(Step::ClusterWrite, all.delete(&name, exactly)).await;
+            return unless_conflict(deleted);
         }
-        self.written = Some(wanted);
+        let status = status::undeclared(object, volumes, unread);
+        self.write(object, &status).await
+    }
+
+    async fn create(&self, id: &ClusterId, fabric: DiscoveringFabric) -> Result<(), ApiError> {
+        let mut object = RemoteCluster::new(id.as_str(), RemoteClusterSpec::discovered(fabric));
+        object.metadata = ObjectMeta {
+            labels: Some([(mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned())].into()),
+            ..object.metadata
+        };
+        crash::around(Step::ClusterWrite, self.all().create(&object)).await?;
+        tracing::info!(cluster = %id, ?fabric, "a cluster was found: it has a RemoteCluster now");
         Ok(())
     }
 
-    /// Status and finalizer of one `RemoteCluster`.
-    async fn tend(
-        &self,
-        object: &RemoteCluster,
-        report: &ClusterReport,
-        holdings: &Holdings,
-    ) -> Result<(), ApiError> {
-        let all = self.home.all::<RemoteCluster>();
+    /// Keeps the finalizer of a declaration as it should be; false if there is no more to do.
+    async fn hold(&self, object: &RemoteCluster, holdings: &Holdings) -> Result<bool, ApiError> {
         let held = object.finalizers().iter().any(|one| one == FINALIZER);
         let leaving = object.metadata.deletion_timestamp.is_some();
-        if held != holdings.hold(held, leaving) && (held || !leaving) {
-            let mut finalizers = object.finalizers().to_vec();
-            finalizers.retain(|one| one != FINALIZER);
-            if !held {
-                finalizers.push(FINALIZER.to_owned());
-            }
-            let patch = json!({"metadata": {
-                "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
-            }});
-            let changed = crash::around(Step::ClusterWrite, all.merge(&object.name_any(), &patch)).await;
-            match changed {
-                // The next round looks again.
-                Err(error) if error.is_conflict() => return Ok(()),
-                other => other?,
-            };
-            if held && leaving {
-                return Ok(());
-            }
+        if held == holdings.hold(held, leaving) || (leaving && !held) {
+            return Ok(true);
         }
-        let status = status(object, report, holdings);
-        if object
-            .status
-            .as_ref()
-            .map(serde_json::to_value)
-            .and_then(Result::ok)
-            == Some(status.clone())
-        {
+        let mut finalizers = object.finalizers().to_vec();
+        finalizers.retain(|one| one != FINALIZER);
+        if !held {
+            finalizers.push(FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
+        }});
+        let all = self.all();
+        let changed = crash::around(Step::ClusterWrite, all.merge(&object.name_any(), &patch)).await;
+        unless_conflict(changed.map(drop))?;
+        // Its new version is seen soon.
+        Ok(false)
+    }
+
+    async fn write(&self, object: &RemoteCluster, status: &RemoteClusterStatus) -> Result<(), ApiError> {
+        if object.status.as_ref() == Some(status) {
             return Ok(());
         }
-        let written = crash::around(
-            Step::ClusterWrite,
-            all.merge_status(&object.name_any(), &json!({"status": whole(status)})),
-        )
-        .await;
-        written.map(|_| ())
+        let (all, name, patch) = (self.all(), object.name_any(), status::patch(status));
+        let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
+        written.map(drop)
     }
 }
 
-fn report(remote: &Remote, nodes: Vec<String>, volumes: usize) -> ClusterReport {
-    let mut report = ClusterReport {
-        id: remote.id.to_string(),
-        fabric: remote.fabric.to_string(),
-        object: remote.object.clone(),
-        policy: remote.policy.as_str().to_owned(),
-        nodes,
-        volumes,
-        state: State::Connecting,
-        message: String::new(),
-        server_version: None,
-        classes: Vec::new(),
-        limits: Vec::new(),
-    };
-    match remote.link() {
-        Link::Connecting(why) => report.message = why,
-        Link::Unreachable(why) => (report.state, report.message) = (State::Unreachable, why),
-        Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
-        Link::Up(connected) => {
-            report.state = State::Ready;
-            report.server_version = Some(connected.version.clone());
-            let classes = connected.cluster.views().classes.all();
-            let names = classes.iter().map(|class| class.name.clone());
-            // The API server there may say anything, and who reads this is an object of ours.
-            report.classes = names.filter(|name| name.len() <= LONGEST_NAME).collect();
-            report.classes.sort();
-            report.classes.truncate(MOST_CLASSES);
-            let losses = connected.cluster.rights().losses();
-            report.limits = losses.into_iter().map(str::to_owned).collect();
-        }
-    }
-    report
-}
-
-fn undeclared(id: &ClusterId, claims: &[String]) -> ClusterReport {
-    ClusterReport {
-        id: id.to_string(),
-        fabric: String::new(),
-        object: String::new(),
-        policy: String::new(),
-        nodes: Vec::new(),
-        volumes: claims.len(),
-        state: State::Undeclared,
-        message: format!(
-            "no declaration of this cluster is found, and volumes are there: {}. They can be neither used anew nor deleted until a \
-             RemoteCluster or its fabric declares it again, under this very id",
-            some_of(claims)
-        ),
-        server_version: None,
-        classes: Vec::new(),
-        limits: Vec::new(),
+fn discovered_from(fabric: Fabric) -> Option<DiscoveringFabric> {
+    match fabric {
+        Fabric::Native => None,
+        Fabric::Liqo => Some(DiscoveringFabric::Liqo),
+        Fabric::Kosmos => Some(DiscoveringFabric::Kosmos),
     }
 }
 
-fn some_of(claims: &[String]) -> String {
-    let named: Vec<&str> = claims.iter().take(NAMED).map(String::as_str).collect();
-    match claims.len().saturating_sub(NAMED) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
+/// The object has changed: its new version is looked at in turn.
+fn unless_conflict(outcome: Result<(), ApiError>) -> Result<(), ApiError> {
+    match outcome {
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other,
     }
-}
-
-/// Claims for which twins are in a cluster that nobody was given.
-fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
-    let cluster = remote.reach().map_err(|why| why.to_string())?;
-    let twins = cluster.all_twins();
-    let unfinished = twins.iter().filter(|twin| !twin.handed_over);
-    let mut claims: Vec<String> = unfinished
-        .filter_map(|twin| twin.claim.as_ref())
-        .map(|claim| format!("{}/{}", claim.namespace, claim.name))
-        .collect();
-    claims.sort();
-    Ok(claims)
-}
-
-/// What each remote cluster holds, as claims that people know.
-fn volumes_by_cluster(watched: &Watched, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
-    let remote = watched.clusters_of_volumes().into_iter().filter(|id| id != home);
-    let held = remote.map(|id| {
-        let named = watched
-            .virtual_volumes_in(&id)
-            .into_iter()
-            .map(|volume| match volume.claim {
-                Some(claim) => format!("{}/{}", claim.namespace, claim.name),
-                None => volume.name,
-            });
-        let mut claims: Vec<String> = named.collect();
-        claims.sort();
-        (id, claims)
-    });
-    held.collect()
 }
 
 impl Rounds for Clusters<'_> {
@@ -307,6 +221,7 @@ impl Rounds for Clusters<'_> {
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
             self.registry.changes(),
+            self.objects.version(),
             self.watched.volumes.version(),
             self.home.views().nodes.version(),
             self.home.views().classes.version(),
@@ -317,30 +232,28 @@ impl Rounds for Clusters<'_> {
         let Some(unread) = self.registry.unread() else {
             return Ok(());
         };
-        let volumes = volumes_by_cluster(self.watched, self.home.id());
-        let reports = self.reports(&volumes);
+        let reports = reports(self.home, self.registry, self.settings);
+        self.metrics.fabrics_unread(&unread);
         let reachable = reports
             .iter()
             .map(|report| (report.id.as_str(), report.state == State::Ready));
         self.metrics.reachable(reachable);
-        let native: Vec<&ClusterReport> = reports
-            .iter()
-            .filter(|report| report.fabric == Fabric::Native.to_string())
-            .collect();
-        let mut outcome = Ok(());
-        if !native.is_empty() {
-            let objects = self.home.all::<RemoteCluster>().list(None).await?;
-            let this = &*self;
-            outcome = each(&objects, async |object: &RemoteCluster| {
-                let name = object.name_any();
-                let Some(report) = native.iter().find(|report| report.id == name) else {
-                    return Ok(());
-                };
-                this.tend(object, report, &this.holdings(&name, &volumes)).await
-            })
-            .await;
+        if *self.objects.version().borrow() == 0 {
+            // It is to be looked at when they were listed.
+            return Ok(());
         }
-        outcome.and(self.publish(reports, unread).await)
+        let (this, volumes) = (&*self, volumes_by_cluster(self.watched, self.home.id()));
+        let followed = each(&reports, async |report| this.follow(report, &volumes).await).await;
+        let declared: BTreeSet<&str> = reports.iter().map(|report| report.id.as_str()).collect();
+        let objects = self.objects.all();
+        let others = objects.iter().filter(|known| !declared.contains(known.topic()));
+        let forsaken = each(others, async |known| {
+            let id: Option<ClusterId> = known.topic().parse().ok();
+            let there = id.and_then(|id| volumes.get(&id)).map_or(&[][..], Vec::as_slice);
+            this.forsaken(&known.0, there, &unread).await
+        })
+        .await;
+        followed.and(forsaken)
     }
 }
 

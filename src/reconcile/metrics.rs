@@ -1,7 +1,7 @@
 //! What the background controllers tell Prometheus.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -24,6 +24,7 @@ pub struct Metrics {
     reconciled: Family<Outcome, Counter>,
     took: Family<Controller, Histogram, fn() -> Histogram>,
     reachable: Family<Remote, Gauge>,
+    unread: Family<ApiGroup, Gauge>,
     volumes: Family<Condition, Gauge>,
     orphans: Family<Reason, Gauge>,
     /// The labels that were used, to be removed with their cluster.
@@ -49,6 +50,11 @@ struct Remote {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiGroup {
+    api_group: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Condition {
     health: &'static str,
     cluster: String,
@@ -67,6 +73,7 @@ impl Default for Metrics {
             reconciled: Family::default(),
             took: Family::new_with_constructor(durations),
             reachable: Family::default(),
+            unread: Family::default(),
             volumes: Family::default(),
             orphans: Family::default(),
             used: Arc::default(),
@@ -105,6 +112,11 @@ impl Metrics {
             metrics.reachable.clone(),
         );
         registry.register(
+            "liqo_csi_fabric_unreadable",
+            "Fabrics that are installed and whose clusters cannot be read, by their API group",
+            metrics.unread.clone(),
+        );
+        registry.register(
             "liqo_csi_volumes",
             "Volumes with a PV, by the health of their twins and the cluster these are in",
             metrics.volumes.clone(),
@@ -124,6 +136,7 @@ impl Metrics {
             self.volumes.clear();
             self.orphans.clear();
             self.reachable.clear();
+            self.unread.clear();
         }
     }
 
@@ -150,6 +163,14 @@ impl Metrics {
         }
         for labels in gone {
             self.reachable.remove(&labels);
+        }
+    }
+
+    /// The API groups of fabrics whose objects cannot be read.
+    pub(super) fn fabrics_unread(&self, groups: &BTreeSet<&'static str>) {
+        self.unread.clear();
+        for &api_group in groups {
+            self.unread.get_or_create(&ApiGroup { api_group }).set(1);
         }
     }
 

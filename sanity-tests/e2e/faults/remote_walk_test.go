@@ -16,7 +16,7 @@ import (
 // The controller dies wherever it makes a node one that can have volumes and says
 // what it knows of the cluster, and wherever it takes that back.
 func (w *walk) standingIn(t *testing.T, b *neighbour) {
-	controller := w.onController(t, b.here, both("node-label", "csi-node-write", "cluster-write", "report-write"))
+	controller := w.onController(t, b.here, both("node-label", "csi-node-write", "cluster-write"))
 	b.declare(t)
 	w.carriedOut(t, b.here, controller)
 	b.ready()

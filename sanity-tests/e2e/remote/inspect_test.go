@@ -25,9 +25,10 @@ import (
 
 // status is what a RemoteCluster says of itself.
 type status struct {
-	Conditions               []metav1.Condition
-	Classes, Limits          []string
-	ServerVersion, LastError string
+	Conditions                           []metav1.Condition
+	Classes, Limits                      []string
+	ServerVersion, LastError, DeclaredBy string
+	Volumes                              int
 }
 
 // shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume

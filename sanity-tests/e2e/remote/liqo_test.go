@@ -23,13 +23,14 @@ const (
 	liqoMinimal   = "e2e-minimal"
 	liqoAnnotated = "e2e-annotated"
 	liqoHonest    = "e2e-honest"
+	liqoListed    = "e2e-listed"
 	// Behind the others in order, so that nobody is right by accident.
 	liqoPeer = "e2e-peer"
 )
 
 func tenantNamespaces() []string {
 	var namespaces []string
-	for _, cluster := range []string{liqoFull, liqoMinimal, liqoAnnotated, liqoHonest, liqoPeer} {
+	for _, cluster := range []string{liqoFull, liqoMinimal, liqoAnnotated, liqoHonest, liqoListed, liqoPeer} {
 		namespaces = append(namespaces, "liqo-tenant-"+cluster)
 	}
 	return namespaces

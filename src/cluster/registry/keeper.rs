@@ -155,7 +155,12 @@ impl Keeper {
     }
 
     fn apply(&mut self) {
-        let Some(Heard { declared, unread }) = self.installed.heard() else {
+        let Some(Heard {
+            declared,
+            mut adjustments,
+            unread,
+        }) = self.installed.heard()
+        else {
             return;
         };
         let news = self.registry.unread().as_ref() != Some(&unread);
@@ -187,7 +192,15 @@ impl Keeper {
         }
         let declared: Vec<(Declared, bool)> = declared
             .into_iter()
-            .map(|(one, _)| (one.declared, one.leaving))
+            .map(|(one, _)| {
+                let discovered = one.declared.fabric != Fabric::Native;
+                let adjusted = adjustments.remove(&one.declared.id).filter(|_| discovered);
+                let declared = match adjusted {
+                    Some(adjustments) => one.declared.adjusted(adjustments),
+                    None => one.declared,
+                };
+                (declared, one.leaving)
+            })
             .collect();
         if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|(declared, leaving)| {

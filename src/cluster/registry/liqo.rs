@@ -36,6 +36,9 @@ const MAP_OF: &str = "liqo.io/remoteID";
 const REPLICATES: &str = "liqo.io/replication=true";
 /// Liqo's own virtual class.
 const VIRTUAL_CLASS: &str = "liqo";
+/// As many clusters are shown whose objects are not believed: anybody who may write such objects
+/// could make as many as he likes.
+const MOST_NOT_BELIEVED: usize = 20;
 /// Data key of a kubeconfig in a Secret of Liqo.
 const KEY: &str = "kubeconfig";
 
@@ -167,22 +170,26 @@ impl Source for Liqo {
             let place = (node.cluster.clone(), node.namespace.clone());
             by_place.entry(place).or_default().push(node);
         }
-        let each = by_place
-            .into_iter()
-            .filter_map(|((cluster, namespace), mut nodes)| {
-                // Several virtual nodes may stand for one cluster: any of them reaches it.
-                nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
-                let node = nodes.first()?;
-                match self.belief(node) {
-                    Ok(()) => {
-                        let maps = self.maps.of_topic(&cluster);
-                        let maps = maps.iter().filter(|map| map.namespace == namespace);
-                        declaration(node, maps.flat_map(|map| map.mapping.clone()).collect())
-                    }
-                    Err(why) => not_believed(node, why),
+        let (mut all, mut doubtful) = (Vec::new(), Vec::new());
+        for ((cluster, namespace), mut nodes) in by_place {
+            // Several virtual nodes may stand for one cluster: any of them reaches it.
+            nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
+            let Some(node) = nodes.first() else {
+                continue;
+            };
+            match self.belief(node) {
+                Ok(()) => {
+                    let maps = self.maps.of_topic(&cluster);
+                    let maps = maps.iter().filter(|map| map.namespace == namespace);
+                    let mapping = maps.flat_map(|map| map.mapping.clone()).collect();
+                    all.extend(declaration(node, mapping));
                 }
-            });
-        Some(each.collect())
+                Err(why) => doubtful.extend(not_believed(node, why)),
+            }
+        }
+        doubtful.truncate(MOST_NOT_BELIEVED);
+        all.extend(doubtful);
+        Some(all)
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {

@@ -1,4 +1,5 @@
-//! Clusters that an administrator declares, by a `RemoteCluster` each.
+//! Clusters that an administrator declares by a `RemoteCluster` each, and what
+//! is said in those of clusters that another fabric declares.
 
 use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::sync::watch;
@@ -11,17 +12,26 @@ use crate::{
         remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
         view::{Slim, View},
     },
-    placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
-    volume::BindingPolicy,
+    placement::{Adjustments, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
+    volume::{BindingPolicy, ClusterId},
 };
 
 /// The `RemoteCluster`s.
 pub(super) struct Native {
-    clusters: View<Declaration>,
+    clusters: View<Object>,
     context: Context,
 }
 
 /// A `RemoteCluster`.
+#[derive(PartialEq)]
+enum Object {
+    /// It declares a cluster.
+    Declaring(Box<Declaration>),
+    /// Its cluster is declared by somebody else.
+    Discovered(ClusterId, Adjustments),
+}
+
+/// What a `RemoteCluster` declares.
 #[derive(PartialEq)]
 struct Declaration {
     declared: Declared,
@@ -30,9 +40,12 @@ struct Declaration {
     key: String,
 }
 
-impl Slim for Declaration {
+impl Slim for Object {
     fn topic(&self) -> &str {
-        self.declared.id.as_str()
+        match self {
+            Self::Declaring(declaration) => declaration.declared.id.as_str(),
+            Self::Discovered(id, _) => id.as_str(),
+        }
     }
 }
 
@@ -40,7 +53,7 @@ impl Native {
     pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
         let all: Api<Lean<RemoteCluster>> = Api::all(context.client.clone());
         Self {
-            clusters: View::start(all, watcher::Config::default(), declaration, stop),
+            clusters: View::start(all, watcher::Config::default(), object, stop),
             context: context.clone(),
         }
     }
@@ -68,7 +81,20 @@ impl Source for Native {
             return None;
         }
         let all = self.clusters.all();
-        Some(all.iter().map(|one| self.read(one)).collect())
+        let declaring = all.iter().filter_map(|one| match &**one {
+            Object::Declaring(declaration) => Some(self.read(declaration)),
+            Object::Discovered(..) => None,
+        });
+        Some(declaring.collect())
+    }
+
+    fn adjustments(&self) -> Vec<(ClusterId, Adjustments)> {
+        let all = self.clusters.all();
+        let discovered = all.iter().filter_map(|one| match &**one {
+            Object::Declaring(_) => None,
+            Object::Discovered(id, adjustments) => Some((id.clone(), adjustments.clone())),
+        });
+        discovered.collect()
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -76,37 +102,50 @@ impl Source for Native {
     }
 }
 
-fn declaration(cluster: RemoteCluster) -> Option<Declaration> {
+fn object(cluster: RemoteCluster) -> Option<Object> {
     let name = cluster.name_any();
     // The API server refuses longer names; one that came from elsewhere is no label.
     let id = name.parse().ok()?;
     let leaving = cluster.metadata.deletion_timestamp.is_some();
     let spec = cluster.spec;
+    let classes = ClassMap {
+        mapping: spec.storage_classes.mapping,
+        default: spec.storage_classes.default,
+    };
+    let policy = match spec.binding_policy {
+        Wished::Optimistic => BindingPolicy::Optimistic,
+        Wished::WaitForBound => BindingPolicy::WaitForBound,
+    };
+    let protect = spec.protect_twins;
+    if spec.discovered_from.is_some() {
+        let adjustments = Adjustments {
+            classes,
+            policy,
+            protect,
+        };
+        return Some(Object::Discovered(id, adjustments));
+    }
+    // The API server demands both.
+    let (secret, nodes) = (spec.kubeconfig_secret_ref?, spec.node_selector?);
     let mapping = spec.namespaces.mapping.into_iter();
-    Some(Declaration {
+    Some(Object::Declaring(Box::new(Declaration {
         declared: Declared {
             id,
             fabric: Fabric::Native,
             object: format!("RemoteCluster {name}"),
-            nodes: NodeRule::Labels(spec.node_selector.selector()),
+            nodes: NodeRule::Labels(nodes.selector()),
             namespaces: Namespaces {
                 mapping: mapping.map(|(home, remote)| (home, Mapped::To(remote))).collect(),
                 same_name: spec.namespaces.strategy == NamespaceStrategy::SameName,
             },
-            classes: ClassMap {
-                mapping: spec.storage_classes.mapping,
-                default: spec.storage_classes.default,
-            },
-            policy: match spec.binding_policy {
-                Wished::Optimistic => BindingPolicy::Optimistic,
-                Wished::WaitForBound => BindingPolicy::WaitForBound,
-            },
-            protect: spec.protect_twins,
+            classes,
+            policy,
+            protect,
         },
         leaving,
-        secret: spec.kubeconfig_secret_ref.name,
-        key: spec.kubeconfig_secret_ref.key,
-    })
+        secret: secret.name,
+        key: secret.key,
+    })))
 }
 
 #[cfg(test)]
@@ -126,7 +165,10 @@ mod tests {
                 "storageClasses": {"mapping": {"liqo-fast": "ssd"}, "default": "hdd"},
                 "bindingPolicy": "WaitForBound",
             });
-            declaration(RemoteCluster::new("milan", from_value(spec).unwrap())).unwrap()
+            match object(RemoteCluster::new("milan", from_value(spec).unwrap())) {
+                Some(Object::Declaring(declaration)) => *declaration,
+                _ => unreachable!(),
+            }
         };
         let read_same = read(json!({"mapping": {"team": "tenant"}}));
         assert_eq!(
@@ -150,9 +192,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_of_a_discovered_cluster_declares_none() {
+        let spec = json!({
+            "discoveredFrom": {"fabric": "Liqo"},
+            "storageClasses": {"mapping": {"liqo": "ssd"}},
+            "protectTwins": false,
+        });
+        let Some(Object::Discovered(id, adjustments)) =
+            object(RemoteCluster::new("milan", from_value(spec).unwrap()))
+        else {
+            unreachable!()
+        };
+        assert_eq!(id.as_str(), "milan");
+        assert_eq!(adjustments.classes.real(Some("liqo")), Some("ssd"));
+        assert_eq!(
+            (adjustments.policy, adjustments.protect),
+            (BindingPolicy::Optimistic, false)
+        );
+    }
+
+    #[test]
     fn a_name_that_is_no_id_is_nobody() {
         let spec = json!({"kubeconfigSecretRef": {"name": "x"}, "nodeSelector": {"matchLabels": {"a": "b"}}});
         let long = RemoteCluster::new(&"x".repeat(64), from_value(spec).unwrap());
-        assert!(declaration(long).is_none());
+        assert!(object(long).is_none());
     }
 }

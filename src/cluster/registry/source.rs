@@ -1,14 +1,23 @@
 //! Where declarations come from: the objects of one fabric, watched while the
 //! fabric is installed. A fabric that is not costs nothing.
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::Client;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{kosmos::Kosmos, liqo::Liqo, native::Native};
-use crate::{cluster::kubeconfig::Allowed, placement::Declared};
+use crate::{
+    cluster::{kubeconfig::Allowed, remote_cluster::DiscoveringFabric},
+    placement::{Adjustments, Declared},
+    volume::ClusterId,
+};
 
 /// A secret as part of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,6 +72,10 @@ pub(super) struct Context {
 pub(super) trait Source: Send {
     /// What they declare now; `None` until all of them have been seen.
     fn declarations(&self) -> Option<Vec<ClusterDeclaration>>;
+    /// What they say of clusters that others declare.
+    fn adjustments(&self) -> Vec<(ClusterId, Adjustments)> {
+        Vec::new()
+    }
     /// Change whenever that may have changed.
     fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 }
@@ -72,10 +85,10 @@ const FABRICS: [(&str, Start); 3] = [
     ("storage.liqo.io", |context, stop| {
         Box::new(Native::start(context, stop))
     }),
-    ("offloading.liqo.io", |context, stop| {
+    (DiscoveringFabric::Liqo.api_group(), |context, stop| {
         Box::new(Liqo::start(context, stop))
     }),
-    ("kosmos.io", |context, stop| {
+    (DiscoveringFabric::Kosmos.api_group(), |context, stop| {
         Box::new(Kosmos::start(context, stop))
     }),
 ];
@@ -88,6 +101,8 @@ type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 /// The fabrics that are installed.
 #[derive(Default)]
 pub(super) struct Installed {
+    /// Whether it was ever told which are: before that none is no answer.
+    told: bool,
     sources: Vec<Watched>,
 }
 
@@ -102,6 +117,8 @@ struct Watched {
 /// What is declared, as far as it can be read.
 pub(super) struct Heard {
     pub(super) declared: Vec<ClusterDeclaration>,
+    /// What is said besides of clusters that a fabric declares.
+    pub(super) adjustments: BTreeMap<ClusterId, Adjustments>,
     /// The API groups of fabrics whose objects cannot be.
     pub(super) unread: BTreeSet<&'static str>,
 }
@@ -109,6 +126,7 @@ pub(super) struct Heard {
 impl Installed {
     /// Watches what is installed now, and forgets what is no longer.
     pub(super) fn follow(&mut self, groups: &BTreeSet<String>, context: &Context) {
+        self.told = true;
         self.sources.retain(|one| groups.contains(one.group));
         for (group, start) in FABRICS {
             let known = self.sources.iter().any(|one| one.group == group);
@@ -129,11 +147,16 @@ impl Installed {
     /// What they declare; `None` while one of them may still be heard. One that
     /// never is, such as a fabric that is half installed, does not stop the others.
     pub(super) fn heard(&self) -> Option<Heard> {
+        if !self.told {
+            return None;
+        }
         let mut heard = Heard {
             declared: Vec::new(),
+            adjustments: BTreeMap::new(),
             unread: BTreeSet::new(),
         };
         for one in &self.sources {
+            heard.adjustments.extend(one.source.adjustments());
             match one.source.declarations() {
                 Some(declared) => heard.declared.extend(declared),
                 None if one.since.elapsed() < PATIENCE => return None,
@@ -188,9 +211,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn nothing_is_heard_before_it_is_told_what_is_installed() {
+        assert!(Installed::default().heard().is_none());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_fabric_that_cannot_be_read_does_not_stop_the_others() {
         let installed = Installed {
+            told: true,
             sources: vec![
                 watched("storage.liqo.io", Some(vec![milan()])),
                 watched("kosmos.io", None),

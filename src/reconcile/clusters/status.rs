@@ -4,10 +4,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Value, json};
 
-use super::{FINALIZER, some_of};
-use crate::cluster::{
-    remote_cluster::{REACHABLE, READY, RemoteCluster},
-    report::{ClusterReport, State},
+use super::{
+    FINALIZER,
+    report::{ClusterReport, State, some_of},
+};
+use crate::{
+    cluster::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
+    placement::Fabric,
 };
 
 /// What of ours is in a cluster.
@@ -53,10 +56,83 @@ impl Holdings {
     }
 }
 
-/// The status as it should be; conditions that say what they said keep their age.
-pub(super) fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &Holdings) -> Value {
+/// A condition as it should be: status, reason and message.
+type Wanted<'a> = (&'static str, &'static str, &'a str);
+
+/// The status of a cluster that is declared.
+pub(super) fn declared(
+    object: &RemoteCluster,
+    report: &ClusterReport,
+    holdings: &Holdings,
+) -> RemoteClusterStatus {
+    let (reachable, reason) = match report.state {
+        State::Ready => ("True", "Answers"),
+        State::Connecting => ("Unknown", "Connecting"),
+        State::Unreachable => ("False", "Unreachable"),
+        State::Refused => ("Unknown", "Refused"),
+    };
+    let discovered = report.fabric != Fabric::Native;
+    let leaving = object.metadata.deletion_timestamp.is_some() && !discovered;
+    let held = holdings.message();
+    let ready: Wanted<'_> = if leaving {
+        ("False", "HoldsVolumes", &held)
+    } else if report.state != State::Ready {
+        ("False", reason, &report.message)
+    } else if report.nodes.is_empty() {
+        (
+            "True",
+            "Usable",
+            "no node stands for it yet: no pod can get there",
+        )
+    } else if report.limits.is_empty() {
+        ("True", "Usable", "twins can be made there")
+    } else {
+        let message = "twins can be made there, within the limits that the status names";
+        ("True", "Usable", message)
+    };
+    RemoteClusterStatus {
+        declared_by: discovered.then(|| report.object.clone()),
+        nodes: report.nodes.clone(),
+        volumes: count(&holdings.volumes),
+        server_version: report.server_version.clone(),
+        classes: report.classes.clone(),
+        limits: report.limits.clone(),
+        last_error: Some(report.message.clone()).filter(|message| !message.is_empty()),
+        ..with_conditions(object, ready, (reachable, reason, &report.message))
+    }
+}
+
+/// The status of a discovered cluster that is declared no longer, or not yet; `unread`: as far
+/// as can be read.
+pub(super) fn undeclared(object: &RemoteCluster, volumes: &[String], unread: bool) -> RemoteClusterStatus {
+    let fabric = object.spec.discovered_from.as_ref();
+    let fabric = fabric.map_or_else(String::new, |from| format!("{:?}", from.fabric));
+    let why = if unread {
+        format!("the objects by which {fabric} declares it cannot be read: see the log of the controller")
+    } else {
+        format!("{fabric} does not declare it")
+    };
+    let message = if volumes.is_empty() {
+        why
+    } else {
+        format!(
+            "{why}. Volumes are there: {}. They can be neither used anew nor deleted until it is declared again, under \
+             this very id",
+            some_of(volumes)
+        )
+    };
+    let wanted: Wanted<'_> = ("False", "Undeclared", &message);
+    RemoteClusterStatus {
+        volumes: count(volumes),
+        last_error: Some(message.clone()),
+        ..with_conditions(object, wanted, ("Unknown", "Undeclared", &message))
+    }
+}
+
+/// Conditions that say what they said keep their age.
+fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<'_>) -> RemoteClusterStatus {
     let before = object.status.as_ref().map(|status| status.conditions.as_slice());
-    let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+    let condition = |kind: &str, (status, reason, message): Wanted<'_>| {
         let known = before.unwrap_or_default().iter().find(|one| one.type_ == kind);
         let since = known.filter(|one| one.status == status);
         Condition {
@@ -71,57 +147,24 @@ pub(super) fn status(object: &RemoteCluster, report: &ClusterReport, holdings: &
             observed_generation: object.metadata.generation,
         }
     };
-    let (reachable, reason) = match report.state {
-        State::Ready => ("True", "Answers"),
-        State::Connecting => ("Unknown", "Connecting"),
-        State::Unreachable => ("False", "Unreachable"),
-        State::Refused | State::Undeclared => ("Unknown", "Refused"),
-    };
-    let leaving = object.metadata.deletion_timestamp.is_some();
-    let ready = if leaving {
-        condition(READY, "False", "HoldsVolumes", &holdings.message())
-    } else if report.state == State::Ready {
-        let message = if report.nodes.is_empty() {
-            "no node stands for it yet: no pod can get there"
-        } else if report.limits.is_empty() {
-            "twins can be made there"
-        } else {
-            "twins can be made there, within the limits that the status names"
-        };
-        condition(READY, "True", "Usable", message)
-    } else {
-        condition(READY, "False", reason, &report.message)
-    };
-    let mut status = json!({
-        "observedGeneration": object.metadata.generation,
-        "conditions": [ready, condition(REACHABLE, reachable, reason, &report.message)],
-    });
-    let mut set = |key: &str, value: Value| {
-        if let Some(status) = status.as_object_mut() {
-            status.insert(key.to_owned(), value);
-        }
-    };
-    if let Some(version) = &report.server_version {
-        set("serverVersion", json!(version));
+    RemoteClusterStatus {
+        observed_generation: object.metadata.generation,
+        conditions: vec![condition(READY, ready), condition(REACHABLE, reachable)],
+        ..RemoteClusterStatus::default()
     }
-    if !report.classes.is_empty() {
-        set("classes", json!(report.classes));
-    }
-    if !report.limits.is_empty() {
-        set("limits", json!(report.limits));
-    }
-    if !report.message.is_empty() {
-        set("lastError", json!(report.message));
-    }
-    status
 }
 
-/// The status with what it no longer says taken out of the old one.
-pub(super) fn whole(mut status: Value) -> Value {
-    for key in ["serverVersion", "classes", "limits", "lastError"] {
-        if status[key].is_null() {
-            status[key] = Value::Null;
-        }
+fn count(claims: &[String]) -> i64 {
+    claims.len().try_into().unwrap_or(i64::MAX)
+}
+
+/// The merge patch that makes the status this one: what it does not say is taken out.
+pub(super) fn patch(status: &RemoteClusterStatus) -> Value {
+    let mut whole = json!({
+        "declaredBy": null, "nodes": null, "serverVersion": null, "classes": null, "limits": null, "lastError": null,
+    });
+    if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(status)) {
+        whole.extend(said);
     }
-    status
+    json!({"status": whole})
 }

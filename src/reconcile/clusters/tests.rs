@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::Value;
+
 use super::*;
 use crate::{
     cluster::{Rights, testing::FakeApi},
@@ -10,7 +12,6 @@ use crate::{
 };
 
 const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
-const MAP: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-clusters";
 const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
@@ -61,16 +62,21 @@ async fn round(api: &FakeApi, registry: &Registry) {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
+    let metrics = Metrics::default();
     let settings = Settings {
         namespace: "ours".into(),
         identity: "a".into(),
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
     };
-    Clusters::new(&home, registry, &watched, &settings, &Metrics::default())
-        .round()
-        .await
-        .unwrap();
+    let mut clusters = Clusters::new(&home, registry, &watched, &settings, &metrics);
+    clusters.objects.complete().await;
+    // What is written is looked at again, as it would be.
+    for _ in 0..2 {
+        clusters.round().await.unwrap();
+        clusters = Clusters::new(&home, registry, &watched, &settings, &metrics);
+        clusters.objects.complete().await;
+    }
 }
 
 fn condition(api: &FakeApi, at: usize) -> (String, String) {
@@ -79,9 +85,21 @@ fn condition(api: &FakeApi, at: usize) -> (String, String) {
     (text("status"), text("message"))
 }
 
-fn report(api: &FakeApi) -> Report {
-    let text = api.object(MAP).unwrap()["data"][REPORT].clone();
-    serde_json::from_str(text.as_str().unwrap()).unwrap()
+fn status(api: &FakeApi) -> Value {
+    api.object(OBJECT).unwrap()["status"].clone()
+}
+
+/// The same cluster, as Liqo declares it.
+fn found(link: Link) -> Registry {
+    Registry::fixed([(by_liqo(), link)])
+}
+
+fn by_liqo() -> Declared {
+    Declared {
+        fabric: Fabric::Liqo,
+        object: "VirtualNode liqo-tenant-milan/milan".into(),
+        ..Declared::plain("milan")
+    }
 }
 
 #[tokio::test]
@@ -90,9 +108,7 @@ async fn people_are_told_how_it_is() {
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert_eq!(api.object(OBJECT).unwrap()["status"]["lastError"], "no route");
-    let report = report(&api);
-    assert_eq!(report.clusters[0].nodes, ["to-milan"]);
-    assert_eq!(report.clusters[0].state, State::Unreachable);
+    assert_eq!(status(&api)["nodes"], json!(["to-milan"]));
 
     let there = FakeApi::start().await;
     round(&api, &registry(up(&there).await)).await;
@@ -167,7 +183,6 @@ async fn a_fabric_that_cannot_be_read_is_told_and_holds_up_nobody() {
     )
     .await;
     assert_eq!(condition(&api, 0).1, "no route");
-    assert_eq!(report(&api).unread, ["kosmos.io"]);
 }
 
 #[tokio::test]
@@ -194,20 +209,58 @@ async fn a_selector_that_hits_a_real_node_is_told() {
     let labels = json!({"to": "milan", crate::topology::NODE_KEY: "worker"});
     api.put("/api/v1/nodes/worker", json!({"metadata": {"labels": labels}}));
     round(&api, &registry(Link::Unreachable("no route".into()))).await;
-    let told = report(&api).clusters.remove(0);
-    assert_eq!(told.nodes, ["to-milan"]);
-    assert!(told.limits[0].contains("worker"), "{:?}", told.limits);
+    let told = status(&api);
+    assert_eq!(told["nodes"], json!(["to-milan"]));
+    let limit = told["limits"][0].as_str().unwrap();
+    assert!(limit.contains("worker"), "{limit}");
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_cluster_that_nobody_declares_is_shown() {
+async fn a_cluster_that_is_found_gets_an_object_for_as_long_as_it_is_declared() {
     let api = world().await;
-    put_volume(&api);
+    api.remove(OBJECT);
+    round(&api, &found(Link::Unreachable("no route".into()))).await;
+    let made = api.object(OBJECT).unwrap();
+    assert_eq!(made["spec"]["discoveredFrom"], json!({"fabric": "Liqo"}));
+    assert_eq!(
+        made["status"]["declaredBy"],
+        "VirtualNode liqo-tenant-milan/milan"
+    );
+    assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
+    assert!(!is_held(&api), "its fabric declares it, whatever becomes of this");
+
+    // A fabric that cannot be read may still declare it.
+    round(&api, &Registry::partial([], ["offloading.liqo.io"])).await;
+    assert!(condition(&api, 0).1.contains("cannot be read"));
+
     round(&api, &Registry::fixed([])).await;
-    let told = report(&api).clusters.remove(0);
-    assert_eq!((told.id.as_str(), told.state), ("milan", State::Undeclared));
-    assert_eq!(told.volumes, 1);
-    assert!(told.message.contains("shop/data"), "{}", told.message);
+    assert!(api.object(OBJECT).is_none());
+}
+
+#[tokio::test]
+async fn an_object_that_says_more_or_has_volumes_outlives_the_declaration() {
+    for has_volumes in [false, true] {
+        let api = world().await;
+        api.remove(OBJECT);
+        let nobody = Registry::fixed([]);
+        round(&api, &found(Link::Unreachable("no route".into()))).await;
+        if has_volumes {
+            put_volume(&api);
+        } else {
+            api.change(OBJECT, |object| {
+                object["spec"]["storageClasses"] = json!({"default": "gold"});
+            });
+        }
+        round(&api, &nobody).await;
+        let told = status(&api);
+        assert_eq!(told["conditions"][0]["reason"], "Undeclared");
+        let message = condition(&api, 0).1;
+        assert_eq!(message.contains("shop/data"), has_volumes, "{message}");
+
+        api.remove(VOLUME);
+        round(&api, &nobody).await;
+        assert_eq!(api.object(OBJECT).is_none(), has_volumes);
+    }
 }
 
 #[tokio::test]
@@ -218,11 +271,11 @@ async fn a_class_that_gets_no_real_one_there_is_a_limit() {
         json!({"provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer"}),
     );
     round(&api, &registry(up(&there).await)).await;
-    let limits = report(&api).clusters[0].limits.clone();
-    let told = |word: &str| limits.iter().any(|limit| limit.contains(word));
+    let limits = status(&api)["limits"].to_string();
+    let told = |word: &str| limits.contains(word);
     assert!(
         told("claims of the class liqo") && told("realStorageClass"),
-        "{limits:?}"
+        "{limits}"
     );
     assert!(condition(&api, 0).1.contains("within the limits"));
 
@@ -234,5 +287,5 @@ async fn a_class_that_gets_no_real_one_there_is_a_limit() {
         }),
     );
     round(&api, &registry(up(&there).await)).await;
-    assert_eq!(report(&api).clusters[0].limits, [""; 0]);
+    assert!(status(&api)["limits"].is_null());
 }

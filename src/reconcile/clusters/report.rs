@@ -1,0 +1,156 @@
+//! What there is to say about each remote cluster, and which are known at all.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    cluster::{
+        Cluster,
+        registry::{Link, Registry, Remote},
+    },
+    placement::Fabric,
+    reconcile::{Settings, unserved::unserved, watched::Watched},
+    topology::Node,
+    volume::ClusterId,
+};
+
+/// As many volumes as a message names.
+const NAMED: usize = 5;
+/// As many classes, and nodes, as are shown.
+const MOST_NAMES: usize = 200;
+/// Of an object in Kubernetes.
+const LONGEST_NAME: usize = 253;
+
+/// How it is with one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ClusterReport {
+    /// Its id.
+    pub(super) id: ClusterId,
+    /// Who declares it.
+    pub(super) fabric: Fabric,
+    /// The object that does.
+    pub(super) object: String,
+    /// Its state.
+    pub(super) state: State,
+    /// Why, when it is not ready.
+    pub(super) message: String,
+    /// Version of its API server.
+    pub(super) server_version: Option<String>,
+    /// The nodes that stand for it.
+    pub(super) nodes: Vec<String>,
+    /// The storage classes seen there.
+    pub(super) classes: Vec<String>,
+    /// What we may not do there, and what that costs.
+    pub(super) limits: Vec<String>,
+}
+
+/// How it is with the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Twins can be made there.
+    Ready,
+    /// It was not reached yet.
+    Connecting,
+    /// It does not answer.
+    Unreachable,
+    /// Its declaration or credentials cannot be used.
+    Refused,
+}
+
+/// All clusters that are declared now.
+pub(super) fn reports(home: &Cluster, registry: &Registry, settings: &Settings) -> Vec<ClusterReport> {
+    let nodes = home.views().nodes.all();
+    let report = |remote: Arc<Remote>| {
+        let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
+        let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
+        let mut report = connection(&remote, names(&standing));
+        let unserved = unserved(home, &remote, settings);
+        report.limits.extend(unserved.into_iter().map(|one| one.message));
+        if !real.is_empty() {
+            report.limits.push(format!(
+                "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
+                some_of(&names(&real))
+            ));
+        }
+        report
+    };
+    registry.all().into_iter().map(report).collect()
+}
+
+fn names(nodes: &[&Arc<Node>]) -> Vec<String> {
+    let mut names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
+    names.sort();
+    names.truncate(MOST_NAMES);
+    names
+}
+
+fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
+    let mut report = ClusterReport {
+        id: remote.id.clone(),
+        fabric: remote.fabric,
+        object: remote.object.clone(),
+        nodes,
+        state: State::Connecting,
+        message: String::new(),
+        server_version: None,
+        classes: Vec::new(),
+        limits: Vec::new(),
+    };
+    match remote.link() {
+        Link::Connecting(why) => report.message = why,
+        Link::Unreachable(why) => (report.state, report.message) = (State::Unreachable, why),
+        Link::Refused(why) | Link::Disputed(why) => (report.state, report.message) = (State::Refused, why),
+        Link::Up(connected) => {
+            report.state = State::Ready;
+            report.server_version = Some(connected.version.clone());
+            let classes = connected.cluster.views().classes.all();
+            let names = classes.iter().map(|class| class.name.clone());
+            // The API server there may say anything, and who reads this is an object of ours.
+            report.classes = names.filter(|name| name.len() <= LONGEST_NAME).collect();
+            report.classes.sort();
+            report.classes.truncate(MOST_NAMES);
+            let losses = connected.cluster.rights().losses();
+            report.limits = losses.into_iter().map(str::to_owned).collect();
+        }
+    }
+    report
+}
+
+/// The first of them, and how many more there are.
+pub(super) fn some_of(claims: &[String]) -> String {
+    let named: Vec<&str> = claims.iter().take(NAMED).map(String::as_str).collect();
+    match claims.len().saturating_sub(NAMED) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+/// Claims for which twins are in a cluster that nobody was given.
+pub(super) fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
+    let cluster = remote.reach().map_err(|why| why.to_string())?;
+    let twins = cluster.all_twins();
+    let unfinished = twins.iter().filter(|twin| !twin.handed_over);
+    let mut claims: Vec<String> = unfinished
+        .filter_map(|twin| twin.claim.as_ref())
+        .map(|claim| format!("{}/{}", claim.namespace, claim.name))
+        .collect();
+    claims.sort();
+    Ok(claims)
+}
+
+/// What each remote cluster holds, as claims that people know.
+pub(super) fn volumes_by_cluster(watched: &Watched, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
+    let remote = watched.clusters_of_volumes().into_iter().filter(|id| id != home);
+    let held = remote.map(|id| {
+        let named = watched
+            .virtual_volumes_in(&id)
+            .into_iter()
+            .map(|volume| match volume.claim {
+                Some(claim) => format!("{}/{}", claim.namespace, claim.name),
+                None => volume.name,
+            });
+        let mut claims: Vec<String> = named.collect();
+        claims.sort();
+        (id, claims)
+    });
+    held.collect()
+}
