@@ -109,7 +109,7 @@ fn cells(row: &Row) -> [String; 9] {
         part(&row.claim, |claim| &claim.name),
         or_dash(&row.class),
         or_dash(&row.size),
-        format!("{:?}", row.state),
+        row.state.name().to_owned(),
         or_dash(&row.real_class),
         or_dash(&row.cluster),
         nodes(row.nodes.as_deref()),

@@ -229,12 +229,30 @@ where
 
     /// Applies a JSON merge patch to the status; `None` when there is no such object.
     pub async fn merge_status(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
+        self.change_status(name, &Patch::Merge(patch)).await
+    }
+
+    /// Applies a strategic merge patch to the status of a built-in kind, where lists are merged
+    /// by the key of their items; `None` when there is no such object.
+    pub async fn merge_status_lists(
+        &self,
+        name: &str,
+        patch: &serde_json::Value,
+    ) -> Result<Option<K>, ApiError> {
+        self.change_status(name, &Patch::Strategic(patch)).await
+    }
+
+    async fn change_status(
+        &self,
+        name: &str,
+        patch: &Patch<&serde_json::Value>,
+    ) -> Result<Option<K>, ApiError> {
         let params = PatchParams {
             field_manager: Some(DRIVER_NAME.to_owned()),
             ..PatchParams::default()
         };
         self.bounded("change the status of", name, || async {
-            absent_is_none(self.api.patch_status(name, &params, &Patch::Merge(patch)).await).map(unwrapped)
+            absent_is_none(self.api.patch_status(name, &params, patch).await).map(unwrapped)
         })
         .await
     }

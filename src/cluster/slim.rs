@@ -10,7 +10,7 @@ use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 use super::{facts, view::Slim};
 use crate::{
-    placement::{Capacity, Class, ReclaimPolicy, StaticVolume},
+    placement::{Capacity, Class, Phase, ReclaimPolicy, StaticVolume, TwinHealth},
     topology::Node,
     volume::{Carried, ClaimMark, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
@@ -49,15 +49,16 @@ pub struct Twin {
     pub bytes: Option<u64>,
 }
 
-/// How far a claim is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// It waits for its PV.
-    Pending,
-    /// It has its PV.
-    Bound,
-    /// Its PV is gone.
-    Lost,
+impl Twin {
+    /// What a diagnosis rests on.
+    #[must_use]
+    pub fn health(&self) -> TwinHealth {
+        TwinHealth {
+            deleting: self.deleting,
+            phase: self.phase,
+            has_volume: self.real_volume.is_some(),
+        }
+    }
 }
 
 /// A PV that belongs to, or is reserved for, a claim of the storage namespace.
@@ -232,11 +233,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         namespace: claim.namespace().unwrap_or_default(),
         name: claim.name_any(),
         volume: marks.volume,
-        phase: match phase {
-            Some("Bound") => Phase::Bound,
-            Some("Lost") => Phase::Lost,
-            _ => Phase::Pending,
-        },
+        phase: Phase::read(phase),
         node: claim.annotations().get(SELECTED_NODE).cloned(),
         real_volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
         deleting: claim.metadata.deletion_timestamp.is_some(),

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Resource, ResourceExt};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
     Storage,
@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
-    placement::BindingMode,
+    placement::{BindingMode, Diagnosis, Phase, TwinHealth, diagnose},
     topology::Node,
     volume::mark,
 };
 
 /// The state of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Usable.
     Bound,
@@ -42,18 +42,39 @@ pub(crate) enum State {
     Foreign,
     /// The claim lost its PV.
     Lost,
-    /// The twin is gone.
-    TwinMissing,
-    /// The twin is on its way out under a live claim.
-    TwinTerminating,
-    /// The twin waits although its claim is bound.
-    TwinPending,
-    /// The twin lost its PV.
-    TwinLost,
     /// No node is where the data is.
     Unreachable,
     /// It may not be read.
     Unknown,
+    /// Something is wrong with the twin of a claim that is bound.
+    Twin(Diagnosis),
+}
+
+impl State {
+    /// As commands show it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bound => "Bound",
+            Self::Waiting => "Waiting",
+            Self::Pending => "Pending",
+            Self::Deleting => "Deleting",
+            Self::Retained => "Retained",
+            Self::Abandoned => "Abandoned",
+            Self::Orphaned => "Orphaned",
+            Self::Guest => "Guest",
+            Self::Foreign => "Foreign",
+            Self::Lost => "Lost",
+            Self::Unreachable => "Unreachable",
+            Self::Unknown => "Unknown",
+            Self::Twin(diagnosis) => diagnosis.name(),
+        }
+    }
+}
+
+impl Serialize for State {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
 }
 
 /// A state, what it means, and the way out.
@@ -225,33 +246,47 @@ fn of_served(
 ) -> Health {
     let twin_name = full_name(twin);
     let real_name = volume_name(twin).unwrap_or("?");
-    if twin.metadata.deletion_timestamp.is_some() {
-        return Health::new(
-            State::TwinTerminating,
-            format!(
+    let diagnosis = diagnose(Some(TwinHealth {
+        deleting: twin.metadata.deletion_timestamp.is_some(),
+        phase: Phase::read(Some(phase(twin))),
+        has_volume: volume_name(twin).is_some(),
+    }));
+    let unwell = |message: String, advice: String| Health::new(State::Twin(diagnosis), message, advice);
+    let restore =
+        "Look in the real storage for what is left; restore the data from a backup into a new claim.";
+    match diagnosis {
+        Diagnosis::Terminating => {
+            let message = format!(
                 "its twin {twin_name} is being deleted under it; {} still hold it",
                 finalizers(twin)
-            ),
-            format!(
+            );
+            let advice = format!(
                 "A deletion cannot be taken back. Make sure the reclaim policy of the PV {real_name} is Retain \
                  (kubectl patch pv {real_name} -p '{{\"spec\":{{\"persistentVolumeReclaimPolicy\":\"Retain\"}}}}') and back the data up."
-            ),
-        );
-    }
-    if phase(twin) == "Pending" {
-        return Health::new(
-            State::TwinPending,
-            format!(
+            );
+            return unwell(message, advice);
+        }
+        Diagnosis::Pending => {
+            let message = format!(
                 "its twin {twin_name} is not bound, though the claim is: it may have been made again, empty"
-            ),
-            describe(twin),
-        );
+            );
+            return unwell(message, describe(twin));
+        }
+        Diagnosis::Returning => {
+            let message = format!("its twin {twin_name} was made again, and is not bound to {real_name} yet");
+            return unwell(message, describe(twin));
+        }
+        Diagnosis::Lost => {
+            let message = format!("the PV {real_name} of its twin {twin_name} is gone: the data may be lost");
+            return unwell(message, restore.to_owned());
+        }
+        Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Unreachable | Diagnosis::Vanished => {}
     }
-    if phase(twin) == "Lost" || (storage.volumes.is_complete() && case.real.is_none()) {
+    if storage.volumes.is_complete() && case.real.is_none() {
         return Health::new(
-            State::TwinLost,
+            State::Twin(Diagnosis::Lost),
             format!("the PV {real_name} of its twin {twin_name} is gone: the data may be lost"),
-            "Look in the real storage for what is left; restore the data from a backup into a new claim.",
+            restore,
         );
     }
     if case
@@ -259,7 +294,7 @@ fn of_served(
         .is_some_and(|real| real.metadata.deletion_timestamp.is_some())
     {
         return Health::new(
-            State::TwinTerminating,
+            State::Twin(Diagnosis::Terminating),
             format!("the PV {real_name} of its twin {twin_name} is being deleted under it"),
             "A deletion cannot be taken back, but it waits while the twin exists: back the data up.",
         );
@@ -281,7 +316,7 @@ fn without_twin(case: &Case<'_>) -> Health {
     let message = "its twin is gone";
     match case.real {
         Some(real) => Health::new(
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             format!(
                 "{message}; its data is still in the PV {} ({})",
                 real.name_any(),
@@ -293,7 +328,7 @@ fn without_twin(case: &Case<'_>) -> Health {
             ),
         ),
         None => Health::new(
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             format!("{message}, and so is the PV behind it: the data may be lost"),
             "Look in the real storage for what is left; restore the data from a backup into a new claim.",
         ),

@@ -8,7 +8,10 @@ use super::{
     cases::Case,
     health::{Health, State, finalizers, real_state},
 };
-use crate::{cluster::facts, placement::ReclaimPolicy};
+use crate::{
+    cluster::facts,
+    placement::{Diagnosis, ReclaimPolicy},
+};
 
 /// A twin without its claim.
 pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {
@@ -71,7 +74,7 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     }
     if storage.twins.is_complete() && case.twin.is_none() && case.real.is_none() {
         return Health::new(
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             format!("nothing is left but the PV {name}"),
             format!("It holds no data any more: kubectl delete pv {name}"),
         );

@@ -9,6 +9,7 @@ use super::{
     rows::Name,
 };
 use crate::{
+    placement::Diagnosis,
     twin::{TWIN_CLASS, twin_in},
     volume::{ClusterId, mark::TWIN_READY},
 };
@@ -28,30 +29,23 @@ pub(super) fn health(
     let reason = told.and_then(|one| one.reason.as_deref()).unwrap_or_default();
     let message = told.and_then(|one| one.message.clone()).unwrap_or_default();
     let advice = "liqo-csi clusters shows how it is with the cluster.";
-    let state = match reason {
-        "TwinPending" => State::TwinPending,
-        "TwinTerminating" => State::TwinTerminating,
-        "TwinVanished" => State::TwinMissing,
-        "TwinLost" => State::TwinLost,
-        "ClusterUnreachable" => State::Unreachable,
-        _ if storage.nodes.is_complete() && reach(volume, storage).is_empty() => {
-            return Health::new(
-                State::Unreachable,
-                format!("its data is in the cluster {cluster}, and no node leads there"),
-                advice,
-            );
+    let diagnosis = Diagnosis::named(reason);
+    match diagnosis {
+        None | Some(Diagnosis::Bound | Diagnosis::Ending)
+            if storage.nodes.is_complete() && reach(volume, storage).is_empty() =>
+        {
+            let message = format!("its data is in the cluster {cluster}, and no node leads there");
+            Health::new(State::Unreachable, message, advice)
         }
-        "TwinBound" => return Health::new(State::Bound, "", ""),
-        _ => {
-            return Health::new(
-                State::Bound,
-                "the controller has said nothing about its twin yet",
-                advice,
-            );
-        }
-    };
-    let advice = if state == State::TwinPending { "" } else { advice };
-    Health::new(state, message, advice)
+        Some(Diagnosis::Bound | Diagnosis::Ending) => Health::new(State::Bound, "", ""),
+        None => Health::new(
+            State::Bound,
+            "the controller has said nothing about its twin yet",
+            advice,
+        ),
+        Some(Diagnosis::Pending) => Health::new(State::Twin(Diagnosis::Pending), message, ""),
+        Some(unwell) => Health::new(State::Twin(unwell), message, advice),
+    }
 }
 
 /// Where the PV says its twin is.

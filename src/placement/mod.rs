@@ -6,6 +6,7 @@ mod capacity;
 mod class;
 mod create;
 mod delete;
+mod diagnosis;
 mod fit;
 mod offload;
 mod possible;
@@ -25,6 +26,7 @@ pub use delete::{
     ClaimedVolume, DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ExistingClaim, TwinVolume,
     delete_step, without_twin,
 };
+pub use diagnosis::{Diagnosis, Phase, TwinHealth, diagnose};
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
 pub use offload::{
     Adjustments, Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes,

@@ -3,10 +3,10 @@
 //! rescued as long as that is possible. What a remote cluster says about a twin is
 //! told at home, where its user looks.
 
-mod condition;
 mod due;
 mod telling;
 mod volume_status;
+mod words;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -14,9 +14,9 @@ use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    condition::{Condition, diagnose, note, prospects},
     due::{Census, Due, Scope},
     volume_status::VolumeStatus,
+    words::{diagnosis, name_of_twin, note, prospects},
 };
 use super::{
     Metrics, Reports,
@@ -30,9 +30,9 @@ use crate::{
     cluster::{
         ApiError, Cluster,
         registry::{Registry, Unreachable},
-        slim::{self, Phase, Twin},
+        slim::{self, Twin},
     },
-    placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
+    placement::{Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
     twin::{Site, add_finalizer, holder_uid, last_warning, mark_holder},
     volume::{ClusterId, VolumeId},
 };
@@ -130,12 +130,12 @@ impl<'a> Health<'a> {
             Err(unreachable) => Err(unreachable.to_string()),
         };
         let Ok(site) = site else {
-            let ending = diagnose(&volume, claim.as_deref(), true, None) == Condition::Ending;
+            let ending = diagnosis(&volume, claim.as_deref(), None) == Diagnosis::Ending;
             return Some(VolumeStatus {
-                condition: if ending {
-                    Condition::Ending
+                diagnosis: if ending {
+                    Diagnosis::Ending
                 } else {
-                    Condition::Unreachable
+                    Diagnosis::Unreachable
                 },
                 is_remote: volume.cluster != *self.home.id(),
                 is_outdated: true,
@@ -148,21 +148,21 @@ impl<'a> Health<'a> {
         // Its place may be taken by the twin of another volume, or by no twin at all.
         let twin = site.seen().filter(|twin| twin.volume == volume.volume);
         let remote = site.remote_cluster().is_some();
-        let mut condition = diagnose(&volume, claim.as_deref(), remote, twin.as_deref());
+        let mut diagnosis = diagnosis(&volume, claim.as_deref(), twin.as_deref());
         let view = site.view();
         let is_outdated = view
             .outdated_since()
             .is_some_and(|since| since.elapsed() >= LONGEST_LIST);
         if is_outdated {
             // What was seen last is no news.
-            if condition != Condition::Ending {
-                condition = Condition::Unreachable;
+            if diagnosis != Diagnosis::Ending {
+                diagnosis = Diagnosis::Unreachable;
             }
         } else if *view.version().borrow() == 0 {
             return None;
         }
         Some(VolumeStatus {
-            condition,
+            diagnosis,
             is_remote: remote,
             is_outdated,
             volume,
@@ -183,9 +183,7 @@ impl<'a> Health<'a> {
             Ok(found) => {
                 let twin = found.as_ref().and_then(slim::twin);
                 let twin = twin.filter(|twin| twin.volume == volume.volume).map(Arc::new);
-                let remote = site.remote_cluster().is_some();
-                volume_status.condition =
-                    diagnose(volume, volume_status.claim.as_deref(), remote, twin.as_deref());
+                volume_status.diagnosis = diagnosis(volume, volume_status.claim.as_deref(), twin.as_deref());
                 volume_status.twin = twin;
                 return volume_status;
             }
@@ -282,7 +280,7 @@ impl<'a> Health<'a> {
     }
 
     async fn repair(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
-        let (volume, condition) = (&volume_status.volume, volume_status.condition);
+        let (volume, diagnosis) = (&volume_status.volume, volume_status.diagnosis);
         let site = match &volume_status.site {
             Ok(site) => site,
             Err(why) => {
@@ -290,14 +288,14 @@ impl<'a> Health<'a> {
                 return self.tell(volume_status, &note).await;
             }
         };
-        let rescue = match condition {
-            Condition::Terminating => {
+        let rescue = match diagnosis {
+            Diagnosis::Terminating => {
                 Box::pin(recovery::rescue(site, volume, volume_status.twin.as_deref())).await
             }
-            Condition::Vanished => Box::pin(recovery::restore(site, volume)).await,
-            Condition::Returning => Box::pin(recovery::reunite(site, volume)).await,
-            Condition::Lost => Ok(Rescue::Hopeless),
-            Condition::Healthy | Condition::Waiting | Condition::Ending | Condition::Unreachable => {
+            Diagnosis::Vanished => Box::pin(recovery::restore(site, volume)).await,
+            Diagnosis::Returning => Box::pin(recovery::reunite(site, volume)).await,
+            Diagnosis::Lost => Ok(Rescue::Hopeless),
+            Diagnosis::Bound | Diagnosis::Pending | Diagnosis::Ending | Diagnosis::Unreachable => {
                 return Ok(());
             }
         };
@@ -307,14 +305,14 @@ impl<'a> Health<'a> {
         let worth_telling = match &rescue {
             Ok(Rescue::FalseAlarm) => false,
             Ok(Rescue::Hopeless) => true,
-            _ if condition == Condition::Returning => false,
+            _ if diagnosis == Diagnosis::Returning => false,
             // A twin that vanishes while it is rescued is what they were told to expect.
-            Ok(Rescue::Underway) => condition != Condition::Vanished || !self.reports.any(&claim.uid),
+            Ok(Rescue::Underway) => diagnosis != Diagnosis::Vanished || !self.reports.any(&claim.uid),
             // A user hears of it also when nothing can be done right now.
             _ => true,
         };
         if worth_telling {
-            let note = note(site, volume, condition, rescue.as_ref());
+            let note = note(site, volume, diagnosis, rescue.as_ref());
             let told = self.tell(volume_status, &note).await;
             return rescue.map(drop).and(told);
         }
@@ -333,13 +331,19 @@ impl<'a> Health<'a> {
             return Ok(());
         };
         let why = last_warning(site, &twin).await;
-        let place = format!("the twin {} in the cluster {}", site.place(), site.cluster_name());
-        let Some(why) = why else {
-            let note = format!("{place} is bound when its pod arrives there");
-            return self.mirror(volume_status, &note).await;
-        };
-        self.tell(volume_status, &format!("{place} is not bound: {why}"))
-            .await
+        let twin = name_of_twin(site);
+        match why {
+            Some(why) => {
+                self.tell(volume_status, &format!("{twin} is not bound: {why}"))
+                    .await
+            }
+            None if volume_status.is_remote => {
+                let note = format!("{twin} is bound when its pod arrives there");
+                self.mirror(volume_status, &note).await
+            }
+            // It is seen to be bound in a moment.
+            None => Ok(()),
+        }
     }
 
     /// Examines the volumes, counts, and says who needs what.
@@ -360,20 +364,21 @@ impl<'a> Health<'a> {
                     silent.insert(cluster);
                 }
             }
-            self.census.note(&name, Some(volume_status.condition));
-            match volume_status.condition {
-                Condition::Healthy => by_need.healthy.push(volume_status),
-                Condition::Waiting => by_need.waiting.push(volume_status),
-                Condition::Ending if volume_status.is_left_behind() => {
+            let class = volume_status.volume.class.clone();
+            self.census.note(&name, Some((class, volume_status.diagnosis)));
+            match volume_status.diagnosis {
+                Diagnosis::Bound => by_need.healthy.push(volume_status),
+                Diagnosis::Pending => by_need.waiting.push(volume_status),
+                Diagnosis::Ending if volume_status.is_left_behind() => {
                     by_need.left_behind.push(volume_status);
                 }
-                Condition::Ending => {}
+                Diagnosis::Ending => {}
                 _ => by_need.unhealthy.push(volume_status),
             }
         }
-        for condition in Condition::ALL {
-            let count = self.census.count(condition);
-            self.metrics.volumes(&self.cluster, condition.name(), count);
+        for ((class, diagnosis), count) in self.census.counts() {
+            self.metrics
+                .volumes(&self.cluster, class, diagnosis.name(), *count);
         }
         by_need
     }
@@ -388,7 +393,7 @@ impl<'a> Health<'a> {
             if silent.contains(cluster) {
                 continue;
             }
-            let done = if volume_status.condition == Condition::Waiting {
+            let done = if volume_status.diagnosis == Diagnosis::Pending {
                 self.await_bound(volume_status).await
             } else {
                 self.repair(volume_status).await
@@ -413,7 +418,7 @@ impl<'a> Health<'a> {
                     settled.insert(key.clone());
                 }
                 let mut done = key.map(|_| ());
-                if volume_status.condition == Condition::Healthy && volume_status.is_remote {
+                if volume_status.diagnosis == Diagnosis::Bound {
                     // People are told how it is, whatever cannot be seen to.
                     done = done.and(this.show(volume_status).await);
                 }

@@ -25,13 +25,13 @@ pub struct Metrics {
     took: Family<Controller, Histogram, fn() -> Histogram>,
     reachable: Family<Remote, Gauge>,
     unread: Family<ApiGroup, Gauge>,
-    volumes: Family<Condition, Gauge>,
+    volumes: Family<Volumes, Gauge>,
     orphans: Family<Reason, Gauge>,
     /// The labels that were used, to be removed with their cluster.
     used: Arc<Mutex<Used>>,
 }
 
-type Used = (HashSet<Condition>, HashSet<Reason>, HashSet<Remote>);
+type Used = (HashSet<Volumes>, HashSet<Reason>, HashSet<Remote>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -55,9 +55,10 @@ struct ApiGroup {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Condition {
-    health: &'static str,
+struct Volumes {
+    state: &'static str,
     cluster: String,
+    storage_class: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -118,7 +119,7 @@ impl Metrics {
         );
         registry.register(
             "liqo_csi_volumes",
-            "Volumes with a PV, by the health of their twins and the cluster these are in",
+            "Volumes with a PV, by how they are, the cluster of their twins and their virtual class",
             metrics.volumes.clone(),
         );
         registry.register(
@@ -174,9 +175,12 @@ impl Metrics {
         }
     }
 
-    pub(super) fn volumes(&self, cluster: &ClusterId, health: &'static str, count: usize) {
-        let cluster = cluster.to_string();
-        let labels = Condition { health, cluster };
+    pub(super) fn volumes(&self, cluster: &ClusterId, class: &str, state: &'static str, count: usize) {
+        let labels = Volumes {
+            state,
+            cluster: cluster.to_string(),
+            storage_class: class.to_owned(),
+        };
         let gauge = self.volumes.get_or_create(&labels);
         gauge.set(count.try_into().unwrap_or(i64::MAX));
         self.used().0.insert(labels);

@@ -1,15 +1,14 @@
-//! What a claim says about its twin in a remote cluster, where its user looks: a
-//! condition, and the real capacity.
+//! What a claim says about its twin, where its user looks: a condition, and of a twin in
+//! another cluster the real capacity.
 
 use k8s_openapi::{
-    api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition},
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    twin_condition::{TwinCondition, said},
+    twin_condition::TwinCondition,
     watched::{Claim, VirtualVolume},
 };
 use crate::{
@@ -18,45 +17,27 @@ use crate::{
     volume::{ClaimMark, mark::TWIN_READY, quantity},
 };
 
-/// Has the claim say it, unless it does already.
+/// Has the claim say it, unless it does already. Conditions of others stay as they are: the
+/// API server merges them by their type.
 pub(super) async fn condition(
     home: &Cluster,
     seen: &Claim,
     mark: &ClaimMark,
     told: &TwinCondition<'_>,
 ) -> Result<(), ApiError> {
-    if seen.said == told.digest() {
+    let before = seen.said.as_ref();
+    if before.is_some_and(|said| said.is(told)) {
         return Ok(());
     }
+    let mut condition = json!({
+        "type": TWIN_READY, "status": told.status, "reason": told.reason, "message": told.message,
+    });
+    if !before.is_some_and(|said| said.is_of_status(told)) {
+        condition["lastTransitionTime"] = json!(Time(jiff::Timestamp::now()));
+    }
+    let patch = json!({"metadata": {"uid": mark.uid}, "status": {"conditions": [condition]}});
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
-    let Some(claim) = claims.get(&mark.name).await? else {
-        return Ok(());
-    };
-    if claim.uid().as_deref() != Some(&mark.uid) || said(&claim) == told.digest() {
-        return Ok(());
-    }
-    let before = claim.status.as_ref().and_then(|status| status.conditions.clone());
-    let (ours, mut conditions): (Vec<_>, Vec<_>) = before
-        .unwrap_or_default()
-        .into_iter()
-        .partition(|one| one.type_ == TWIN_READY);
-    let turned = ours.first().is_none_or(|one| one.status != told.status);
-    let since = ours.first().and_then(|one| one.last_transition_time.clone());
-    conditions.push(PersistentVolumeClaimCondition {
-        type_: TWIN_READY.to_owned(),
-        status: told.status.to_owned(),
-        reason: Some(told.reason.to_owned()),
-        message: Some(told.message.to_owned()),
-        last_transition_time: since
-            .filter(|_| !turned)
-            .or_else(|| Some(Time(jiff::Timestamp::now()))),
-        last_probe_time: None,
-    });
-    let patch = json!({
-        "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
-        "status": {"conditions": conditions},
-    });
-    let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
+    let written = crash::around(Step::Mirror, claims.merge_status_lists(&mark.name, &patch)).await;
     unless_conflict(written)
 }
 
@@ -79,7 +60,7 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
     unless_conflict(written)
 }
 
-/// Somebody changed it meanwhile: the next round looks again.
+/// It is another claim of that name, or somebody changed the PV: the next round looks again.
 fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<(), ApiError> {
     match outcome {
         Err(error) if error.is_conflict() => Ok(()),

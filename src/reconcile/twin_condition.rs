@@ -13,24 +13,44 @@ pub(super) struct TwinCondition<'a> {
 
 impl TwinCondition<'_> {
     /// The same as long as it says the same.
-    pub(super) fn digest(&self) -> String {
+    fn digest(&self) -> String {
         digest(16, [self.status, self.reason, self.message])
     }
 }
 
-/// Stands for what a claim says now; empty if it says nothing.
-pub(super) fn said(claim: &PersistentVolumeClaim) -> String {
+/// What a claim says about its twin now, as far as it matters to whoever may say more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    status: String,
+    digest: String,
+}
+
+impl Said {
+    /// Whether that is what is to be said.
+    pub(super) fn is(&self, told: &TwinCondition<'_>) -> bool {
+        self.digest == told.digest()
+    }
+
+    /// Whether it has the same status, be it for another reason.
+    pub(super) fn is_of_status(&self, told: &TwinCondition<'_>) -> bool {
+        self.status == told.status
+    }
+}
+
+/// What a claim says; `None` if it says nothing.
+pub(super) fn said(claim: &PersistentVolumeClaim) -> Option<Said> {
     let conditions = claim
         .status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
-    let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY);
-    ours.map_or_else(String::new, |one| {
-        let told = TwinCondition {
-            status: &one.status,
-            reason: one.reason.as_deref().unwrap_or_default(),
-            message: one.message.as_deref().unwrap_or_default(),
-        };
-        told.digest()
+    let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY)?;
+    let told = TwinCondition {
+        status: &ours.status,
+        reason: ours.reason.as_deref().unwrap_or_default(),
+        message: ours.message.as_deref().unwrap_or_default(),
+    };
+    Some(Said {
+        digest: told.digest(),
+        status: ours.status.clone(),
     })
 }

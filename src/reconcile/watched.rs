@@ -14,7 +14,7 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt, runtime::watcher};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::twin_condition;
+use super::twin_condition::{self, Said};
 use crate::{
     cluster::{
         Cluster, facts,
@@ -56,8 +56,8 @@ pub(super) struct Claim {
     pub(super) deleting: bool,
     /// Digest of what its twin is to carry.
     pub(super) carried: String,
-    /// Digest of what it says about its twin.
-    pub(super) said: String,
+    /// What it says about its twin.
+    pub(super) said: Option<Said>,
 }
 
 /// A PV that matters to the loops.
@@ -85,6 +85,8 @@ pub(super) struct VirtualVolume {
     pub(super) real: Option<String>,
     /// Its size in bytes.
     pub(super) bytes: u64,
+    /// Its virtual class.
+    pub(super) class: String,
     pub(super) claim: Option<ClaimMark>,
     pub(super) bound: bool,
     pub(super) deleting: bool,
@@ -279,6 +281,7 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
                 .as_ref()
                 .and_then(|capacity| facts::bytes(capacity.get("storage")?))
                 .unwrap_or_default(),
+            class: spec.storage_class_name.clone().unwrap_or_default(),
             claim: spec.claim_ref.as_ref().map(|claim| ClaimMark {
                 namespace: claim.namespace.clone().unwrap_or_default(),
                 name: claim.name.clone().unwrap_or_default(),

@@ -24,9 +24,9 @@ use super::{
     withdraw::withdraw,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, short, slim},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, short},
     observe::crash::{self, Step},
-    placement::{Afterwards, CreateStep, NO_PROVISIONER, Refusal, Withdrawal},
+    placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
     topology::Segments,
     volume::mark,
 };
@@ -370,5 +370,5 @@ fn wants_attention(site: &Site) -> bool {
         return true;
     }
     site.seen()
-        .is_none_or(|twin| twin.phase != slim::Phase::Pending || twin.deleting || twin.node.is_none())
+        .is_none_or(|twin| twin.phase != Phase::Pending || twin.deleting || twin.node.is_none())
 }

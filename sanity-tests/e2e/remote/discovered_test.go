@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -53,14 +52,6 @@ func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
 		}
 	}
 
-	fabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", p.cluster)
-	p.waitStatus("it says which volumes are there", func(s status) bool {
-		ready := meta.FindStatusCondition(s.Conditions, "Ready")
-		return is(s, "Ready", metav1.ConditionFalse, "Undeclared") && strings.Contains(ready.Message, p.home.Name+"/data")
-	})
-	fabricObjects(t, "home", "liqo", "peer", "--cluster-id", p.cluster, "--node", p.node, "--remote-kubeconfig", full)
-	p.offload()
-	p.waitStatus("it answers again", func(s status) bool { return is(s, "Ready", metav1.ConditionTrue, "Usable") })
 	p.home.DeletePod("user")
 	p.deleteClaim("data")
 	p.wantGone(found)

@@ -83,7 +83,7 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	})
 	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
 	p.waitShown("it is shown as one that does not", func(c shownCluster, v shownVolume) bool {
-		return c.State == "Unreachable" && c.Message != "" && c.Volumes == 1 && v.State == "Unreachable" && v.Cluster == p.cluster
+		return c.State == "Unreachable" && c.Message != "" && c.Volumes == 1 && v.State == "ClusterUnreachable" && v.Cluster == p.cluster
 	})
 	p.wantTable("clusters", nil, "Unreachable", "└ RemoteCluster "+p.cluster+": ")
 

@@ -10,7 +10,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{Method, Request, StatusCode},
+    http::{Method, Request, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     faults::{Act, Deeds, Faults},
-    store::{Happened, Refused, Store},
+    store::{Happened, Lists, Refused, Store},
 };
 
 #[derive(Default)]
@@ -38,6 +38,9 @@ pub(super) fn router(server: Arc<Server>) -> Router {
 async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Response {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let content = request.headers().get(CONTENT_TYPE);
+    let is_strategic = content.is_some_and(|kind| kind == "application/strategic-merge-patch+json");
+    let lists = if is_strategic { Lists::ByType } else { Lists::Whole };
     let query = request.uri().query().unwrap_or_default();
     let query: Parameters = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let watch = query
@@ -54,13 +57,13 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     }
     match server.faults.hit(method.as_str(), &path, watch) {
         None if watch => follow(server, path, query),
-        None => act(&server.store, &method, &path, &query, &body),
+        None => act(&server.store, &method, &path, &query, lists, &body),
         Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }
         Some(Act::DoAndRefuse(code)) => {
-            act(&server.store, &method, &path, &query, &body);
+            act(&server.store, &method, &path, &query, lists, &body);
             refusal(code, "scripted")
         }
         Some(Act::Hang) => std::future::pending().await,
@@ -96,7 +99,14 @@ fn invented(number: usize) -> Value {
     })
 }
 
-fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &Bytes) -> Response {
+fn act(
+    store: &Store,
+    method: &Method,
+    path: &str,
+    query: &Parameters,
+    lists: Lists,
+    body: &Bytes,
+) -> Response {
     let sent = || serde_json::from_slice::<Value>(body).unwrap_or_default();
     let object = path.strip_suffix("/status").unwrap_or(path);
     let outcome = match *method {
@@ -113,7 +123,7 @@ fn act(store: &Store, method: &Method, path: &str, query: &Parameters, body: &By
             let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             store.create(&format!("{path}/{name}"), sent)
         }
-        Method::PATCH => store.merge(object, &sent()),
+        Method::PATCH => store.merge(object, &sent(), lists),
         Method::DELETE => store.delete(path, &sent()["preconditions"]),
         _ => return refusal(405, "not here"),
     };

@@ -123,13 +123,13 @@ impl Store {
         Ok(self.put(path, object))
     }
 
-    pub(super) fn merge(&self, path: &str, change: &Value) -> Result<Value, Refused> {
+    pub(super) fn merge(&self, path: &str, change: &Value, lists: Lists) -> Result<Value, Refused> {
         let mut object = self.get(path).ok_or(Refused::Absent)?;
         let expected = &change["metadata"]["resourceVersion"];
         if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
             return Err(Refused::Conflict("the object has been modified".into()));
         }
-        merge(&mut object, change);
+        merge(&mut object, change, lists);
         let kept = object["metadata"]["finalizers"]
             .as_array()
             .is_some_and(|kept| !kept.is_empty());
@@ -184,8 +184,25 @@ impl Store {
     }
 }
 
-/// RFC 7386.
-fn merge(object: &mut Value, patch: &Value) {
+/// What a patch does to lists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lists {
+    /// It replaces them, as RFC 7386 has it.
+    Whole,
+    /// It merges their items by `type`, as a strategic merge patch does with conditions.
+    ByType,
+}
+
+fn merge(object: &mut Value, patch: &Value, lists: Lists) {
+    if let (Lists::ByType, Some(there), Some(changes)) = (lists, object.as_array_mut(), patch.as_array()) {
+        for change in changes {
+            match there.iter_mut().find(|one| one["type"] == change["type"]) {
+                Some(one) => merge(one, change, lists),
+                None => there.push(change.clone()),
+            }
+        }
+        return;
+    }
     let Value::Object(changes) = patch else {
         *object = patch.clone();
         return;
@@ -199,7 +216,7 @@ fn merge(object: &mut Value, patch: &Value) {
                 map.remove(key);
             }
         } else {
-            merge(&mut object[key], change);
+            merge(&mut object[key], change, lists);
         }
     }
 }

@@ -34,12 +34,7 @@ pub(super) fn unwell(installation: &Installation) -> Vec<Finding> {
 fn finding(row: Row) -> Option<Finding> {
     let severity = match row.state {
         State::Bound | State::Waiting | State::Guest | State::Unknown | State::Foreign => return None,
-        State::Lost
-        | State::TwinMissing
-        | State::TwinTerminating
-        | State::TwinPending
-        | State::TwinLost
-        | State::Unreachable => Severity::Error,
+        State::Lost | State::Unreachable | State::Twin(_) => Severity::Error,
         State::Pending | State::Orphaned => Severity::Warning,
         State::Deleting | State::Retained | State::Abandoned => Severity::Note,
     };
@@ -53,7 +48,7 @@ fn finding(row: Row) -> Option<Finding> {
     Some(Finding::new(
         severity,
         object,
-        format!("{:?}: {}.", row.state, row.message.trim_end_matches('.')),
+        format!("{}: {}.", row.state.name(), row.message.trim_end_matches('.')),
         row.advice,
     ))
 }

@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::inspect::{
-    Listing,
-    fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
+use crate::{
+    inspect::{
+        Listing,
+        fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
+    },
+    placement::Diagnosis,
 };
 
 fn one(storage: &Storage) -> Row {
@@ -90,7 +93,7 @@ fn every_state_is_told_from_the_objects() {
         (
             "twin gone",
             |it| it.twins = Listing::default(),
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             "still in the PV pvc-twin",
         ),
         (
@@ -99,31 +102,31 @@ fn every_state_is_told_from_the_objects() {
                 it.twins = Listing::default();
                 it.volumes = told([volume()]);
             },
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             "may be lost",
         ),
         (
             "twin deleted",
             |it| it.twins = twin_with(deleting),
-            State::TwinTerminating,
+            State::Twin(Diagnosis::Terminating),
             "this driver still hold it",
         ),
         (
             "real PV deleted",
             |it| it.volumes = volumes(|_, real| deleting(real)),
-            State::TwinTerminating,
+            State::Twin(Diagnosis::Terminating),
             "pvc-twin",
         ),
         (
             "real PV gone",
             |it| it.volumes = told([volume()]),
-            State::TwinLost,
+            State::Twin(Diagnosis::Lost),
             "may be lost",
         ),
         (
             "twin waits",
             |it| it.twins = twin_with(pending),
-            State::TwinPending,
+            State::Twin(Diagnosis::Pending),
             "empty",
         ),
         (
@@ -245,7 +248,7 @@ fn every_state_is_told_from_the_objects() {
                 it.twins = Listing::default();
                 it.volumes = told([volume()]);
             },
-            State::TwinMissing,
+            State::Twin(Diagnosis::Vanished),
             "nothing is left",
         ),
     ];

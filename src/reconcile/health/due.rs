@@ -9,12 +9,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::condition::Condition;
 use crate::{
     cluster::{
         Cluster, slim,
         view::{Changed, Feed},
     },
+    placement::Diagnosis,
     reconcile::watched::{self, Watched},
     volume::VolumeName,
 };
@@ -115,40 +115,47 @@ impl Due {
     }
 }
 
-/// The condition in which each volume was last seen, by the name of its PV.
+/// How each volume was when it was last seen, by the name of its PV.
 #[derive(Default)]
 pub(super) struct Census {
-    seen: HashMap<String, Condition>,
-    counts: BTreeMap<Condition, usize>,
+    seen: HashMap<String, Kind>,
+    counts: BTreeMap<Kind, usize>,
     /// Those that are looked at in every round.
     unwell: BTreeSet<String>,
 }
 
+/// What is counted together: the virtual class, and how a volume is.
+type Kind = (String, Diagnosis);
+
 impl Census {
+    /// Forgets all volumes, but not of which kinds there were.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.seen.clear();
+        self.unwell.clear();
+        self.counts.values_mut().for_each(|count| *count = 0);
     }
 
     /// Notes how a volume is now; `None` if there is no such volume, or nothing can be said.
-    pub(super) fn note(&mut self, name: &str, condition: Option<Condition>) {
-        let before = match condition {
-            Some(condition) => self.seen.insert(name.to_owned(), condition),
+    pub(super) fn note(&mut self, name: &str, kind: Option<Kind>) {
+        match &kind {
+            None | Some((_, Diagnosis::Bound | Diagnosis::Ending)) => self.unwell.remove(name),
+            Some(_) => self.unwell.insert(name.to_owned()),
+        };
+        let before = match &kind {
+            Some(kind) => self.seen.insert(name.to_owned(), kind.clone()),
             None => self.seen.remove(name),
         };
         if let Some(count) = before.and_then(|before| self.counts.get_mut(&before)) {
             *count -= 1;
         }
-        if let Some(condition) = condition {
-            *self.counts.entry(condition).or_default() += 1;
+        if let Some(kind) = kind {
+            *self.counts.entry(kind).or_default() += 1;
         }
-        match condition {
-            None | Some(Condition::Healthy | Condition::Ending) => self.unwell.remove(name),
-            Some(_) => self.unwell.insert(name.to_owned()),
-        };
     }
 
-    pub(super) fn count(&self, condition: Condition) -> usize {
-        self.counts.get(&condition).copied().unwrap_or_default()
+    /// How many volumes there are of each kind that ever was.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (&Kind, &usize)> {
+        self.counts.iter()
     }
 
     /// Volumes that were not well.
@@ -164,20 +171,26 @@ mod tests {
     #[test]
     fn a_census_counts_volumes_by_how_they_were_last_seen() {
         let mut census = Census::default();
-        census.note("a", Some(Condition::Healthy));
-        census.note("b", Some(Condition::Vanished));
-        census.note("b", Some(Condition::Vanished));
-        census.note("c", Some(Condition::Ending));
-        assert_eq!(census.count(Condition::Healthy), 1);
-        assert_eq!(census.count(Condition::Vanished), 1);
+        let kind = |diagnosis| Some(("liqo".to_owned(), diagnosis));
+        let count = |census: &Census, diagnosis| {
+            let counts = census.counts().find(|((_, one), _)| *one == diagnosis);
+            counts.map(|(_, count)| *count)
+        };
+        census.note("a", kind(Diagnosis::Bound));
+        census.note("b", kind(Diagnosis::Vanished));
+        census.note("b", kind(Diagnosis::Vanished));
+        census.note("c", kind(Diagnosis::Ending));
+        assert_eq!(count(&census, Diagnosis::Bound), Some(1));
+        assert_eq!(count(&census, Diagnosis::Vanished), Some(1));
         assert_eq!(census.unwell().collect::<Vec<_>>(), ["b"]);
-        census.note("b", Some(Condition::Healthy));
+        census.note("b", kind(Diagnosis::Bound));
         census.note("a", None);
         census.note("never seen", None);
-        assert_eq!(census.count(Condition::Healthy), 1);
-        assert_eq!(census.count(Condition::Vanished), 0);
+        assert_eq!(count(&census, Diagnosis::Bound), Some(1));
+        assert_eq!(count(&census, Diagnosis::Vanished), Some(0));
+        assert_eq!(count(&census, Diagnosis::Lost), None);
         assert_eq!(census.unwell().count(), 0);
         census.clear();
-        assert_eq!(census.count(Condition::Ending), 0);
+        assert_eq!(count(&census, Diagnosis::Ending), Some(0));
     }
 }

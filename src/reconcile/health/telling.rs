@@ -1,6 +1,6 @@
-//! What people are told of a volume: by events, and of one elsewhere on its claim.
+//! What people are told of a volume: by events, and by a condition of its claim.
 
-use super::{Health, condition::Condition, volume_status::VolumeStatus};
+use super::{Health, volume_status::VolumeStatus, words::name_of_twin};
 use crate::{
     cluster::ApiError,
     reconcile::{mirror, twin_condition::TwinCondition},
@@ -8,49 +8,38 @@ use crate::{
 };
 
 impl Health<'_> {
-    /// Tells the user: by an event, and for what is elsewhere on the claim as well.
+    /// Tells the user: by an event, and by the condition of the claim.
     pub(super) async fn tell(&mut self, volume_status: &VolumeStatus, note: &str) -> Result<(), ApiError> {
         if let Some(claim) = &volume_status.volume.claim {
             self.reports
-                .warn(claim, volume_status.condition.reason(), note)
+                .warn(claim, volume_status.diagnosis.name(), note)
                 .await;
         }
         self.mirror(volume_status, note).await
     }
 
-    /// Brings what the claim says of a remote twin up to date.
+    /// Brings what the claim says of its twin up to date.
     pub(super) async fn mirror(&self, volume_status: &VolumeStatus, note: &str) -> Result<(), ApiError> {
         let (Some(claim), Some(mark)) = (&volume_status.claim, &volume_status.volume.claim) else {
             return Ok(());
         };
-        if !volume_status.is_remote {
-            return Ok(());
-        }
         let told = TwinCondition {
-            status: match volume_status.condition {
-                Condition::Healthy | Condition::Ending => "True",
-                Condition::Unreachable => "Unknown",
-                _ => "False",
-            },
-            reason: volume_status.condition.reason(),
+            status: volume_status.diagnosis.is_ready(),
+            reason: volume_status.diagnosis.name(),
             message: note,
         };
         mirror::condition(self.home, claim, mark, &told).await
     }
 
-    /// A remote volume that is well: its claim says so, and how large it is.
+    /// A volume that is well: its claim says so, and how large a remote one is.
     pub(super) async fn show(&self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
         let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
             return Ok(());
         };
-        let note = format!(
-            "the twin {} in the cluster {} is bound",
-            site.place(),
-            site.cluster_name()
-        );
+        let note = format!("{} is bound", name_of_twin(site));
         self.mirror(volume_status, &note).await?;
         match twin.bytes {
-            Some(bytes) if bytes != volume_status.volume.bytes => {
+            Some(bytes) if volume_status.is_remote && bytes != volume_status.volume.bytes => {
                 mirror::capacity(self.home, &volume_status.volume, bytes).await
             }
             _ => Ok(()),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::condition::Condition;
 use crate::{
     cluster::{ApiError, slim::Twin},
+    placement::Diagnosis,
     reconcile::watched::{Claim, VirtualVolume},
     twin::Site,
 };
@@ -18,7 +18,7 @@ pub(super) struct VolumeStatus {
     /// Where its twin is, or why that cannot be asked.
     pub(super) site: Result<Site, String>,
     pub(super) twin: Option<Arc<Twin>>,
-    pub(super) condition: Condition,
+    pub(super) diagnosis: Diagnosis,
     /// Whether the twin was seen too long ago to say anything of it.
     pub(super) is_outdated: bool,
 }
@@ -47,7 +47,7 @@ impl VolumeStatus {
 
     /// Whether its twin has to be read by itself, for what was seen of it is no news.
     pub(super) fn has_to_be_read(&self) -> bool {
-        let matters = self.condition != Condition::Ending || self.may_be_left_behind();
+        let matters = self.diagnosis != Diagnosis::Ending || self.may_be_left_behind();
         self.site.is_ok() && self.is_outdated && matters
     }
 }

@@ -129,11 +129,45 @@ fn told(api: &FakeApi) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_healthy_volume_is_left_alone() {
+async fn a_healthy_volume_says_so_once_and_is_left_alone() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(CLAIM, |claim| {
+        claim["status"]["conditions"] = json!([{"type": "Resizing", "status": "True"}]);
+    });
+    round(&api).await.unwrap();
+    let conditions = api.object(CLAIM).unwrap()["status"]["conditions"].clone();
+    assert_eq!(conditions[0]["type"], "Resizing");
+    assert_eq!(conditions[1]["reason"], "TwinBound");
+    let message = format!("the twin liqo-storage/{UID} is bound");
+    assert_eq!(conditions[1]["message"], json!(message));
+
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn a_condition_keeps_its_age_while_its_status_is_the_same() {
     let api = FakeApi::start().await;
     world(&api);
     round(&api).await.unwrap();
-    assert_eq!(api.writes(), 0);
+    let condition = |api: &FakeApi| api.object(CLAIM).unwrap()["status"]["conditions"][0].clone();
+    let since = json!("2026-01-01T00:00:00Z");
+    api.change(CLAIM, |claim| {
+        claim["status"]["conditions"][0]["lastTransitionTime"] = since.clone();
+        claim["status"]["conditions"][0]["message"] = "something else".into();
+    });
+    round(&api).await.unwrap();
+    assert_eq!(condition(&api)["reason"], "TwinBound");
+    assert_ne!(condition(&api)["message"], "something else");
+    assert_eq!(condition(&api)["lastTransitionTime"], since);
+
+    api.remove(TWIN);
+    api.remove(REAL);
+    round(&api).await.unwrap();
+    assert_eq!(condition(&api)["reason"], "TwinVanished");
+    assert_ne!(condition(&api)["lastTransitionTime"], since);
 }
 
 #[tokio::test]
@@ -185,7 +219,7 @@ async fn what_others_retain_stays_retained() {
     wish(&api, VOLUME, "Delete");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
-    assert_eq!(api.writes(), 0);
+    assert_eq!(api.writes(), 1, "but for the condition of the claim");
 }
 
 /// The user wants the data to stay, and its twin is rescued: it stays, and still goes when
