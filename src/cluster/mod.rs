@@ -90,6 +90,13 @@ impl Cluster {
         &self.0.carried
     }
 
+    /// Whether this is the very same handle: one that was connected anew, or has other rights,
+    /// is another.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The raw client, for watches and event recorders. Calls on it know no timeout.
     #[must_use]
     pub fn client(&self) -> &Client {

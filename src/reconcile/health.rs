@@ -8,7 +8,11 @@ mod telling;
 mod volume_status;
 mod words;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
@@ -39,6 +43,8 @@ use crate::{
 
 /// Twins that cannot be watched for so long are not just being listed.
 const LONGEST_LIST: Duration = Duration::from_mins(1);
+/// How often others may write on a PV at the very same time.
+const ATTEMPTS: usize = 3;
 /// A cluster that takes so long for one twin is not asked for the next in the same round.
 const SLOW: Duration = Duration::from_secs(5);
 
@@ -52,6 +58,9 @@ struct ByNeed {
     left_behind: Vec<VolumeStatus>,
 }
 
+/// The uid of a twin, and whether its PV was to be retained.
+type Settled = (String, bool);
+
 /// The loop that looks after volumes.
 pub(super) struct Health<'a> {
     home: &'a Cluster,
@@ -61,12 +70,10 @@ pub(super) struct Health<'a> {
     metrics: &'a Metrics,
     /// The cluster whose volumes are looked after.
     cluster: ClusterId,
-    /// What changed, where that is the home cluster.
-    due: Option<Due>,
+    due: Due,
     census: Census,
-    /// Remote twins, by uid, whose PVs were seen to be as they should, and whether
-    /// that was to be retained.
-    settled: HashSet<(String, bool)>,
+    /// Volumes whose remote twins' PVs were seen to be as they should.
+    settled: HashMap<String, Settled>,
 }
 
 impl<'a> Health<'a> {
@@ -79,7 +86,7 @@ impl<'a> Health<'a> {
         cluster: ClusterId,
     ) -> Self {
         Self {
-            due: (cluster == *home.id()).then(|| Due::new(home, watched)),
+            due: Due::new(watched),
             home,
             registry,
             watched,
@@ -87,25 +94,32 @@ impl<'a> Health<'a> {
             metrics,
             cluster,
             census: Census::default(),
-            settled: HashSet::new(),
+            settled: HashMap::new(),
         }
+    }
+
+    /// The cluster of the twins, if it is reached.
+    fn reached(&self) -> Option<Cluster> {
+        if self.cluster == *self.home.id() {
+            return Some(self.home.clone());
+        }
+        self.registry.get(&self.cluster).ok()?.reach().ok()
     }
 
     /// The volumes that this round looks at.
     fn volumes(&mut self) -> Vec<VirtualVolume> {
-        let scope = match &mut self.due {
-            Some(due) => due.take(self.home),
-            None => Scope::All,
-        };
-        let Scope::Some(mut names) = scope else {
+        let Scope::Some(mut names) = self.due.take(self.reached()) else {
+            let all = self.watched.virtual_volumes_in(&self.cluster);
             self.census.clear();
-            return self.watched.virtual_volumes_in(&self.cluster);
+            let names: HashSet<&str> = all.iter().map(|volume| volume.name.as_str()).collect();
+            self.settled.retain(|name, _| names.contains(name.as_str()));
+            return all;
         };
         names.extend(self.census.unwell().cloned());
         let mut volumes = Vec::new();
         for name in names {
             match self.watched.virtual_volume(&name) {
-                Some(volume) if volume.cluster == *self.home.id() => volumes.push(volume),
+                Some(volume) if volume.cluster == self.cluster => volumes.push(volume),
                 _ => self.census.note(&name, None),
             }
         }
@@ -213,9 +227,9 @@ impl<'a> Health<'a> {
         volume_status
     }
 
-    /// What a healthy volume needs, seldom anything. Returns the key of its twin in `settled`
-    /// when there is nothing more to see to.
-    async fn maintain(&self, volume_status: &VolumeStatus) -> Result<Option<(String, bool)>, ApiError> {
+    /// What a healthy volume needs, seldom anything. Tells of a remote one when there is
+    /// nothing more to see to.
+    async fn maintain(&self, volume_status: &VolumeStatus) -> Result<Option<Settled>, ApiError> {
         let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
             return Ok(None);
         };
@@ -232,9 +246,10 @@ impl<'a> Health<'a> {
             return Ok(None);
         }
         if site.remote_cluster().is_some() {
-            let key = (twin.uid.clone(), volume.retain);
-            let settled = self.settled.contains(&key) || Box::pin(self.settle(site, volume, twin)).await?;
-            return Ok(settled.then_some(key));
+            let wanted = (twin.uid.clone(), volume.retain);
+            let settled = self.settled.get(&volume.name) == Some(&wanted)
+                || Box::pin(self.settle(site, volume, twin)).await?;
+            return Ok(settled.then_some(wanted));
         }
         let real = twin
             .real_volume
@@ -269,14 +284,18 @@ impl<'a> Health<'a> {
             // Rights may come.
             return Ok(false);
         };
-        let found = site.volumes().get(name).await?;
-        let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
-            return Ok(false);
-        };
-        if !mark_holder(site, &volume.volume, &real).await? {
-            return Ok(false);
+        for _ in 0..ATTEMPTS {
+            let found = site.volumes().get(name).await?;
+            let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
+                return Ok(false);
+            };
+            if mark_holder(site, &volume.volume, &real).await?
+                && Box::pin(retention::follow(site, volume, name)).await?
+            {
+                return Ok(true);
+            }
         }
-        Box::pin(retention::follow(site, volume, name)).await
+        Ok(false)
     }
 
     async fn repair(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
@@ -366,6 +385,9 @@ impl<'a> Health<'a> {
             }
             let class = volume_status.volume.class.clone();
             self.census.note(&name, Some((class, volume_status.diagnosis)));
+            if !matches!(volume_status.diagnosis, Diagnosis::Bound | Diagnosis::Pending) {
+                self.settled.remove(&name);
+            }
             match volume_status.diagnosis {
                 Diagnosis::Bound => by_need.healthy.push(volume_status),
                 Diagnosis::Pending => by_need.waiting.push(volume_status),
@@ -409,15 +431,15 @@ impl<'a> Health<'a> {
 
     async fn maintain_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
         let this = &*self;
-        let settled = std::sync::Mutex::new(HashSet::new());
+        let settled = std::sync::Mutex::new(Vec::new());
         let maintained = each(
             by_need.healthy.iter().chain(&by_need.waiting),
             async |volume_status| {
-                let key = this.maintain(volume_status).await;
-                if let (Ok(Some(key)), Ok(mut settled)) = (&key, settled.lock()) {
-                    settled.insert(key.clone());
+                let maintained = this.maintain(volume_status).await;
+                if let (Ok(Some(now)), Ok(mut settled)) = (&maintained, settled.lock()) {
+                    settled.push((volume_status.volume.name.clone(), now.clone()));
                 }
-                let mut done = key.map(|_| ());
+                let mut done = maintained.map(|_| ());
                 if volume_status.diagnosis == Diagnosis::Bound {
                     // People are told how it is, whatever cannot be seen to.
                     done = done.and(this.show(volume_status).await);
@@ -426,7 +448,7 @@ impl<'a> Health<'a> {
             },
         )
         .await;
-        self.settled = settled.into_inner().unwrap_or_default();
+        self.settled.extend(settled.into_inner().unwrap_or_default());
         maintained
     }
 }
@@ -436,7 +458,7 @@ impl Rounds for Health<'_> {
     const RESYNC: Duration = Duration::from_secs(30);
 
     fn due(&self) -> Option<Duration> {
-        self.due.as_ref().map(Due::left)
+        Some(self.due.left())
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -469,8 +491,8 @@ impl Rounds for Health<'_> {
         })
         .await;
         let outcome = treated.and(maintained).and(released);
-        if let (Ok(()), Some(due)) = (&outcome, &mut self.due) {
-            due.done();
+        if outcome.is_ok() {
+            self.due.done();
         }
         outcome
     }

@@ -22,10 +22,10 @@ use crate::{
 /// All volumes are looked at so often, whatever the feeds say.
 const ALL: Duration = Duration::from_secs(30);
 
-/// What has changed about the volumes of the home cluster.
+/// What has changed about the volumes of a cluster.
 pub(super) struct Due {
-    twins: Feed<slim::Twin>,
-    real: Feed<slim::Volume>,
+    /// The cluster as it was reached last, and what has changed there.
+    there: Option<There>,
     volumes: Feed<watched::Volume>,
     claims: Feed<watched::Claim>,
     /// When all volumes were to be looked at last.
@@ -36,6 +36,14 @@ pub(super) struct Due {
     is_done: bool,
 }
 
+/// A cluster that is reached.
+struct There {
+    cluster: Cluster,
+    twins: Feed<slim::Twin>,
+    /// PVs are watched at home only.
+    real: Feed<slim::Volume>,
+}
+
 /// What a round looks at.
 pub(super) enum Scope {
     /// All volumes.
@@ -44,11 +52,38 @@ pub(super) enum Scope {
     Some(BTreeSet<String>),
 }
 
+impl There {
+    fn new(cluster: Cluster) -> Self {
+        let (twins, real) = (cluster.views().twins.feed(), cluster.views().volumes.feed());
+        // All volumes are looked at now.
+        let _everything = (twins.take(), real.take());
+        Self { cluster, twins, real }
+    }
+
+    /// The volumes about which something has changed there; `None` if that may be all.
+    fn take(&self) -> Option<BTreeSet<String>> {
+        if !self.cluster.rights().all_claims {
+            // What changes in single namespaces is not told.
+            return None;
+        }
+        let (Changed::These(twins), Changed::These(real)) = (self.twins.take(), self.real.take()) else {
+            return None;
+        };
+        let mut names: BTreeSet<String> = twins.iter().map(|twin| twin.volume.to_string()).collect();
+        for real in real {
+            // A twin is named after its claim, and if there is none after its volume.
+            names.extend([VolumeName::requested_for(&real.twin), real.twin.clone()]);
+            let twins = self.cluster.views().twins.of_topic(&real.twin);
+            names.extend(twins.iter().map(|twin| twin.volume.to_string()));
+        }
+        Some(names)
+    }
+}
+
 impl Due {
-    pub(super) fn new(home: &Cluster, watched: &Watched) -> Self {
+    pub(super) fn new(watched: &Watched) -> Self {
         Self {
-            twins: home.views().twins.feed(),
-            real: home.views().volumes.feed(),
+            there: None,
             volumes: watched.volumes.feed(),
             claims: watched.claims.feed(),
             all: None,
@@ -57,31 +92,27 @@ impl Due {
         }
     }
 
-    /// What the next round looks at.
-    pub(super) fn take(&mut self, home: &Cluster) -> Scope {
-        let changes = (
-            self.twins.take(),
-            self.real.take(),
-            self.volumes.take(),
-            self.claims.take(),
-        );
+    /// What the next round looks at. `cluster` is the cluster of the twins, if it is reached.
+    pub(super) fn take(&mut self, cluster: Option<Cluster>) -> Scope {
+        let is_known = match (&self.there, &cluster) {
+            (Some(there), Some(cluster)) => there.cluster.is_same(cluster),
+            (_, None) | (None, Some(_)) => false,
+        };
+        if !is_known {
+            self.there = cluster.map(There::new);
+        }
+        let names = self.there.as_ref().and_then(There::take).filter(|_| is_known);
+        let changes = (self.volumes.take(), self.claims.take());
         let is_time = self.all.is_none_or(|when| when.elapsed() >= ALL);
         let is_done = std::mem::take(&mut self.is_done);
-        let (
-            Changed::These(twins),
-            Changed::These(real),
-            Changed::These(volumes),
-            Changed::These(claims),
-            true,
-        ) = (changes.0, changes.1, changes.2, changes.3, is_done && !is_time)
+        let (Some(mut names), (Changed::These(volumes), Changed::These(claims)), true) =
+            (names, changes, is_done && !is_time)
         else {
             self.all = Some(Instant::now());
             self.is_all = true;
             return Scope::All;
         };
         self.is_all = false;
-        let mut names = BTreeSet::new();
-        names.extend(twins.iter().map(|twin| twin.volume.to_string()));
         names.extend(volumes.iter().filter_map(|volume| match volume.as_ref() {
             watched::Volume::Virtual(volume) => Some(volume.name.clone()),
             watched::Volume::OtherVersion(_) | watched::Volume::Static(_) => None,
@@ -89,12 +120,6 @@ impl Due {
         // A PV of another name, as after a restore or where it was given to another claim, is
         // looked at when all are.
         names.extend(claims.iter().map(|claim| VolumeName::requested_for(&claim.uid)));
-        for real in real {
-            // A twin is named after its claim, and if there is none after its volume.
-            names.extend([VolumeName::requested_for(&real.twin), real.twin.clone()]);
-            let twins = home.views().twins.of_topic(&real.twin);
-            names.extend(twins.iter().map(|twin| twin.volume.to_string()));
-        }
         Scope::Some(names)
     }
 
@@ -138,7 +163,10 @@ impl Census {
     /// Notes how a volume is now; `None` if there is no such volume, or nothing can be said.
     pub(super) fn note(&mut self, name: &str, kind: Option<Kind>) {
         match &kind {
-            None | Some((_, Diagnosis::Bound | Diagnosis::Ending)) => self.unwell.remove(name),
+            // A twin that is not bound yet tells when it is.
+            None | Some((_, Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Pending)) => {
+                self.unwell.remove(name)
+            }
             Some(_) => self.unwell.insert(name.to_owned()),
         };
         let before = match &kind {

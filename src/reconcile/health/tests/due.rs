@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::reconcile::health::due::{Due, Scope};
+use crate::{
+    cluster::Rights,
+    reconcile::health::due::{Due, Scope},
+};
 
 /// One volume that is well, watched.
 async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
@@ -11,7 +14,7 @@ async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    let due = Due::new(&home, &watched);
+    let due = Due::new(&watched);
     (home, watched, due)
 }
 
@@ -19,7 +22,7 @@ async fn begin(api: &FakeApi) -> (Cluster, Watched, Due) {
 async fn next(due: &mut Due, home: &Cluster) -> Option<BTreeSet<String>> {
     let wait = async {
         loop {
-            match due.take(home) {
+            match due.take(Some(home.clone())) {
                 Scope::All => return None,
                 Scope::Some(names) if !names.is_empty() => return Some(names),
                 Scope::Some(_) => due.done(),
@@ -58,11 +61,35 @@ async fn each_change_is_a_reason_to_look_at_its_volume_alone() {
 async fn after_a_round_that_failed_all_volumes_are_looked_at() {
     let api = FakeApi::start().await;
     let (home, _watched, mut due) = begin(&api).await;
-    assert!(matches!(due.take(&home), Scope::All));
+    assert!(matches!(due.take(Some(home.clone())), Scope::All));
     assert!(
-        matches!(due.take(&home), Scope::All),
+        matches!(due.take(Some(home.clone())), Scope::All),
         "it never said that it was done"
     );
     due.done();
-    assert!(matches!(due.take(&home), Scope::Some(_)));
+    assert!(matches!(due.take(Some(home.clone())), Scope::Some(_)));
+}
+
+#[tokio::test]
+async fn what_changes_elsewhere_concerns_its_volume_until_that_cluster_is_connected_anew() {
+    let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+    let (_home, _watched, mut due) = begin(&api).await;
+    let milan = there.remote_cluster("milan", Rights::ALL).await;
+    assert_eq!(next(&mut due, &milan).await, None, "at first all are looked at");
+    due.done();
+    let marks = json!({
+        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: format!("pvc-{UID}"),
+    });
+    there.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/far",
+        json!({"metadata": {"labels": marks}}),
+    );
+    let names = next(&mut due, &milan).await.expect("not all volumes");
+    assert_eq!(names, BTreeSet::from([format!("pvc-{UID}")]));
+    due.done();
+
+    let anew = there.remote_cluster("milan", Rights::ALL).await;
+    assert!(matches!(due.take(Some(anew.clone())), Scope::All));
+    due.done();
+    assert!(matches!(due.take(None), Scope::All), "it is not reached");
 }
