@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,6 +107,7 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 		claim.Spec.VolumeName = found.Object.Name
 	})
 	n.WaitBound("new")
+	waitTwinReady(n, "new", "the twin "+chart.StorageNamespace+"/"+found.Twin.Name+" is bound")
 
 	twins := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace)
 	if err := twins.Delete(t.Context(), found.Twin.Name, metav1.DeleteOptions{}); err != nil {
@@ -121,6 +123,7 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 		}
 		return "", nil
 	})
+	waitTwinReady(n, "new", "is bound")
 	n.Pod("reader", "new")
 	n.WaitReady("reader")
 	if got := n.Exec("reader", "cat /data/file"); got != "precious" {
@@ -130,6 +133,22 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	deleteClaim(t, n, "new")
 	wantGone(t, n, found)
+}
+
+// waitTwinReady waits until the claim says that all is well with its twin.
+func waitTwinReady(n *user.Namespace, name, message string) {
+	n.Eventually("claim "+name+" says that its twin is ready", func(ctx context.Context) (string, error) {
+		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, condition := range claim.Status.Conditions {
+			if condition.Type == "storage.liqo.io/TwinReady" && condition.Status == corev1.ConditionTrue && strings.Contains(condition.Message, message) {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("it says %v", claim.Status.Conditions), nil
+	})
 }
 
 func patchVolume(t *testing.T, n *user.Namespace, name, patch string) {

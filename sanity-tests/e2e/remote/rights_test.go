@@ -313,6 +313,38 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 	p.wantPrecious()
 }
 
+// A ClusterRole is gone and its binding is not: the API server cannot tell what is allowed,
+// and says so. That is no reason to take a volume for deleted whose PV may not be read.
+func TestVolumeIsNotTakenForDeletedWhileRightsCannotBeTold(t *testing.T) {
+	p, rights := restricted(t, "namespaced")
+	found := p.written()
+	roles := p.remote.Client.RbacV1().ClusterRoles()
+	if err := roles.Delete(t.Context(), rights.role, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.deleteClaim("data")
+	p.home.Eventually("it is said that the PV cannot be read", func(ctx context.Context) (string, error) {
+		about := "involvedObject.name=" + found.object.Name
+		events, err := p.home.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: about})
+		if err != nil {
+			return "", err
+		}
+		var said []string
+		for _, event := range events.Items {
+			if strings.Contains(event.Message, "PersistentVolume "+found.real.Name) && strings.Contains(event.Message, "not found") {
+				return "", nil
+			}
+			said = append(said, event.Message)
+		}
+		return fmt.Sprintf("said is %q", said), nil
+	})
+	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the volume is taken for deleted: %v", err)
+	}
+	rights.give()
+	p.wantGone(found)
+}
+
 // A right that is needed to keep the data is missing, the one to let the twin go is not.
 func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
 	p, rights := restricted(t, "namespaced")

@@ -1,0 +1,41 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Somebody takes the PV from its claim and gives it back. csi-provisioner sees it Released
+// with the policy Delete meanwhile, and asks for its deletion.
+func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
+	p := offloaded(t)
+	found := p.written()
+	give := func(uid types.UID) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"spec":{"claimRef":{"uid":%q}}}`, uid)
+		if _, err := p.home.Client.CoreV1().PersistentVolumes().Patch(t.Context(), found.object.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give("somebody-else")
+	p.home.WaitEvent("data", "VolumeNotDeleted")
+	give(found.claim.UID)
+	p.home.Eventually("the claim is bound again", func(ctx context.Context) (string, error) {
+		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil || claim.Status.Phase == corev1.ClaimBound {
+			return "", err
+		}
+		return "it is " + string(claim.Status.Phase), nil
+	})
+	p.wantPrecious()
+	if now := p.follow("data"); now.twin.UID != found.twin.UID || now.real.UID != found.real.UID {
+		t.Errorf("twin or real volume are others: %v %v", now.twin, now.real)
+	}
+	p.deleteClaim("data")
+	p.wantGone(found)
+}
