@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     cluster::{
-        Cluster, Settings,
+        self, Calls, Cluster, Settings,
         events::Events,
         registry::{self, Registry},
     },
@@ -94,19 +94,23 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
+    let (mut loops_metrics, mut api_metrics) = (reconcile::Metrics::default(), cluster::Metrics::default());
+    let metrics = Metrics::new("controller", |registry| {
+        loops_metrics = reconcile::Metrics::register(registry);
+        api_metrics = cluster::Metrics::register(registry);
+    });
     let settings = Settings {
         id: args.cluster_id,
         storage_namespace: args.storage_namespace,
         carried: CarriedAnnotations::new(args.carry_annotations),
-        call_timeout: args.call_timeout,
+        calls: Calls {
+            timeout: args.call_timeout,
+            metrics: api_metrics,
+        },
     };
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
     tracing::info!(cluster = %home.id(), twins = home.storage_namespace(), "connected");
 
-    let mut loops_metrics = reconcile::Metrics::default();
-    let metrics = Metrics::new("controller", |registry| {
-        loops_metrics = reconcile::Metrics::register(registry);
-    });
     take_orders(args.endpoint.folder());
     let health = health(metrics.clone(), args.endpoint.clone());
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
@@ -114,7 +118,6 @@ async fn serve(args: Args) -> Outcome {
     let registry = Registry::default();
     let remotes = registry::Settings {
         namespace: args.namespace.clone(),
-        call_timeout: args.call_timeout,
         allow_proxy: args.allow_proxy,
         liqo_tenants: args.liqo_tenant_namespaces.into_iter().collect(),
     };

@@ -10,9 +10,9 @@ use kube::{
     runtime::watcher,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
-use super::{Cluster, REMOTE_PAGE, lean::Lean};
+use super::{Calls, Cluster, REMOTE_PAGE, lean::Lean};
 use crate::volume::DRIVER_NAME;
 
 const PAGE: u32 = 250;
@@ -110,7 +110,7 @@ pub struct Objects<K> {
     kind: String,
     namespace: Option<String>,
     cluster: String,
-    timeout: Duration,
+    calls: Calls,
     /// Who may list now, where that is limited: remote clusters are not believed to be as
     /// large as they please.
     lists: Option<Arc<Semaphore>>,
@@ -126,7 +126,7 @@ where
             api,
             kind: K::kind(&()).into_owned(),
             cluster: cluster.id().to_string(),
-            timeout: cluster.0.call_timeout,
+            calls: cluster.calls().clone(),
             lists: cluster.0.lists.clone(),
         }
     }
@@ -276,11 +276,13 @@ where
     where
         F: Future<Output = Result<T, kube::Error>>,
     {
+        let (began, Calls { timeout, metrics }) = (Instant::now(), &self.calls);
         // Futures of kube are large, and every operation awaits many of them.
-        let outcome = Box::pin(tokio::time::timeout(self.timeout, retried(call))).await;
-        outcome
-            .unwrap_or(Err(Cause::Timeout(self.timeout)))
-            .map_err(|cause| self.error(verb, name, cause))
+        let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
+        let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));
+        let answer = outcome.as_ref().map(|_| ());
+        metrics.note(&self.cluster, verb, answer, began.elapsed());
+        outcome.map_err(|cause| self.error(verb, name, cause))
     }
 
     fn error(&self, verb: &'static str, name: &str, cause: Cause) -> ApiError {

@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ApiError, Cluster, Inner, REMOTE_LISTS, Rights, Views,
+    ApiError, Calls, Cluster, Inner, REMOTE_LISTS, Rights, Views,
     budget::Budget,
     cap::{Cap, Limits},
     view::WATCH_SECONDS,
@@ -34,7 +34,7 @@ const ETERNAL_NAMESPACE: &str = "kube-system";
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
 /// How to treat a cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// Its id; the uid of its namespace kube-system when not given.
     pub id: Option<ClusterId>,
@@ -42,8 +42,8 @@ pub struct Settings {
     pub storage_namespace: String,
     /// The annotations of claims that twins carry.
     pub carried: CarriedAnnotations,
-    /// Longest time for one call.
-    pub call_timeout: Duration,
+    /// How calls on it are made.
+    pub calls: Calls,
 }
 
 /// Why there is no connection.
@@ -110,10 +110,10 @@ impl Cluster {
         settings: Settings,
         stop: &CancellationToken,
     ) -> Result<Self, ConnectError> {
-        let client = client(config, settings.call_timeout, Limits::HOME)?;
+        let client = client(config, settings.calls.timeout, Limits::HOME)?;
         let id = match settings.id.clone() {
             Some(id) => id,
-            None => identify(&client, settings.call_timeout).await?,
+            None => identify(&client, settings.calls.timeout).await?,
         };
         Ok(Self::assemble(id, client, settings, stop))
     }
@@ -127,7 +127,7 @@ impl Cluster {
             client,
             storage_namespace: settings.storage_namespace,
             carried: settings.carried,
-            call_timeout: settings.call_timeout,
+            calls: settings.calls,
             views,
             rights: Rights::ALL,
             budget: Budget::home(),
@@ -145,7 +145,7 @@ impl Cluster {
         home: &ClusterId,
         client: Client,
         rights: Rights,
-        call_timeout: Duration,
+        calls: Calls,
     ) -> Self {
         let stop = CancellationToken::new();
         let budget = Budget::remote();
@@ -155,7 +155,7 @@ impl Cluster {
             client,
             storage_namespace: String::new(),
             carried: CarriedAnnotations::default(),
-            call_timeout,
+            calls,
             views,
             home: home.clone(),
             rights,
@@ -205,5 +205,6 @@ async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, 
 pub(super) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = "unknown".parse()?;
     let none = Rights::default();
-    Ok(Cluster::remote(id.clone(), &id, client, none, call_timeout))
+    let calls = Calls::unheard(call_timeout);
+    Ok(Cluster::remote(id.clone(), &id, client, none, calls))
 }

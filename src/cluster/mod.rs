@@ -4,6 +4,7 @@
 
 mod api;
 mod budget;
+mod calls;
 mod cap;
 mod connect;
 pub mod events;
@@ -22,7 +23,6 @@ mod views;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use kube::{Client, Resource, core::NamespaceResourceScope};
@@ -31,6 +31,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short},
+    calls::{Calls, Metrics},
     connect::{ConnectError, Settings},
     lean::Lean,
     rights::Rights,
@@ -54,7 +55,7 @@ struct Inner {
     client: Client,
     storage_namespace: String,
     carried: CarriedAnnotations,
-    call_timeout: Duration,
+    calls: Calls,
     views: Views,
     /// The cluster whose twins are looked for: itself, or the one of our users.
     home: ClusterId,
@@ -108,6 +109,12 @@ impl Cluster {
     #[must_use]
     pub fn views(&self) -> &Views {
         &self.0.views
+    }
+
+    /// How calls on it are made.
+    #[must_use]
+    pub fn calls(&self) -> &Calls {
+        &self.0.calls
     }
 
     /// What we may do there.

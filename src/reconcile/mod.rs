@@ -116,7 +116,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             home,
             registry,
             &watched,
-            |cluster| Orphans::new(home, registry, &watched, reports(), settings, metrics).only(cluster),
+            |cluster| Orphans::new(home, registry, &watched, reports(), settings, metrics, cluster),
             metrics
         ),
         drive_each(

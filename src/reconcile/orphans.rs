@@ -110,8 +110,8 @@ pub(super) struct Orphans<'a> {
     reports: Reports,
     grace: Duration,
     metrics: &'a Metrics,
-    /// The only cluster that is looked at; all of them if none is named.
-    only: Option<ClusterId>,
+    /// The cluster whose twins are looked at.
+    cluster: ClusterId,
     /// Since when a twin, by its uid, looks as it looks.
     since: HashMap<String, (OrphanState, Instant)>,
 }
@@ -124,6 +124,7 @@ impl<'a> Orphans<'a> {
         reports: Reports,
         settings: &Settings,
         metrics: &'a Metrics,
+        cluster: ClusterId,
     ) -> Self {
         Self {
             home,
@@ -132,15 +133,9 @@ impl<'a> Orphans<'a> {
             reports,
             grace: settings.grace,
             metrics,
-            only: None,
+            cluster,
             since: HashMap::new(),
         }
-    }
-
-    /// Looks at one cluster only.
-    pub(super) fn only(mut self, cluster: ClusterId) -> Self {
-        self.only = Some(cluster);
-        self
     }
 
     fn origin(&self, alone: &Alone) -> Origin {
@@ -307,37 +302,40 @@ impl<'a> Orphans<'a> {
         }
     }
 
-    /// Twins without a PV of their volume in their cluster, everywhere.
-    fn alone(&self) -> Vec<Alone> {
-        let places = self.watched.places();
-        let unreadable: BTreeSet<String> = self.watched.volumes_of_other_versions().into_iter().collect();
-        let remote = self.registry.all();
-        let reachable = remote.iter().filter_map(|remote| {
-            let cluster = remote.reach().ok()?;
-            for namespace in remote.namespaces.named() {
-                // From now on watched, where not all namespaces can be at once.
-                drop(cluster.twins_in(namespace));
-            }
-            Some(cluster)
-        });
-        let clusters = std::iter::once(self.home.clone()).chain(reachable);
-        let clusters = clusters.filter(|cluster| self.only.as_ref().is_none_or(|only| only == cluster.id()));
-        let mut alone = Vec::new();
-        for cluster in clusters {
-            for twin in cluster.all_twins() {
-                let known = places.get(&twin.volume);
-                if !known.is_some_and(|clusters| clusters.contains(cluster.id()))
-                    && !unreadable.contains(twin.volume.as_str())
-                {
-                    alone.push(Alone {
-                        cluster: cluster.clone(),
-                        is_served_elsewhere: known.is_some(),
-                        twin,
-                    });
-                }
-            }
+    /// The cluster, if it can be reached.
+    fn reached(&self) -> Option<Cluster> {
+        if self.cluster == *self.home.id() {
+            return Some(self.home.clone());
         }
-        alone
+        let remote = self.registry.get(&self.cluster).ok()?;
+        let cluster = remote.reach().ok()?;
+        for namespace in remote.namespaces.named() {
+            // From now on watched, where not all namespaces can be at once.
+            drop(cluster.twins_in(namespace));
+        }
+        Some(cluster)
+    }
+
+    /// Twins without a PV of their volume in their cluster.
+    fn alone(&self) -> Vec<Alone> {
+        let Some(cluster) = self.reached() else {
+            return Vec::new();
+        };
+        let here = self.watched.volumes_in(&self.cluster);
+        let twins = cluster.all_twins();
+        let mut alone: Vec<_> = twins.iter().filter(|twin| !here.contains(&twin.volume)).collect();
+        if alone.is_empty() {
+            return Vec::new();
+        }
+        let everywhere = self.watched.all_volumes();
+        let unreadable: BTreeSet<String> = self.watched.volumes_of_other_versions().into_iter().collect();
+        alone.retain(|twin| !unreadable.contains(twin.volume.as_str()));
+        let alone = alone.into_iter().map(|twin| Alone {
+            cluster: cluster.clone(),
+            is_served_elsewhere: everywhere.contains(&twin.volume),
+            twin: Arc::clone(twin),
+        });
+        alone.collect()
     }
 }
 
@@ -378,8 +376,7 @@ impl Rounds for Orphans<'_> {
         }
         for state in OrphanState::REPORTED {
             let count = reported.get(&state).copied().unwrap_or_default();
-            let cluster = self.only.as_ref().unwrap_or(self.home.id());
-            self.metrics.orphans(cluster, state.reason(), count);
+            self.metrics.orphans(&self.cluster, state.reason(), count);
         }
         outcome
     }

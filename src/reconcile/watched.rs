@@ -3,7 +3,7 @@
 //! loops does not pay for these watches.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashSet},
     sync::Arc,
 };
 
@@ -179,14 +179,16 @@ impl Watched {
         ours(&self.volumes.of_topic(cluster.as_str())).cloned().collect()
     }
 
-    /// The clusters of each of our volumes: one, unless it has several PVs.
-    pub(super) fn places(&self) -> HashMap<VolumeName, Vec<ClusterId>> {
-        let mut places: HashMap<_, Vec<_>> = HashMap::new();
-        for volume in ours(&self.volumes.all()) {
-            let clusters = places.entry(volume.volume.clone()).or_default();
-            clusters.push(volume.cluster.clone());
-        }
-        places
+    /// Our volumes whose twins are in this cluster.
+    pub(super) fn volumes_in(&self, cluster: &ClusterId) -> HashSet<VolumeName> {
+        let there = self.volumes.of_topic(cluster.as_str());
+        ours(&there).map(|volume| volume.volume.clone()).collect()
+    }
+
+    /// All our volumes.
+    pub(super) fn all_volumes(&self) -> HashSet<VolumeName> {
+        let all = self.volumes.all();
+        ours(&all).map(|volume| volume.volume.clone()).collect()
     }
 
     /// Names of the PVs of our volumes that only another version of this driver can read.

@@ -41,8 +41,6 @@ const SETTLE: Duration = Duration::from_millis(100);
 pub struct Settings {
     /// Namespace of this driver: where Secrets of `RemoteCluster`s are.
     pub namespace: String,
-    /// Longest time for one call to a remote API server.
-    pub call_timeout: Duration,
     /// Whether kubeconfigs that are not Liqo's may name a proxy.
     pub allow_proxy: bool,
     /// The namespaces that Liqo has for remote clusters: its objects elsewhere are not
@@ -55,15 +53,14 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
     let mut keeper = Keeper {
         context: Context {
             client: home.client().clone(),
-            namespace: settings.namespace.clone(),
+            namespace: settings.namespace,
             allowed: Allowed {
                 proxy: settings.allow_proxy,
             },
-            liqo_tenants: settings.liqo_tenants.clone(),
+            liqo_tenants: settings.liqo_tenants,
         },
         registry,
         home,
-        settings,
         installed: Installed::default(),
         secrets: Secrets::default(),
         links: BTreeMap::new(),
@@ -97,7 +94,6 @@ async fn wait(triggers: &mut [watch::Receiver<u64>], until: time::Instant) {
 struct Keeper {
     registry: Registry,
     home: Cluster,
-    settings: Settings,
     context: Context,
     installed: Installed,
     secrets: Secrets,
@@ -128,7 +124,7 @@ enum NoAccess {
 
 impl Keeper {
     async fn look_for_fabrics(&mut self) {
-        let asked = time::timeout(self.settings.call_timeout, self.home.client().list_api_groups()).await;
+        let asked = time::timeout(self.home.calls().timeout, self.home.client().list_api_groups()).await;
         match asked {
             Ok(Ok(found)) => {
                 let groups: BTreeSet<String> = found.groups.into_iter().map(|group| group.name).collect();
@@ -253,7 +249,7 @@ impl Keeper {
                     id.clone(),
                     self.home.id().clone(),
                     access.clone(),
-                    self.settings.call_timeout,
+                    self.home.calls().clone(),
                     stop,
                 );
                 (known, Some(ends))

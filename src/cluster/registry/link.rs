@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Registry;
 use crate::{
     cluster::{
-        Cluster, Rights,
+        Calls, Cluster, Rights,
         cap::Limits,
         connect,
         kubeconfig::{Allowed, vet},
@@ -92,7 +92,7 @@ pub(super) fn start(
     id: ClusterId,
     home: ClusterId,
     access: Access,
-    call_timeout: Duration,
+    calls: Calls,
     stop: CancellationToken,
 ) -> watch::Receiver<Link> {
     let (link, known) = watch::channel(Link::Connecting("it has not answered yet".to_owned()));
@@ -100,7 +100,7 @@ pub(super) fn start(
         registry,
         id,
         home,
-        call_timeout,
+        calls,
         rest: REST,
         link,
     };
@@ -114,7 +114,7 @@ struct Keeper {
     registry: Registry,
     id: ClusterId,
     home: ClusterId,
-    call_timeout: Duration,
+    calls: Calls,
     /// Between two questions to it while it answers.
     rest: Duration,
     link: watch::Sender<Link>,
@@ -204,15 +204,15 @@ impl Keeper {
             // kube takes the one of our environment, which nobody meant for this.
             config.proxy_url = None;
         }
-        connect::client(config, self.call_timeout, Limits::REMOTE)
+        connect::client(config, self.calls.timeout, Limits::REMOTE)
             .map_err(|error| format!("no client can be made: {error}"))
     }
 
     /// Asks whether the cluster answers, and now and then what we may do there.
     async fn ask(&self, client: &Client, answered: u32) -> Result<(), Trouble> {
-        let version = time::timeout(self.call_timeout, client.apiserver_version()).await;
+        let version = time::timeout(self.calls.timeout, client.apiserver_version()).await;
         let version = match version {
-            Err(_) => return Err(format!("no answer within {:?}", self.call_timeout).into()),
+            Err(_) => return Err(format!("no answer within {:?}", self.calls.timeout).into()),
             Ok(Err(error)) => return Err(plain(&error).into()),
             Ok(Ok(info)) => short(&info.git_version),
         };
@@ -220,7 +220,7 @@ impl Keeper {
             return Ok(());
         }
         let visitor =
-            connect::nameless(client.clone(), self.call_timeout).map_err(|error| error.to_string())?;
+            connect::nameless(client.clone(), self.calls.timeout).map_err(|error| error.to_string())?;
         let before = self
             .link
             .borrow()
@@ -237,7 +237,7 @@ impl Keeper {
             return Ok(());
         }
         let (id, home) = (self.id.clone(), &self.home);
-        let cluster = Cluster::remote(id, home, client.clone(), rights, self.call_timeout);
+        let cluster = Cluster::remote(id, home, client.clone(), rights, self.calls.clone());
         self.fill(&cluster).await?;
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         self.tell(Link::Up(Arc::new(Connected { cluster, version })));
@@ -254,7 +254,7 @@ impl Keeper {
             tokio::select! {
                 () = &mut complete => return Ok(()),
                 why = cluster.budget().exhausted() => return Err(Trouble::TooMuch(why)),
-                () = time::sleep(self.call_timeout * 3) => {}
+                () = time::sleep(self.calls.timeout * 3) => {}
             }
             if cluster.budget().objects() <= before {
                 return Err("its classes, nodes and twins could not be listed in time"
@@ -332,7 +332,7 @@ mod tests {
             registry: registry.clone(),
             id: "milan".parse().unwrap(),
             home: "home".parse().unwrap(),
-            call_timeout,
+            calls: Calls::unheard(call_timeout),
             rest: Duration::from_millis(10),
             link: watch::Sender::new(Link::Connecting(String::new())),
         })
@@ -397,7 +397,13 @@ mod tests {
             all_claims: false,
             ..Rights::ALL
         };
-        let cluster = Cluster::remote(keeper.id.clone(), &keeper.home, client, rights, LONG);
+        let cluster = Cluster::remote(
+            keeper.id.clone(),
+            &keeper.home,
+            client,
+            rights,
+            Calls::unheard(LONG),
+        );
         let connected = Connected {
             cluster: cluster.clone(),
             version: "1".into(),

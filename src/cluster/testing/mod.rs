@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
 use self::store::Store;
-use super::{Cluster, Rights, Settings, cap::Limits, connect};
+use super::{Calls, Cluster, Rights, Settings, cap::Limits, connect};
 
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
@@ -63,7 +63,7 @@ impl FakeApi {
             id: Some("home".parse().unwrap()),
             storage_namespace: "liqo-storage".into(),
             carried: crate::volume::CarriedAnnotations::new(["team", "note"].map(str::to_owned)),
-            call_timeout: Duration::from_secs(1),
+            calls: Calls::unheard(Duration::from_secs(1)),
         };
         Cluster::from_config(config, settings, &self.stop).await.unwrap()
     }
@@ -75,7 +75,13 @@ impl FakeApi {
         let timeout = Duration::from_secs(1);
         let client = connect::client(config, timeout, Limits::REMOTE).unwrap();
         let home = "home".parse().unwrap();
-        let cluster = Cluster::remote(id.parse().unwrap(), &home, client, rights, timeout);
+        let cluster = Cluster::remote(
+            id.parse().unwrap(),
+            &home,
+            client,
+            rights,
+            Calls::unheard(timeout),
+        );
         cluster.views().complete().await;
         cluster
     }

@@ -125,7 +125,7 @@ async fn claims_of_immediate_classes_are_not_told() {
 }
 
 #[tokio::test]
-async fn clusters_that_serve_a_class_are_not_told_of() {
+async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
     let (api, registry) = world(true).await;
     let home = api.cluster().await;
     let remote = registry.all().remove(0);
@@ -134,7 +134,26 @@ async fn clusters_that_serve_a_class_are_not_told_of() {
     // Some claims may get a class by annotation.
     let mut settings = settings();
     settings.allowed_classes = ["gold".to_owned()].into();
-    let reached = remote.reach().unwrap();
-    assert!(reached.views().classes.all().is_empty());
     assert!(unserved(&home, &remote, &settings)[0].all, "gold is not there");
+}
+
+#[tokio::test]
+async fn clusters_that_serve_a_class_are_not_told_of() {
+    let (api, there) = (world(true).await.0, FakeApi::start().await);
+    there.put(
+        "/apis/storage.k8s.io/v1/storageclasses/gold",
+        json!({
+            "metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+            "provisioner": "real.example",
+        }),
+    );
+    let declared = Declared {
+        namespaces: Namespaces {
+            same_name: true,
+            ..Namespaces::default()
+        },
+        ..Declared::plain("milan")
+    };
+    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+    assert_eq!(told(&api, &registry, true).await, [""; 0]);
 }

@@ -1,0 +1,128 @@
+//! How calls to an API server are made: for how long at most, and who hears how long each
+//! took and what was answered. Watches are not counted: they are answered for minutes.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use super::Cause;
+
+/// From an answer of the next room to one that is given up.
+const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
+
+/// How calls to an API server are made.
+#[derive(Clone)]
+pub struct Calls {
+    /// Longest time for one call.
+    pub timeout: Duration,
+    /// Who hears how long it took.
+    pub metrics: Metrics,
+}
+
+impl Calls {
+    /// Calls of which nobody hears.
+    #[must_use]
+    pub fn unheard(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            metrics: Metrics::default(),
+        }
+    }
+}
+
+/// Times of calls to API servers. Cheap to clone; whoever does not register them is not heard.
+#[derive(Clone)]
+pub struct Metrics {
+    took: Family<Call, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Call {
+    cluster: String,
+    verb: &'static str,
+    outcome: &'static str,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            took: Family::new_with_constructor(times),
+        }
+    }
+}
+
+fn times() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+impl Metrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register_with_unit(
+            "liqo_csi_api_request",
+            "How long a call to the API server of a cluster takes, repeated attempts included, by verb and outcome",
+            Unit::Seconds,
+            metrics.took.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn note(
+        &self,
+        cluster: &str,
+        verb: &'static str,
+        outcome: Result<(), &Cause>,
+        took: Duration,
+    ) {
+        let call = Call {
+            cluster: cluster.to_owned(),
+            verb: match verb {
+                "read" => "get",
+                "change" | "change the status of" => "patch",
+                other => other,
+            },
+            outcome: outcome.map_or_else(name, |()| "success"),
+        };
+        self.took.get_or_create(&call).observe(took.as_secs_f64());
+    }
+}
+
+fn name(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Timeout(_) => "timeout",
+        Cause::Unavailable(_) => "unavailable",
+        Cause::Forbidden(_) => "forbidden",
+        Cause::Invalid(_) => "invalid",
+        Cause::Conflict(_) => "conflict",
+        Cause::NotFound(_) => "not_found",
+        Cause::Malformed(_) => "malformed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_heard_of_by_cluster_verb_and_outcome() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let took = Duration::from_millis(20);
+        metrics.note("milan", "change the status of", Ok(()), took);
+        metrics.note("milan", "read", Err(&Cause::Timeout(took)), took);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for expected in [
+            r#"liqo_csi_api_request_seconds_count{cluster="milan",verb="patch",outcome="success"} 1"#,
+            r#"liqo_csi_api_request_seconds_count{cluster="milan",verb="get",outcome="timeout"} 1"#,
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}
