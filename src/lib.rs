@@ -4,9 +4,11 @@
 //! Kubernetes or gRPC; adapters know the domain; edges know both; the command
 //! line wires them. `docs/architecture.md` has the picture.
 
+pub mod api;
 pub mod cli;
 pub mod cluster;
 pub mod csi;
+pub mod fleet;
 mod inspect;
 pub mod node;
 pub mod observe;

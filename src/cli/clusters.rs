@@ -11,7 +11,7 @@ use super::{
     table::Table,
 };
 use crate::{
-    cluster::remote_cluster::{READY, RemoteCluster},
+    api::remote_cluster::{READY, RemoteCluster},
     inspect::{
         Scope, Storage,
         rows::{Row, rows},

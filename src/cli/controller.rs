@@ -9,12 +9,9 @@ use super::{
     process::{duration, until_signalled},
 };
 use crate::{
-    cluster::{
-        self, Calls, Cluster, Settings,
-        events::Events,
-        registry::{self, Registry},
-    },
+    cluster::{self, Calls, Cluster, Settings, events::Events},
     csi::{Controller, CreateLimiter, Endpoint, Identity, Role, server, work::Work},
+    fleet::{self, Registry},
     observe::{
         Metrics,
         crash::take_orders,
@@ -116,12 +113,12 @@ async fn serve(args: Args) -> Outcome {
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
 
     let registry = Registry::default();
-    let remotes = registry::Settings {
+    let remotes = fleet::Settings {
         namespace: args.namespace.clone(),
         allow_proxy: args.allow_proxy,
         liqo_tenants: args.liqo_tenant_namespaces.into_iter().collect(),
     };
-    tokio::spawn(stop.clone().run_until_cancelled_owned(registry::keep(
+    tokio::spawn(stop.clone().run_until_cancelled_owned(fleet::keep(
         registry.clone(),
         home.clone(),
         remotes,

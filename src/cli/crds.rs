@@ -6,7 +6,7 @@ use std::io::Write;
 use kube::CustomResourceExt;
 
 use super::Outcome;
-use crate::cluster::remote_cluster::RemoteCluster;
+use crate::api::remote_cluster::RemoteCluster;
 
 const HEADER: &str = "# Printed by `liqo-csi crds`; do not edit.\n";
 

@@ -140,7 +140,7 @@ impl Cluster {
     }
 
     /// A remote cluster. Its watches end with the last handle on it.
-    pub(super) fn remote(
+    pub(crate) fn remote(
         id: ClusterId,
         home: &ClusterId,
         client: Client,
@@ -167,6 +167,11 @@ impl Cluster {
             _stops: stop.drop_guard(),
         }))
     }
+}
+
+/// A client of a remote cluster, which is believed little.
+pub(crate) fn remote_client(config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
+    client(config, call_timeout, Limits::REMOTE)
 }
 
 /// A client that is bounded in time and size, and tells the audit log who asks.
@@ -202,7 +207,7 @@ async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, 
 }
 
 /// A cluster to look into, of which nothing is watched.
-pub(super) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
+pub(crate) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = "unknown".parse()?;
     let none = Rights::default();
     let calls = Calls::unheard(call_timeout);

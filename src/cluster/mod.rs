@@ -9,10 +9,7 @@ mod cap;
 mod connect;
 pub mod events;
 pub mod facts;
-pub mod kubeconfig;
 mod lean;
-pub mod registry;
-pub mod remote_cluster;
 mod rights;
 pub mod slim;
 #[cfg(test)]
@@ -29,6 +26,7 @@ use kube::{Client, Resource, core::NamespaceResourceScope};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+pub(crate) use self::connect::{nameless, remote_client};
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short},
     calls::{Calls, Metrics},

@@ -84,7 +84,7 @@ impl Rights {
     };
 
     /// Asks the API server. What it cannot tell is as it was `before`.
-    pub(super) async fn ask(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
+    pub(crate) async fn ask(cluster: &Cluster, before: Option<Self>) -> Result<Self, ApiError> {
         let may = |verb, group, resource| Box::pin(may(cluster, verb, group, resource));
         Self::told_by(may, before.unwrap_or_default()).await
     }

@@ -6,11 +6,8 @@ use tonic::{Request, Response, Status};
 
 use super::{CreateLimiter, Deadline, parse, work::Work};
 use crate::{
-    cluster::{
-        Cluster,
-        events::Events,
-        registry::{NodeKind, Registry},
-    },
+    cluster::{Cluster, events::Events},
+    fleet::{NodeKind, Registry},
     topology::Segments,
     twin::{self, Policy},
     volume::{VolumeId, VolumeName},

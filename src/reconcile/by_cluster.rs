@@ -16,10 +16,7 @@ use super::{
     rounds::{Rounds, SETTLE, drive},
     watched::Watched,
 };
-use crate::{
-    cluster::{Cluster, registry::Registry},
-    volume::ClusterId,
-};
+use crate::{cluster::Cluster, fleet::Registry, volume::ClusterId};
 
 /// Drives one loop for the home cluster, one for each remote cluster that is declared, and
 /// one for each where volumes are.
@@ -81,7 +78,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::{ApiError, registry::Link, testing::FakeApi},
+        cluster::{ApiError, testing::FakeApi},
+        fleet::Link,
         placement::Declared,
     };
 

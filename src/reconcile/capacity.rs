@@ -28,9 +28,9 @@ use super::{
 use crate::{
     cluster::{
         ApiError, Cluster, Objects, Precondition, facts,
-        registry::{Registry, Remote, Unreachable},
         view::{Slim, View},
     },
+    fleet::{Registry, Remote, Unreachable},
     observe::crash::{self, Step},
     placement::{
         BindingMode, Capacity, Class, ClassMap, KnownClasses, NoClass, Published, RealDriver, Room,

@@ -31,12 +31,12 @@ use super::{
     watched::Watched,
 };
 use crate::{
+    api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
     cluster::{
         ApiError, Cluster, Lean, Objects, Precondition,
-        registry::{Link, Registry},
-        remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
         view::{Slim, View},
     },
+    fleet::{Link, Registry},
     observe::crash::{self, Step},
     placement::Fabric,
     volume::{ClusterId, mark},

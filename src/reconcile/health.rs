@@ -33,9 +33,9 @@ use super::{
 use crate::{
     cluster::{
         ApiError, Cluster,
-        registry::{Registry, Unreachable},
         slim::{self, Twin},
     },
+    fleet::{Registry, Unreachable},
     placement::{Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
     twin::{Site, add_finalizer, holder_uid, last_warning, mark_holder},
     volume::{ClusterId, VolumeId},

@@ -46,7 +46,10 @@ use self::{
     health::Health, lease::Lease, orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive,
     virtual_nodes::VirtualNodes, watched::Watched,
 };
-use crate::cluster::{Cluster, events::Events, registry::Registry};
+use crate::{
+    cluster::{Cluster, events::Events},
+    fleet::Registry,
+};
 
 /// How the loops behave.
 #[derive(Clone, Debug)]

@@ -26,7 +26,8 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    cluster::{ApiError, Cluster, registry::Registry, slim::Twin},
+    cluster::{ApiError, Cluster, slim::Twin},
+    fleet::Registry,
     observe::crash::Step,
     twin::{CreateError, Site, retain, withdraw},
     volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError},

@@ -18,10 +18,8 @@ use super::{
     watched::{Claim, Watched},
 };
 use crate::{
-    cluster::{
-        ApiError, Cluster,
-        registry::{Registry, Remote},
-    },
+    cluster::{ApiError, Cluster},
+    fleet::{Registry, Remote},
     placement::{BindingMode, Class, KnownClasses, NoClass, served, ways_out},
     volume::{ClaimMark, ClusterId, DRIVER_NAME},
 };

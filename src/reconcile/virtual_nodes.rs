@@ -18,11 +18,8 @@ use tokio::sync::watch;
 
 use super::rounds::{Rounds, each};
 use crate::{
-    cluster::{
-        ApiError, Cluster,
-        registry::{NodeKind, Registry},
-        slim::CsiNode,
-    },
+    cluster::{ApiError, Cluster, slim::CsiNode},
+    fleet::{NodeKind, Registry},
     observe::crash::{self, Step},
     topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE},
     volume::{ClusterId, DRIVER_NAME},
@@ -234,10 +231,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{
-        cluster::{registry::Link, testing::FakeApi},
-        placement::Declared,
-    };
+    use crate::{cluster::testing::FakeApi, fleet::Link, placement::Declared};
 
     const NODE: &str = "/api/v1/nodes/milan";
     const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/milan";

@@ -24,7 +24,8 @@ use super::{
     withdraw::withdraw,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, registry::Registry, short},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, short},
+    fleet::Registry,
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
     topology::Segments,

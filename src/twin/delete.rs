@@ -23,7 +23,8 @@ use super::{
     withdraw::{clear_claim_ref, is_reservation},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, events::Events, facts, registry::Registry, slim},
+    cluster::{ApiError, Cluster, Precondition, events::Events, facts, slim},
+    fleet::Registry,
     observe::crash::{self, Step},
     placement::{
         DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step,

@@ -1,7 +1,8 @@
 //! What can go wrong with a twin, one enum per operation.
 
 use crate::{
-    cluster::{ApiError, registry::Unreachable},
+    cluster::ApiError,
+    fleet::Unreachable,
     placement::{ClassError, DeleteRefusal, Refusal, Unmapped},
     volume::{SpecError, VolumeName},
 };

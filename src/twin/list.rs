@@ -6,7 +6,8 @@ use kube::ResourceExt;
 
 use super::{PublishError, attach::capabilities_of, site};
 use crate::{
-    cluster::{ApiError, Cluster, facts, registry::Registry},
+    cluster::{ApiError, Cluster, facts},
+    fleet::Registry,
     volume::{Capabilities, ClusterId, Marks, Owner, VolumeId, VolumeName, mark},
 };
 

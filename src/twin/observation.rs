@@ -12,10 +12,8 @@ use super::{
     remote_plan,
 };
 use crate::{
-    cluster::{
-        ApiError, Cluster, facts,
-        registry::{NodeKind, Registry},
-    },
+    cluster::{ApiError, Cluster, facts},
+    fleet::{NodeKind, Registry},
     placement::{
         BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Reach, ReclaimPolicy, Target, Twin, TwinFact,
         TwinState, create_step,

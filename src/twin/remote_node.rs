@@ -12,7 +12,8 @@ use super::{
     reading, remote_plan,
 };
 use crate::{
-    cluster::{ApiError, facts, registry::Remote},
+    cluster::{ApiError, facts},
+    fleet::Remote,
     placement::{Ask, ChosenClass, Class, KnownClasses},
     topology::Node,
     volume::{DRIVER_NAME, digest},

@@ -12,7 +12,8 @@ use super::{
     reading, remote_node,
 };
 use crate::{
-    cluster::{ApiError, registry::Remote},
+    cluster::ApiError,
+    fleet::Remote,
     placement::{
         Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
         access_modes, choose_class, ways_out,

@@ -12,12 +12,8 @@ use super::{
     reading::{self, twin_in},
 };
 use crate::{
-    cluster::{
-        ApiError, Cluster, Objects,
-        registry::{NodeKind, Registry, Remote, Unreachable},
-        slim,
-        view::View,
-    },
+    cluster::{ApiError, Cluster, Objects, slim, view::View},
+    fleet::{NodeKind, Registry, Remote, Unreachable},
     placement::{ClaimFact, Refusal},
     topology::{CLUSTER_KEY, Segments},
     volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, digest, mark},

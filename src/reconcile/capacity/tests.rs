@@ -6,9 +6,9 @@ use super::*;
 use crate::{
     cluster::{
         Rights,
-        registry::Link,
         testing::{Act, FakeApi, Fault},
     },
+    fleet::Link,
     placement::{Declared, NodeRule},
     topology,
     volume::Refused,

@@ -3,10 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    cluster::{
-        Cluster,
-        registry::{Link, Registry, Remote},
-    },
+    cluster::Cluster,
+    fleet::{Link, Registry, Remote},
     placement::Fabric,
     reconcile::{Settings, unserved::unserved, watched::Watched},
     topology::Node,

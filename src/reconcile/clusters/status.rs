@@ -9,7 +9,7 @@ use super::{
     report::{ClusterReport, State, some_of},
 };
 use crate::{
-    cluster::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
+    api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
     placement::Fabric,
 };
 

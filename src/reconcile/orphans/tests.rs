@@ -7,9 +7,9 @@ use crate::{
     cluster::{
         Rights,
         events::Events,
-        registry::Link,
         testing::{Act, FakeApi, Fault},
     },
+    fleet::Link,
     placement::Declared,
     volume::{DRIVER_NAME, VolumeName, mark},
 };

@@ -6,7 +6,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    cluster::{Rights, events::Events, registry::Link, testing::FakeApi},
+    cluster::{Rights, events::Events, testing::FakeApi},
+    fleet::Link,
     placement::{Declared, Namespaces},
 };
 

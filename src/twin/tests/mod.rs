@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use self::stand_in::{Real, controllers};
 use super::*;
 use crate::{
-    cluster::{Cluster, events::Events, registry::Registry, testing::FakeApi},
+    cluster::{Cluster, events::Events, testing::FakeApi},
+    fleet::Registry,
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, SizeRange, VolumeId},
 };

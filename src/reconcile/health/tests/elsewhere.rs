@@ -4,7 +4,8 @@ mod rights;
 
 use super::*;
 use crate::{
-    cluster::{Rights, registry::Link, view::View},
+    cluster::{Rights, view::View},
+    fleet::Link,
     placement::Declared,
 };
 

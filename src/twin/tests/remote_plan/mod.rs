@@ -14,9 +14,9 @@ use crate::{
     cluster::{
         Cluster, Rights,
         events::Events,
-        registry::{Link, Registry},
         testing::{Act, FakeApi, Fault},
     },
+    fleet::{Link, Registry},
     placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
     topology::{CLUSTER_KEY, Segments},
     twin::{

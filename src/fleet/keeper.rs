@@ -14,17 +14,17 @@ use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Link, Registry, Remote,
-    link::{self, Access},
-    source::{ClusterDeclaration, Context, Credentials, Heard, Installed, SecretRef},
+    declaration::{ClusterDeclaration, Context, Credentials, SecretRef},
+    installed::{Heard, Installed},
+    link::{self, Access, Link},
+    registry::{Registry, Remote},
 };
 use crate::{
     cluster::{
-        Cluster, Lean,
-        kubeconfig::Allowed,
-        plain,
+        Cluster, Lean, plain,
         view::{Slim, View},
     },
+    fleet::kubeconfig::Allowed,
     placement::{Declared, Fabric},
     volume::ClusterId,
 };
@@ -245,7 +245,7 @@ impl Keeper {
                 let stop = CancellationToken::new();
                 let ends = stop.clone().drop_guard();
                 let known = link::start(
-                    self.registry.clone(),
+                    self.registry.notifier(),
                     id.clone(),
                     self.home.id().clone(),
                     access.clone(),

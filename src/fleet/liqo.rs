@@ -15,14 +15,13 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
+use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
     cluster::{
-        Lean,
-        kubeconfig::Allowed,
-        short,
+        Lean, short,
         view::{Slim, View},
     },
+    fleet::kubeconfig::Allowed,
     placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
     topology::{LabelSelector, Requirement},
     volume::{BindingPolicy, ClusterId},

@@ -8,15 +8,9 @@ use kube::{Client, Config, config::KubeConfigOptions};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use super::Registry;
 use crate::{
-    cluster::{
-        Calls, Cluster, Rights,
-        cap::Limits,
-        connect,
-        kubeconfig::{Allowed, vet},
-        plain, short,
-    },
+    cluster::{Calls, Cluster, Rights, nameless, plain, remote_client, short},
+    fleet::kubeconfig::{Allowed, vet},
     volume::ClusterId,
 };
 
@@ -30,6 +24,9 @@ const RIGHTS_EVERY: u32 = 4;
 const TOO_MUCH: Duration = Duration::from_mins(5);
 /// A single answer that gets lost says little.
 const LOST_IN_A_ROW: u32 = 2;
+
+/// Counts what has changed about remote clusters.
+pub(super) type Changes = watch::Sender<u64>;
 
 /// How it is with the connection to a cluster.
 #[derive(Clone)]
@@ -88,7 +85,7 @@ pub(super) struct Access {
 
 /// Connects, and watches over the connection until `stop`.
 pub(super) fn start(
-    registry: Registry,
+    changes: Changes,
     id: ClusterId,
     home: ClusterId,
     access: Access,
@@ -97,7 +94,7 @@ pub(super) fn start(
 ) -> watch::Receiver<Link> {
     let (link, known) = watch::channel(Link::Connecting("it has not answered yet".to_owned()));
     let keeper = Keeper {
-        registry,
+        changes,
         id,
         home,
         calls,
@@ -111,7 +108,7 @@ pub(super) fn start(
 }
 
 struct Keeper {
-    registry: Registry,
+    changes: Changes,
     id: ClusterId,
     home: ClusterId,
     calls: Calls,
@@ -204,8 +201,7 @@ impl Keeper {
             // kube takes the one of our environment, which nobody meant for this.
             config.proxy_url = None;
         }
-        connect::client(config, self.calls.timeout, Limits::REMOTE)
-            .map_err(|error| format!("no client can be made: {error}"))
+        remote_client(config, self.calls.timeout).map_err(|error| format!("no client can be made: {error}"))
     }
 
     /// Asks whether the cluster answers, and now and then what we may do there.
@@ -219,8 +215,7 @@ impl Keeper {
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
         }
-        let visitor =
-            connect::nameless(client.clone(), self.calls.timeout).map_err(|error| error.to_string())?;
+        let visitor = nameless(client.clone(), self.calls.timeout).map_err(|error| error.to_string())?;
         let before = self
             .link
             .borrow()
@@ -271,11 +266,11 @@ impl Keeper {
             let link = links.borrow_and_update().clone();
             let twins = link.connected().map(|connected| connected.cluster.twin_changes());
             // They may have changed before we listened.
-            self.registry.notify();
+            self.notify();
             let pass_on = async {
                 if let Some(mut twins) = twins {
                     while twins.changed().await.is_ok() {
-                        self.registry.notify();
+                        self.notify();
                     }
                 }
                 std::future::pending::<()>().await;
@@ -287,9 +282,24 @@ impl Keeper {
         }
     }
 
+    fn notify(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
     fn tell(&self, link: Link) {
         self.link.send_replace(link);
-        self.registry.notify();
+        self.notify();
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    /// The way to the cluster `milan`, which answers.
+    pub(crate) async fn up(there: &crate::cluster::testing::FakeApi, rights: crate::cluster::Rights) -> Self {
+        Self::Up(Arc::new(Connected {
+            cluster: there.remote_cluster("milan", rights).await,
+            version: "v1.36.3".into(),
+        }))
     }
 }
 
@@ -301,6 +311,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::testing::{Act, FakeApi, Fault},
+        fleet::Registry,
         volume::mark,
     };
 
@@ -329,7 +340,7 @@ mod tests {
 
     fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
         Arc::new(Keeper {
-            registry: registry.clone(),
+            changes: registry.notifier(),
             id: "milan".parse().unwrap(),
             home: "home".parse().unwrap(),
             calls: Calls::unheard(call_timeout),

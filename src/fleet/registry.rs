@@ -1,19 +1,5 @@
-//! The remote clusters, whoever declared them. Three questions are answered: which
-//! cluster is this node, which namespace there is this namespace, how is it
-//! reached. Nobody else knows which fabric is installed.
-//!
-//! ```text
-//!  RemoteCluster ─┐
-//!  Liqo ──────────┼─ sources ─▶ declared ─▶ keeper ─▶ one link per cluster ─▶ Remote
-//!  Kosmos ────────┘                                   (vetted, probed, rotated)
-//! ```
-
-mod keeper;
-mod kosmos;
-mod link;
-mod liqo;
-mod native;
-mod source;
+//! What is known of the remote clusters now: which there are, which nodes stand for them, and
+//! how each is reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,12 +10,9 @@ use std::{
 
 use tokio::sync::watch;
 
-pub use self::{
-    keeper::{Settings, keep},
-    link::{Connected, Link},
-};
-use super::Cluster;
+use super::link::{Changes, Link};
 use crate::{
+    cluster::Cluster,
     placement::{Behind, Declared, behind},
     topology::Node,
     volume::ClusterId,
@@ -40,7 +23,7 @@ use crate::{
 pub struct Registry {
     remotes: watch::Sender<Arc<Remotes>>,
     /// Changes whenever anything about a remote cluster does.
-    changes: watch::Sender<u64>,
+    changes: Changes,
     /// The API groups whose declarations cannot be read; `None` before any were.
     unread: watch::Sender<Option<BTreeSet<&'static str>>>,
 }
@@ -49,10 +32,10 @@ type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
 
 /// A remote cluster: as it was declared, and how it is reached.
 pub struct Remote {
-    declared: Declared,
+    pub(super) declared: Declared,
     /// Whether its declaration is being deleted.
-    leaving: bool,
-    link: watch::Receiver<Link>,
+    pub(super) leaving: bool,
+    pub(super) link: watch::Receiver<Link>,
 }
 
 impl Deref for Remote {
@@ -201,14 +184,15 @@ impl Registry {
         self.unread.borrow().clone()
     }
 
-    fn notify(&self) {
-        self.changes.send_modify(|version| *version += 1);
+    /// By which links tell that something about them has changed.
+    pub(super) fn notifier(&self) -> Changes {
+        self.changes.clone()
     }
 
-    fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
+    pub(super) fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
         self.remotes.send_replace(Arc::new(remotes));
         self.unread.send_replace(Some(unread));
-        self.notify();
+        self.changes.send_modify(|count| *count += 1);
     }
 }
 
@@ -221,17 +205,6 @@ pub enum NodeKind {
     Virtual(Arc<Remote>),
     /// A stand-in claimed by all of these.
     Disputed(String),
-}
-
-#[cfg(test)]
-impl Link {
-    /// The way to the cluster `milan`, which answers.
-    pub(crate) async fn up(there: &super::testing::FakeApi, rights: super::Rights) -> Self {
-        Self::Up(Arc::new(Connected {
-            cluster: there.remote_cluster("milan", rights).await,
-            version: "v1.36.3".into(),
-        }))
-    }
 }
 
 #[cfg(test)]

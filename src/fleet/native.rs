@@ -5,11 +5,11 @@ use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
+use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
+    api::remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
     cluster::{
         Lean,
-        remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
         view::{Slim, View},
     },
     placement::{Adjustments, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},

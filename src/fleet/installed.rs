@@ -1,84 +1,21 @@
-//! Where declarations come from: the objects of one fabric, watched while the
-//! fabric is installed. A fabric that is not costs nothing.
+//! The fabrics that are installed: the objects of each are watched while it is. A fabric
+//! that is not costs nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
     time::Duration,
 };
 
-use kube::Client;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{kosmos::Kosmos, liqo::Liqo, native::Native};
-use crate::{
-    cluster::{kubeconfig::Allowed, remote_cluster::DiscoveringFabric},
-    placement::{Adjustments, Declared},
-    volume::ClusterId,
+use super::{
+    declaration::{ClusterDeclaration, Context, Source},
+    kosmos::Kosmos,
+    liqo::Liqo,
+    native::Native,
 };
-
-/// A secret as part of a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct SecretRef {
-    pub(super) namespace: String,
-    pub(super) name: String,
-}
-
-impl fmt::Display for SecretRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret {}/{}", self.namespace, self.name)
-    }
-}
-
-/// Where the credentials of a cluster are.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) enum Credentials {
-    /// In a key of a Secret.
-    Secret { secret: SecretRef, key: String },
-    /// In the declaring object itself.
-    Inline(Arc<[u8]>),
-    /// Nowhere, for this reason.
-    Missing(String),
-}
-
-/// What a source says about one cluster.
-#[derive(Clone)]
-pub(super) struct ClusterDeclaration {
-    pub(super) declared: Declared,
-    /// Whether the declaration is being deleted.
-    pub(super) leaving: bool,
-    pub(super) credentials: Credentials,
-    pub(super) allowed: Allowed,
-    /// Whether it was written by whom this cluster is to be declared. What is not believed
-    /// is shown, so that it can be mended, unless somebody else declares the cluster.
-    pub(super) believed: bool,
-}
-
-/// What the sources need to know.
-#[derive(Clone)]
-pub(super) struct Context {
-    pub(super) client: Client,
-    /// Namespace of this driver.
-    pub(super) namespace: String,
-    /// What kubeconfigs of `RemoteCluster`s and Kosmos may contain.
-    pub(super) allowed: Allowed,
-    /// The namespaces in which Liqo's objects are believed.
-    pub(super) liqo_tenants: BTreeSet<String>,
-}
-
-/// The objects of one fabric, watched.
-pub(super) trait Source: Send {
-    /// What they declare now; `None` until all of them have been seen.
-    fn declarations(&self) -> Option<Vec<ClusterDeclaration>>;
-    /// What they say of clusters that others declare.
-    fn adjustments(&self) -> Vec<(ClusterId, Adjustments)> {
-        Vec::new()
-    }
-    /// Change whenever that may have changed.
-    fn triggers(&self) -> Vec<watch::Receiver<u64>>;
-}
+use crate::{api::remote_cluster::DiscoveringFabric, placement::Adjustments, volume::ClusterId};
 
 /// The fabrics this driver knows, by the API group that tells whether they are installed.
 const FABRICS: [(&str, Start); 3] = [
@@ -179,6 +116,10 @@ impl Installed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        fleet::{declaration::Credentials, kubeconfig::Allowed},
+        placement::Declared,
+    };
 
     struct Says(Option<Vec<ClusterDeclaration>>);
 

@@ -13,13 +13,13 @@ use kube::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::source::{ClusterDeclaration, Context, Credentials, Source};
+use super::declaration::{ClusterDeclaration, Context, Credentials, Source};
 use crate::{
     cluster::{
         facts::KOSMOS_CLUSTER,
-        kubeconfig::Allowed,
         view::{Slim, View},
     },
+    fleet::kubeconfig::Allowed,
     placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
     volume::BindingPolicy,
 };
