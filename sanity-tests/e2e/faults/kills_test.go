@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -114,7 +115,7 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 	component, container, isContainer := strings.Cut(victim, "/")
 	if !isContainer {
 		// Not the test's context: what is killed is also started again.
-		return victim, k.cluster.Restart(context.WithoutCancel(ctx), victim)
+		return victim, k.restart(context.WithoutCancel(ctx), victim)
 	}
 	running, err := k.running(ctx, component, container)
 	if err == nil && len(running) == 0 {
@@ -125,6 +126,22 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 		return victim, err
 	}
 	return victim, killContainer(running[k.random.IntN(len(running))])
+}
+
+// restart kills a component and starts it again.
+func (k *killer) restart(ctx context.Context, component string) error {
+	_, name, isKubelet := strings.Cut(component, "@")
+	if !isKubelet {
+		return k.cluster.Restart(ctx, component)
+	}
+	node, err := k.cluster.Node(name)
+	if err != nil {
+		return err
+	}
+	if err := k.cluster.Kill(ctx, component); err != nil {
+		return err
+	}
+	return errors.Join(mendTorn(ctx, k.client, node), k.cluster.Restart(ctx, component))
 }
 
 // running are the ids of a container of the driver in all pods of a component.
