@@ -64,11 +64,15 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn list(args: Args) -> Outcome {
     let place = args.common.find().await?;
-    let objects = place.cluster.all::<RemoteCluster>().list(None).await?;
+    let objects = place.cluster.all::<RemoteCluster>().list(None).await;
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
     let home = storage.home.as_ref().map(ToString::to_string);
+    let mut unknown = storage.unknown();
+    let objects = objects.unwrap_or_else(|error| {
+        unknown.push(format!("which clusters are declared: {error}"));
+        Vec::new()
+    });
     let shown = all(objects, &rows(&storage, &Scope::All), home.as_deref());
-    let unknown = storage.unknown();
     match args.common.output {
         Format::Json => print_json("clusters", &shown, &unknown)?,
         Format::Table => {

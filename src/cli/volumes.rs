@@ -32,8 +32,9 @@ twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
 cluster). What is not there or not known is null.
 States: Bound, Waiting, Pending, Deleting, Retained, Abandoned, Orphaned, Guest,
-Foreign, Lost, TwinMissing, TwinTerminating, TwinPending, TwinLost, Unreachable,
-Unknown."#;
+Foreign, Lost, Unreachable (no node is where the data is), Unknown, and of claims that are
+bound: TwinPending, TwinTerminating, TwinVanished, TwinReturning, TwinLost,
+ClusterUnreachable."#;
 
 /// Lists claims of every class of the driver with their twins, and twins without
 /// a claim: orphans, what a restored etcd left, what Retain kept.

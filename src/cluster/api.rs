@@ -366,6 +366,8 @@ fn cause(error: kube::Error) -> Cause {
             let message = short(&status.message);
             match status.code {
                 409 => Cause::Conflict(message),
+                // A patch names the uid: it is another object of that name.
+                422 if is_another(&status) => Cause::Conflict(message),
                 403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),
                 // A credential that expired (401) is renewed; what it would allow is not known.
@@ -380,6 +382,12 @@ fn cause(error: kube::Error) -> Cause {
         kube::Error::FromUtf8(error) => Cause::Malformed(error.to_string()),
         other => Cause::Unavailable(plain(&other)),
     }
+}
+
+fn is_another(status: &Status) -> bool {
+    let details = status.details.iter();
+    let mut causes = details.flat_map(|details| &details.causes);
+    causes.any(|cause| cause.field == "metadata.uid")
 }
 
 /// What happened, in the words of whoever it happened to. The words that kube puts

@@ -73,7 +73,7 @@ impl Metrics {
         metrics
     }
 
-    pub(super) fn note(
+    pub(crate) fn note(
         &self,
         cluster: &str,
         verb: &'static str,

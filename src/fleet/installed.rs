@@ -17,11 +17,12 @@ use super::{
 };
 use crate::{api::remote_cluster::DiscoveringFabric, placement::Adjustments, volume::ClusterId};
 
+/// The API group of `RemoteCluster`s.
+pub(super) const NATIVE: &str = "storage.liqo.io";
+
 /// The fabrics this driver knows, by the API group that tells whether they are installed.
 const FABRICS: [(&str, Start); 3] = [
-    ("storage.liqo.io", |context, stop| {
-        Box::new(Native::start(context, stop))
-    }),
+    (NATIVE, |context, stop| Box::new(Native::start(context, stop))),
     (DiscoveringFabric::Liqo.api_group(), |context, stop| {
         Box::new(Liqo::start(context, stop))
     }),

@@ -15,9 +15,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     declaration::{ClusterDeclaration, Context, Credentials, SecretRef},
-    installed::{Heard, Installed},
+    installed::{Heard, Installed, NATIVE},
     link::{self, Access, Link},
-    registry::{Registry, Remote},
+    registry::{Closed, Registry, Remote},
 };
 use crate::{
     cluster::{
@@ -25,7 +25,7 @@ use crate::{
         view::{Slim, View},
     },
     fleet::kubeconfig::Allowed,
-    placement::{Declared, Fabric},
+    placement::{Adjustments, Declared, Fabric},
     volume::ClusterId,
 };
 
@@ -100,8 +100,8 @@ struct Keeper {
     links: BTreeMap<ClusterId, Held>,
     /// Since when credentials are waited for.
     awaited: BTreeMap<ClusterId, time::Instant>,
-    /// What the registry was made of last, and whether it is being deleted.
-    declared: Vec<(Declared, bool)>,
+    /// What the registry was made of last, and what closes each cluster.
+    declared: Vec<(Declared, Option<Closed>)>,
 }
 
 /// A link, and what it was made with.
@@ -186,24 +186,17 @@ impl Keeper {
                 changed = true;
             }
         }
-        let declared: Vec<(Declared, bool)> = declared
+        let is_unread = unread.contains(NATIVE);
+        let declared: Vec<_> = declared
             .into_iter()
-            .map(|(one, _)| {
-                let discovered = one.declared.fabric != Fabric::Native;
-                let adjusted = adjustments.remove(&one.declared.id).filter(|_| discovered);
-                let declared = match adjusted {
-                    Some(adjustments) => one.declared.adjusted(adjustments),
-                    None => one.declared,
-                };
-                (declared, one.leaving)
-            })
+            .map(|(one, _)| settled(one, &mut adjustments, is_unread))
             .collect();
         if changed || news || declared != self.declared {
-            let remotes = declared.iter().filter_map(|(declared, leaving)| {
+            let remotes = declared.iter().filter_map(|(declared, closed)| {
                 let link = self.links.get(&declared.id)?.link.clone();
                 let remote = Remote {
                     declared: declared.clone(),
-                    leaving: *leaving,
+                    closed: *closed,
                     link,
                 };
                 Some((declared.id.clone(), Arc::new(remote)))
@@ -272,6 +265,29 @@ impl Keeper {
             link: link.0,
             _ends: link.1,
         }
+    }
+}
+
+/// A cluster with what its `RemoteCluster` says of it, and what closes it. As long as that
+/// cannot be read, nothing is done that it may forbid.
+fn settled(
+    one: ClusterDeclaration,
+    adjustments: &mut BTreeMap<ClusterId, Adjustments>,
+    is_unread: bool,
+) -> (Declared, Option<Closed>) {
+    if one.declared.fabric == Fabric::Native {
+        return (one.declared, one.leaving.then_some(Closed::Leaving));
+    }
+    if is_unread {
+        let unprotected = Declared {
+            protect: false,
+            ..one.declared
+        };
+        return (unprotected, Some(Closed::Unread));
+    }
+    match adjustments.remove(&one.declared.id) {
+        Some(adjustments) => (one.declared.adjusted(adjustments), None),
+        None => (one.declared, None),
     }
 }
 
@@ -375,5 +391,54 @@ fn text(secret: Secret) -> Text {
             .into_iter()
             .map(|(key, ByteString(value))| (key, Arc::from(value)))
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{placement::ClassMap, volume::BindingPolicy};
+
+    fn found(fabric: Fabric) -> ClusterDeclaration {
+        ClusterDeclaration {
+            declared: Declared {
+                fabric,
+                ..Declared::plain("milan")
+            },
+            leaving: false,
+            credentials: Credentials::Missing("there are none".into()),
+            allowed: Allowed::default(),
+            believed: true,
+        }
+    }
+
+    fn said() -> BTreeMap<ClusterId, Adjustments> {
+        let classes = ClassMap {
+            default: Some("gold".into()),
+            ..ClassMap::default()
+        };
+        let adjustments = Adjustments {
+            classes,
+            policy: BindingPolicy::WaitForBound,
+            protect: true,
+        };
+        [("milan".parse().unwrap(), adjustments)].into()
+    }
+
+    #[test]
+    fn what_a_remote_cluster_says_counts_for_one_that_was_found() {
+        let (declared, closed) = settled(found(Fabric::Liqo), &mut said(), false);
+        assert_eq!((declared.classes.real(None), closed), (Some("gold"), None));
+        assert_eq!(declared.policy, BindingPolicy::WaitForBound);
+        let (declared, _) = settled(found(Fabric::Native), &mut said(), false);
+        assert_eq!(declared.classes.real(None), None, "that one speaks for itself");
+    }
+
+    #[test]
+    fn while_it_cannot_be_read_nothing_is_done_that_it_may_forbid() {
+        let (declared, closed) = settled(found(Fabric::Liqo), &mut BTreeMap::new(), true);
+        assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
+        let (declared, closed) = settled(found(Fabric::Native), &mut BTreeMap::new(), true);
+        assert_eq!((declared.protect, closed), (true, None));
     }
 }

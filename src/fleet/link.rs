@@ -9,7 +9,7 @@ use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{Calls, Cluster, Rights, nameless, plain, remote_client, short},
+    cluster::{Calls, Cause, Cluster, Rights, nameless, plain, remote_client, short},
     fleet::kubeconfig::{Allowed, vet},
     volume::ClusterId,
 };
@@ -206,12 +206,7 @@ impl Keeper {
 
     /// Asks whether the cluster answers, and now and then what we may do there.
     async fn ask(&self, client: &Client, answered: u32) -> Result<(), Trouble> {
-        let version = time::timeout(self.calls.timeout, client.apiserver_version()).await;
-        let version = match version {
-            Err(_) => return Err(format!("no answer within {:?}", self.calls.timeout).into()),
-            Ok(Err(error)) => return Err(plain(&error).into()),
-            Ok(Ok(info)) => short(&info.git_version),
-        };
+        let version = self.version(client).await?;
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
         }
@@ -237,6 +232,19 @@ impl Keeper {
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         self.tell(Link::Up(Arc::new(Connected { cluster, version })));
         Ok(())
+    }
+
+    /// Asks for the version of its API server: whether it answers at all.
+    async fn version(&self, client: &Client) -> Result<String, Trouble> {
+        let (began, Calls { timeout, metrics }) = (time::Instant::now(), &self.calls);
+        let answer = match time::timeout(*timeout, client.apiserver_version()).await {
+            Err(_) => Err(Cause::Timeout(*timeout)),
+            Ok(Err(error)) => Err(Cause::Unavailable(plain(&error))),
+            Ok(Ok(info)) => Ok(short(&info.git_version)),
+        };
+        let outcome = answer.as_ref().map(|_| ());
+        metrics.note(self.id.as_str(), "read", outcome, began.elapsed());
+        answer.map_err(|cause| Trouble::Lost(cause.to_string()))
     }
 
     /// Waits until what is watched there is listed, for as long as there is progress: a

@@ -21,5 +21,5 @@ mod registry;
 pub use self::{
     keeper::{Settings, keep},
     link::{Connected, Link},
-    registry::{NodeKind, Registry, Remote, Unreachable},
+    registry::{Closed, NodeKind, Registry, Remote, Unreachable},
 };

@@ -33,8 +33,8 @@ type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
 /// A remote cluster: as it was declared, and how it is reached.
 pub struct Remote {
     pub(super) declared: Declared,
-    /// Whether its declaration is being deleted.
-    pub(super) leaving: bool,
+    /// Why no new volumes are made there, if they are not.
+    pub(super) closed: Option<Closed>,
     pub(super) link: watch::Receiver<Link>,
 }
 
@@ -43,6 +43,26 @@ impl Deref for Remote {
 
     fn deref(&self) -> &Declared {
         &self.declared
+    }
+}
+
+/// Why a cluster takes no new volumes, but goes on serving those that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// Its declaration is being deleted, and only what is there holds it.
+    Leaving,
+    /// What its `RemoteCluster` says of classes, policy and protection cannot be read.
+    Unread,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Leaving => "its RemoteCluster is being deleted",
+            Self::Unread => {
+                "the RemoteClusters cannot be read, and what this one says of classes is not known"
+            }
+        })
     }
 }
 
@@ -102,10 +122,10 @@ impl Remote {
         }
     }
 
-    /// Whether its declaration is being deleted, and only what is there holds it.
+    /// Why no new volumes are made there, if they are not.
     #[must_use]
-    pub fn is_leaving(&self) -> bool {
-        self.leaving
+    pub fn closed(&self) -> Option<Closed> {
+        self.closed
     }
 
     /// How it is with the connection.
@@ -218,7 +238,7 @@ impl Registry {
     pub(crate) fn leaving(self) -> Self {
         let leaving = |remote: Arc<Remote>| Remote {
             declared: remote.declared.clone(),
-            leaving: true,
+            closed: Some(Closed::Leaving),
             link: remote.link.clone(),
         };
         let remotes = self.all().into_iter().map(leaving);
@@ -236,7 +256,7 @@ impl Registry {
         let known = remotes.into_iter().map(|(declared, link)| {
             let remote = Remote {
                 declared,
-                leaving: false,
+                closed: None,
                 link: watch::Sender::new(link).subscribe(),
             };
             (remote.id.clone(), Arc::new(remote))

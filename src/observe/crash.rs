@@ -71,7 +71,7 @@ steps! {
     ClusterWrite = "cluster-write",
     /// It is noted that a cluster cannot have a twin.
     NoteRefusal = "note-refusal",
-    /// What a claim says about its remote twin is changed.
+    /// What a claim says about its twin is changed.
     Mirror = "mirror",
     /// Labels and annotations of a claim are carried to its twin.
     Sync = "sync",

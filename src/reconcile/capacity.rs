@@ -339,7 +339,7 @@ impl There {
     fn of(remote: Arc<Remote>) -> Self {
         let look = match remote.reach() {
             // It takes no new volumes.
-            _ if remote.is_leaving() => Look::Nothing(Room::Zero),
+            _ if remote.closed().is_some() => Look::Nothing(Room::Zero),
             Ok(cluster) if cluster.rights().classes => {
                 let world = World::of(&cluster, Vec::new());
                 Look::World(cluster, world)

@@ -33,7 +33,7 @@ use super::{
 use crate::{
     api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
     cluster::{
-        ApiError, Cluster, Lean, Objects, Precondition,
+        ApiError, Cause, Cluster, Lean, Objects, Precondition,
         view::{Slim, View},
     },
     fleet::{Link, Registry},
@@ -120,6 +120,13 @@ impl<'a> Clusters<'a> {
             };
         };
         let Known(object) = &*known;
+        if let (Some(fabric), Some(from)) = (discovered, &object.spec.discovered_from)
+            && from.fabric != fabric
+        {
+            let patch = json!({"spec": {"discoveredFrom": {"fabric": fabric}}});
+            let (all, name) = (self.all(), object.name_any());
+            crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
+        }
         let holdings = self.holdings(&report.id, volumes);
         if discovered.is_none() && !self.hold(object, &holdings).await? {
             return Ok(());
@@ -161,7 +168,15 @@ impl<'a> Clusters<'a> {
             labels: Some([(mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned())].into()),
             ..object.metadata
         };
-        crash::around(Step::ClusterWrite, self.all().create(&object)).await?;
+        let created = crash::around(Step::ClusterWrite, self.all().create(&object)).await;
+        if let Err(error) = &created
+            && matches!(error.cause, Cause::Invalid(_))
+        {
+            // An id may be a label that is no name of an object: it is used without one.
+            tracing::warn!(cluster = %id, %error, "a cluster that was found cannot have a RemoteCluster");
+            return Ok(());
+        }
+        created?;
         tracing::info!(cluster = %id, ?fabric, "a cluster was found: it has a RemoteCluster now");
         Ok(())
     }

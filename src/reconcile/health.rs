@@ -239,9 +239,20 @@ impl<'a> Health<'a> {
         {
             Box::pin(sync(site, &volume.volume, mark)).await?;
         }
+        let settled = self.maintain_volume(site, volume, twin).await?;
         if !twin.protected && !twin.deleting && site.protects() {
             Box::pin(add_finalizer(site, &volume.volume)).await?;
         }
+        Ok(settled)
+    }
+
+    /// What the PV of a healthy twin needs.
+    async fn maintain_volume(
+        &self,
+        site: &Site,
+        volume: &VirtualVolume,
+        twin: &Twin,
+    ) -> Result<Option<Settled>, ApiError> {
         if twin.phase != Phase::Bound {
             return Ok(None);
         }
@@ -321,10 +332,14 @@ impl<'a> Health<'a> {
         let Some(claim) = &volume.claim else {
             return rescue.map(drop);
         };
+        if let (Diagnosis::Returning, Ok(on_its_way @ (Rescue::Underway | Rescue::FalseAlarm))) =
+            (diagnosis, &rescue)
+        {
+            let note = note(site, volume, diagnosis, Ok(on_its_way));
+            return self.mirror(volume_status, &note).await;
+        }
         let worth_telling = match &rescue {
             Ok(Rescue::FalseAlarm) => false,
-            Ok(Rescue::Hopeless) => true,
-            _ if diagnosis == Diagnosis::Returning => false,
             // A twin that vanishes while it is rescued is what they were told to expect.
             Ok(Rescue::Underway) => diagnosis != Diagnosis::Vanished || !self.reports.any(&claim.uid),
             // A user hears of it also when nothing can be done right now.

@@ -45,7 +45,7 @@ pub(super) fn unserved(home: &Cluster, remote: &Remote, settings: &Settings) -> 
         return Vec::new();
     };
     let seen = cluster.views().classes.clone();
-    if remote.is_leaving() || *seen.version().borrow() == 0 {
+    if remote.closed().is_some() || *seen.version().borrow() == 0 {
         return Vec::new();
     }
     let real: Vec<Class> = seen.all().iter().map(|it| Class::clone(it)).collect();

@@ -32,6 +32,8 @@ const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
+/// Annotation of a claim whose PV nobody named.
+const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Topics of PVs that are in no cluster: no cluster has such an id.
 const OTHER_VERSION: &str = "/other-version";
 const STATIC: &str = "/static";
@@ -45,7 +47,8 @@ pub(super) struct Watched {
     _stops: DropGuard,
 }
 
-/// A claim that is provisioned by us, or not bound yet and may be.
+/// A claim that is provisioned by us, or bound by name to a PV that may be ours, or not
+/// bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) name: ClaimName,
@@ -244,7 +247,8 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let ours = |key: &&str| annotations.get(*key).is_some_and(|value| value == DRIVER_NAME);
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let pending = phase.unwrap_or("Pending") == "Pending";
-    (pending || PROVISIONERS.iter().any(ours)).then(|| Claim {
+    let by_name = !annotations.contains_key(BOUND_BY_CONTROLLER);
+    (pending || by_name || PROVISIONERS.iter().any(ours)).then(|| Claim {
         name: ClaimName {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),

@@ -40,9 +40,9 @@ pub(super) async fn plan(
     request: &CreateRequest,
     observation: &Observation,
 ) -> Result<Plan, CreateError> {
-    if remote.is_leaving() {
+    if let Some(closed) = remote.closed() {
         return Ok(Plan::Unfit(format!(
-            "the cluster {} takes no new volumes, for its RemoteCluster is being deleted: let the pod run elsewhere",
+            "the cluster {} takes no new volumes, for {closed}: let the pod run elsewhere",
             remote.id
         )));
     }

@@ -134,3 +134,13 @@ async fn a_long_message_is_cut() {
     );
     assert_eq!(short("short"), "short");
 }
+
+#[tokio::test]
+async fn a_patch_for_another_object_of_that_name_is_a_conflict() {
+    let (api, objects) = with([]).await;
+    api.put(PATH, json!({"metadata": {"uid": "new"}}));
+    let patch = json!({"metadata": {"uid": "old"}, "data": {"color": "red"}});
+    let error = objects.merge("x", &patch).await.unwrap_err();
+    assert!(error.is_conflict(), "{error}");
+    assert!(api.object(PATH).unwrap()["data"].is_null());
+}

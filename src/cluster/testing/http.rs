@@ -133,6 +133,11 @@ fn act(
         Err(Refused::Absent) => refusal(404, "NotFound"),
         Err(Refused::Exists) => refusal(409, "AlreadyExists"),
         Err(Refused::Conflict(_)) => refusal(409, "Conflict"),
+        Err(Refused::Another) => {
+            let mut said = status(422, "Invalid", "metadata.uid: Invalid value: field is immutable");
+            said["details"] = json!({"causes": [{"field": "metadata.uid", "message": "", "reason": ""}]});
+            (StatusCode::UNPROCESSABLE_ENTITY, Json(said)).into_response()
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) enum Refused {
     Absent,
     Exists,
     Conflict(String),
+    /// A patch names another uid, which cannot be changed.
+    Another,
 }
 
 impl Default for Store {
@@ -128,6 +130,10 @@ impl Store {
         let expected = &change["metadata"]["resourceVersion"];
         if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
             return Err(Refused::Conflict("the object has been modified".into()));
+        }
+        let uid = &change["metadata"]["uid"];
+        if !uid.is_null() && *uid != object["metadata"]["uid"] {
+            return Err(Refused::Another);
         }
         merge(&mut object, change, lists);
         let kept = object["metadata"]["finalizers"]

@@ -90,6 +90,16 @@ pub(super) fn declared(
         let message = "twins can be made there, within the limits that the status names";
         ("True", "Usable", message)
     };
+    if let (State::Connecting, Some(before), false) = (report.state, &object.status, leaving)
+        && !before.conditions.is_empty()
+    {
+        // The leader has just begun: what was known is known until there is an answer.
+        return RemoteClusterStatus {
+            nodes: report.nodes.clone(),
+            volumes: count(&holdings.volumes),
+            ..before.clone()
+        };
+    }
     RemoteClusterStatus {
         declared_by: discovered.then(|| report.object.clone()),
         nodes: report.nodes.clone(),

@@ -229,6 +229,13 @@ async fn a_cluster_that_is_found_gets_an_object_for_as_long_as_it_is_declared() 
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert!(!is_held(&api), "its fabric declares it, whatever becomes of this");
 
+    // It was made for another fabric, as by somebody who did not know.
+    api.change(OBJECT, |object| {
+        object["spec"]["discoveredFrom"]["fabric"] = "Kosmos".into();
+    });
+    round(&api, &found(Link::Unreachable("no route".into()))).await;
+    assert_eq!(api.object(OBJECT).unwrap()["spec"], made["spec"]);
+
     // A fabric that cannot be read may still declare it.
     round(&api, &Registry::partial([], ["offloading.liqo.io"])).await;
     assert!(condition(&api, 0).1.contains("cannot be read"));
@@ -288,4 +295,17 @@ async fn a_class_that_gets_no_real_one_there_is_a_limit() {
     );
     round(&api, &registry(up(&there).await)).await;
     assert!(status(&api)["limits"].is_null());
+}
+
+#[tokio::test]
+async fn a_leader_that_has_just_begun_does_not_forget_how_it_was() {
+    let api = world().await;
+    round(&api, &registry(Link::Unreachable("no route".into()))).await;
+    let before = status(&api);
+    round(
+        &api,
+        &registry(Link::Connecting("it has not answered yet".into())),
+    )
+    .await;
+    assert_eq!(status(&api), before);
 }

@@ -38,7 +38,10 @@ pub(super) fn note(
     let what = match diagnosis {
         Diagnosis::Terminating => format!("{twin} of this volume is being deleted, not by this driver"),
         Diagnosis::Lost => format!("the PersistentVolume of {twin} is gone"),
-        Diagnosis::Returning => format!("the PersistentVolume of {twin} is gone, or another's"),
+        Diagnosis::Returning if matches!(rescue, Ok(Rescue::Hopeless)) => {
+            format!("the PersistentVolume of {twin} is gone, or another's")
+        }
+        Diagnosis::Returning => format!("{twin} was made again, and is not bound to its data yet"),
         _ => format!("{twin} of this volume is gone, not by this driver"),
     };
     let then = match rescue {

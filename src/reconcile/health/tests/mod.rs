@@ -148,6 +148,16 @@ async fn a_healthy_volume_says_so_once_and_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_claim_that_was_bound_by_name_says_how_its_twin_is_too() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(CLAIM, |claim| claim["metadata"]["annotations"] = json!({}));
+    round(&api).await.unwrap();
+    let conditions = api.object(CLAIM).unwrap()["status"]["conditions"].clone();
+    assert_eq!(conditions[0]["reason"], "TwinBound");
+}
+
+#[tokio::test]
 async fn a_condition_keeps_its_age_while_its_status_is_the_same() {
     let api = FakeApi::start().await;
     world(&api);

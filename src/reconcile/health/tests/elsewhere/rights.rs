@@ -146,6 +146,20 @@ async fn a_twin_made_without_protection_gets_it_once_rights_allow() {
 }
 
 #[tokio::test]
+async fn a_twin_that_cannot_be_protected_is_retained_all_the_same() {
+    let mut both = Both::bound().await;
+    both.there.change(&twin_there(0), |twin| {
+        twin["metadata"]["finalizers"] = json!([]);
+    });
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    both.there.fault(Fault::new("PATCH", CLAIMS, Act::Refuse(403)));
+    both.round().await.unwrap();
+    assert_eq!(both.policy(), "Retain");
+}
+
+#[tokio::test]
 async fn data_is_kept_when_the_rights_go_before_the_twin() {
     for verbs in [&["GET", "PATCH"][..], &["PATCH"]] {
         let mut both = Both::bound().await;
