@@ -208,7 +208,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::{State, rows::Name};
+    use crate::inspect::{Name, State};
 
     fn object(status: &serde_json::Value) -> RemoteCluster {
         serde_json::from_value(json!({

@@ -7,8 +7,8 @@ use super::{
     table::Table,
 };
 use crate::inspect::{
-    Scope, State, Storage,
-    rows::{Name, Row, rows},
+    Name, Scope, State, Storage,
+    rows::{Row, rows},
 };
 
 const HEADER: [&str; 9] = [

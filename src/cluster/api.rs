@@ -95,6 +95,14 @@ impl ApiError {
     }
 }
 
+/// Nothing was done where somebody changed the object meanwhile: the next look tells.
+pub fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>, ApiError> {
+    match outcome {
+        Err(error) if error.is_conflict() => Ok(None),
+        other => other,
+    }
+}
+
 /// Which object exactly to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Precondition {

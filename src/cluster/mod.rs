@@ -28,7 +28,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::connect::{nameless, remote_client};
 pub use self::{
-    api::{ApiError, Cause, Objects, Precondition, plain, short},
+    api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings},
     lean::Lean,

@@ -168,7 +168,7 @@ mod tests {
         let case = &cases(&storage)[&name];
         assert!(case.volume.is_some() && case.id.is_none());
         let state = crate::inspect::health::health(case, &storage).state;
-        assert_ne!(state, crate::inspect::health::State::Orphaned);
+        assert_ne!(state, crate::inspect::State::Orphaned);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     Storage,
     cases::id,
     consumers::{consumer, why_unscheduled},
-    health::reach,
+    words::reach,
 };
 
 /// As many nodes as a sentence takes.

@@ -1,8 +1,7 @@
 //! How a volume is: one state, what it means, and the way out.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::{Resource, ResourceExt};
-use serde::{Serialize, Serializer};
+use kube::ResourceExt;
 
 use super::{
     Storage,
@@ -11,94 +10,13 @@ use super::{
     events,
     leftovers::{of_leftover, of_twin, of_volume},
     remote,
+    state::{Health, State},
+    words::{finalizers, full_name, reach, real_state},
 };
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
     placement::{BindingMode, Diagnosis, Phase, TwinHealth, diagnose},
-    topology::Node,
-    volume::mark,
 };
-
-/// The state of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Usable.
-    Bound,
-    /// Nobody uses the claim yet.
-    Waiting,
-    /// Something has to happen first.
-    Pending,
-    /// The claim is on its way out, or the data is.
-    Deleting,
-    /// The claim is gone, the data is kept on purpose.
-    Retained,
-    /// A twin that never served; the driver collects it.
-    Abandoned,
-    /// A twin that served, without claim and PV; nobody but people may delete it.
-    Orphaned,
-    /// The twin serves another home cluster.
-    Guest,
-    /// The claim's volume is not of this driver.
-    Foreign,
-    /// The claim lost its PV.
-    Lost,
-    /// No node is where the data is.
-    Unreachable,
-    /// It may not be read.
-    Unknown,
-    /// Something is wrong with the twin of a claim that is bound.
-    Twin(Diagnosis),
-}
-
-impl State {
-    /// As commands show it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Bound => "Bound",
-            Self::Waiting => "Waiting",
-            Self::Pending => "Pending",
-            Self::Deleting => "Deleting",
-            Self::Retained => "Retained",
-            Self::Abandoned => "Abandoned",
-            Self::Orphaned => "Orphaned",
-            Self::Guest => "Guest",
-            Self::Foreign => "Foreign",
-            Self::Lost => "Lost",
-            Self::Unreachable => "Unreachable",
-            Self::Unknown => "Unknown",
-            Self::Twin(diagnosis) => diagnosis.name(),
-        }
-    }
-}
-
-impl Serialize for State {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-/// A state, what it means, and the way out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Health {
-    pub(super) state: State,
-    /// Empty when all is well.
-    pub(super) message: String,
-    pub(super) advice: String,
-}
-
-impl Health {
-    fn fine(state: State) -> Self {
-        Self::new(state, "", "")
-    }
-
-    pub(super) fn new(state: State, message: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self {
-            state,
-            message: message.into(),
-            advice: advice.into(),
-        }
-    }
-}
 
 /// Judges a volume by what there is of it.
 pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
@@ -335,20 +253,6 @@ fn without_twin(case: &Case<'_>) -> Health {
     }
 }
 
-/// The nodes a PV can be reached from.
-pub(super) fn reach<'a>(volume: &PersistentVolume, storage: &'a Storage) -> Vec<&'a Node> {
-    let affinity = facts::affinity(volume);
-    let admits = |node: &&Node| affinity.as_ref().is_none_or(|affinity| affinity.admits(node));
-    storage.nodes.iter().filter(admits).collect()
-}
-
-pub(super) fn full_name<K: Resource>(object: &K) -> String {
-    match object.namespace() {
-        Some(namespace) => format!("{namespace}/{}", object.name_any()),
-        None => object.name_any(),
-    }
-}
-
 fn describe(claim: &PersistentVolumeClaim) -> String {
     format!(
         "kubectl describe pvc -n {} {}",
@@ -363,26 +267,4 @@ fn phase(claim: &PersistentVolumeClaim) -> &str {
         .as_ref()
         .and_then(|status| status.phase.as_deref())
         .unwrap_or_default()
-}
-
-pub(super) fn real_state(volume: &PersistentVolume) -> &str {
-    volume
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("of no phase")
-}
-
-pub(super) fn finalizers(claim: &PersistentVolumeClaim) -> String {
-    let readable = |finalizer: &String| match finalizer.as_str() {
-        "kubernetes.io/pvc-protection" => "pods".to_owned(),
-        mark::TWIN_FINALIZER => "this driver".to_owned(),
-        other => other.to_owned(),
-    };
-    let holders: Vec<_> = claim.finalizers().iter().map(readable).collect();
-    if holders.is_empty() {
-        "no finalizers".to_owned()
-    } else {
-        holders.join(" and ")
-    }
 }

@@ -6,7 +6,8 @@ use kube::ResourceExt;
 use super::{
     Storage,
     cases::Case,
-    health::{Health, State, finalizers, real_state},
+    state::{Health, State},
+    words::{finalizers, real_state},
 };
 use crate::{
     cluster::facts,

@@ -13,7 +13,9 @@ mod leftovers;
 mod listing;
 mod remote;
 mod setup;
+mod state;
 mod storage;
+mod words;
 
 pub(crate) mod checks;
 pub(crate) mod rows;
@@ -24,9 +26,10 @@ mod fixtures;
 mod tests;
 
 pub(crate) use self::{
-    health::State,
     installation::Installation,
     listing::Listing,
     setup::Setup,
+    state::State,
     storage::{Scope, Storage},
+    words::Name,
 };

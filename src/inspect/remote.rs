@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use super::{
     Storage,
-    health::{Health, State, reach},
-    rows::Name,
+    state::{Health, State},
+    words::{Name, reach},
 };
 use crate::{
     placement::Diagnosis,

@@ -11,8 +11,9 @@ use super::{
     cases::{Case, cases, class_name, class_of, volume_name},
     consumers::consumer,
     gravity::gravity,
-    health::{health, reach},
+    health::health,
     remote,
+    words::{Name, reach},
 };
 use crate::{cluster::slim::SELECTED_NODE, topology::CLUSTER_KEY};
 
@@ -50,24 +51,6 @@ pub(crate) struct Row {
     /// The nodes the volume can be reached from: `["*"]` for all of the cluster,
     /// before it exists the one selected for it, `null` when that is not known.
     pub(crate) nodes: Option<Vec<String>>,
-}
-
-/// A name in a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Name {
-    /// The namespace.
-    pub(crate) namespace: String,
-    /// The name in it.
-    pub(crate) name: String,
-}
-
-impl Name {
-    fn of(claim: &PersistentVolumeClaim) -> Self {
-        Self {
-            namespace: claim.namespace().unwrap_or_default(),
-            name: claim.name_any(),
-        }
-    }
 }
 
 /// The volumes of this driver: those with a claim first, by its name.

@@ -23,6 +23,7 @@ mod life;
 pub mod mountinfo;
 pub mod mounts;
 pub mod publication;
+mod refused;
 pub mod registry;
 pub mod secrets;
 pub mod state;

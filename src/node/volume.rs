@@ -13,8 +13,8 @@ use super::{
     direct::Direct,
     driver::Drivers,
     error::VolumeError,
-    forgotten::Refused,
     mounts::{self, MountError},
+    refused::Refused,
     state::{Record, State, StateError, boot_id},
 };
 use crate::{

@@ -33,7 +33,7 @@ use super::{
 use crate::{
     api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
     cluster::{
-        ApiError, Cause, Cluster, Lean, Objects, Precondition,
+        ApiError, Cause, Cluster, Lean, Objects, Precondition, unless_conflict,
         view::{Slim, View},
     },
     fleet::{Link, Registry},
@@ -156,7 +156,7 @@ impl<'a> Clusters<'a> {
             };
             let (all, name) = (self.all(), object.name_any());
             let deleted = crash::around(Step::ClusterWrite, all.delete(&name, exactly)).await;
-            return unless_conflict(deleted);
+            return unless_conflict(deleted.map(Some)).map(drop);
         }
         let status = status::undeclared(object, volumes, unread);
         self.write(object, &status).await
@@ -198,7 +198,7 @@ impl<'a> Clusters<'a> {
         }});
         let all = self.all();
         let changed = crash::around(Step::ClusterWrite, all.merge(&object.name_any(), &patch)).await;
-        unless_conflict(changed.map(drop))?;
+        unless_conflict(changed)?;
         // Its new version is seen soon.
         Ok(false)
     }
@@ -218,14 +218,6 @@ fn discovered_from(fabric: Fabric) -> Option<DiscoveringFabric> {
         Fabric::Native => None,
         Fabric::Liqo => Some(DiscoveringFabric::Liqo),
         Fabric::Kosmos => Some(DiscoveringFabric::Kosmos),
-    }
-}
-
-/// The object has changed: its new version is looked at in turn.
-fn unless_conflict(outcome: Result<(), ApiError>) -> Result<(), ApiError> {
-    match outcome {
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other,
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     watched::{Claim, VirtualVolume},
 };
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, unless_conflict},
     observe::crash::{self, Step},
     volume::{ClaimMark, mark::TWIN_READY, quantity},
 };
@@ -38,7 +38,8 @@ pub(super) async fn condition(
     let patch = json!({"metadata": {"uid": mark.uid}, "status": {"conditions": [condition]}});
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
     let written = crash::around(Step::Mirror, claims.merge_status_lists(&mark.name, &patch)).await;
-    unless_conflict(written)
+    // Another claim of that name is looked at in turn.
+    unless_conflict(written).map(drop)
 }
 
 /// Has claim and PV say how large the volume really is. The PV last: it is what
@@ -57,13 +58,5 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
         home.all::<PersistentVolume>().merge(&volume.name, &patch),
     )
     .await;
-    unless_conflict(written)
-}
-
-/// It is another claim of that name, or somebody changed the PV: the next round looks again.
-fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<(), ApiError> {
-    match outcome {
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other.map(|_| ()),
-    }
+    unless_conflict(written).map(drop)
 }

@@ -14,17 +14,18 @@ use super::{
     TWIN_VOLUME,
     finalizer::remove_finalizer,
     not_taken::{not_taken, note_refusal},
-    observation::{self, Observation},
-    plan::{Plan, plan},
+    observation::Observation,
+    plan::plan,
+    planned::Plan,
     reading,
     reclaim::retain,
     record::{self, Chosen},
-    site,
+    site, target,
     waiter::TwinWaiter,
     withdraw::withdraw,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, short},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, short, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
@@ -41,7 +42,7 @@ pub async fn create(
     request: &CreateRequest,
     deadline: Instant,
 ) -> Result<ProvisionedVolume, CreateError> {
-    let mut claim = observation::claim(home, request).await?;
+    let mut claim = target::claim(home, request).await?;
     let site = Box::pin(site::find(home, registry, request, &claim)).await?;
     let mut waiter = TwinWaiter::of(&site);
     loop {
@@ -61,7 +62,7 @@ pub async fn create(
                 return Err(error);
             }
         }
-        claim = observation::claim(home, request).await?;
+        claim = target::claim(home, request).await?;
     }
 }
 
@@ -353,14 +354,6 @@ fn with_reason(what: String, reason: Option<String>) -> String {
     match reason {
         Some(reason) => format!("{what}: {reason}"),
         None => what,
-    }
-}
-
-/// Somebody changed the object meanwhile: nothing was done, the next look tells.
-fn unless_conflict<T>(outcome: Result<Option<T>, ApiError>) -> Result<Option<T>, ApiError> {
-    match outcome {
-        Err(error) if error.is_conflict() => Ok(None),
-        other => other,
     }
 }
 

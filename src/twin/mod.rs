@@ -15,13 +15,18 @@ mod list;
 mod not_taken;
 mod observation;
 mod plan;
+mod planned;
+mod prebinding;
 mod reading;
 mod reclaim;
 mod record;
 mod refusals;
+mod remote_class;
 mod remote_node;
 mod remote_plan;
 mod site;
+mod surroundings;
+mod target;
 mod waiter;
 mod withdraw;
 

@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use super::{
     CreateRequest, Policy, Site,
     observation::Observation,
-    plan::{self, Known},
-    reading, remote_plan,
+    reading, remote_class,
+    surroundings::{self, Known},
 };
 use crate::{
     cluster::{ApiError, facts},
@@ -39,7 +39,7 @@ pub(super) async fn node(
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
     let surroundings = known.surroundings(class);
-    let ask = plan::ask(request);
+    let ask = surroundings::ask(request);
     let open: Vec<Node> = cluster
         .all::<KubeNode>()
         .list(None)
@@ -95,10 +95,10 @@ async fn keep_fitting(
     let Some(virtual_class) = virtual_class.filter(|class| class.provisioner == DRIVER_NAME) else {
         return Ok(());
     };
-    let classes = plan::classes(site.cluster());
+    let classes = surroundings::classes(site.cluster());
     let listed = KnownClasses::Listed(&classes);
     let parameter = virtual_class.real_class();
-    let Ok(ChosenClass::Known(class)) = remote_plan::choose(remote, policy, parameter, Some(claim), listed)
+    let Ok(ChosenClass::Known(class)) = remote_class::choose(remote, policy, parameter, Some(claim), listed)
     else {
         return Ok(());
     };
@@ -108,7 +108,7 @@ async fn keep_fitting(
     if !surroundings.is_static() {
         let ask = Ask {
             size: size(claim),
-            ..plan::ask(request)
+            ..surroundings::ask(request)
         };
         nodes.retain(|node| surroundings.unfit(node, &ask).is_none());
     }

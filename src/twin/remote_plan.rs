@@ -8,29 +8,20 @@ use kube::ResourceExt;
 use super::{
     CreateError, CreateRequest, Policy, Site,
     observation::Observation,
-    plan::{self, Known, Plan, Planned},
-    reading, remote_node,
+    planned::{Plan, Planned},
+    reading,
+    remote_class::{answered_early, choose},
+    remote_node,
+    surroundings::{Known, ask, classes},
 };
 use crate::{
     cluster::ApiError,
     fleet::Remote,
     placement::{
-        Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, Wishes,
-        access_modes, choose_class, ways_out,
+        BindingMode, ChosenClass, Class, ClassError, KnownClasses, NO_PROVISIONER, access_modes, ways_out,
     },
-    volume::{AccessMode, BindingPolicy, SpecError, mark},
+    volume::{AccessMode, SpecError, mark},
 };
-
-/// Whether a twin may be answered for before it is bound. A class that binds at
-/// once is waited for whatever the policy: it costs nothing, and failures show.
-pub(super) fn answered_early(site: &Site, request: &CreateRequest, class: Option<&Class>) -> bool {
-    let Some(remote) = site.remote_cluster() else {
-        return false;
-    };
-    let immediate = class.is_some_and(|class| class.binding == BindingMode::Immediate);
-    let policy = request.spec.parameters.binding_policy.unwrap_or(remote.policy);
-    policy == BindingPolicy::Optimistic && !immediate
-}
 
 /// Makes the plan for a twin in a remote cluster.
 pub(super) async fn plan(
@@ -58,7 +49,7 @@ pub(super) async fn plan(
         )));
     }
     let modes = wished_modes(request, observation.claim.as_ref())?;
-    let classes = plan::classes(site.cluster());
+    let classes = classes(site.cluster());
     let known = if site.cluster().rights().classes {
         KnownClasses::Listed(&classes)
     } else {
@@ -169,28 +160,6 @@ fn wished_modes(
     text.map(|text| access_modes(text)).transpose()
 }
 
-/// The real class. An administrator who maps this very class for this very
-/// cluster means more by it than the parameter that holds for all clusters.
-pub(super) fn choose<'a>(
-    remote: &Remote,
-    policy: &Policy,
-    parameter: Option<&str>,
-    claim: Option<&PersistentVolumeClaim>,
-    known: KnownClasses<'a>,
-) -> Result<ChosenClass<'a>, ClassError> {
-    let virtual_class = claim.and_then(reading::class_name);
-    let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
-    let wishes = Wishes {
-        annotation: claim
-            .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])),
-        allowed: &policy.allowed_classes,
-        parameter: parameter.filter(|_| mapped.is_none()),
-        mapping: remote.classes.real(virtual_class),
-        one_namespace: false,
-    };
-    choose_class(&wishes, known, &remote.id)
-}
-
 /// Whether a node of the remote cluster can have the volume; if not, why.
 async fn somewhere(
     site: &Site,
@@ -200,7 +169,7 @@ async fn somewhere(
     let cluster = site.cluster();
     let known = Known::about(cluster, class, None).await?;
     let nodes = reading::nodes(cluster);
-    let choice = known.surroundings(class).choose_node(&nodes, &plan::ask(request));
+    let choice = known.surroundings(class).choose_node(&nodes, &ask(request));
     Ok(choice
         .map(|_| ())
         .map_err(|none| format!("in the cluster {} {none}", cluster.id())))

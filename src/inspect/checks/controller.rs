@@ -12,8 +12,8 @@ use kube::ResourceExt;
 use super::{Finding, Installation};
 use crate::{
     inspect::{
-        health::full_name,
         setup::{self, Flags},
+        words::full_name,
     },
     volume::DRIVER_NAME,
 };

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use super::{Finding, Installation, classes::pairs};
 use crate::{
     cluster::facts,
-    inspect::{cases, health::full_name},
+    inspect::{cases, words::full_name},
 };
 
 const PER_CLASS: &str = ".storageclass.storage.k8s.io/";

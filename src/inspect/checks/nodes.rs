@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cluster::facts,
-    inspect::health::full_name,
+    inspect::words::full_name,
     placement::BindingMode,
     topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE, node_value},
     volume::DRIVER_NAME,

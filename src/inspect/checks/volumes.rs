@@ -16,8 +16,8 @@ use crate::{
         Scope, State, cases,
         consumers::uses,
         events,
-        health::full_name,
-        rows::{Name, Row, rows},
+        rows::{Row, rows},
+        words::{Name, full_name},
     },
     volume::DRIVER_NAME,
 };

@@ -1,0 +1,69 @@
+//! Who binds a twin that waits: its provisioner, or we ourselves where nobody provisions.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::{
+    CreateRequest, Site,
+    reading::{self, node},
+    surroundings::{Known, ask},
+    withdraw::is_reservation,
+};
+use crate::{
+    cluster::{ApiError, Cluster},
+    placement::{Class, NO_PROVISIONER, Prebinding},
+    volume::ClaimName,
+};
+
+/// Who binds a pending twin; for a class nobody provisions, which volume it gets.
+pub(super) async fn prebinding(
+    site: &Site,
+    request: &CreateRequest,
+    twin: &PersistentVolumeClaim,
+    class: Option<&Class>,
+) -> Result<Prebinding, ApiError> {
+    // In a remote cluster a pod will come, so Kubernetes binds it there.
+    let ours = |class: &&Class| class.provisioner == NO_PROVISIONER && site.remote_cluster().is_none();
+    let Some(class) = class.filter(ours) else {
+        return Ok(Prebinding::Provisioner);
+    };
+    let home = site.home();
+    if let Some(name) = reading::volume_name(twin) {
+        return Ok(Prebinding::Reserved(name.to_owned()));
+    }
+    if let Some(reserved) = reserved(home, twin).await? {
+        return Ok(Prebinding::Found(reserved));
+    }
+    let known = Known::about(home, class, None).await?;
+    let told = match reading::selected_node(twin) {
+        Some(name) => node(home, name).await?,
+        None => None,
+    };
+    let name = ClaimName {
+        namespace: home.storage_namespace().to_owned(),
+        name: twin.name_any(),
+    };
+    let found = known
+        .surroundings(class)
+        .choose_volume(&name, told.as_ref(), &ask(request));
+    Ok(match found {
+        Some(volume) => Prebinding::Found(volume.name.clone()),
+        None => Prebinding::NoneFits,
+    })
+}
+
+/// The PV that was reserved for a twin before, as when this process died then. Kubernetes may
+/// have bound it meanwhile, and not have told the twin yet.
+async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option<String>, ApiError> {
+    let is_its = |found: &PersistentVolume| {
+        is_reservation(found, home.storage_namespace(), &twin.name_any()) || reading::is_bound_to(found, twin)
+    };
+    let seen = home.views().volumes.of_topic(&twin.name_any());
+    for seen in seen.iter().filter(|seen| !seen.deleting) {
+        let found = home.all::<PersistentVolume>().get(&seen.name).await?;
+        if found.as_ref().is_some_and(is_its) {
+            return Ok(Some(seen.name.clone()));
+        }
+    }
+    Ok(None)
+}

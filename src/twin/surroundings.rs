@@ -1,0 +1,98 @@
+//! What decides where a real class works, as it was a moment ago: classes, nodes with its
+//! driver, published capacities, volumes that nobody provisions.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+
+use super::CreateRequest;
+use crate::{
+    cluster::{ApiError, Cluster, slim::free_volume},
+    placement::{Ask, Capacity, Class, NO_PROVISIONER, RealDriver, StaticVolume, Surroundings},
+};
+
+/// The classes of a cluster, as they were a moment ago.
+pub(super) fn classes(cluster: &Cluster) -> Vec<Class> {
+    let seen = cluster.views().classes.all();
+    seen.iter().map(|it| Class::clone(it)).collect()
+}
+
+pub(super) fn ask(request: &CreateRequest) -> Ask<'_> {
+    Ask {
+        volume: &request.volume,
+        size: request.spec.size.request(),
+        capabilities: &request.spec.capabilities,
+        preferred: &request.preferred,
+    }
+}
+
+/// What decides where a class works.
+pub(super) struct Known {
+    driver: RealDriver,
+    capacities: Vec<Capacity>,
+    volumes: Vec<StaticVolume>,
+}
+
+impl Known {
+    /// About a class, on one node only or on all of them.
+    pub(super) async fn about(home: &Cluster, class: &Class, only: Option<&str>) -> Result<Self, ApiError> {
+        let views = home.views();
+        let capacities = views.capacities.of_topic(&class.name);
+        let volumes = if class.provisioner == NO_PROVISIONER {
+            static_volumes(home, &class.name).await?
+        } else {
+            Vec::new()
+        };
+        Ok(Self {
+            driver: driver(home, &class.provisioner, only),
+            capacities: capacities.iter().map(|it| Capacity::clone(it)).collect(),
+            volumes,
+        })
+    }
+
+    pub(super) fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
+        Surroundings {
+            class,
+            driver: &self.driver,
+            capacities: &self.capacities,
+            volumes: &self.volumes,
+        }
+    }
+}
+
+/// The PVs of a class that nobody provisions. They are watched from the first claim of such
+/// a class on; until all were seen they are listed.
+async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
+    let seen = &home.views().static_volumes;
+    if seen.outdated_since().is_none() {
+        let of_class = seen.of_topic(class);
+        return Ok(of_class.iter().map(|it| StaticVolume::clone(it)).collect());
+    }
+    let found = home.all::<PersistentVolume>().list(None).await?;
+    Ok(found.iter().filter_map(free_volume).collect())
+}
+
+fn driver(home: &Cluster, provisioner: &str, only: Option<&str>) -> RealDriver {
+    let views = home.views();
+    let Some(driver) = views.drivers.get(provisioner) else {
+        return RealDriver::default();
+    };
+    let runs_on = |node: &str| {
+        let known = views.csi_nodes.get(node);
+        known.is_some_and(|known| known.drivers.iter().any(|name| name == provisioner))
+    };
+    let registered_on: BTreeSet<String> = if let Some(node) = only {
+        Some(node.to_owned())
+            .filter(|node| runs_on(node))
+            .into_iter()
+            .collect()
+    } else {
+        let nodes = views.csi_nodes.all();
+        let running = nodes.iter().filter(|node| runs_on(&node.node));
+        running.map(|node| node.node.clone()).collect()
+    };
+    RealDriver {
+        registered_on: Some(registered_on),
+        publishes_capacity: driver.publishes_capacity,
+    }
+}
