@@ -50,15 +50,23 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
             State::Orphaned,
             "the twin holds data of a claim that is gone, with its PV (removed by hand, or etcd was restored)",
             format!(
-                "The driver never deletes it. If nobody needs the data: kubectl delete pvc -n {} {}",
+                "The driver never deletes it. If nobody needs the data: kubectl delete pvc -n {} {}, then set the reclaim \
+                 policy of its PV, which is retained, back to Delete",
                 twin.namespace().unwrap_or_default(),
                 twin.name_any()
             ),
         );
     }
+    if case.marks.as_ref().is_none_or(|marks| marks.claim.is_none()) {
+        return Health::new(
+            State::Orphaned,
+            "for which claim the twin was made cannot be told",
+            "The driver leaves it alone. If nobody needs it, delete it.",
+        );
+    }
     Health::new(
         State::Abandoned,
-        "its claim went before it was served; the driver collects it",
+        "its claim went before it was served; the driver deletes it after the grace period",
         "",
     )
 }

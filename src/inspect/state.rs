@@ -31,7 +31,7 @@ pub(crate) enum State {
     Unreachable,
     /// It may not be read.
     Unknown,
-    /// Something is wrong with the twin of a claim that is bound.
+    /// Something is wrong with the twin.
     Twin(Diagnosis),
 }
 

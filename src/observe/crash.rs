@@ -81,7 +81,7 @@ steps! {
     Rescue = "rescue",
     /// The PV of a remote twin is marked with its volume.
     MarkHolder = "mark-holder",
-    /// A lost twin is made again.
+    /// A vanished twin is made again.
     TwinAgain = "twin-again",
     /// A retained PV is passed on to the twin that was made again.
     PassOn = "pass-on",

@@ -20,7 +20,7 @@
 
 use crate::volume::{ClaimMark, Foreign};
 
-/// Everything the decision rests on, all of it read live.
+/// Everything the decision rests on, read live but for what is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeleteFacts {
     /// The claim that the volume belongs to, if it exists.
@@ -36,8 +36,6 @@ pub struct DeleteFacts {
 /// What is in the twin's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeleteTwin {
-    /// It cannot be told, for this reason.
-    Unknown(String),
     /// Nothing.
     Absent,
     /// Something that is not ours.
@@ -162,7 +160,6 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
         return DeleteStep::Refuse(DeleteRefusal::Attached(node.clone()));
     }
     match &facts.twin {
-        DeleteTwin::Unknown(reason) => DeleteStep::Unavailable(reason.clone()),
         DeleteTwin::Foreign(foreign) => DeleteStep::Refuse(DeleteRefusal::Foreign(foreign.clone())),
         DeleteTwin::Ours { deleting: false } => DeleteStep::DeleteTwin,
         DeleteTwin::Ours { deleting: true } => DeleteStep::AwaitTwin,
@@ -300,7 +297,6 @@ mod tests {
         #[test]
         fn done_means_that_it_was_seen_to_be_gone(
             twin in select(vec![
-                DeleteTwin::Unknown("down".into()),
                 DeleteTwin::Absent,
                 DeleteTwin::Foreign(Foreign::OtherClaim("x".into())),
                 DeleteTwin::Ours { deleting: false },

@@ -1,5 +1,5 @@
-//! How the volume of a claim is. There is one name for each state: in events, in the
-//! condition of the claim, in metrics, and in what commands show.
+//! How the twin of a volume is. There is one name for each state: in events, in the condition
+//! of the claim, in metrics, and in commands, which show more states of claims than these.
 
 /// How far a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub enum Diagnosis {
     Bound,
     /// Its twin is not bound (yet): in another cluster, before its pod arrives there.
     Pending,
-    /// It is being deleted, or no claim uses it: what happens to its twin is meant.
+    /// It is being deleted, or no claim uses it: what happens to its twin is intended.
     Ending,
     /// Its cluster cannot be asked.
     Unreachable,
@@ -90,9 +90,9 @@ impl Diagnosis {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 
-    /// Whether the twin can be used, as the status of a condition.
+    /// Status of the condition that says whether the twin can be used.
     #[must_use]
-    pub const fn is_ready(self) -> &'static str {
+    pub const fn condition_status(self) -> &'static str {
         match self {
             Self::Bound | Self::Ending => "True",
             Self::Unreachable => "Unknown",

@@ -1,7 +1,7 @@
-//! Is every volume's twin well? A twin is only deleted by `DeleteVolume`; when it
-//! is deleted or vanishes otherwise, the user hears of it at once and the data is
-//! rescued as long as that is possible. What a remote cluster says about a twin is
-//! told at home, where its user looks.
+//! Is every volume's twin well? One that was handed over is only deleted by `DeleteVolume`;
+//! when it is deleted or vanishes otherwise, the user hears of it at once and the data is
+//! rescued as long as that is possible. How the twin is, the claim
+//! says, where its user looks.
 
 mod due;
 mod telling;

@@ -5,12 +5,12 @@
 //! | loop | what it does |
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
-//! | `clusters` | says how it is with each remote cluster, holds one that still has volumes |
+//! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
-//! | `orphans` | collects twins nobody was given, reports what else looks forgotten |
-//! | `health` | notices twins that vanish, rescues their data, keeps them in sync |
+//! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
+//! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
 //!
 //! `orphans` and `health` have a loop for each cluster, so that a slow one delays only itself.

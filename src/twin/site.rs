@@ -168,7 +168,7 @@ impl Site {
     }
 }
 
-/// Finds where the twin of an order is to be, from where its claim's pod was sent.
+/// Finds where the twin of a request is to be, from where its claim's pod was sent.
 pub(super) async fn find(
     home: &Cluster,
     registry: &Registry,

@@ -53,7 +53,7 @@ pub const DATA_OF: &str = "storage.liqo.io/data-of";
 /// found and needs again.
 pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
 
-/// Condition of a claim: how its twin in a remote cluster is.
+/// Condition of a claim: how its twin is.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 
 /// Label selector of all twins that serve a home cluster.

@@ -200,7 +200,21 @@ fn every_state_is_told_from_the_objects() {
                 });
             },
             State::Abandoned,
-            "collects",
+            "deletes it after",
+        ),
+        (
+            "made for nobody who can be told",
+            |it| {
+                it.claims = Listing::default();
+                it.volumes = told([real()]);
+                it.twins = twin_with(|it| {
+                    let annotations = it["metadata"]["annotations"].as_object_mut().unwrap();
+                    annotations
+                        .retain(|key, _| key != "storage.liqo.io/handed-over" && !key.contains("claim-"));
+                });
+            },
+            State::Orphaned,
+            "cannot be told",
         ),
         (
             "somebody else's twin",

@@ -24,7 +24,7 @@ impl Health<'_> {
             return Ok(());
         };
         let told = TwinCondition {
-            status: volume_status.diagnosis.is_ready(),
+            status: volume_status.diagnosis.condition_status(),
             reason: volume_status.diagnosis.name(),
             message: note,
         };
