@@ -1,10 +1,11 @@
 //! Is every volume's twin well? One that was handed over is only deleted by `DeleteVolume`;
 //! when it is deleted or vanishes otherwise, the user hears of it at once and the data is
-//! rescued as long as that is possible. How the twin is, the claim
-//! says, where its user looks.
+//! rescued as long as that is possible. How the twin is, the claim says, where its user
+//! looks.
 
 mod due;
 mod telling;
+mod upkeep;
 mod volume_status;
 mod words;
 
@@ -25,26 +26,19 @@ use self::{
 use super::{
     Metrics, Reports,
     recovery::{self, Rescue},
-    retention,
     rounds::{Rounds, each},
-    sync::sync,
     watched::{VirtualVolume, Watched},
 };
 use crate::{
-    cluster::{
-        ApiError, Cluster,
-        slim::{self, Twin},
-    },
+    cluster::{ApiError, Cluster, slim},
     fleet::{Registry, Unreachable},
-    placement::{Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
-    twin::{Site, add_finalizer, holder_uid, last_warning, mark_holder},
+    placement::Diagnosis,
+    twin::{Site, last_warning},
     volume::{ClusterId, VolumeId},
 };
 
 /// Twins that cannot be watched for so long are not just being listed.
 const LONGEST_LIST: Duration = Duration::from_mins(1);
-/// How often others may write on a PV at the very same time.
-const ATTEMPTS: usize = 3;
 /// A cluster that takes so long for one twin is not asked for the next in the same round.
 const SLOW: Duration = Duration::from_secs(5);
 
@@ -227,88 +221,6 @@ impl<'a> Health<'a> {
         volume_status
     }
 
-    /// What a healthy volume needs, seldom anything. Tells of a remote one when there is
-    /// nothing more to see to.
-    async fn maintain(&self, volume_status: &VolumeStatus) -> Result<Option<Settled>, ApiError> {
-        let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
-            return Ok(None);
-        };
-        let volume = &volume_status.volume;
-        if let (Some(claim), Some(mark)) = (&volume_status.claim, &volume.claim)
-            && claim.carried != twin.carried
-        {
-            Box::pin(sync(site, &volume.volume, mark)).await?;
-        }
-        let settled = self.maintain_volume(site, volume, twin).await?;
-        if !twin.protected && !twin.deleting && site.protects() {
-            Box::pin(add_finalizer(site, &volume.volume)).await?;
-        }
-        Ok(settled)
-    }
-
-    /// What the PV of a healthy twin needs.
-    async fn maintain_volume(
-        &self,
-        site: &Site,
-        volume: &VirtualVolume,
-        twin: &Twin,
-    ) -> Result<Option<Settled>, ApiError> {
-        if twin.phase != Phase::Bound {
-            return Ok(None);
-        }
-        if site.remote_cluster().is_some() {
-            let wanted = (twin.uid.clone(), volume.retain);
-            let settled = self.settled.get(&volume.name) == Some(&wanted)
-                || Box::pin(self.settle(site, volume, twin)).await?;
-            return Ok(settled.then_some(wanted));
-        }
-        let real = twin
-            .real_volume
-            .as_ref()
-            .and_then(|name| self.home.views().volumes.get(name));
-        let Some(real) = real else {
-            return Ok(None);
-        };
-        let policy = |retain| {
-            if retain {
-                ReclaimPolicy::Retain
-            } else {
-                ReclaimPolicy::Delete
-            }
-        };
-        let step = policy_step(PolicyFacts {
-            wanted: policy(volume.retain),
-            has: policy(real.retain),
-            replaced: real.policy_replaced,
-            bound: real.phase == "Bound",
-        });
-        if step != PolicyStep::Leave {
-            Box::pin(retention::follow(site, volume, &real.name)).await?;
-        }
-        Ok(None)
-    }
-
-    /// Looks at the PV of a remote twin once it is bound: nobody watches it. False if
-    /// it has to be looked at again.
-    async fn settle(&self, site: &Site, volume: &VirtualVolume, twin: &Twin) -> Result<bool, ApiError> {
-        let (Some(name), true) = (&twin.real_volume, site.cluster().rights().volume_changes) else {
-            // Rights may come.
-            return Ok(false);
-        };
-        for _ in 0..ATTEMPTS {
-            let found = site.volumes().get(name).await?;
-            let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
-                return Ok(false);
-            };
-            if mark_holder(site, &volume.volume, &real).await?
-                && Box::pin(retention::follow(site, volume, name)).await?
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     async fn repair(&mut self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
         let (volume, diagnosis) = (&volume_status.volume, volume_status.diagnosis);
         let site = match &volume_status.site {
@@ -442,29 +354,6 @@ impl<'a> Health<'a> {
             outcome = outcome.and(volume_status.alone(done));
         }
         outcome
-    }
-
-    async fn maintain_all(&mut self, by_need: &ByNeed) -> Result<(), ApiError> {
-        let this = &*self;
-        let settled = std::sync::Mutex::new(Vec::new());
-        let maintained = each(
-            by_need.healthy.iter().chain(&by_need.waiting),
-            async |volume_status| {
-                let maintained = this.maintain(volume_status).await;
-                if let (Ok(Some(now)), Ok(mut settled)) = (&maintained, settled.lock()) {
-                    settled.push((volume_status.volume.name.clone(), now.clone()));
-                }
-                let mut done = maintained.map(|_| ());
-                if volume_status.diagnosis == Diagnosis::Bound {
-                    // People are told how it is, whatever cannot be seen to.
-                    done = done.and(this.show(volume_status).await);
-                }
-                volume_status.alone(done)
-            },
-        )
-        .await;
-        self.settled.extend(settled.into_inner().unwrap_or_default());
-        maintained
     }
 }
 

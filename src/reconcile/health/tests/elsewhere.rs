@@ -4,7 +4,7 @@ mod rights;
 
 use super::*;
 use crate::{
-    cluster::{Rights, view::View},
+    cluster::{Rights, slim::Twin, view::View},
     fleet::Link,
     placement::Declared,
 };
