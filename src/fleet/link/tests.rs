@@ -1,0 +1,165 @@
+//! How a link is made, kept, and given up.
+
+use serde_json::json;
+use tokio_util::sync::DropGuard;
+
+use super::*;
+use crate::{
+    cluster::testing::{Act, FakeApi, Fault},
+    fleet::Registry,
+    volume::mark,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+const VOLUME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+async fn there() -> (FakeApi, Client) {
+    let api = FakeApi::start().await;
+    let text = |key: &str| (key.to_owned(), json!("1"));
+    let keys = [
+        "major",
+        "minor",
+        "gitVersion",
+        "gitCommit",
+        "gitTreeState",
+        "buildDate",
+        "goVersion",
+        "compiler",
+        "platform",
+    ];
+    let version: serde_json::Map<_, _> = keys.into_iter().map(text).collect();
+    api.put("/version", version.into());
+    let client = api.cluster_unwatched().await.client().clone();
+    (api, client)
+}
+
+fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
+    Arc::new(Keeper {
+        changes: registry.notifier(),
+        id: "milan".parse().unwrap(),
+        home: "home".parse().unwrap(),
+        calls: Calls::unheard(call_timeout),
+        rest: Duration::from_millis(10),
+        link: watch::Sender::new(Link::Connecting(String::new())),
+    })
+}
+
+fn run(keeper: &Arc<Keeper>, client: Client) -> DropGuard {
+    let (stop, keeper) = (CancellationToken::new(), Arc::clone(keeper));
+    let running = stop.clone();
+    tokio::spawn(running.run_until_cancelled_owned(async move { keeper.look_after(&client).await }));
+    stop.drop_guard()
+}
+
+fn put_twin(api: &FakeApi) {
+    let labels = json!({
+        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: VOLUME,
+    });
+    api.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"labels": labels}}),
+    );
+}
+
+async fn up(keeper: &Keeper) -> Arc<Connected> {
+    let mut links = keeper.link.subscribe();
+    let is_up = links.wait_for(|link| matches!(link, Link::Up(_)));
+    match &*tokio::time::timeout(LONG, is_up).await.unwrap().unwrap() {
+        Link::Up(connected) => Arc::clone(connected),
+        _ => unreachable!(),
+    }
+}
+
+#[tokio::test]
+async fn a_change_while_the_cluster_is_asked_is_passed_on() {
+    let ((api, client), registry) = (there().await, Registry::default());
+    let keeper = keeper(&registry, Duration::from_hours(1));
+    let _runs = run(&keeper, client);
+    let connected = up(&keeper).await;
+    api.fault(Fault::new("GET", "/version", Act::Hang).times(1));
+    while api.faults_left() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut seen = connected.cluster.twin_changes();
+    seen.mark_unchanged();
+    let mut news = registry.changes();
+    put_twin(&api);
+    tokio::time::timeout(LONG, seen.changed())
+        .await
+        .expect("the twin was not seen")
+        .unwrap();
+    tokio::time::timeout(LONG, news.changed())
+        .await
+        .expect("nobody heard of it")
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
+    let (api, client) = there().await;
+    let registry = Registry::default();
+    let keeper = keeper(&registry, LONG);
+    let rights = Rights {
+        all_claims: false,
+        ..Rights::ALL
+    };
+    let cluster = Cluster::remote(
+        keeper.id.clone(),
+        &keeper.home,
+        client,
+        rights,
+        Calls::unheard(LONG),
+    );
+    let connected = Connected {
+        cluster: cluster.clone(),
+        version: "1".into(),
+    };
+    keeper.tell(Link::Up(Arc::new(connected)));
+    let passing = Arc::clone(&keeper);
+    let _runs = tokio::spawn(async move { passing.pass_changes_on().await });
+    cluster.twins_in("shop").complete().await;
+    let mut news = registry.changes();
+    let hears = async {
+        // What was passed on before is not what is waited for.
+        while cluster.all_twins().is_empty() {
+            news.changed().await.unwrap();
+        }
+    };
+    put_twin(&api);
+    tokio::time::timeout(LONG, hears)
+        .await
+        .expect("nobody heard of it");
+}
+
+#[tokio::test]
+async fn what_a_cluster_refuses_is_said_in_its_own_words() {
+    let ((api, client), registry) = (there().await, Registry::default());
+    let keeper = keeper(&registry, LONG);
+    for (act, expected) in [
+        (Act::Refuse(401), "scripted"),
+        (Act::Forbid("not for you"), "not for you"),
+    ] {
+        api.fault(Fault::new("GET", "/version", act).times(1));
+        let why = keeper.ask(&client, 0).await.unwrap_err();
+        assert_eq!(why, Trouble::Lost(expected.to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_sends_without_end_is_not_used() {
+    let ((api, client), registry) = (there().await, Registry::default());
+    let keeper = keeper(&registry, LONG);
+    let _runs = run(&keeper, client);
+    up(&keeper).await;
+    api.fault(Fault::new("GET", "/nodes", Act::Flood));
+    api.cut_watches();
+    let mut links = keeper.link.subscribe();
+    let refused = links.wait_for(|link| matches!(link, Link::Refused(_)));
+    let link = tokio::time::timeout(LONG * 3, refused)
+        .await
+        .unwrap()
+        .unwrap()
+        .clone();
+    let Link::Refused(why) = link else { unreachable!() };
+    assert!(why.contains("sends too much") && why.contains("nodes"), "{why}");
+}

@@ -1,0 +1,158 @@
+//! What Liqo's objects say, and whose word counts.
+
+use serde_json::json;
+
+use super::*;
+use crate::cluster::testing::FakeApi;
+
+fn object(kind: &str, labels: &serde_json::Value, rest: &serde_json::Value) -> DynamicObject {
+    let mut object = json!({
+        "apiVersion": "offloading.liqo.io/v1beta1", "kind": kind,
+        "metadata": {"name": "milan", "namespace": "liqo-tenant-milan", "labels": labels},
+    });
+    object
+        .as_object_mut()
+        .unwrap()
+        .extend(rest.as_object().unwrap().clone());
+    serde_json::from_value(object).unwrap()
+}
+
+#[test]
+fn a_virtual_node_says_how_its_cluster_is_reached() {
+    let node = virtual_node(&object(
+        "VirtualNode",
+        &json!({}),
+        &json!({"spec": {
+            "clusterID": "milan",
+            "kubeconfigSecretRef": {"name": "kubeconfig-milan"},
+            "storageClasses": [{"storageClassName": "slow"}, {"storageClassName": "fast", "default": true}],
+        }}),
+    ))
+    .unwrap();
+    let found = declaration(&node, BTreeMap::new()).unwrap();
+    assert_eq!(found.declared.classes.real(None), Some("fast"));
+    assert!(found.allowed.proxy);
+    assert!(matches!(
+        &found.credentials,
+        Credentials::Secret { secret, .. } if secret.to_string() == "Secret liqo-tenant-milan/kubeconfig-milan"
+    ));
+}
+
+#[test]
+fn a_default_that_is_virtual_is_none() {
+    let node = virtual_node(&object(
+        "VirtualNode",
+        &json!({CLUSTER_LABEL: "milan"}),
+        &json!({"spec": {"storageClasses": [{"storageClassName": "liqo", "default": true}]}}),
+    ))
+    .unwrap();
+    assert_eq!((node.cluster.as_str(), node.default_class), ("milan", None));
+}
+
+#[test]
+fn a_namespace_is_there_when_liqo_says_so() {
+    let map = namespace_map(&object(
+        "NamespaceMap",
+        &json!({MAP_OF: "milan"}),
+        &json!({
+            "spec": {"desiredMapping": {"shop": "shop-home", "new": "new-home", "odd": "odd-home", "other": "other-home"}},
+            "status": {"currentMapping": {
+                "shop": {"remoteNamespace": "shop-home", "phase": "Accepted"},
+                "odd": {"remoteNamespace": "odd-home", "phase": "CreationLoopBackOff"},
+                "other": {"remoteNamespace": "shop-home", "phase": "Accepted"},
+                "never-asked-for": {"remoteNamespace": "shop-home", "phase": "Accepted"},
+            }},
+        }),
+    ))
+    .unwrap();
+    assert_eq!(map.mapping["shop"], Mapped::To("shop-home".into()));
+    assert!(matches!(&map.mapping["new"], Mapped::Not(why) if why.contains("has not made it")));
+    assert!(matches!(&map.mapping["odd"], Mapped::Not(why) if why.contains("CreationLoopBackOff")));
+    assert!(matches!(&map.mapping["other"], Mapped::Not(why) if why.contains("other-home")));
+    assert!(!map.mapping.contains_key("never-asked-for"));
+}
+
+const GROUP: &str = "/apis/offloading.liqo.io/v1beta1/namespaces";
+
+fn put_tenant(api: &FakeApi, cluster: &str) {
+    let labels = json!({CLUSTER_LABEL: cluster, "liqo.io/tenant-namespace": "true"});
+    let path = format!("/api/v1/namespaces/liqo-tenant-{cluster}");
+    api.put(&path, json!({"metadata": {"labels": labels}}));
+}
+
+fn put_node(api: &FakeApi, namespace: &str, cluster: &str) {
+    let path = format!("{GROUP}/{namespace}/virtualnodes/{cluster}");
+    let spec = json!({"clusterID": cluster, "kubeconfigSecretRef": {"name": "kubeconfig"}});
+    api.put(&path, json!({"spec": spec}));
+}
+
+fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
+    let path = format!("{GROUP}/{namespace}/namespacemaps/{cluster}");
+    let labels = json!({MAP_OF: cluster, "liqo.io/replication": "true"});
+    api.put(
+        &path,
+        json!({
+            "metadata": {"labels": labels},
+            "spec": {"desiredMapping": {"shop": remote}},
+            "status": {"currentMapping": {"shop": {"remoteNamespace": remote, "phase": "Accepted"}}},
+        }),
+    );
+}
+
+/// What is said of the clusters, by their ids.
+async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
+    let context = Context {
+        client: api.cluster_unwatched().await.client().clone(),
+        namespace: "ours".into(),
+        allowed: Allowed::default(),
+        liqo_tenants: listed.iter().map(|&name| name.to_owned()).collect(),
+    };
+    let stop = CancellationToken::new();
+    let _stops = stop.clone().drop_guard();
+    let liqo = Liqo::start(&context, &stop);
+    for tenant in liqo.tenants.values() {
+        tenant.complete().await;
+    }
+    liqo.nodes.complete().await;
+    liqo.maps.complete().await;
+    liqo.declarations().unwrap()
+}
+
+#[tokio::test]
+async fn a_peer_speaks_for_itself_only() {
+    let api = FakeApi::start().await;
+    for cluster in ["milan", "evil"] {
+        put_tenant(&api, cluster);
+        let tenant = format!("liqo-tenant-{cluster}");
+        put_node(&api, &tenant, cluster);
+        put_map(&api, &tenant, cluster, "shop-home");
+    }
+    put_node(&api, "liqo-tenant-evil", "milan");
+    put_map(&api, "liqo-tenant-evil", "milan", "looted");
+    put_node(&api, "somewhere", "milan");
+    put_map(&api, "somewhere", "milan", "looted");
+    let said = said(&api, &["liqo-tenant-milan", "liqo-tenant-evil"]).await;
+    let of_milan = said.iter().filter(|one| one.declared.id.as_str() == "milan");
+    let of_milan: Vec<_> = of_milan.collect();
+    assert_eq!(of_milan.len(), 1);
+    let milan = &of_milan[0].declared;
+    assert_eq!(milan.namespaces.remote("shop", &milan.id), Ok("shop-home"));
+    assert!(matches!(
+        &of_milan[0].credentials,
+        Credentials::Secret { secret, .. } if secret.namespace == "liqo-tenant-milan"
+    ));
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_not_listed_is_named() {
+    let api = FakeApi::start().await;
+    put_tenant(&api, "milan");
+    put_node(&api, "liqo-tenant-milan", "milan");
+    put_map(&api, "liqo-tenant-milan", "milan", "shop-home");
+    let said = said(&api, &[]).await;
+    assert!(!said[0].believed && said[0].declared.namespaces.mapping.is_empty());
+    assert!(matches!(
+        &said[0].credentials,
+        Credentials::Missing(why) if why.contains("liqo-tenant-milan") && why.contains("liqo.tenantNamespaces")
+    ));
+}
