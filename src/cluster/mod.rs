@@ -9,6 +9,7 @@ mod cap;
 mod connect;
 pub mod events;
 pub mod facts;
+mod finalizers;
 mod lean;
 mod rights;
 pub mod slim;
@@ -31,6 +32,7 @@ pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings},
+    finalizers::has_finalizer,
     lean::Lean,
     rights::Rights,
     views::Views,

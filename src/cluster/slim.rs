@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
-use super::{facts, view::Slim};
+use super::{facts, has_finalizer, view::Slim};
 use crate::{
     placement::{Capacity, Class, Phase, ReclaimPolicy, StaticVolume, TwinHealth},
     topology::Node,
@@ -237,7 +237,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         node: claim.annotations().get(SELECTED_NODE).cloned(),
         real_volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
         deleting: claim.metadata.deletion_timestamp.is_some(),
-        protected: claim.finalizers().iter().any(|one| one == mark::TWIN_FINALIZER),
+        protected: has_finalizer(claim, mark::TWIN_FINALIZER),
         handed_over: marks.handed_over,
         uid: claim.uid().unwrap_or_default(),
         claim: marks.claim,

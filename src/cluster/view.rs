@@ -213,6 +213,13 @@ impl<S: Slim> View<S> {
             .collect()
     }
 
+    /// How many objects a topic has.
+    #[must_use]
+    pub fn count_of_topic(&self, topic: &str) -> usize {
+        self.begin();
+        self.read().topics.get(topic).map_or(0, BTreeSet::len)
+    }
+
     /// From now on, changes of a topic.
     #[must_use]
     pub fn subscribe(&self, topic: &str) -> Changes<S> {

@@ -10,11 +10,7 @@
 mod report;
 mod status;
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt, api::ObjectMeta, runtime::watcher};
 use serde_json::json;
@@ -22,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::{
-    report::{ClusterReport, State, reports, unfinished, volumes_by_cluster},
+    report::{ClusterReport, State, claims_in, reports, unfinished},
     status::Holdings,
 };
 use super::{
@@ -33,7 +29,7 @@ use super::{
 use crate::{
     api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
     cluster::{
-        ApiError, Cause, Cluster, Lean, Objects, Precondition, unless_conflict,
+        ApiError, Cause, Cluster, Lean, Objects, Precondition, has_finalizer, unless_conflict,
         view::{Slim, View},
     },
     fleet::{Link, Registry},
@@ -66,9 +62,6 @@ impl Slim for Known {
     }
 }
 
-/// The claims with volumes in each cluster.
-type Volumes = HashMap<ClusterId, Vec<String>>;
-
 impl<'a> Clusters<'a> {
     pub(super) fn new(
         home: &'a Cluster,
@@ -99,18 +92,36 @@ impl<'a> Clusters<'a> {
         self.objects.get(id.as_str())
     }
 
-    fn holdings(&self, id: &ClusterId, volumes: &Volumes) -> Holdings {
+    /// How many volumes live in a remote cluster.
+    fn volumes(&self, id: &ClusterId) -> usize {
+        if id == self.home.id() {
+            return 0;
+        }
+        self.watched.count_in(id)
+    }
+
+    fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Holdings {
         let remote = self.registry.get(id);
-        let remote = remote.as_ref();
+        let volumes = self.volumes(id);
+        let is_leaving = object.metadata.deletion_timestamp.is_some();
+        let declares = object.spec.discovered_from.is_none();
         Holdings {
-            volumes: volumes.get(id).cloned().unwrap_or_default(),
-            unfinished: remote.map_or_else(|_| Ok(Vec::new()), |remote| unfinished(remote)),
+            volumes,
+            claims: if is_leaving && volumes > 0 {
+                claims_in(self.watched, id)
+            } else {
+                Vec::new()
+            },
+            unfinished: match &remote {
+                Ok(remote) if declares && volumes == 0 => unfinished(remote),
+                Ok(_) | Err(_) => Ok(Vec::new()),
+            },
             disputed: remote.is_ok_and(|remote| matches!(remote.link(), Link::Disputed(_))),
         }
     }
 
     /// The object of a cluster that is declared.
-    async fn follow(&self, report: &ClusterReport, volumes: &Volumes) -> Result<(), ApiError> {
+    async fn reconcile_declared(&self, report: &ClusterReport) -> Result<(), ApiError> {
         let discovered = discovered_from(report.fabric);
         let Some(known) = self.object(&report.id) else {
             return match discovered {
@@ -127,7 +138,7 @@ impl<'a> Clusters<'a> {
             let (all, name) = (self.all(), object.name_any());
             crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
         }
-        let holdings = self.holdings(&report.id, volumes);
+        let holdings = self.holdings(object, &report.id);
         if discovered.is_none() && !self.hold(object, &holdings).await? {
             return Ok(());
         }
@@ -136,10 +147,9 @@ impl<'a> Clusters<'a> {
     }
 
     /// An object of a cluster that no fabric declares.
-    async fn forsaken(
+    async fn reconcile_undeclared(
         &self,
         object: &RemoteCluster,
-        volumes: &[String],
         unread: &BTreeSet<&'static str>,
     ) -> Result<(), ApiError> {
         let Some(from) = &object.spec.discovered_from else {
@@ -149,7 +159,9 @@ impl<'a> Clusters<'a> {
             == Some(mark::MANAGED_BY_US)
             && object.spec == RemoteClusterSpec::discovered(from.fabric);
         let unread = unread.contains(from.fabric.api_group());
-        if untouched && volumes.is_empty() && !unread {
+        let id = object.name_any().parse().ok().filter(|id| self.volumes(id) > 0);
+        let claims = id.map_or_else(Vec::new, |id| claims_in(self.watched, &id));
+        if untouched && claims.is_empty() && !unread {
             let exactly = Precondition {
                 uid: object.uid().unwrap_or_default(),
                 resource_version: object.resource_version(),
@@ -158,7 +170,7 @@ impl<'a> Clusters<'a> {
             let deleted = crash::around(Step::ClusterWrite, all.delete(&name, exactly)).await;
             return unless_conflict(deleted.map(Some)).map(drop);
         }
-        let status = status::undeclared(object, volumes, unread);
+        let status = status::undeclared(object, &claims, unread);
         self.write(object, &status).await
     }
 
@@ -183,21 +195,13 @@ impl<'a> Clusters<'a> {
 
     /// Keeps the finalizer of a declaration as it should be; false if there is no more to do.
     async fn hold(&self, object: &RemoteCluster, holdings: &Holdings) -> Result<bool, ApiError> {
-        let held = object.finalizers().iter().any(|one| one == FINALIZER);
+        let held = has_finalizer(object, FINALIZER);
         let leaving = object.metadata.deletion_timestamp.is_some();
         if held == holdings.hold(held, leaving) || (leaving && !held) {
             return Ok(true);
         }
-        let mut finalizers = object.finalizers().to_vec();
-        finalizers.retain(|one| one != FINALIZER);
-        if !held {
-            finalizers.push(FINALIZER.to_owned());
-        }
-        let patch = json!({"metadata": {
-            "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
-        }});
         let all = self.all();
-        let changed = crash::around(Step::ClusterWrite, all.merge(&object.name_any(), &patch)).await;
+        let changed = crash::around(Step::ClusterWrite, all.set_finalizer(object, FINALIZER, !held)).await;
         unless_conflict(changed)?;
         // Its new version is seen soon.
         Ok(false)
@@ -249,18 +253,16 @@ impl Rounds for Clusters<'_> {
             // It is to be looked at when they were listed.
             return Ok(());
         }
-        let (this, volumes) = (&*self, volumes_by_cluster(self.watched, self.home.id()));
-        let followed = each(&reports, async |report| this.follow(report, &volumes).await).await;
+        let this = &*self;
+        let reconciled = each(&reports, async |report| this.reconcile_declared(report).await).await;
         let declared: BTreeSet<&str> = reports.iter().map(|report| report.id.as_str()).collect();
         let objects = self.objects.all();
         let others = objects.iter().filter(|known| !declared.contains(known.topic()));
-        let forsaken = each(others, async |known| {
-            let id: Option<ClusterId> = known.topic().parse().ok();
-            let there = id.and_then(|id| volumes.get(&id)).map_or(&[][..], Vec::as_slice);
-            this.forsaken(&known.0, there, &unread).await
+        let others = each(others, async |known| {
+            this.reconcile_undeclared(&known.0, &unread).await
         })
         .await;
-        followed.and(forsaken)
+        reconciled.and(others)
     }
 }
 

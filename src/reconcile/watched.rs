@@ -182,6 +182,11 @@ impl Watched {
         ours(&self.volumes.of_topic(cluster.as_str())).cloned().collect()
     }
 
+    /// How many PVs of our volumes there are whose twins are in this cluster.
+    pub(super) fn count_in(&self, cluster: &ClusterId) -> usize {
+        self.volumes.count_of_topic(cluster.as_str())
+    }
+
     /// Our volumes whose twins are in this cluster.
     pub(super) fn volumes_in(&self, cluster: &ClusterId) -> HashSet<VolumeName> {
         let there = self.volumes.of_topic(cluster.as_str());

@@ -2,11 +2,10 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
-use serde_json::json;
 
 use super::Site;
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{self, ApiError, Cluster, unless_conflict},
     observe::crash::{self, Step},
     volume::{VolumeName, mark::TWIN_FINALIZER},
 };
@@ -21,13 +20,11 @@ pub async fn add_finalizer(site: &Site, volume: &VolumeName) -> Result<(), ApiEr
     else {
         return Ok(());
     };
-    let mut finalizers = twin.finalizers().to_vec();
-    finalizers.push(TWIN_FINALIZER.to_owned());
-    let outcome = crash::around(Step::AddFinalizer, write(site.cluster(), &twin, &finalizers)).await;
-    match outcome {
+    let added = twins.set_finalizer(&twin, TWIN_FINALIZER, true);
+    let added = crash::around(Step::AddFinalizer, added).await;
+    if unless_conflict(added)?.is_none() {
         // The change that came between is looked at in turn.
-        Err(error) if error.is_conflict() => return Ok(()),
-        other => other?,
+        return Ok(());
     }
     tracing::info!(volume = %volume, twin = site.place(), cluster = site.cluster_name(), "the twin has its finalizer now");
     Ok(())
@@ -39,34 +36,16 @@ pub async fn remove_finalizer(cluster: &Cluster, twin: &PersistentVolumeClaim) -
     if !has_finalizer(twin) || twin.metadata.deletion_timestamp.is_none() {
         return Ok(true);
     }
-    let mut finalizers = twin.finalizers().to_vec();
-    finalizers.retain(|finalizer| finalizer != TWIN_FINALIZER);
-    let outcome = crash::around(Step::RemoveFinalizer, write(cluster, twin, &finalizers)).await;
-    match outcome {
+    let twins = cluster.within::<PersistentVolumeClaim>(&twin.namespace().unwrap_or_default());
+    let removed = twins.set_finalizer(twin, TWIN_FINALIZER, false);
+    match crash::around(Step::RemoveFinalizer, removed).await {
         Err(error) if error.is_conflict() => Ok(false),
-        other => other.map(|()| true),
+        other => other.map(|_| true),
     }
 }
 
 /// Whether the twin has our finalizer.
 #[must_use]
 pub fn has_finalizer(twin: &PersistentVolumeClaim) -> bool {
-    twin.finalizers()
-        .iter()
-        .any(|finalizer| finalizer == TWIN_FINALIZER)
-}
-
-/// Writes the finalizers of exactly this version of the twin.
-async fn write(
-    cluster: &Cluster,
-    twin: &PersistentVolumeClaim,
-    finalizers: &[String],
-) -> Result<(), ApiError> {
-    let patch = json!({"metadata": {
-        "uid": twin.uid(),
-        "resourceVersion": twin.resource_version(),
-        "finalizers": finalizers,
-    }});
-    let twins = cluster.within::<PersistentVolumeClaim>(&twin.namespace().unwrap_or_default());
-    twins.merge(&twin.name_any(), &patch).await.map(drop)
+    cluster::has_finalizer(twin, TWIN_FINALIZER)
 }

@@ -1,6 +1,6 @@
 //! What there is to say about each remote cluster, and which are known at all.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     cluster::Cluster,
@@ -135,20 +135,14 @@ pub(super) fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
     Ok(claims)
 }
 
-/// What each remote cluster holds, as claims that people know.
-pub(super) fn volumes_by_cluster(watched: &Watched, home: &ClusterId) -> HashMap<ClusterId, Vec<String>> {
-    let remote = watched.clusters_of_volumes().into_iter().filter(|id| id != home);
-    let held = remote.map(|id| {
-        let named = watched
-            .virtual_volumes_in(&id)
-            .into_iter()
-            .map(|volume| match volume.claim {
-                Some(claim) => format!("{}/{}", claim.namespace, claim.name),
-                None => volume.name,
-            });
-        let mut claims: Vec<String> = named.collect();
-        claims.sort();
-        (id, claims)
+/// The volumes in a cluster, as claims that people know.
+pub(super) fn claims_in(watched: &Watched, cluster: &ClusterId) -> Vec<String> {
+    let volumes = watched.virtual_volumes_in(cluster).into_iter();
+    let named = volumes.map(|volume| match volume.claim {
+        Some(claim) => format!("{}/{}", claim.namespace, claim.name),
+        None => volume.name,
     });
-    held.collect()
+    let mut claims: Vec<String> = named.collect();
+    claims.sort();
+    claims
 }

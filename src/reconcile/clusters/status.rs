@@ -16,10 +16,12 @@ use crate::{
 /// What of ours is in a cluster.
 #[derive(Debug)]
 pub(super) struct Holdings {
-    /// Claims whose volumes live there.
-    pub(super) volumes: Vec<String>,
-    /// Claims for which there are twins that nobody was given (yet), or why that
-    /// cannot be told.
+    /// How many volumes live there.
+    pub(super) volumes: usize,
+    /// Their claims, where they are to be named.
+    pub(super) claims: Vec<String>,
+    /// Where no volumes are: claims for which there are twins that nobody was given (yet), or
+    /// why that cannot be told.
     pub(super) unfinished: Result<Vec<String>, String>,
     /// Whether somebody else declares the cluster too.
     pub(super) disputed: bool,
@@ -33,15 +35,15 @@ impl Holdings {
             return held && !leaving;
         }
         let unfinished = self.unfinished.as_ref();
-        !self.volumes.is_empty() || unfinished.map_or(held, |twins| !twins.is_empty())
+        self.volumes > 0 || unfinished.map_or(held, |twins| !twins.is_empty())
     }
 
     fn message(&self) -> String {
         match &self.unfinished {
-            _ if !self.volumes.is_empty() => format!(
+            _ if self.volumes > 0 => format!(
                 "it is being deleted, but volumes live there and would be out of reach: {}. Delete their claims, or move \
                  their data, and it goes",
-                some_of(&self.volumes)
+                some_of(&self.claims)
             ),
             Ok(twins) => format!(
                 "it is being deleted, but twins that nobody was given are there, of the claims {}. They are removed after \
@@ -73,7 +75,11 @@ pub(super) fn declared(
     };
     let discovered = report.fabric != Fabric::Native;
     let leaving = object.metadata.deletion_timestamp.is_some() && !discovered;
-    let held = holdings.message();
+    let held = if leaving {
+        holdings.message()
+    } else {
+        String::new()
+    };
     let ready: Wanted<'_> = if leaving {
         ("False", "HoldsVolumes", &held)
     } else if report.state != State::Ready {
@@ -96,14 +102,14 @@ pub(super) fn declared(
         // The leader has just begun: what was known is known until there is an answer.
         return RemoteClusterStatus {
             nodes: report.nodes.clone(),
-            volumes: count(&holdings.volumes),
+            volumes: count(holdings.volumes),
             ..before.clone()
         };
     }
     RemoteClusterStatus {
         declared_by: discovered.then(|| report.object.clone()),
         nodes: report.nodes.clone(),
-        volumes: count(&holdings.volumes),
+        volumes: count(holdings.volumes),
         server_version: report.server_version.clone(),
         classes: report.classes.clone(),
         limits: report.limits.clone(),
@@ -114,7 +120,7 @@ pub(super) fn declared(
 
 /// The status of a discovered cluster that is declared no longer, or not yet; `unread`: as far
 /// as can be read.
-pub(super) fn undeclared(object: &RemoteCluster, volumes: &[String], unread: bool) -> RemoteClusterStatus {
+pub(super) fn undeclared(object: &RemoteCluster, claims: &[String], unread: bool) -> RemoteClusterStatus {
     let fabric = object.spec.discovered_from.as_ref();
     let fabric = fabric.map_or_else(String::new, |from| format!("{:?}", from.fabric));
     let why = if unread {
@@ -122,18 +128,18 @@ pub(super) fn undeclared(object: &RemoteCluster, volumes: &[String], unread: boo
     } else {
         format!("{fabric} does not declare it")
     };
-    let message = if volumes.is_empty() {
+    let message = if claims.is_empty() {
         why
     } else {
         format!(
             "{why}. Volumes are there: {}. They can be neither used anew nor deleted until it is declared again, under \
              this very id",
-            some_of(volumes)
+            some_of(claims)
         )
     };
     let wanted: Wanted<'_> = ("False", "Undeclared", &message);
     RemoteClusterStatus {
-        volumes: count(volumes),
+        volumes: count(claims.len()),
         last_error: Some(message.clone()),
         ..with_conditions(object, wanted, ("Unknown", "Undeclared", &message))
     }
@@ -164,8 +170,8 @@ fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<
     }
 }
 
-fn count(claims: &[String]) -> i64 {
-    claims.len().try_into().unwrap_or(i64::MAX)
+fn count(volumes: usize) -> i64 {
+    volumes.try_into().unwrap_or(i64::MAX)
 }
 
 /// The merge patch that makes the status this one: what it does not say is taken out.

@@ -1,0 +1,41 @@
+//! Finalizers of this driver on objects of any kind.
+
+use std::fmt::Debug;
+
+use kube::{Resource, ResourceExt};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+
+use super::{ApiError, Objects};
+
+/// Whether the object has the finalizer.
+#[must_use]
+pub fn has_finalizer<K: Resource>(object: &K, finalizer: &str) -> bool {
+    object.finalizers().iter().any(|one| one == finalizer)
+}
+
+impl<K> Objects<K>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    /// Puts the finalizer on exactly this version of the object, or takes it off. A change in
+    /// between is a conflict; `None` when there is no such object.
+    pub async fn set_finalizer(
+        &self,
+        object: &K,
+        finalizer: &str,
+        wanted: bool,
+    ) -> Result<Option<K>, ApiError> {
+        let mut finalizers = object.finalizers().to_vec();
+        finalizers.retain(|one| one != finalizer);
+        if wanted {
+            finalizers.push(finalizer.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": object.uid(),
+            "resourceVersion": object.resource_version(),
+            "finalizers": finalizers,
+        }});
+        self.merge(&object.name_any(), &patch).await
+    }
+}
