@@ -289,7 +289,7 @@ where
         let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
         let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));
         let answer = outcome.as_ref().map(|_| ());
-        metrics.note(&self.cluster, verb, answer, began.elapsed());
+        metrics.record(&self.cluster, verb, answer, began.elapsed());
         outcome.map_err(|cause| self.error(verb, name, cause))
     }
 

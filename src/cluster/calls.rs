@@ -1,5 +1,5 @@
-//! How calls to an API server are made: for how long at most, and who hears how long each
-//! took and what was answered. Watches are not counted: they are answered for minutes.
+//! How calls to an API server are made: for how long at most, and where the time and outcome of
+//! each are recorded. Watches are not: each lasts for minutes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use prometheus_client::{
 
 use super::Cause;
 
-/// From an answer of the next room to one that is given up.
+/// Buckets: from an API server on the same network to a call that times out.
 const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
 
 /// How calls to an API server are made.
@@ -19,14 +19,14 @@ const SECONDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 3.0, 10.0, 30.0];
 pub struct Calls {
     /// Longest time for one call.
     pub timeout: Duration,
-    /// Who hears how long it took.
+    /// Where its time and outcome are recorded.
     pub metrics: Metrics,
 }
 
 impl Calls {
-    /// Calls of which nobody hears.
+    /// Calls that are recorded nowhere.
     #[must_use]
-    pub fn unheard(timeout: Duration) -> Self {
+    pub fn without_metrics(timeout: Duration) -> Self {
         Self {
             timeout,
             metrics: Metrics::default(),
@@ -34,7 +34,7 @@ impl Calls {
     }
 }
 
-/// Times of calls to API servers. Cheap to clone; whoever does not register them is not heard.
+/// Times of calls to API servers. Cheap to clone; exported only if registered.
 #[derive(Clone)]
 pub struct Metrics {
     took: Family<Call, Histogram, fn() -> Histogram>,
@@ -73,7 +73,8 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn note(
+    /// Records a call, by the verb that errors name it with.
+    pub(crate) fn record(
         &self,
         cluster: &str,
         verb: &'static str,
@@ -110,12 +111,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_heard_of_by_cluster_verb_and_outcome() {
+    fn a_call_is_recorded_by_cluster_verb_and_outcome() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         let took = Duration::from_millis(20);
-        metrics.note("milan", "change the status of", Ok(()), took);
-        metrics.note("milan", "read", Err(&Cause::Timeout(took)), took);
+        metrics.record("milan", "change the status of", Ok(()), took);
+        metrics.record("milan", "read", Err(&Cause::Timeout(took)), took);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for expected in [

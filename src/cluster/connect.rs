@@ -210,6 +210,6 @@ async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, 
 pub(crate) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = "unknown".parse()?;
     let none = Rights::default();
-    let calls = Calls::unheard(call_timeout);
+    let calls = Calls::without_metrics(call_timeout);
     Ok(Cluster::remote(id.clone(), &id, client, none, calls))
 }

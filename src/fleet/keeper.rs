@@ -189,7 +189,7 @@ impl Keeper {
         let is_unread = unread.contains(NATIVE);
         let declared: Vec<_> = declared
             .into_iter()
-            .map(|(one, _)| settled(one, &mut adjustments, is_unread))
+            .map(|(one, _)| with_settings(one, &mut adjustments, is_unread))
             .collect();
         if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|(declared, closed)| {
@@ -270,7 +270,7 @@ impl Keeper {
 
 /// A cluster with what its `RemoteCluster` says of it, and what closes it. As long as that
 /// cannot be read, nothing is done that it may forbid.
-fn settled(
+fn with_settings(
     one: ClusterDeclaration,
     adjustments: &mut BTreeMap<ClusterId, Adjustments>,
     is_unread: bool,
@@ -427,18 +427,18 @@ mod tests {
 
     #[test]
     fn what_a_remote_cluster_says_counts_for_one_that_was_found() {
-        let (declared, closed) = settled(found(Fabric::Liqo), &mut said(), false);
+        let (declared, closed) = with_settings(found(Fabric::Liqo), &mut said(), false);
         assert_eq!((declared.classes.real(None), closed), (Some("gold"), None));
         assert_eq!(declared.policy, BindingPolicy::WaitForBound);
-        let (declared, _) = settled(found(Fabric::Native), &mut said(), false);
+        let (declared, _) = with_settings(found(Fabric::Native), &mut said(), false);
         assert_eq!(declared.classes.real(None), None, "that one speaks for itself");
     }
 
     #[test]
     fn while_it_cannot_be_read_nothing_is_done_that_it_may_forbid() {
-        let (declared, closed) = settled(found(Fabric::Liqo), &mut BTreeMap::new(), true);
+        let (declared, closed) = with_settings(found(Fabric::Liqo), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
-        let (declared, closed) = settled(found(Fabric::Native), &mut BTreeMap::new(), true);
+        let (declared, closed) = with_settings(found(Fabric::Native), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (true, None));
     }
 }

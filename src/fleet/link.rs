@@ -243,7 +243,7 @@ impl Keeper {
             Ok(Ok(info)) => Ok(short(&info.git_version)),
         };
         let outcome = answer.as_ref().map(|_| ());
-        metrics.note(self.id.as_str(), "read", outcome, began.elapsed());
+        metrics.record(self.id.as_str(), "read", outcome, began.elapsed());
         answer.map_err(|cause| Trouble::Lost(cause.to_string()))
     }
 

@@ -2,7 +2,10 @@
 //! kubeconfig and the classes of the other side, a `NamespaceMap` what became of
 //! each namespace there, and nodes are labelled with the cluster's id.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
@@ -52,6 +55,8 @@ pub(super) struct Liqo {
     maps: View<NamespaceMap>,
     /// By the name of each namespace that the administrator listed.
     tenants: BTreeMap<String, View<Tenant>>,
+    /// Why which nodes were not believed last, so that it is logged once.
+    logged: Mutex<BTreeMap<String, String>>,
 }
 
 /// A `VirtualNode`.
@@ -111,6 +116,7 @@ impl Liqo {
         });
         Self {
             tenants: tenants.collect(),
+            logged: Mutex::default(),
             nodes: View::start(
                 all(&context.client, "VirtualNode"),
                 everything(),
@@ -127,6 +133,17 @@ impl Liqo {
                 stop,
             ),
         }
+    }
+
+    /// Logs which nodes are not believed, each once for each reason.
+    fn log(&self, not_believed: BTreeMap<String, String>) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        for (node, why) in &not_believed {
+            if logged.get(node) != Some(why) {
+                tracing::warn!(node, why, "a VirtualNode is not believed");
+            }
+        }
+        *logged = not_believed;
     }
 
     /// Whether a node may speak for its cluster, or why not.
@@ -171,7 +188,7 @@ impl Source for Liqo {
             let place = (node.cluster.clone(), node.namespace.clone());
             by_place.entry(place).or_default().push(node);
         }
-        let (mut all, mut doubtful) = (Vec::new(), Vec::new());
+        let (mut all, mut doubtful, mut others) = (Vec::new(), Vec::new(), BTreeMap::new());
         for ((cluster, namespace), mut nodes) in by_place {
             // Several virtual nodes may stand for one cluster: any of them reaches it.
             nodes.sort_by(|a, b| (a.secret.is_none(), &a.name).cmp(&(b.secret.is_none(), &b.name)));
@@ -191,9 +208,12 @@ impl Source for Liqo {
                 Err(why) if namespace == format!("{TENANT}{cluster}") => {
                     doubtful.extend(not_believed(node, why));
                 }
-                Err(why) => tracing::warn!(namespace, name = node.name, why, "a VirtualNode is not believed"),
+                Err(why) => {
+                    others.insert(format!("{namespace}/{}", node.name), why);
+                }
             }
         }
+        self.log(others);
         doubtful.truncate(MOST_NOT_BELIEVED);
         all.extend(doubtful);
         Some(all)

@@ -63,7 +63,7 @@ impl FakeApi {
             id: Some("home".parse().unwrap()),
             storage_namespace: "liqo-storage".into(),
             carried: crate::volume::CarriedAnnotations::new(["team", "note"].map(str::to_owned)),
-            calls: Calls::unheard(Duration::from_secs(1)),
+            calls: Calls::without_metrics(Duration::from_secs(1)),
         };
         Cluster::from_config(config, settings, &self.stop).await.unwrap()
     }
@@ -80,7 +80,7 @@ impl FakeApi {
             &home,
             client,
             rights,
-            Calls::unheard(timeout),
+            Calls::without_metrics(timeout),
         );
         cluster.views().complete().await;
         cluster

@@ -38,7 +38,7 @@ fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
         changes: registry.notifier(),
         id: "milan".parse().unwrap(),
         home: "home".parse().unwrap(),
-        calls: Calls::unheard(call_timeout),
+        calls: Calls::without_metrics(call_timeout),
         rest: Duration::from_millis(10),
         link: watch::Sender::new(Link::Connecting(String::new())),
     })
@@ -108,7 +108,7 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
         &keeper.home,
         client,
         rights,
-        Calls::unheard(LONG),
+        Calls::without_metrics(LONG),
     );
     let connected = Connected {
         cluster: cluster.clone(),

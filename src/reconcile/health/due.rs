@@ -25,7 +25,7 @@ const ALL: Duration = Duration::from_secs(30);
 /// What has changed about the volumes of a cluster.
 pub(super) struct Due {
     /// The cluster as it was reached last, and what has changed there.
-    there: Option<There>,
+    reached: Option<Reached>,
     volumes: Feed<watched::Volume>,
     claims: Feed<watched::Claim>,
     /// When all volumes were to be looked at last.
@@ -37,7 +37,7 @@ pub(super) struct Due {
 }
 
 /// A cluster that is reached.
-struct There {
+struct Reached {
     cluster: Cluster,
     twins: Feed<slim::Twin>,
     /// PVs are watched at home only.
@@ -52,7 +52,7 @@ pub(super) enum Scope {
     Some(BTreeSet<String>),
 }
 
-impl There {
+impl Reached {
     fn new(cluster: Cluster) -> Self {
         let (twins, real) = (cluster.views().twins.feed(), cluster.views().volumes.feed());
         // All volumes are looked at now.
@@ -83,7 +83,7 @@ impl There {
 impl Due {
     pub(super) fn new(watched: &Watched) -> Self {
         Self {
-            there: None,
+            reached: None,
             volumes: watched.volumes.feed(),
             claims: watched.claims.feed(),
             all: None,
@@ -94,14 +94,14 @@ impl Due {
 
     /// What the next round looks at. `cluster` is the cluster of the twins, if it is reached.
     pub(super) fn take(&mut self, cluster: Option<Cluster>) -> Scope {
-        let is_known = match (&self.there, &cluster) {
-            (Some(there), Some(cluster)) => there.cluster.is_same(cluster),
+        let is_known = match (&self.reached, &cluster) {
+            (Some(reached), Some(cluster)) => reached.cluster.is_same(cluster),
             (_, None) | (None, Some(_)) => false,
         };
         if !is_known {
-            self.there = cluster.map(There::new);
+            self.reached = cluster.map(Reached::new);
         }
-        let names = self.there.as_ref().and_then(There::take).filter(|_| is_known);
+        let names = self.reached.as_ref().and_then(Reached::take).filter(|_| is_known);
         let changes = (self.volumes.take(), self.claims.take());
         let is_time = self.all.is_none_or(|when| when.elapsed() >= ALL);
         let is_done = std::mem::take(&mut self.is_done);
