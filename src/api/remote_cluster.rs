@@ -80,6 +80,10 @@ pub struct RemoteClusterSpec {
     #[serde(default)]
     pub storage_classes: StorageClasses,
 
+    /// Which attributes class there one becomes that a class of ours names.
+    #[serde(default, skip_serializing_if = "AttributesClasses::is_empty")]
+    pub volume_attributes_classes: AttributesClasses,
+
     /// When a claim is Bound whose twin is there. Optimistic: as soon as the remote
     /// cluster has accepted the twin; a failure after that is reported on the claim.
     /// WaitForBound: not before the twin is Bound. Either way, classes that bind
@@ -207,6 +211,22 @@ pub struct StorageClasses {
     pub default: Option<String>,
 }
 
+/// Which attributes class there one becomes that a class of ours names.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttributesClasses {
+    /// From values of the parameter realVolumeAttributesClass to VolumeAttributesClasses there.
+    /// One that is not in the mapping has the same name there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "storage_classes")]
+    pub mapping: BTreeMap<String, String>,
+}
+
+impl AttributesClasses {
+    fn is_empty(&self) -> bool {
+        self.mapping.is_empty()
+    }
+}
+
 /// When a claim is Bound whose twin is in a remote cluster.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -269,6 +289,7 @@ impl RemoteClusterSpec {
             node_selector: None,
             namespaces: Namespaces::default(),
             storage_classes: StorageClasses::default(),
+            volume_attributes_classes: AttributesClasses::default(),
             binding_policy: BindingPolicy::default(),
             protect_twins: true,
         }

@@ -233,6 +233,7 @@ mod tests {
             volume: "pvc-1".into(),
             class: None,
             size: None,
+            growing_to: None,
             state: State::Bound,
             message: String::new(),
             advice: String::new(),

@@ -27,7 +27,7 @@ const HEADER: [&str; 9] = [
 const NODES_SHOWN: usize = 2;
 
 const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "cannotBeTold": [...]}. A volume has
-volume, claim {namespace, name}, class, size, state, message, advice,
+volume, claim {namespace, name}, class, size, growingTo, state, message, advice,
 twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
 cluster). What is not there or not known is null.
@@ -109,7 +109,7 @@ fn cells(row: &Row) -> [String; 9] {
         part(&row.claim, |claim| &claim.namespace),
         part(&row.claim, |claim| &claim.name),
         or_dash(&row.class),
-        or_dash(&row.size),
+        or_dash(&size(row)),
         row.state.name().to_owned(),
         or_dash(&row.real_class),
         or_dash(&row.cluster),
@@ -119,6 +119,14 @@ fn cells(row: &Row) -> [String; 9] {
             |twin| format!("{}/{}", twin.namespace, twin.name),
         ),
     ]
+}
+
+fn size(row: &Row) -> Option<String> {
+    let size = row.size.clone()?;
+    Some(match &row.growing_to {
+        Some(larger) => format!("{size} -> {larger}"),
+        None => size,
+    })
 }
 
 fn nodes(nodes: Option<&[String]>) -> String {
@@ -144,6 +152,7 @@ mod tests {
             }),
             class: Some("liqo".into()),
             size: Some("1Gi".into()),
+            growing_to: None,
             state,
             message: message.into(),
             advice: String::new(),

@@ -1,13 +1,13 @@
 //! From objects of Kubernetes to the facts that the pure layer decides on.
 //! Nothing is decided here. What cannot be understood becomes what admits less.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
     api::{
         core::v1::{
             NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-            PersistentVolume, TopologySelectorTerm,
+            PersistentVolume, PersistentVolumeClaim, TopologySelectorTerm,
         },
         storage::v1::{CSIStorageCapacity, StorageClass},
     },
@@ -18,7 +18,7 @@ use kube::{ResourceExt, api::ObjectMeta};
 use crate::{
     placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
     topology::{LabelSelector, Node, NodeSelector, Operator, Requirement, Term},
-    volume::{AccessMode, ClaimName, VolumeMode, parse_quantity},
+    volume::{AccessMode, ClaimName, ClaimSize, VolumeMode, parse_quantity},
 };
 
 /// Annotation by which Kosmos names the cluster behind a node.
@@ -148,6 +148,36 @@ pub fn volume_mode(mode: Option<&str>) -> VolumeMode {
 pub fn bytes(quantity: &Quantity) -> Option<u64> {
     parse_quantity(&quantity.0)
 }
+
+/// How large a claim is, and how far its expansion has come.
+#[must_use]
+pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
+    let storage = |of: Option<&BTreeMap<String, Quantity>>| of.and_then(|of| bytes(of.get(STORAGE)?));
+    let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let status = claim.status.as_ref();
+    let stage = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
+    let mut conditions = status
+        .into_iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    ClaimSize {
+        requested: storage(requests.and_then(|of| of.requests.as_ref())).unwrap_or_default(),
+        capacity: storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default(),
+        allocated: storage(status.and_then(|status| status.allocated_resources.as_ref())),
+        stage: stage.and_then(|stage| stage.parse().ok()),
+        has_error: conditions.any(|one| RESIZE_ERRORS.contains(&one.type_.as_str())),
+    }
+}
+
+/// How large a PV is, in bytes.
+#[must_use]
+pub fn volume_size(volume: &PersistentVolume) -> Option<u64> {
+    bytes(volume.spec.as_ref()?.capacity.as_ref()?.get(STORAGE)?)
+}
+
+/// Conditions of a claim whose expansion failed, in the driver's controller or on a node.
+pub const RESIZE_ERRORS: [&str; 2] = ["ControllerResizeError", "NodeResizeError"];
+
+const STORAGE: &str = "storage";
 
 /// From where a PV can be reached; `None` means anywhere.
 #[must_use]

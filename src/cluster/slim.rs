@@ -12,7 +12,7 @@ use super::{facts, has_finalizer, view::Slim};
 use crate::{
     placement::{Capacity, Class, Phase, ReclaimPolicy, StaticVolume, TwinHealth},
     topology::Node,
-    volume::{Carried, ClaimMark, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
+    volume::{Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
@@ -45,8 +45,8 @@ pub struct Twin {
     pub claim: Option<ClaimMark>,
     /// Digest of what it carries of its claim.
     pub carried: String,
-    /// Its size in bytes, once it has one.
-    pub bytes: Option<u64>,
+    /// Its size.
+    pub size: ClaimSize,
 }
 
 impl Twin {
@@ -242,10 +242,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         uid: claim.uid().unwrap_or_default(),
         claim: marks.claim,
         carried: Carried::on_twin(claim.labels(), claim.annotations()).digest(),
-        bytes: claim
-            .status
-            .as_ref()
-            .and_then(|status| facts::bytes(status.capacity.as_ref()?.get("storage")?)),
+        size: facts::claim_size(claim),
     })
 }
 

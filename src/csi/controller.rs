@@ -254,6 +254,37 @@ impl wire::controller_server::Controller for Controller {
         }))
     }
 
+    async fn controller_expand_volume(
+        &self,
+        request: Request<wire::ControllerExpandVolumeRequest>,
+    ) -> Answer<wire::ControllerExpandVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let (id, wanted) = parse::expand_request(request.into_inner())?;
+        let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
+        self.observed(deadline).await?;
+        let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
+        let expand = async move { Ok(twin::expand(&home, &registry, &id, wanted, deadline.at()).await?) };
+        let expanded = self.work.run(name.as_str(), expand).await?;
+        Ok(Response::new(wire::ControllerExpandVolumeResponse {
+            capacity_bytes: bytes(expanded.bytes),
+            node_expansion_required: expanded.on_node,
+        }))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<wire::ControllerModifyVolumeRequest>,
+    ) -> Answer<wire::ControllerModifyVolumeResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let (id, class) = parse::modify_request(request.get_ref())?;
+        let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
+        self.observed(deadline).await?;
+        let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
+        let modify = async move { Ok(twin::modify(&home, &registry, &id, &class, deadline.at()).await?) };
+        self.work.run(name.as_str(), modify).await?;
+        Ok(Response::new(wire::ControllerModifyVolumeResponse {}))
+    }
+
     async fn controller_get_capabilities(
         &self,
         _: Request<wire::ControllerGetCapabilitiesRequest>,
@@ -265,6 +296,8 @@ impl wire::controller_server::Controller for Controller {
             Type::CreateDeleteVolume,
             Type::PublishUnpublishVolume,
             Type::ListVolumes,
+            Type::ExpandVolume,
+            Type::ModifyVolume,
             Type::SingleNodeMultiWriter,
         ];
         let capabilities = supported.map(|it| wire::ControllerServiceCapability {

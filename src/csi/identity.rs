@@ -7,7 +7,7 @@ use crate::{
     wire::csi::{
         self as wire,
         identity_server::IdentityServer,
-        plugin_capability::{self, service},
+        plugin_capability::{self, service, volume_expansion},
     },
 };
 
@@ -65,13 +65,17 @@ impl wire::identity_server::Identity for Identity {
             service::Type::ControllerService,
             service::Type::VolumeAccessibilityConstraints,
         ];
-        let capabilities = services.map(|it| wire::PluginCapability {
-            r#type: Some(plugin_capability::Type::Service(
-                wire::plugin_capability::Service { r#type: it.into() },
-            )),
+        let services = services
+            .map(|it| plugin_capability::Type::Service(plugin_capability::Service { r#type: it.into() }));
+        // Whether a volume in use may grow is its real driver's matter.
+        let expansion = plugin_capability::Type::VolumeExpansion(plugin_capability::VolumeExpansion {
+            r#type: volume_expansion::Type::Online.into(),
         });
+        let capabilities = services.into_iter().chain([expansion]);
         Ok(Response::new(wire::GetPluginCapabilitiesResponse {
-            capabilities: capabilities.into(),
+            capabilities: capabilities
+                .map(|it| wire::PluginCapability { r#type: Some(it) })
+                .collect(),
         }))
     }
 
@@ -95,7 +99,7 @@ mod tests {
                 .get_plugin_capabilities(Request::new(wire::GetPluginCapabilitiesRequest {}))
                 .await
                 .unwrap();
-            assert_eq!(answer.into_inner().capabilities.len(), 2);
+            assert_eq!(answer.into_inner().capabilities.len(), 3);
         }
     }
 }

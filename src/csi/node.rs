@@ -134,11 +134,11 @@ impl node_server::Node for Node {
         _: Request<wire::NodeGetCapabilitiesRequest>,
     ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
         // Not VOLUME_MOUNT_GROUP: kubelet would leave fsGroup to us, without telling
-        // us the pod's fsGroupChangePolicy. Not EXPAND_VOLUME before the controller has
-        // it: real drivers refuse to grow on a node what has not grown behind it.
+        // us the pod's fsGroupChangePolicy.
         let can = [
             Can::StageUnstageVolume,
             Can::GetVolumeStats,
+            Can::ExpandVolume,
             Can::SingleNodeMultiWriter,
         ];
         let capabilities = can.map(|it| wire::NodeServiceCapability {
@@ -236,7 +236,7 @@ mod tests {
         let group = capability::Type::Rpc(capability::Rpc {
             r#type: Can::VolumeMountGroup.into(),
         });
-        assert_eq!(capabilities.len(), 3);
+        assert_eq!(capabilities.len(), 4);
         assert!(capabilities.iter().all(|it| it.r#type != Some(group)));
     }
 

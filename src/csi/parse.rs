@@ -10,7 +10,7 @@ use crate::{
     twin::CreateRequest,
     volume::{
         Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeIdError,
-        VolumeName, VolumeSpec,
+        VolumeName, VolumeSpec, attributes_class,
     },
     wire::csi::{self as wire, volume_capability::access_mode::Mode},
 };
@@ -25,18 +25,13 @@ pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<Creat
             "snapshots and clones are not supported",
         ));
     }
-    if !request.mutable_parameters.is_empty() {
-        return Err(unsupported(
-            "mutable_parameters",
-            "attributes classes are not supported",
-        ));
-    }
     let range = request.capacity_range.unwrap_or_default();
     let spec = VolumeSpec {
         size: SizeRange::new(range.required_bytes, range.limit_bytes)?,
         capabilities,
         parameters: Parameters::parse(&request.parameters)?,
         source: None,
+        attributes: attributes_class(&request.mutable_parameters)?,
     };
     let wished = request.accessibility_requirements.unwrap_or_default();
     let places = |all: Vec<wire::Topology>| -> Vec<Segments> {
@@ -55,6 +50,25 @@ pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<Creat
         requisite,
         preferred,
     })
+}
+
+/// The id of a volume that is to grow, and how large it has to become. What the volume is
+/// used for does not matter, and the real driver's secrets are its own.
+pub(super) fn expand_request(
+    request: wire::ControllerExpandVolumeRequest,
+) -> Result<(String, SizeRange), Status> {
+    let id = volume_id(request.volume_id)?;
+    let range = request.capacity_range.ok_or_else(|| missing("capacity_range"))?;
+    Ok((id, SizeRange::new(range.required_bytes, range.limit_bytes)?))
+}
+
+/// The id of a volume that is to have other attributes, and their class.
+pub(super) fn modify_request(
+    request: &wire::ControllerModifyVolumeRequest,
+) -> Result<(String, String), Status> {
+    let id = volume_id(request.volume_id.clone())?;
+    let class = attributes_class(&request.mutable_parameters)?;
+    Ok((id, class.ok_or_else(|| missing("mutable_parameters"))?))
 }
 
 /// The capabilities of a request, brought together.
@@ -190,7 +204,10 @@ mod tests {
                 .contains("content_source")
         );
         assert!(refused(|it| drop(it.parameters.insert("x".into(), "y".into()))).contains("\"x\""));
-        assert!(refused(|it| drop(it.mutable_parameters.insert("x".into(), "y".into()))).contains("mutable"));
+        assert!(
+            refused(|it| drop(it.mutable_parameters.insert("x".into(), "y".into())))
+                .contains("VolumeAttributesClass")
+        );
         assert!(
             refused(|it| {
                 let range = wire::CapacityRange {

@@ -9,8 +9,8 @@
 use tonic::{Code, Status};
 
 use crate::{
-    placement::{DeleteRefusal, Refusal},
-    twin::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
+    placement::{DeleteRefusal, RealRefusal, Refusal},
+    twin::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::{SpecError, VolumeIdError},
 };
 
@@ -36,6 +36,7 @@ macro_rules! into_status {
 into_status!(
     VolumeIdError,
     SpecError,
+    ChangeError,
     CreateError,
     DeleteError,
     PublishError,
@@ -63,6 +64,7 @@ impl Coded for SpecError {
             | Self::TwoSetsOfFlags(..)
             | Self::UnknownAccessMode(_)
             | Self::UnknownParameter(_)
+            | Self::UnknownAttribute(_)
             | Self::HalfAClaim { .. }
             | Self::UnknownBindingPolicy(_)
             | Self::NotRemotely { .. }
@@ -77,6 +79,7 @@ impl Coded for CreateError {
         match self {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
             Self::Spec(error) => error.code(),
+            Self::Attributes(_) => Code::InvalidArgument,
             Self::NoSite(error) => error.code(),
             Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
@@ -139,6 +142,36 @@ impl Coded for PublishError {
             },
             Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting(_) => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for ChangeError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoVolume(_) => Code::NotFound,
+            // csi-resizer then lets users ask for less.
+            Self::NotExpandable(_)
+            | Self::TooLarge { .. }
+            | Self::NotAccepted(_)
+            | Self::NotGrown {
+                refusal: RealRefusal::Infeasible(_),
+                ..
+            } => Code::OutOfRange,
+            // It then lets them ask for another class.
+            Self::Attributes(_)
+            | Self::NotModified {
+                refusal: RealRefusal::Infeasible(_),
+                ..
+            } => Code::InvalidArgument,
+            Self::NotGrown {
+                refusal: RealRefusal::InUse(_),
+                ..
+            } => Code::FailedPrecondition,
+            // A final code where nothing is under way, and one that is tried again.
+            Self::NotNow { .. } | Self::NotGrown { .. } | Self::NotModified { .. } => Code::Internal,
+            Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }
 }

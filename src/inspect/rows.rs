@@ -15,7 +15,11 @@ use super::{
     remote,
     words::{Name, reach},
 };
-use crate::{cluster::slim::SELECTED_NODE, topology::CLUSTER_KEY};
+use crate::{
+    cluster::{facts, slim::SELECTED_NODE},
+    topology::CLUSTER_KEY,
+    volume::{ClaimSize, quantity},
+};
 
 /// A volume, in the words of `-o json`. Fields are added, never renamed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,6 +33,8 @@ pub(crate) struct Row {
     pub(crate) class: Option<String>,
     /// Requested, or once bound granted, as Kubernetes writes quantities.
     pub(crate) size: Option<String>,
+    /// The size it is growing to, while it is.
+    pub(crate) growing_to: Option<String>,
     /// How it is.
     pub(crate) state: State,
     /// Why, in a sentence; empty when all is well.
@@ -106,6 +112,8 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
     {
         (health.message, health.advice) = (pull.message, pull.advice);
     }
+    let growing = case.claim.map(facts::claim_size);
+    let growing = growing.filter(|size| size.growing_to().is_some());
     let volume_class = |volume| class_of(volume).map(str::to_owned);
     let real_class = case.twin.and_then(class_name).map(str::to_owned);
     let cluster = case.id.as_ref().map(|id| id.cluster.to_string());
@@ -117,7 +125,8 @@ fn row(name: &str, case: &Case<'_>, storage: &Storage) -> Row {
             .and_then(class_name)
             .map(str::to_owned)
             .or_else(|| volume_class(case.volume?)),
-        size: size(case),
+        size: growing.map_or_else(|| size(case), |size| Some(quantity(size.capacity))),
+        growing_to: growing.and_then(ClaimSize::growing_to).map(quantity),
         state: health.state,
         message: health.message,
         advice: health.advice,

@@ -73,6 +73,14 @@ steps! {
     NoteRefusal = "note-refusal",
     /// What a claim says about its twin is changed.
     Mirror = "mirror",
+    /// The twin of a volume that is to grow is asked for more.
+    Expand = "expand",
+    /// A twin is given another attributes class.
+    Modify = "modify",
+    /// The expansion of a twin is ended, because its node has followed.
+    FinishExpansion = "finish-expansion",
+    /// What a claim says of the size of its remote twin is changed.
+    MirrorSize = "mirror-size",
     /// Labels and annotations of a claim are carried to its twin.
     Sync = "sync",
     /// The claim of a pod with a fixed node is told that node.

@@ -7,7 +7,9 @@ mod class;
 mod create;
 mod delete;
 mod diagnosis;
+mod expand;
 mod fit;
+mod modify;
 mod offload;
 mod possible;
 mod reclaim;
@@ -27,7 +29,12 @@ pub use delete::{
     delete_step, without_twin,
 };
 pub use diagnosis::{Diagnosis, Phase, TwinHealth, diagnose};
+pub use expand::{
+    ClaimNews, ExpandFacts, ExpandStep, RealRefusal, SeenSize, claim_news, expand_step, has_finished,
+    shows_less,
+};
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
+pub use modify::{ModifyFacts, ModifyStage, ModifyStep, modify_step};
 pub use offload::{
     Adjustments, Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes,
     behind,

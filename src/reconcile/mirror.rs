@@ -1,10 +1,11 @@
 //! What a claim says about its twin, where its user looks: a condition, and of a twin in
-//! another cluster the real capacity.
+//! another cluster how large it is and what became of its expansion.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
     apimachinery::pkg::apis::meta::v1::Time,
 };
+use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
@@ -12,9 +13,11 @@ use super::{
     watched::{Claim, VirtualVolume},
 };
 use crate::{
-    cluster::{ApiError, Cluster, unless_conflict},
+    cluster::{ApiError, Cluster, facts, unless_conflict},
     observe::crash::{self, Step},
-    volume::{ClaimMark, mark::TWIN_READY, quantity},
+    placement::{ClaimNews, claim_news},
+    twin::{Site, grown},
+    volume::{ClaimMark, ClaimSize, mark::TWIN_READY, quantity},
 };
 
 /// Has the claim say it, unless it does already. Conditions of others stay as they are: the
@@ -59,4 +62,65 @@ pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64)
     )
     .await;
     unless_conflict(written).map(drop)
+}
+
+/// Has the claim say that it has grown, as kubelet says of claims whose pods it runs, if its
+/// twin in another cluster has.
+pub(super) async fn growth(home: &Cluster, mark: &ClaimMark, twin: ClaimSize) -> Result<(), ApiError> {
+    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+    let Some(claim) = live(home, mark).await? else {
+        return Ok(());
+    };
+    let Some(ClaimNews::Grown(bytes)) = claim_news(facts::claim_size(&claim), twin) else {
+        return Ok(());
+    };
+    let patch = grown(&claim, bytes);
+    let written = crash::around(Step::MirrorSize, claims.merge_status(&mark.name, &patch)).await;
+    unless_conflict(written).map(drop)
+}
+
+/// Has the claim say that the node of its pod, in another cluster, does not grow its file
+/// system: once for each thing that the twin says of it, because csi-resizer tries again each
+/// time, and by that alone nothing changes there.
+pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), ApiError> {
+    let home = site.home();
+    let Some(claim) = live(home, mark).await? else {
+        return Ok(());
+    };
+    let twin = site.twins().get(site.name()).await?;
+    let Some(why) = twin.as_ref().and_then(node_error) else {
+        return Ok(());
+    };
+    if node_error(&claim) == Some(why) {
+        return Ok(());
+    }
+    let condition = json!({
+        "type": NODE_ERROR, "status": "True", "message": why,
+        "lastTransitionTime": Time(jiff::Timestamp::now()),
+    });
+    let patch = json!({
+        "metadata": {"uid": mark.uid, "resourceVersion": claim.resource_version()},
+        "status": {
+            "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"},
+            "conditions": [condition],
+        },
+    });
+    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+    let written = claims.merge_status_lists(&mark.name, &patch);
+    unless_conflict(crash::around(Step::MirrorSize, written).await).map(drop)
+}
+
+const NODE_ERROR: &str = "NodeResizeError";
+
+/// Why a node did not grow the file system of a claim.
+fn node_error(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
+    let error = conditions.find(|one| one.type_ == NODE_ERROR)?;
+    Some(error.message.as_deref().unwrap_or_default())
+}
+
+async fn live(home: &Cluster, mark: &ClaimMark) -> Result<Option<PersistentVolumeClaim>, ApiError> {
+    let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
+    let found = claims.get(&mark.name).await?;
+    Ok(found.filter(|claim| claim.uid().as_deref() == Some(&mark.uid)))
 }

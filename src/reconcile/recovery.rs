@@ -444,6 +444,8 @@ fn twin_again(
                 limits: None,
             }),
             volume_name: real.metadata.name.clone(),
+            // A claim is bound only to a PV of the same attributes.
+            volume_attributes_class_name: was.volume_attributes_class_name,
             ..PersistentVolumeClaimSpec::default()
         }),
         status: None,

@@ -24,7 +24,8 @@ use crate::{
     placement::{ReclaimPolicy, StaticVolume},
     twin::{twin_in, twin_volume_in},
     volume::{
-        CarriedAnnotations, ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError, VolumeName,
+        CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError,
+        VolumeName,
     },
 };
 
@@ -57,6 +58,8 @@ pub(super) struct Claim {
     pub(super) pending: bool,
     pub(super) has_node: bool,
     pub(super) deleting: bool,
+    /// How large it is.
+    pub(super) size: ClaimSize,
     /// Digest of what its twin is to carry.
     pub(super) carried: String,
     /// What it says about its twin.
@@ -266,6 +269,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         deleting: claim.metadata.deletion_timestamp.is_some(),
+        size: facts::claim_size(claim),
         carried: rules.carried(claim.labels(), annotations).digest(),
         said: twin_condition::said(claim),
     })
@@ -287,11 +291,7 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
             cluster: id.cluster,
             twin: csi.volume_attributes.as_ref().and_then(twin_in),
             real: csi.volume_attributes.as_ref().and_then(twin_volume_in),
-            bytes: spec
-                .capacity
-                .as_ref()
-                .and_then(|capacity| facts::bytes(capacity.get("storage")?))
-                .unwrap_or_default(),
+            bytes: facts::volume_size(volume).unwrap_or_default(),
             class: spec.storage_class_name.clone().unwrap_or_default(),
             claim: spec.claim_ref.as_ref().map(|claim| ClaimMark {
                 namespace: claim.namespace.clone().unwrap_or_default(),

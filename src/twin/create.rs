@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
     TWIN_VOLUME,
+    attributes::{Checked, check, mapped},
     finalizer::remove_finalizer,
     not_taken::{not_taken, note_refusal},
     observation::Observation,
@@ -167,11 +168,22 @@ async fn make_twin(
         Plan::Make(planned) => planned,
         Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
     };
+    let attributes = request
+        .spec
+        .attributes
+        .as_deref()
+        .map(|named| mapped(site, named));
+    if let Some(class) = attributes
+        && let Checked::Unfit(why) = check(site, class, planned.provisioner.as_deref()).await?
+    {
+        return Err(why.into());
+    }
     let chosen = Chosen {
         class: &planned.class,
         provisioner: planned.provisioner.as_deref(),
         node: planned.node.as_deref(),
         access_modes: planned.access_modes.as_deref(),
+        attributes,
     };
     let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;

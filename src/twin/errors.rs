@@ -1,10 +1,11 @@
 //! What can go wrong with a twin, one enum per operation.
 
+use super::NoAttributes;
 use crate::{
     cluster::ApiError,
     fleet::Unreachable,
-    placement::{ClassError, DeleteRefusal, Refusal, Unmapped},
-    volume::{SpecError, VolumeName},
+    placement::{ClassError, DeleteRefusal, RealRefusal, Refusal, Unmapped},
+    volume::{SpecError, VolumeId, VolumeName},
 };
 
 /// Why a claim has no place for its twin.
@@ -37,6 +38,9 @@ pub enum CreateError {
     /// It asks for what cannot be had where it would be.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// It asks for attributes that it cannot have where it would be.
+    #[error(transparent)]
+    Attributes(#[from] NoAttributes),
     /// There is no place for its twin, or none that can be reached.
     #[error(transparent)]
     NoSite(#[from] NoSite),
@@ -159,6 +163,85 @@ pub enum PublishError {
     /// It takes longer than the caller has time.
     #[error("{0} is not attached yet")]
     StillWaiting(String),
+}
+
+/// Why a volume does not become what it is to be, or not yet.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// There is no such volume.
+    #[error("no volume has the id \"{0}\"")]
+    NoVolume(VolumeId),
+    /// Its twin is not in a state in which anything can be changed.
+    #[error("the twin {twin} in cluster {cluster} {why}")]
+    NotNow {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// What state it is in.
+        why: &'static str,
+    },
+    /// Volumes like this one never grow.
+    #[error("{0}")]
+    NotExpandable(String),
+    /// It is larger than it may become.
+    #[error("the volume {volume} has {has} already, more than the limit of {limit}")]
+    TooLarge {
+        /// The volume.
+        volume: VolumeName,
+        /// Its size.
+        has: String,
+        /// What it may have.
+        limit: String,
+    },
+    /// The real driver does not let it grow.
+    #[error("the twin {twin} in cluster {cluster} does not grow: {refusal}")]
+    NotGrown {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// What the driver says.
+        refusal: RealRefusal,
+    },
+    /// It cannot have these attributes.
+    #[error(transparent)]
+    Attributes(#[from] NoAttributes),
+    /// The real driver does not give it these attributes.
+    #[error(
+        "the twin {twin} in cluster {cluster} is not changed to the VolumeAttributesClass {class}: {refusal}"
+    )]
+    NotModified {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// The class.
+        class: String,
+        /// What the driver says.
+        refusal: RealRefusal,
+    },
+    /// The API server does not take the change, as a matter of principle.
+    #[error("{0}")]
+    NotAccepted(ApiError),
+    /// Its cluster cannot be asked right now.
+    #[error("{0}")]
+    Unreachable(#[from] Unreachable),
+    /// Its cluster cannot be asked right now.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    /// It takes longer than the caller has time.
+    #[error("the twin {twin} in cluster {cluster} is not {awaited} yet{}", because(.why.as_deref()))]
+    StillWaiting {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+        /// What is waited for.
+        awaited: String,
+        /// What others say about it.
+        why: Option<String>,
+    },
 }
 
 /// Why a volume is not yet detached.

@@ -4,11 +4,14 @@
 //! operation may be the first one after a crash, and starts by looking.
 
 mod attach;
+mod attributes;
+mod changing;
 mod claimed;
 mod create;
 mod data_path;
 mod delete;
 mod errors;
+mod expand;
 mod finalizer;
 mod holder;
 mod list;
@@ -37,9 +40,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
     attach::{attachment_name, detach_unneeded, publish, unpublish},
+    attributes::{NoAttributes, modify},
     create::{create, last_warning},
     delete::delete,
-    errors::{CreateError, DeleteError, NoSite, PublishError, UnpublishError},
+    errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
+    expand::{Expanded, expand, finish_expansion, grown},
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},

@@ -27,6 +27,8 @@ pub(super) struct Chosen<'a> {
     pub(super) node: Option<&'a str>,
     /// The access modes it has instead of those asked for.
     pub(super) access_modes: Option<&'a [AccessMode]>,
+    /// The attributes class it is made with.
+    pub(super) attributes: Option<&'a str>,
 }
 
 /// The twin to create.
@@ -97,6 +99,7 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
         }),
         storage_class_name: Some(chosen.class.to_owned()),
         volume_mode: Some(mode.to_owned()),
+        volume_attributes_class_name: chosen.attributes.map(str::to_owned),
         ..PersistentVolumeClaimSpec::default()
     }
 }

@@ -4,6 +4,7 @@
 
 mod capabilities;
 mod carried;
+mod claim_size;
 mod data_path;
 mod digest;
 mod fingerprint;
@@ -18,6 +19,7 @@ mod spec;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
 pub use carried::{Carried, CarriedAnnotations, MetadataChanges};
+pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
 };
@@ -29,7 +31,9 @@ pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
 pub use refused::Refused;
 pub use size::SizeRange;
-pub use spec::{BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec};
+pub use spec::{
+    BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec, attributes_class,
+};
 
 /// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
 pub const DRIVER_NAME: &str = "storage.liqo.io";

@@ -42,6 +42,12 @@ pub enum SpecError {
         known = [Parameters::REAL_CLASS, Parameters::BINDING_POLICY, Parameters::SHARED_NAMESPACE]
     )]
     UnknownParameter(String),
+    /// A parameter of an attributes class that this driver does not know.
+    #[error(
+        "the VolumeAttributesClass has an unknown parameter {0:?}: attributes are those of the real class that its parameter \
+         {REAL_ATTRIBUTES_CLASS:?} names"
+    )]
+    UnknownAttribute(String),
     /// Half a claim name.
     #[error("the request names the claim's {given} without its {missing}")]
     HalfAClaim {
@@ -222,6 +228,29 @@ pub struct VolumeSpec {
     pub parameters: Parameters,
     /// Filled with what.
     pub source: Option<ContentSource>,
+    /// The attributes class that its twin is to have.
+    pub attributes: Option<String>,
+}
+
+/// Parameter of an attributes class of this driver: the one that twins get, in the cluster
+/// where they are.
+const REAL_ATTRIBUTES_CLASS: &str = "realVolumeAttributesClass";
+
+/// The attributes class that the parameters of one of this driver name; `None` without any.
+pub fn attributes_class<'a>(
+    parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<Option<String>, SpecError> {
+    let mut named = None;
+    for (key, value) in parameters {
+        match key.as_str() {
+            REAL_ATTRIBUTES_CLASS if value.is_empty() => {
+                return Err(SpecError::EmptyParameter(REAL_ATTRIBUTES_CLASS));
+            }
+            REAL_ATTRIBUTES_CLASS => named = Some(value.clone()),
+            _ => return Err(SpecError::UnknownAttribute(key.clone())),
+        }
+    }
+    Ok(named)
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ fn a_healthy_volume_tells_everything_and_needs_no_words() {
         "claim": {"namespace": "shop", "name": "data"},
         "class": "liqo",
         "size": "1Gi",
+        "growingTo": null,
         "state": "Bound",
         "message": "",
         "advice": "",

@@ -31,19 +31,13 @@ impl Health<'_> {
         mirror::condition(self.home, claim, mark, &told).await
     }
 
-    /// A volume that is well: its claim says so, and how large a remote one is.
+    /// A volume that is well: its claim says so.
     pub(super) async fn show(&self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
-        let (Ok(site), Some(twin)) = (&volume_status.site, &volume_status.twin) else {
+        let Ok(site) = &volume_status.site else {
             return Ok(());
         };
         let note = format!("{} is bound", name_of_twin(site));
-        self.mirror(volume_status, &note).await?;
-        match twin.bytes {
-            Some(bytes) if volume_status.is_remote && bytes != volume_status.volume.bytes => {
-                mirror::capacity(self.home, &volume_status.volume, bytes).await
-            }
-            _ => Ok(()),
-        }
+        self.mirror(volume_status, &note).await
     }
 
     /// Who was told that a volume is ill is told that it is well again.

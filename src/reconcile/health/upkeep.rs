@@ -5,9 +5,17 @@ use std::sync::Mutex;
 use super::{ByNeed, Health, Settled, volume_status::VolumeStatus};
 use crate::{
     cluster::{ApiError, slim::Twin},
-    placement::{Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
-    reconcile::{retention, rounds::each, sync::sync, watched::VirtualVolume},
-    twin::{Site, add_finalizer, holder_uid, mark_holder},
+    placement::{
+        ClaimNews, Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, SeenSize, claim_news,
+        has_finished, policy_step, shows_less,
+    },
+    reconcile::{
+        mirror, retention,
+        rounds::each,
+        sync::sync,
+        watched::{Claim, VirtualVolume},
+    },
+    twin::{Site, add_finalizer, finish_expansion, holder_uid, mark_holder},
 };
 
 /// How often others may write on a PV at the very same time.
@@ -54,7 +62,42 @@ impl Health<'_> {
         if !twin.protected && !twin.deleting && site.protects() {
             Box::pin(add_finalizer(site, &volume.volume)).await?;
         }
+        if let Some(claim) = &volume_status.claim {
+            Box::pin(self.follow_size(site, volume, claim, twin)).await?;
+        }
         Ok(settled)
+    }
+
+    /// Ends expansions that nobody else ends: of twins at home, which pods never mount by
+    /// themselves, and of claims whose pods are in another cluster.
+    async fn follow_size(
+        &self,
+        site: &Site,
+        volume: &VirtualVolume,
+        claim: &Claim,
+        twin: &Twin,
+    ) -> Result<(), ApiError> {
+        if site.remote_cluster().is_none() {
+            let seen = SeenSize {
+                claim: claim.size,
+                volume: volume.bytes,
+            };
+            if has_finished(twin.size, seen) {
+                finish_expansion(site, &volume.volume, seen).await?;
+            }
+            return Ok(());
+        }
+        if shows_less(claim.size, volume.bytes, twin.size) {
+            return mirror::capacity(self.home, volume, twin.size.capacity).await;
+        }
+        let Some(mark) = &volume.claim else {
+            return Ok(());
+        };
+        match claim_news(claim.size, twin.size) {
+            Some(ClaimNews::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
+            Some(ClaimNews::NodeInfeasible) => mirror::node_refusal(site, mark).await,
+            None => Ok(()),
+        }
     }
 
     /// What the PV of a healthy twin needs.

@@ -2,8 +2,10 @@
 //! real cluster has. Here is the world that the tests of every operation share.
 
 mod attach;
+mod attributes;
 mod create;
 mod delete;
+mod expand;
 mod faults;
 mod list;
 mod remote_plan;
@@ -19,8 +21,11 @@ use super::*;
 use crate::{
     cluster::{Cluster, events::Events, testing::FakeApi},
     fleet::Registry,
+    placement::SeenSize,
     topology::{CLUSTER_KEY, NODE_KEY},
-    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, SizeRange, VolumeId},
+    volume::{
+        Access, AccessMode, Capabilities, Capability, ClaimName, ClaimSize, Parameters, SizeRange, VolumeId,
+    },
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -221,6 +226,7 @@ fn request() -> CreateRequest {
                 volume: None,
             },
             source: None,
+            attributes: None,
         },
         requisite: vec![Segments::of_node(&"home".parse().unwrap(), "n1")],
         preferred: Vec::new(),

@@ -1,6 +1,7 @@
 //! Volumes whose twins are in another cluster, where names are used again.
 
 mod rights;
+mod sizes;
 
 use super::*;
 use crate::{

@@ -1,0 +1,111 @@
+//! Claims whose twins grow in another cluster.
+
+use super::*;
+
+/// A claim that waits for a node to grow its file system, with its twin there.
+async fn growing() -> Both {
+    let both = Both::bound().await;
+    both.home.change(&twin_there(0), |claim| {
+        claim["spec"]["resources"] = json!({"requests": {"storage": "2Gi"}});
+        claim["status"]["capacity"] = json!({"storage": "1Gi"});
+        waits(claim);
+    });
+    both.there.change(&twin_there(0), |twin| {
+        twin["spec"]["resources"] = json!({"requests": {"storage": "2Gi"}});
+        twin["status"]["capacity"] = json!({"storage": "1Gi"});
+        waits(twin);
+    });
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        volume["spec"]["capacity"] = json!({"storage": "2Gi"});
+    });
+    both
+}
+
+fn waits(claim: &mut Value) {
+    claim["status"]["allocatedResources"] = json!({"storage": "2Gi"});
+    claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
+    claim["status"]["conditions"] = json!([{"type": "FileSystemResizePending", "status": "True"}]);
+}
+
+fn status(both: &Both) -> Value {
+    both.home.object(&twin_there(0)).unwrap()["status"].clone()
+}
+
+fn types(status: &Value) -> Vec<&str> {
+    let conditions = status["conditions"].as_array().unwrap();
+    conditions
+        .iter()
+        .map(|one| one["type"].as_str().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_claim_has_grown_when_its_twin_there_has() {
+    let mut both = growing().await;
+    both.round().await.unwrap();
+    assert_eq!(status(&both)["capacity"]["storage"], "1Gi");
+
+    both.there.change(&twin_there(0), |twin| {
+        twin["status"] = json!({"phase": "Bound", "capacity": {"storage": "2Gi"}});
+    });
+    both.round().await.unwrap();
+    let grown = status(&both);
+    assert_eq!(grown["capacity"]["storage"], "2Gi");
+    assert!(grown["allocatedResourceStatuses"]["storage"].is_null());
+    assert!(!types(&grown).contains(&"FileSystemResizePending"));
+    both.round().await.unwrap();
+    let writes = both.home.writes();
+    both.round().await.unwrap();
+    assert_eq!(both.home.writes(), writes);
+}
+
+#[tokio::test]
+async fn what_a_node_there_refuses_is_said_once() {
+    let mut both = growing().await;
+    both.there.change(&twin_there(0), |twin| {
+        twin["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizeInfeasible"});
+        twin["status"]["conditions"] =
+            json!([{"type": "NodeResizeError", "status": "True", "message": "no such file system"}]);
+    });
+    both.round().await.unwrap();
+    let refused = status(&both);
+    assert_eq!(
+        refused["allocatedResourceStatuses"]["storage"],
+        "NodeResizeInfeasible"
+    );
+    assert!(types(&refused).contains(&"NodeResizeError"));
+
+    // csi-resizer tries again, and the twin there still says the same.
+    both.home.change(&twin_there(0), |claim| {
+        claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
+    });
+    both.round().await.unwrap();
+    assert_eq!(
+        status(&both)["allocatedResourceStatuses"]["storage"],
+        "NodeResizePending"
+    );
+}
+
+/// A size that is shown while an expansion is under way would take it back.
+#[tokio::test]
+async fn a_claim_shows_a_larger_twin_but_never_a_smaller_one() {
+    let mut both = Both::bound().await;
+    let set = |api: &FakeApi, path: &str, size: &str| {
+        api.change(path, |object| {
+            object["status"]["capacity"] = json!({"storage": size});
+        });
+    };
+    both.home.change(&twin_there(0), |claim| {
+        claim["spec"]["resources"] = json!({"requests": {"storage": "1Gi"}});
+    });
+    set(&both.home, &twin_there(0), "1Gi");
+    both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
+        volume["spec"]["capacity"] = json!({"storage": "1Gi"});
+    });
+    set(&both.there, &twin_there(0), "3Gi");
+    both.round().await.unwrap();
+    assert_eq!(status(&both)["capacity"]["storage"], "3Gi");
+    set(&both.there, &twin_there(0), "2Gi");
+    both.round().await.unwrap();
+    assert_eq!(status(&both)["capacity"]["storage"], "3Gi");
+}

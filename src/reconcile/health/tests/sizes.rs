@@ -1,0 +1,48 @@
+//! The twin at home of a volume that grows.
+
+use super::*;
+
+/// The twin waits for a node, its claim says `claim`, and its virtual PV is so large.
+fn growing(api: &FakeApi, claim: &Value, volume: &str) {
+    world(api);
+    api.change(TWIN, |twin| {
+        twin["spec"]["resources"] = json!({"requests": {"storage": "2Gi"}});
+        twin["status"]["capacity"] = json!({"storage": "1Gi"});
+        twin["status"]["allocatedResources"] = json!({"storage": "2Gi"});
+        twin["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
+        twin["status"]["conditions"] = json!([{"type": "FileSystemResizePending", "status": "True"}]);
+    });
+    api.change(CLAIM, |object| {
+        object["spec"]["resources"] = json!({"requests": {"storage": "2Gi"}});
+        for (key, value) in claim.as_object().unwrap() {
+            object["status"][key] = value.clone();
+        }
+    });
+    api.change(VOLUME, |object| {
+        object["spec"]["capacity"] = json!({"storage": volume});
+    });
+}
+
+#[tokio::test]
+async fn a_twin_has_grown_when_its_claim_has() {
+    let api = FakeApi::start().await;
+    let pending = json!({
+        "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+        "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+    });
+    growing(&api, &pending, "2Gi");
+    round(&api).await.unwrap();
+    let status = |api: &FakeApi| api.object(TWIN).unwrap()["status"].clone();
+    assert_eq!(status(&api)["capacity"]["storage"], "1Gi");
+
+    let grown = json!({"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": null});
+    growing(&api, &grown, "2Gi");
+    round(&api).await.unwrap();
+    let ended = status(&api);
+    assert_eq!(ended["capacity"]["storage"], "2Gi");
+    assert!(ended["allocatedResourceStatuses"]["storage"].is_null());
+    assert_eq!(ended["conditions"], json!([]));
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}

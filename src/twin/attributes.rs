@@ -1,0 +1,178 @@
+//! The attributes class of a twin (KEP-3751): which one it gets, whether there is such a class
+//! for its driver, and changing it while the volume lives.
+
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttributesClass};
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{ChangeError, Site, changing::Changing, last_warning, waiter::TwinWaiter};
+use crate::{
+    cluster::{Cause, Cluster, unless_conflict},
+    fleet::Registry,
+    observe::crash::{self, Step},
+    placement::{ModifyFacts, ModifyStage, ModifyStep, modify_step},
+    volume::VolumeId,
+};
+
+/// The class in the twin's cluster that `named` becomes there.
+pub(super) fn mapped<'a>(site: &'a Site, named: &'a str) -> &'a str {
+    let remote = site.remote_cluster();
+    let mapped = remote.and_then(|remote| remote.classes.attributes.get(named));
+    mapped.map_or(named, String::as_str)
+}
+
+/// Why a twin cannot have an attributes class. Real controllers would wait for it for ever,
+/// or give the parameters to a driver they were not meant for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoAttributes {
+    /// There is none, or its API server is too old to know of any.
+    #[error(
+        "the cluster {cluster} has no VolumeAttributesClass {class:?} (they exist from Kubernetes 1.34 on): create it \
+         there, or name another one in the parameter realVolumeAttributesClass"
+    )]
+    Missing {
+        /// The class.
+        class: String,
+        /// The cluster of the twin.
+        cluster: String,
+    },
+    /// It may not be read.
+    #[error("whether it fits cannot be told: {0}")]
+    Unreadable(String),
+    /// It is another driver's.
+    #[error(
+        "the VolumeAttributesClass {class:?} in the cluster {cluster} is for the driver {its}, and the real volume is of {real}"
+    )]
+    OtherDriver {
+        /// The class.
+        class: String,
+        /// The cluster of the twin.
+        cluster: String,
+        /// The driver of the class.
+        its: String,
+        /// The driver of the volume.
+        real: String,
+    },
+}
+
+/// What came of looking at a class.
+pub(super) enum Checked {
+    /// The twin may have it.
+    Fits,
+    /// It may not.
+    Unfit(NoAttributes),
+}
+
+/// Looks whether a twin whose volume is `driver`'s may have a class. A driver that is not known
+/// is left to its own controllers.
+pub(super) async fn check(
+    site: &Site,
+    class: &str,
+    driver: Option<&str>,
+) -> Result<Checked, crate::cluster::ApiError> {
+    let cluster = site.cluster_name();
+    let class = class.to_owned();
+    let found = match site.cluster().all::<VolumeAttributesClass>().get(&class).await {
+        Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
+            return Ok(Checked::Unfit(NoAttributes::Unreadable(error.to_string())));
+        }
+        other => other?,
+    };
+    let Some(found) = found else {
+        return Ok(Checked::Unfit(NoAttributes::Missing { class, cluster }));
+    };
+    Ok(match driver {
+        Some(real) if real != found.driver_name => Checked::Unfit(NoAttributes::OtherDriver {
+            class,
+            cluster,
+            its: found.driver_name,
+            real: real.to_owned(),
+        }),
+        _ => Checked::Fits,
+    })
+}
+
+/// Gives the volume the attributes of a class, or goes on doing so.
+pub async fn modify(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    named: &str,
+    deadline: Instant,
+) -> Result<(), ChangeError> {
+    let changing = Changing::find(home, registry, id).await?;
+    let site = &changing.site;
+    let wanted = mapped(site, named).to_owned();
+    let mut waiter = TwinWaiter::of(site);
+    loop {
+        let twin = changing.twin().await?;
+        match modify_step(&facts(&twin, &wanted)) {
+            ModifyStep::Done => return Ok(()),
+            ModifyStep::Request => {
+                let real = changing.real_volume(&twin).await?;
+                let driver = real.and_then(|real| Some(real.spec?.csi?.driver));
+                if let Checked::Unfit(why) = check(site, &wanted, driver.as_deref()).await? {
+                    return Err(why.into());
+                }
+                request(site, &twin, &wanted).await?;
+            }
+            ModifyStep::Wait => {
+                if !waiter.wait(deadline, || true).await {
+                    return Err(ChangeError::StillWaiting {
+                        twin: site.place(),
+                        cluster: site.cluster_name(),
+                        awaited: format!("changed to the VolumeAttributesClass {wanted}"),
+                        why: last_warning(site, &twin).await,
+                    });
+                }
+            }
+            ModifyStep::Refused(refusal) => {
+                return Err(ChangeError::NotModified {
+                    twin: site.place(),
+                    cluster: site.cluster_name(),
+                    class: wanted,
+                    refusal,
+                });
+            }
+        }
+    }
+}
+
+async fn request(site: &Site, twin: &PersistentVolumeClaim, class: &str) -> Result<(), ChangeError> {
+    let patch = json!({
+        "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
+        "spec": {"volumeAttributesClassName": class},
+    });
+    let asked = crash::around(Step::Modify, site.twins().merge(&twin.name_any(), &patch)).await;
+    match unless_conflict(asked) {
+        Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
+            Err(ChangeError::NotAccepted(error))
+        }
+        other => Ok(other.map(drop)?),
+    }
+}
+
+fn facts<'a>(twin: &'a PersistentVolumeClaim, wanted: &'a str) -> ModifyFacts<'a> {
+    let (spec, status) = (twin.spec.as_ref(), twin.status.as_ref());
+    let change = status.and_then(|status| status.modify_volume_status.as_ref());
+    let condition = |of_type: &str| {
+        let mut conditions = status?.conditions.iter().flatten();
+        conditions.find(|one| one.type_ == of_type)?.message.as_deref()
+    };
+    ModifyFacts {
+        wanted,
+        requested: spec.and_then(|spec| spec.volume_attributes_class_name.as_deref()),
+        current: status.and_then(|status| status.current_volume_attributes_class_name.as_deref()),
+        change: change.map(|change| {
+            let stage = match change.status.as_str() {
+                "Infeasible" => ModifyStage::Infeasible,
+                _ => ModifyStage::Underway,
+            };
+            let class = change.target_volume_attributes_class_name.as_deref();
+            (stage, class.unwrap_or_default())
+        }),
+        error: condition("ModifyVolumeError"),
+        progress: condition("ModifyingVolume"),
+    }
+}

@@ -1,0 +1,92 @@
+//! The twin of a volume that is to be changed (grown, given another attributes class), found
+//! and read live, with what a change rests on.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::{ChangeError, Site, claimed::virtual_volume, reading, twin_in};
+use crate::{
+    cluster::{ApiError, Cluster},
+    fleet::Registry,
+    placement::Class,
+    volume::VolumeId,
+};
+
+/// A volume that is to be changed.
+pub(super) struct Changing {
+    pub(super) site: Site,
+    /// The PV that users see, if there is one.
+    pub(super) outer: Option<PersistentVolume>,
+    id: VolumeId,
+}
+
+impl Changing {
+    /// Finds the volume, from what its PV remembers.
+    pub(super) async fn find(
+        home: &Cluster,
+        registry: &Registry,
+        id: &VolumeId,
+    ) -> Result<Self, ChangeError> {
+        let outer = virtual_volume(home, &id.name).await?;
+        let remembered = outer.as_ref().and_then(reading::attributes).and_then(twin_in);
+        let site = Site::of_volume(home, registry, id, remembered.as_ref())?;
+        let site = site.ok_or_else(|| ChangeError::NoVolume(id.clone()))?;
+        Ok(Self {
+            site,
+            outer,
+            id: id.clone(),
+        })
+    }
+
+    /// The twin, as long as it lives and has its PV: Kubernetes changes nothing else.
+    pub(super) async fn twin(&self) -> Result<PersistentVolumeClaim, ChangeError> {
+        let site = &self.site;
+        let owner = site.owner(&self.id.name);
+        let found = site.twins().get(site.name()).await?;
+        let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
+        let Some(twin) = found.filter(ours) else {
+            return Err(match self.outer {
+                // Nobody has such a volume.
+                None => ChangeError::NoVolume(self.id.clone()),
+                Some(_) => self.not_now("is not there: the events of the volume's claim say why"),
+            });
+        };
+        if twin.metadata.deletion_timestamp.is_some() {
+            return Err(self.not_now("is being deleted: its data is to be rescued first"));
+        }
+        if reading::phase(&twin) != "Bound" {
+            return Err(self.not_now(if site.remote_cluster().is_some() {
+                "is bound when its pod arrives there, and changes then"
+            } else {
+                "is not bound yet"
+            }));
+        }
+        Ok(twin)
+    }
+
+    /// The PV of the twin, where PVs can be read.
+    pub(super) async fn real_volume(
+        &self,
+        twin: &PersistentVolumeClaim,
+    ) -> Result<Option<PersistentVolume>, ApiError> {
+        match reading::volume_name(twin) {
+            Some(name) if self.site.shows_volumes() => self.site.volumes().get(name).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// The class of the twin, if classes can be read there.
+    pub(super) fn class(&self, twin: &PersistentVolumeClaim) -> Option<Arc<Class>> {
+        reading::class(self.site.cluster(), twin)
+    }
+
+    fn not_now(&self, why: &'static str) -> ChangeError {
+        ChangeError::NotNow {
+            twin: self.site.place(),
+            cluster: self.site.cluster_name(),
+            why,
+        }
+    }
+}

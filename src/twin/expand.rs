@@ -1,0 +1,227 @@
+//! Growing a volume: the twin is asked for more and its own driver's controllers do the work.
+//! Every call looks first, so it does not matter which one, or which replica, goes on with it.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{ChangeError, Site, changing::Changing, last_warning, reading, waiter::TwinWaiter};
+use crate::{
+    cluster::{ApiError, Cause, Cluster, facts, unless_conflict},
+    fleet::Registry,
+    observe::crash::{self, Step},
+    placement::{ExpandFacts, ExpandStep, SeenSize, expand_step, has_finished},
+    volume::{ResizeStage, SizeRange, VolumeId, VolumeName, quantity},
+};
+
+/// A volume that has grown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expanded {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether a node has to grow its file system.
+    pub on_node: bool,
+}
+
+/// Conditions of a claim while it grows, and after it could not.
+const RESIZE_CONDITIONS: [&str; 4] = [
+    "Resizing",
+    "FileSystemResizePending",
+    "ControllerResizeError",
+    "NodeResizeError",
+];
+
+/// Grows the volume, or goes on growing it.
+pub async fn expand(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    wanted: SizeRange,
+    deadline: Instant,
+) -> Result<Expanded, ChangeError> {
+    let changing = Changing::find(home, registry, id).await?;
+    let site = &changing.site;
+    let mut waiter = TwinWaiter::of(site);
+    loop {
+        let twin = changing.twin().await?;
+        match next_step(&changing, &twin, wanted).await? {
+            ExpandStep::Done { node } => {
+                let real = changing.real_volume(&twin).await?;
+                return Ok(expanded(&twin, real.as_ref(), node));
+            }
+            ExpandStep::Finish => finish(site, &twin).await?,
+            ExpandStep::Request(bytes) => {
+                allows_expansion(&changing, &twin).await?;
+                request(site, &twin, bytes).await?;
+            }
+            ExpandStep::Wait => {
+                if !waiter.wait(deadline, || true).await {
+                    return Err(ChangeError::StillWaiting {
+                        twin: site.place(),
+                        cluster: site.cluster_name(),
+                        awaited: format!("as large as {}", quantity(wanted.required())),
+                        why: last_warning(site, &twin).await,
+                    });
+                }
+            }
+            ExpandStep::TooLarge => {
+                return Err(ChangeError::TooLarge {
+                    volume: id.name.clone(),
+                    has: quantity(facts::claim_size(&twin).capacity),
+                    limit: quantity(wanted.limit().unwrap_or_default()),
+                });
+            }
+            ExpandStep::Refused(refusal) => {
+                return Err(ChangeError::NotGrown {
+                    twin: site.place(),
+                    cluster: site.cluster_name(),
+                    refusal,
+                });
+            }
+        }
+    }
+}
+
+async fn next_step(
+    changing: &Changing,
+    twin: &PersistentVolumeClaim,
+    wanted: SizeRange,
+) -> Result<ExpandStep, ApiError> {
+    let mut facts = ExpandFacts {
+        wanted,
+        twin: facts::claim_size(twin),
+        seen: None,
+        error: condition(twin, "ControllerResizeError"),
+    };
+    let step = expand_step(&facts);
+    let waits = facts.twin.stage.is_some_and(ResizeStage::waits_for_node);
+    if !waits || !matches!(step, ExpandStep::Request(_) | ExpandStep::Wait) {
+        return Ok(step);
+    }
+    // The claim is only read where something depends on it.
+    facts.seen = seen(changing).await?;
+    Ok(expand_step(&facts))
+}
+
+/// What users see of a volume whose twin is at home.
+async fn seen(changing: &Changing) -> Result<Option<SeenSize>, ApiError> {
+    let (site, Some(outer)) = (&changing.site, &changing.outer) else {
+        return Ok(None);
+    };
+    let holder = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let (Some(holder), true) = (holder, site.remote_cluster().is_none()) else {
+        return Ok(None);
+    };
+    let claims = site
+        .home()
+        .within::<PersistentVolumeClaim>(holder.namespace.as_deref().unwrap_or_default());
+    let claim = claims.get(holder.name.as_deref().unwrap_or_default()).await?;
+    let claim = claim.filter(|claim| claim.metadata.uid == holder.uid);
+    Ok(claim.map(|claim| SeenSize {
+        claim: facts::claim_size(&claim),
+        volume: facts::volume_size(outer).unwrap_or_default(),
+    }))
+}
+
+/// Kubernetes says it too, but less clearly, and for some volumes not at all.
+async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> Result<(), ChangeError> {
+    let cluster = changing.site.cluster_name();
+    let class = reading::class_name(twin).unwrap_or_default();
+    let refused = |why: String| Err(ChangeError::NotExpandable(why));
+    if class.is_empty() {
+        return refused(format!(
+            "the real volume in the cluster {cluster} has no storage class, and only a class can allow expansion"
+        ));
+    }
+    if changing.class(twin).is_some_and(|class| !class.allows_expansion) {
+        return refused(format!(
+            "the real class {class:?} in the cluster {cluster} does not allow expansion (allowVolumeExpansion)"
+        ));
+    }
+    let real = changing.real_volume(twin).await?;
+    let spec = real.as_ref().and_then(|real| real.spec.as_ref());
+    if let (Some(real), true) = (&real, spec.is_some_and(|spec| spec.csi.is_none())) {
+        return refused(format!(
+            "the real volume {} of the class {class:?} in the cluster {cluster} is not a CSI driver's, so nothing there can \
+             grow it",
+            real.name_any()
+        ));
+    }
+    Ok(())
+}
+
+/// Asks the twin's class for so many bytes: more than it has, but maybe less than it was asked
+/// for before.
+async fn request(site: &Site, twin: &PersistentVolumeClaim, bytes: u64) -> Result<(), ChangeError> {
+    let patch = json!({
+        "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
+        "spec": {"resources": {"requests": {"storage": quantity(bytes)}}},
+    });
+    let asked = crash::around(Step::Expand, site.twins().merge(&twin.name_any(), &patch)).await;
+    match unless_conflict(asked) {
+        Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
+            Err(ChangeError::NotAccepted(error))
+        }
+        other => Ok(other.map(drop)?),
+    }
+}
+
+/// Ends the expansion of the twin of a volume at home, if its claim tells that it is over.
+pub async fn finish_expansion(site: &Site, volume: &VolumeName, seen: SeenSize) -> Result<(), ApiError> {
+    let owner = site.owner(volume);
+    let found = site.twins().get(site.name()).await?;
+    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
+    match found.filter(ours) {
+        Some(twin) if has_finished(facts::claim_size(&twin), seen) => finish(site, &twin).await,
+        _ => Ok(()),
+    }
+}
+
+/// Says on the twin what kubelet says on a claim whose file system it has grown.
+async fn finish(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), ApiError> {
+    let Some(bytes) = facts::claim_size(twin).allocated else {
+        return Ok(());
+    };
+    let patch = grown(twin, bytes);
+    let (twins, name) = (site.twins(), twin.name_any());
+    let finished = crash::around(Step::FinishExpansion, twins.merge_status(&name, &patch)).await;
+    unless_conflict(finished).map(drop)
+}
+
+/// The patch that ends the expansion of a claim, in exactly this version.
+#[must_use]
+pub fn grown(claim: &PersistentVolumeClaim, bytes: u64) -> Value {
+    let conditions = claim
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let others: Vec<&PersistentVolumeClaimCondition> = conditions
+        .filter(|one| !RESIZE_CONDITIONS.contains(&one.type_.as_str()))
+        .collect();
+    json!({
+        "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
+        "status": {
+            "capacity": {"storage": quantity(bytes)},
+            "allocatedResourceStatuses": {"storage": null},
+            "conditions": others,
+        },
+    })
+}
+
+/// What a condition of the claim says, if it is met.
+fn condition<'a>(claim: &'a PersistentVolumeClaim, of_type: &str) -> Option<&'a str> {
+    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
+    let met = conditions.find(|one| one.type_ == of_type && one.status == "True")?;
+    met.message.as_deref()
+}
+
+/// The PV may be larger than was asked for: drivers round.
+fn expanded(twin: &PersistentVolumeClaim, real: Option<&PersistentVolume>, on_node: bool) -> Expanded {
+    let size = facts::claim_size(twin);
+    let real = real.and_then(facts::volume_size);
+    Expanded {
+        bytes: real.unwrap_or_else(|| size.capacity.max(size.allocated.filter(|_| on_node).unwrap_or(0))),
+        on_node,
+    }
+}

@@ -1,0 +1,141 @@
+//! Attributes classes: at creation, and changed while the volume lives.
+
+use serde_json::json;
+
+use super::{expand::merge, *};
+use crate::{
+    cluster::testing::{Act, Fault},
+    placement::RealRefusal,
+};
+
+const CLASSES: &str = "/apis/storage.k8s.io/v1/volumeattributesclasses";
+
+async fn world() -> World {
+    let world = World::new(Real::Works).await;
+    for (class, driver) in [
+        ("gold", "real.test"),
+        ("silver", "real.test"),
+        ("other", "other.test"),
+    ] {
+        world
+            .api
+            .put(&format!("{CLASSES}/{class}"), json!({"driverName": driver}));
+    }
+    world
+}
+
+impl World {
+    async fn modify(&self, class: &str) -> Result<(), ChangeError> {
+        modify(&self.home, &Registry::default(), &self.id(), class, self.until()).await
+    }
+
+    fn attributes(&self) -> Value {
+        self.twin().unwrap()["spec"]["volumeAttributesClassName"].clone()
+    }
+
+    /// Has the resizer of the real driver say this once the twin asks for the class.
+    fn modifier(&self, class: &'static str, status: Value) {
+        let api = Arc::clone(&self.api);
+        tokio::spawn(async move {
+            let mut changes = api.store().changes();
+            while api.object(&twin_path()).unwrap()["spec"]["volumeAttributesClassName"] != class {
+                changes.changed().await.unwrap();
+            }
+            api.change(&twin_path(), |twin| merge(&mut twin["status"], &status));
+        });
+    }
+}
+
+fn given(class: &str) -> Value {
+    json!({"currentVolumeAttributesClassName": class, "modifyVolumeStatus": null})
+}
+
+#[tokio::test]
+async fn a_twin_is_made_with_the_class_that_was_asked_for() {
+    let mut world = world().await;
+    world.request.spec.attributes = Some("gold".into());
+    world.create().await.unwrap();
+    assert_eq!(world.attributes(), "gold");
+}
+
+#[tokio::test]
+async fn a_class_that_cannot_be_had_is_refused_before_anything_is_made() {
+    for (class, said) in [
+        ("bronze", "has no VolumeAttributesClass"),
+        ("other", "other.test"),
+    ] {
+        let mut world = world().await;
+        world.request.spec.attributes = Some(class.into());
+        let refused = world.create().await.unwrap_err();
+        assert!(matches!(refused, CreateError::Attributes(_)), "{refused}");
+        assert!(refused.to_string().contains(said), "{refused}");
+        assert!(world.twin().is_none());
+    }
+}
+
+#[tokio::test]
+async fn attributes_change_and_change_back() {
+    let world = world().await;
+    world.create().await.unwrap();
+    for class in ["gold", "silver", "gold"] {
+        world.modifier(class, given(class));
+        world.modify(class).await.unwrap();
+        assert_eq!(world.attributes(), class);
+        let writes = world.api.writes();
+        world.modify(class).await.unwrap();
+        assert_eq!(world.api.writes(), writes);
+    }
+}
+
+#[tokio::test]
+async fn what_the_driver_will_not_do_is_left_for_another_class() {
+    let world = world().await;
+    world.create().await.unwrap();
+    let infeasible = json!({
+        "modifyVolumeStatus": {"targetVolumeAttributesClassName": "gold", "status": "Infeasible"},
+        "conditions": [{"type": "ModifyVolumeError", "status": "True", "message": "no gold left"}],
+    });
+    world.modifier("gold", infeasible);
+    let refused = world.modify("gold").await.unwrap_err();
+    assert!(refused.to_string().contains("no gold left"), "{refused}");
+    assert!(matches!(
+        refused,
+        ChangeError::NotModified {
+            refusal: RealRefusal::Infeasible(_),
+            ..
+        }
+    ));
+
+    world.modifier("silver", given("silver"));
+    world.modify("silver").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_class_of_another_driver_or_out_of_sight_changes_nothing() {
+    let world = world().await;
+    world.create().await.unwrap();
+    for class in ["bronze", "other"] {
+        let refused = world.modify(class).await.unwrap_err();
+        assert!(matches!(refused, ChangeError::Attributes(_)), "{refused}");
+    }
+    world
+        .api
+        .fault(Fault::new("GET", CLASSES, Act::Forbid("no")).times(1));
+    let refused = world.modify("gold").await.unwrap_err();
+    assert!(
+        matches!(refused, ChangeError::Attributes(NoAttributes::Unreadable(_))),
+        "{refused}"
+    );
+    assert!(world.attributes().is_null());
+}
+
+#[tokio::test]
+async fn a_change_that_takes_long_goes_on_with_the_next_call() {
+    let world = world().await.impatient();
+    world.create().await.unwrap();
+    let waiting = world.modify("gold").await.unwrap_err();
+    assert!(matches!(waiting, ChangeError::StillWaiting { .. }), "{waiting}");
+    // The user wants another class meanwhile.
+    world.modifier("silver", given("silver"));
+    world.modify("silver").await.unwrap();
+}

@@ -1,0 +1,129 @@
+//! How large a claim is, and how far an expansion of it has come: what its `spec` and
+//! `status` say together. Deciding what follows is done in [`crate::placement`].
+
+use std::str::FromStr;
+
+/// How far the expansion of a claim has come, as `status.allocatedResourceStatuses` says
+/// (KEP-1790).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeStage {
+    /// The driver's controller grows the volume.
+    ControllerInProgress,
+    /// The driver's controller refused, and will go on refusing.
+    ControllerInfeasible,
+    /// A node has to grow the file system.
+    NodePending,
+    /// A node grows the file system.
+    NodeInProgress,
+    /// The node refused, and will go on refusing.
+    NodeInfeasible,
+    /// A stage that this driver does not know.
+    Unknown,
+}
+
+impl ResizeStage {
+    /// Whether the volume itself has grown, and only the node has to follow.
+    #[must_use]
+    pub fn is_on_node(self) -> bool {
+        match self {
+            Self::NodePending | Self::NodeInProgress | Self::NodeInfeasible => true,
+            Self::ControllerInProgress | Self::ControllerInfeasible | Self::Unknown => false,
+        }
+    }
+
+    /// Whether a node may still end it well.
+    #[must_use]
+    pub fn waits_for_node(self) -> bool {
+        matches!(self, Self::NodePending | Self::NodeInProgress)
+    }
+}
+
+impl FromStr for ResizeStage {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "ControllerResizeInProgress" => Self::ControllerInProgress,
+            "ControllerResizeInfeasible" => Self::ControllerInfeasible,
+            "NodeResizePending" => Self::NodePending,
+            "NodeResizeInProgress" => Self::NodeInProgress,
+            "NodeResizeInfeasible" => Self::NodeInfeasible,
+            _ => Self::Unknown,
+        })
+    }
+}
+
+/// How large a claim is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClaimSize {
+    /// What it asks for.
+    pub requested: u64,
+    /// What it has; zero before it is bound.
+    pub capacity: u64,
+    /// What the last expansion is, or was, about.
+    pub allocated: Option<u64>,
+    /// How far that expansion has come; `None` if it is over.
+    pub stage: Option<ResizeStage>,
+    /// Whether the driver's controller, or the node, reported an error for it.
+    pub has_error: bool,
+}
+
+impl ClaimSize {
+    /// The size that the claim is growing to; `None` while it is as large as it asks to be.
+    #[must_use]
+    pub fn growing_to(self) -> Option<u64> {
+        let target = self.requested.max(self.stage.and(self.allocated).unwrap_or(0));
+        (self.capacity > 0 && target > self.capacity).then_some(target)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_those_of_kubernetes() {
+        for (text, stage, on_node) in [
+            (
+                "ControllerResizeInProgress",
+                ResizeStage::ControllerInProgress,
+                false,
+            ),
+            (
+                "ControllerResizeInfeasible",
+                ResizeStage::ControllerInfeasible,
+                false,
+            ),
+            ("NodeResizePending", ResizeStage::NodePending, true),
+            ("NodeResizeInProgress", ResizeStage::NodeInProgress, true),
+            ("NodeResizeInfeasible", ResizeStage::NodeInfeasible, true),
+            ("SomethingNew", ResizeStage::Unknown, false),
+        ] {
+            assert_eq!(text.parse(), Ok(stage));
+            assert_eq!(stage.is_on_node(), on_node, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_claim_grows_to_what_it_asks_for_or_to_what_is_under_way() {
+        let size = ClaimSize {
+            requested: 2,
+            capacity: 1,
+            ..ClaimSize::default()
+        };
+        assert_eq!(size.growing_to(), Some(2));
+        let lowered = ClaimSize {
+            requested: 1,
+            allocated: Some(3),
+            stage: Some(ResizeStage::NodePending),
+            ..size
+        };
+        assert_eq!(lowered.growing_to(), Some(3));
+        let grown = ClaimSize {
+            capacity: 3,
+            ..lowered
+        };
+        assert_eq!(grown.growing_to(), None);
+        assert_eq!(ClaimSize::default().growing_to(), None);
+    }
+}
