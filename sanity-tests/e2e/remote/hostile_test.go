@@ -50,18 +50,26 @@ func (h hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func object(number int, fat string) string {
-	return fmt.Sprintf(`{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"fat":%q}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`, number, number, fat)
+// object writes an object with this much fat in a label. It is written as it stands: quoting
+// megabytes again and again would take the machine from the tests beside this one.
+func object(w io.Writer, number int, fat string) error {
+	_, err := fmt.Fprintf(w, `{"metadata":{"name":"o-%d","namespace":"ns","uid":"u-%d","resourceVersion":"1","labels":{"fat":"`, number, number)
+	for _, text := range []string{fat, `"}},"spec":{"drivers":[]},"provisioner":"x","storageClassName":"x"}`} {
+		if err == nil {
+			_, err = io.WriteString(w, text)
+		}
+	}
+	return err
 }
 
 // page is a page of so many objects, with another one to follow if next is not empty.
 func page(w io.Writer, first, count int, fat, next string) {
-	_, _ = fmt.Fprintf(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1","continue":%q},"items":[`, next)
-	for i := range count {
+	_, err := fmt.Fprintf(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1","continue":%q},"items":[`, next)
+	for i := 0; i < count && err == nil; i++ {
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		_, _ = io.WriteString(w, object(first+i, fat))
+		err = object(w, first+i, fat)
 	}
 	_, _ = io.WriteString(w, "]}")
 }
@@ -74,6 +82,14 @@ func silent(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
+// What they send, made once.
+var (
+	huge        = strings.Repeat("x", 1<<20)
+	large       = huge[:64<<10]
+	manyObjects = strings.Repeat(",{}", 1_000_000)
+	endlessly   = strings.Repeat("no ", 4<<20)
+)
+
 var hostiles = map[string]struct {
 	server hostile
 	// said is what the driver may say of it.
@@ -83,25 +99,31 @@ var hostiles = map[string]struct {
 	"endless": {said: []string{"sends too much", "could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, r *http.Request) {
 		var first int
 		_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
-		page(w, first, 100, strings.Repeat("x", 1000), fmt.Sprint(first+100))
+		page(w, first, 100, large[:1000], fmt.Sprint(first+100))
 	}}},
 	"flood": {said: []string{"sends too much"}, server: hostile{list: empty, watch: func(w http.ResponseWriter, _ *http.Request) {
-		fat := strings.Repeat("x", 64<<10)
 		for i := 0; ; i++ {
-			if _, err := fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object(i, fat)); err != nil {
+			_, err := io.WriteString(w, `{"type":"ADDED","object":`)
+			if err == nil {
+				err = object(w, i, large)
+			}
+			if err == nil {
+				_, err = io.WriteString(w, "}\n")
+			}
+			if err != nil {
 				return
 			}
 		}
 	}}},
 	"fat": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
-		page(w, 0, 100, strings.Repeat("x", 1<<20), "")
+		page(w, 0, 100, huge, "")
 	}}},
 	"many": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}`+strings.Repeat(",{}", 1_000_000)+"]}")
+		_, _ = io.WriteString(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}`+manyObjects+"]}")
 	}}},
 	"errors": {said: []string{"could not be listed"}, server: hostile{watch: silent, list: func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = io.WriteString(w, strings.Repeat("no ", 4<<20))
+		_, _ = io.WriteString(w, endlessly)
 	}}},
 }
 
