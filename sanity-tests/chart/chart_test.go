@@ -3,6 +3,7 @@ package chart
 import (
 	"bytes"
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +48,6 @@ var everything = Values{
 	"liqo":                      Values{"tenantNamespaces": []string{"liqo-tenant-rome", "liqo-tenant-milan"}},
 	"controller": Values{
 		"allowProxy":   true,
-		"resizer":      Values{"enabled": true},
 		"snapshotter":  Values{"enabled": true},
 		"provisioner":  Values{"featureGates": Values{"Topology": true}, "extraArgs": []string{"--v=5"}},
 		"extraArgs":    []string{"--lease-namespace=other"},
@@ -64,7 +64,7 @@ var everything = Values{
 				{"key": "topology.storage.liqo.io/cluster", "values": []string{"home"}},
 			}}},
 		},
-		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": ""},
+		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": "", "allowVolumeExpansion": false},
 		{"name": "liqo-waiting", "remoteBindingPolicy": "WaitForBound"},
 		{"name": "liqo-shared", "allowSharedNamespace": true},
 	},
@@ -115,7 +115,7 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 	if names := containerNames(pod); names != "driver csi-provisioner csi-attacher csi-resizer csi-snapshotter" {
 		t.Errorf("containers: %s", names)
 	}
-	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher" {
+	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher csi-resizer" {
 		t.Errorf("containers by default: %s", names)
 	}
 }
@@ -179,6 +179,32 @@ func TestClassParameters(t *testing.T) {
 	}
 }
 
+// Whatever a class says goes; one that says nothing allows what is done.
+func TestExpansionIsAllowedWhereItIsDone(t *testing.T) {
+	silent := Values{"storageClasses": []Values{{"name": "silent"}}}
+	if of := only[*storagev1.StorageClass](t, render(t, silent)); !*of.AllowVolumeExpansion {
+		t.Error("a class that says nothing does not allow expansion")
+	}
+	if of := only[*storagev1.StorageClass](t, render(t, withoutResizer(silent))); *of.AllowVolumeExpansion {
+		t.Error("a class that says nothing allows expansion, and there is no resizer")
+	}
+	if of := only[*storagev1.StorageClass](t, render(t, nil)); !*of.AllowVolumeExpansion {
+		t.Error("the class of the default values does not allow expansion")
+	}
+	for _, object := range render(t, everything) {
+		if class, is := object.(*storagev1.StorageClass); is && *class.AllowVolumeExpansion != (class.Name != "liqo-slow") {
+			t.Errorf("expansion of %s: %t", class.Name, *class.AllowVolumeExpansion)
+		}
+	}
+}
+
+// withoutResizer adds to the values that nobody expands volumes.
+func withoutResizer(values Values) Values {
+	values = maps.Clone(values)
+	values["controller"] = Values{"resizer": Values{"enabled": false}}
+	return values
+}
+
 func TestWhatCannotWorkIsRefused(t *testing.T) {
 	class := func(more Values) Values {
 		class := Values{"name": "liqo"}
@@ -203,7 +229,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		"unknown fsGroupPolicy":   {Values{"csiDriver": Values{"fsGroupPolicy": "Always"}}, "fsGroupPolicy"},
 		"default of itself":       {class(Values{"default": true}), "would be its own real class"},
 		"real class of ours":      {class(Values{"realStorageClass": "liqo"}), "is a class of this driver itself"},
-		"expansion by nobody":     {class(Values{"allowVolumeExpansion": true}), "controller.resizer.enabled"},
+		"expansion by nobody":     {withoutResizer(class(Values{"allowVolumeExpansion": true})), "controller.resizer.enabled"},
 		"two of one name":         {Values{"storageClasses": []Values{{"name": "a"}, {"name": "a"}}}, "twice"},
 		"pods beside the twins":   {Values{"storageNamespace": Namespace}, "namespace without pods"},
 		"kubelet root with slash": {Values{"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot"},

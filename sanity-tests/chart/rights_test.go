@@ -109,6 +109,8 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list,watch secrets -n liqo-tenant-rome",
 		"get,list,watch secrets -n liqo-tenant-milan",
 		"create configmaps -n "+Namespace,
+		"get,list,watch volumeattributesclasses.storage.k8s.io",
+		"get,list,watch,create,patch,delete persistentvolumeclaims -n "+StorageNamespace,
 	)
 	controller.check(t, false,
 		"get,list,watch secrets",
@@ -124,7 +126,28 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list resourcequotas -n "+StorageNamespace,
 		"patch virtualnodes.offloading.liqo.io",
 		"patch clusters.kosmos.io",
+		"create,patch,update,delete volumeattributesclasses.storage.k8s.io",
 	)
+}
+
+// Each sidecar has a role of its own, though all of them have one account.
+func TestSidecarsMayReadAttributesClasses(t *testing.T) {
+	roles := map[string]*rbacv1.ClusterRole{}
+	for _, object := range render(t, nil) {
+		if role, is := object.(*rbacv1.ClusterRole); is {
+			roles[role.Name] = role
+		}
+	}
+	for name, verbs := range map[string][]string{"provisioner": {"get"}, "resizer": {"get", "list", "watch"}} {
+		for _, verb := range verbs {
+			may := func(rule rbacv1.PolicyRule) bool {
+				return ruleAllows(rule, verb, "volumeattributesclasses.storage.k8s.io", "")
+			}
+			if !slices.ContainsFunc(roles["liqo-csi-"+name].Rules, may) {
+				t.Errorf("csi-%s may not %s attributes classes", name, verb)
+			}
+		}
+	}
 }
 
 func TestLiqosTenantsAreReadOnlyWhereListed(t *testing.T) {
@@ -140,6 +163,7 @@ func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
 		"get,list,patch persistentvolumes", "get,list,watch nodes",
 		"get,list,watch storageclasses.storage.k8s.io", "get,list,watch csidrivers.storage.k8s.io",
 		"get,list,watch csinodes.storage.k8s.io", "get,list,watch csistoragecapacities.storage.k8s.io",
+		"get,list,watch volumeattributesclasses.storage.k8s.io",
 	}
 	never := []string{
 		"get,list,watch,create secrets -n apps", "get,list,watch secrets -n " + Namespace, "get,list,watch,create pods -n apps",
