@@ -59,6 +59,9 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	if err := ensureStorageNamespace(ctx, client); err != nil {
 		return err
 	}
+	if err := ensureAttributesClasses(ctx, client); err != nil {
+		return err
+	}
 	helm, err := helmFor(ctx, cluster)
 	if err != nil {
 		return err

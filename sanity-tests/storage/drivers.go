@@ -62,7 +62,12 @@ func Drivers() []Driver { return []Driver{Reference, Attach, Local, Group} }
 
 // sidecarFlags are those beyond what all sidecars get.
 func (d Driver) sidecarFlags(sidecar string) []string {
-	if sidecar != "csi-provisioner" {
+	switch sidecar {
+	case "csi-provisioner":
+	case "csi-resizer":
+		// The stock five minutes after a refusal are longer than a test waits.
+		return []string{"--retry-interval-max=10s"}
+	default:
 		return nil
 	}
 	// Metadata lets fault switches and the call log name claims.

@@ -76,7 +76,7 @@ func (d *Driver) CreateVolume(ctx context.Context, request *csi.CreateVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	if volume.Bytes, err = chooseBytes(volume.Backing, request.GetCapacityRange(), origin.bytes); err != nil {
+	if volume.Bytes, err = chooseBytes(volume, request.GetCapacityRange(), origin.bytes); err != nil {
 		return nil, err
 	}
 	if err := d.awaitBackend(ctx, volume); err != nil {

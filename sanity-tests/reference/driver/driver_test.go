@@ -126,6 +126,7 @@ func TestParametersAreChecked(t *testing.T) {
 	c := start(t, Config{})
 	for _, parameters := range []map[string]string{
 		{"immutable": "yes"}, {"backing": "raw"}, {"delay": "soon"}, {"topology": "zone"}, {"topology": "node-local"}, {"requireStageSecret": ""},
+		{"roundToMebibytes": "some"}, {"roundToMebibytes": "0"}, {"grow": "never"},
 	} {
 		_, err := c.CreateVolume(t.Context(), request("v", mebibyte, parameters))
 		wantCode(t, err, codes.InvalidArgument, "parameter")

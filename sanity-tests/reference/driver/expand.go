@@ -12,8 +12,9 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// ControllerExpandVolume grows the backend, whether or not the volume is in
-// use. Images need a second step on the node; a directory has only a number.
+// ControllerExpandVolume grows the backend, whether or not the volume is in use,
+// unless its class says that it must not be. Images need a second step on the node;
+// a directory has only a number.
 func (d *Driver) ControllerExpandVolume(_ context.Context, request *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if request.GetVolumeId() == "" {
 		return nil, invalidf("volume_id is missing")
@@ -30,7 +31,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, request *csi.Controll
 		return nil, err
 	}
 	defer leave()
-	bytes, err := chooseBytes(volume.Backing, request.GetCapacityRange(), 0)
+	bytes, err := chooseBytes(volume, request.GetCapacityRange(), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +51,9 @@ func (d *Driver) enlarge(volume *state.Volume, bytes int64, request *csi.Control
 			return rangef("volume %s has %d bytes already and cannot shrink", volume.Name, volume.Bytes)
 		}
 		return nil
+	}
+	if node := volume.InUse(); node != "" && volume.Parameters[GrowParameter] == "offline" {
+		return preconditionf("volume %s is in use on node %s and grows only while it is not", volume.Name, node)
 	}
 	free, limited, err := d.free(volume.Node)
 	if err != nil {

@@ -20,6 +20,11 @@ const (
 	DelayParameter = "delay"
 	// TopologyParameter is shared or node-local, the driver's setting by default.
 	TopologyParameter = "topology"
+	// RoundParameter is a number of mebibytes: the backend has sizes that are a multiple
+	// of it only.
+	RoundParameter = "roundToMebibytes"
+	// GrowParameter is online (the default), or offline: nothing grows while it is in use.
+	GrowParameter = "grow"
 	// StageSecretParameter and PublishSecretParameter hold the password that
 	// the secret of NodeStage and NodePublish must carry under SecretKey.
 	StageSecretParameter   = "requireStageSecret"
@@ -101,6 +106,11 @@ func checkParameter(key, value string) error {
 	case DelayParameter:
 		delay, err := time.ParseDuration(value)
 		valid = err == nil && delay >= 0
+	case RoundParameter:
+		step, err := strconv.ParseInt(value, 10, 64)
+		valid = err == nil && step > 0 && step <= maximumBytes/mebibyte
+	case GrowParameter:
+		valid = value == "online" || value == "offline"
 	case StageSecretParameter, PublishSecretParameter:
 		valid = value != ""
 	default:
@@ -163,9 +173,9 @@ func checkCapability(volume state.Volume, capability *csi.VolumeCapability) erro
 	return nil
 }
 
-// chooseBytes picks a size within the range, no smaller than what the content
-// needs.
-func chooseBytes(backing state.Backing, capacity *csi.CapacityRange, content int64) (int64, error) {
+// chooseBytes picks a size for a volume within the range, no smaller than what the
+// content needs.
+func chooseBytes(volume state.Volume, capacity *csi.CapacityRange, content int64) (int64, error) {
 	required, limit := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if required < 0 || limit < 0 || limit > 0 && limit < required {
 		return 0, invalidf("capacity range from %d to %d makes no sense", required, limit)
@@ -183,11 +193,22 @@ func chooseBytes(backing state.Backing, capacity *csi.CapacityRange, content int
 	if required > 0 && bytes < content || limit > 0 && limit < content {
 		return 0, rangef("%d bytes are too few for a source of %d bytes", bytes, content)
 	}
-	bytes = max(bytes, minimumBytes[backing])
+	minimum := minimumBytes[volume.Backing]
+	bytes = roundUp(max(bytes, minimum), volume.Parameters[RoundParameter])
 	if limit > 0 && bytes > limit || bytes > maximumBytes {
-		return 0, rangef("%s volumes have %d to %d bytes, asked for %d to %d", backing, minimumBytes[backing], maximumBytes, required, limit)
+		return 0, rangef("%s volumes have %d to %d bytes, asked for %d to %d", volume.Backing, minimum, maximumBytes, required, limit)
 	}
 	return bytes, nil
+}
+
+// roundUp is the next multiple of so many mebibytes; without a number, the same.
+func roundUp(bytes int64, mebibytes string) int64 {
+	step, err := strconv.ParseInt(mebibytes, 10, 64)
+	if err != nil {
+		return bytes
+	}
+	step *= mebibyte
+	return (bytes + step - 1) / step * step
 }
 
 func inRange(bytes int64, capacity *csi.CapacityRange) bool {
