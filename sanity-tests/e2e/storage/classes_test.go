@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -87,26 +86,13 @@ func TestImmediateAndSlowClasses(t *testing.T) {
 
 func TestVolumeAttributesClass(t *testing.T) {
 	n := home(t)
-	silver := "reference-silver"
-	n.Claim("tuned", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.VolumeAttributesClassName = &silver
-	})
+	n.Claim("tuned", "reference", "64Mi", user.WithAttributes("reference-silver"))
 	n.Pod("user", "tuned")
 	n.WaitReady("user")
-	id := n.WaitBound("tuned").Spec.CSI.VolumeHandle
-	backend := storage.BackendOf(n.Cluster, storage.Reference)
-	wantAttributes := func(iops string) {
-		n.Eventually("the backend gives "+iops+" operations per second", func(context.Context) (string, error) {
-			record, err := backend.Volume(id)
-			if err != nil || record.Mutable["iops"] == iops {
-				return "", err
-			}
-			return "it gives " + record.Mutable["iops"], nil
-		})
-	}
-	wantAttributes("1000")
+	volume := n.WaitBound("tuned")
+	n.WaitOperations(storage.Reference, volume, "1000")
 	n.SetAttributesClass("tuned", "reference-gold")
-	wantAttributes("5000")
+	n.WaitOperations(storage.Reference, volume, "5000")
 }
 
 func TestManyNodesShareADirectory(t *testing.T) {

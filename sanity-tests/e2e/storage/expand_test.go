@@ -5,25 +5,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
-
-// kilobytes is the size of the filesystem a pod has at its data path.
-func kilobytes(t *testing.T, n *user.Namespace, pod string) int {
-	t.Helper()
-	lines := strings.Split(n.Exec(pod, "df -Pk "+user.DataPath), "\n")
-	fields := strings.Fields(lines[len(lines)-1])
-	size, err := strconv.Atoi(fields[1])
-	if err != nil {
-		t.Fatalf("no size in %q", lines)
-	}
-	return size
-}
 
 func TestOnlineExpansion(t *testing.T) {
 	n := home(t)
@@ -31,11 +17,11 @@ func TestOnlineExpansion(t *testing.T) {
 	n.Pod("user", "growing")
 	before := n.WaitReady("user")
 	n.Exec("user", "echo kept > /data/file")
-	small := kilobytes(t, n, "user")
+	small := n.Kilobytes("user")
 
 	n.Resize("growing", "640Mi")
 	n.WaitCapacity("growing", "640Mi")
-	if large := kilobytes(t, n, "user"); large < small+300*1024 {
+	if large := n.Kilobytes("user"); large < small+300*1024 {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 	if got := n.Exec("user", "cat /data/file"); got != "kept" {
@@ -62,7 +48,7 @@ func TestOfflineExpansion(t *testing.T) {
 			n.WaitReady("second")
 			n.WaitCapacity("growing", "128Mi")
 			if class == "reference-ext4" {
-				if size := kilobytes(t, n, "second"); size < 100*1024 {
+				if size := n.Kilobytes("second"); size < 100*1024 {
 					t.Errorf("the filesystem has %d KiB", size)
 				}
 			}

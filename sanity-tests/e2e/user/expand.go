@@ -1,0 +1,142 @@
+package user
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// resizeConditions are on a claim only while it grows, or fails to.
+var resizeConditions = []corev1.PersistentVolumeClaimConditionType{
+	corev1.PersistentVolumeClaimResizing,
+	corev1.PersistentVolumeClaimFileSystemResizePending,
+	corev1.PersistentVolumeClaimControllerResizeError,
+	corev1.PersistentVolumeClaimNodeResizeError,
+}
+
+// WaitGrown waits until a claim and its twin in the same cluster have this size, and
+// nothing is left on either of its expansion: a twin on which something is left cannot
+// grow again.
+func (n *Namespace) WaitGrown(claim, size string) {
+	n.t.Helper()
+	n.Eventually("claim "+claim+" and its twin have grown to "+size, func(ctx context.Context) (string, error) {
+		v, err := n.Behind(ctx, claim)
+		if err != nil || v.Object == nil || v.Real == nil {
+			return "it has no volume, or no twin with one", err
+		}
+		return v.growing(size), nil
+	})
+}
+
+// WaitGrownTo is WaitGrown for a claim whose twin is in a namespace of another cluster.
+func (n *Namespace) WaitGrownTo(there *Namespace, claim, size string) {
+	n.t.Helper()
+	n.Eventually("claim "+claim+" and its twin have grown to "+size, func(ctx context.Context) (missing string, err error) {
+		var v Volume
+		if v.Claim, v.Object, err = n.withVolume(ctx, claim); err != nil {
+			return "", err
+		}
+		if v.Twin, v.Real, err = there.withVolume(ctx, claim); err != nil {
+			return "", err
+		}
+		return v.growing(size), nil
+	})
+}
+
+// withVolume is a claim that has a PersistentVolume, and that.
+func (n *Namespace) withVolume(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	volume, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	return claim, volume, err
+}
+
+// growing says what keeps the volume from having grown to a size.
+func (v Volume) growing(size string) string {
+	wanted := resource.MustParse(size)
+	var reasons []string
+	add := func(format string, args ...any) { reasons = append(reasons, fmt.Sprintf(format, args...)) }
+	for _, one := range []struct {
+		what  string
+		claim *corev1.PersistentVolumeClaim
+	}{{"the claim", v.Claim}, {"the twin", v.Twin}} {
+		status := one.claim.Status
+		if has := status.Capacity[corev1.ResourceStorage]; has.Cmp(wanted) != 0 {
+			add("%s has %s", one.what, has.String())
+		}
+		if step, resizing := status.AllocatedResourceStatuses[corev1.ResourceStorage]; resizing {
+			add("%s is %s", one.what, step)
+		}
+		for _, condition := range status.Conditions {
+			if slices.Contains(resizeConditions, condition.Type) {
+				add("%s is %s %s", one.what, condition.Type, condition.Message)
+			}
+		}
+	}
+	virtual, real := v.Object.Spec.Capacity[corev1.ResourceStorage], v.Real.Spec.Capacity[corev1.ResourceStorage]
+	if virtual.Cmp(real) != 0 {
+		add("the claim's volume has %s, the twin's %s", virtual.String(), real.String())
+	}
+	return strings.Join(reasons, "; ")
+}
+
+// WaitResizing waits until a claim has one of the conditions about its expansion that
+// mentions all of the words.
+func (n *Namespace) WaitResizing(claim string, condition corev1.PersistentVolumeClaimConditionType, words ...string) {
+	n.t.Helper()
+	n.Eventually(fmt.Sprintf("claim %s is %s, with %q", claim, condition, words), func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, one := range found.Status.Conditions {
+			if one.Type == condition && one.Status == corev1.ConditionTrue && mentionsAll(one.Message, words) {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("its conditions are %v", found.Status.Conditions), nil
+	})
+}
+
+// WantCapacity is that a claim has this size now.
+func (n *Namespace) WantCapacity(claim, size string) {
+	n.t.Helper()
+	has := n.getClaim(claim).Status.Capacity[corev1.ResourceStorage]
+	if has.Cmp(resource.MustParse(size)) != 0 {
+		n.t.Errorf("claim %s has %s instead of %s", claim, has.String(), size)
+	}
+}
+
+// Kilobytes is the size of the filesystem that a pod has at its data path.
+func (n *Namespace) Kilobytes(pod string) int {
+	n.t.Helper()
+	lines := strings.Split(n.Exec(pod, "df -Pk "+DataPath), "\n")
+	if fields := strings.Fields(lines[len(lines)-1]); len(fields) > 1 {
+		if size, err := strconv.Atoi(fields[1]); err == nil {
+			return size
+		}
+	}
+	n.t.Fatalf("no size in %q", lines)
+	return 0
+}
+
+// WaitDevice waits until the device of a pod has this size.
+func (n *Namespace) WaitDevice(pod, size string) {
+	n.t.Helper()
+	wanted := resource.MustParse(size)
+	n.Eventually("the device of pod "+pod+" has "+size, func(context.Context) (string, error) {
+		bytes, err := n.Kubectl("exec", pod, "--", "sh", "-c", "wc -c < "+DataPath)
+		if err != nil || strings.TrimSpace(bytes) == strconv.FormatInt(wanted.Value(), 10) {
+			return "", err
+		}
+		return "it has " + strings.TrimSpace(bytes) + " bytes", nil
+	})
+}
