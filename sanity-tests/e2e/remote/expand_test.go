@@ -1,0 +1,212 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// This file lets volumes grow whose twins are in the other cluster: no kubelet at home
+// has them, so it is the driver that tells the claim what the kubelet there did.
+
+// notNow has nodes grow nothing, but try again.
+var notNow = storage.Fault{RPC: "NodeExpandVolume", Code: "Unavailable", Message: "the node is busy"}
+
+// notEver has nodes say that they never will.
+var notEver = storage.Fault{RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that"}
+
+// image makes a volume whose filesystem a node has to grow, and a pod that has it.
+func (p *pair) image(claim, pod string) {
+	p.t.Helper()
+	p.home.Claim(claim, "liqo-reference-xfs", "320Mi")
+	p.home.Pod(pod, claim, p.there)
+	p.home.WaitReady(pod)
+	p.remote.WaitReady(pod)
+	p.follow(claim)
+}
+
+func TestVolumeThereGrowsThreeTimes(t *testing.T) {
+	p := offloaded(t)
+	p.image("data", "user")
+	p.remote.Exec("user", "echo kept > /data/file")
+	before := p.remote.WaitReady("user")
+	for _, size := range []string{"400Mi", "480Mi", "560Mi"} {
+		small := p.remote.Kilobytes("user")
+		p.home.Resize("data", size)
+		p.home.WaitGrownTo(p.remote, "data", size)
+		// The filesystem keeps some of it to itself.
+		if large := p.remote.Kilobytes("user"); large < small+70*1024 {
+			t.Errorf("with %s the filesystem has %d KiB, it had %d KiB", size, large, small)
+		}
+	}
+	if got := p.remote.Exec("user", "cat /data/file"); got != "kept" {
+		t.Errorf("read %q", got)
+	}
+	if after := p.remote.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
+		t.Error("the pod did not live through it")
+	}
+}
+
+// What the claim at home says is what the twin has come to there.
+func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
+	p := offloaded(t)
+	p.image("data", "user")
+	heal := p.spoil(notNow)
+	p.home.Resize("data", "400Mi")
+	p.home.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.remote.WaitEvent("user", "VolumeResizeFailed", notNow.Message)
+	p.home.WantCapacity("data", "320Mi")
+	p.wantTable("volumes", []string{"--namespace", p.home.Name}, "320Mi -> 400Mi")
+	heal()
+	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+}
+
+// The resizer there begins anew whenever a node has given up.
+func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
+	p := offloaded(t)
+	p.image("data", "user")
+	heal := p.spoil(notEver)
+	p.home.Resize("data", "400Mi")
+	p.remote.WaitEvent("user", "VolumeResizeFailed", notEver.Message)
+	p.home.WantCapacity("data", "320Mi")
+	heal()
+	p.home.WaitGrownTo(p.remote, "data", "400Mi")
+	p.home.Resize("data", "480Mi")
+	p.home.WaitGrownTo(p.remote, "data", "480Mi")
+}
+
+func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
+	p := offloaded(t)
+	p.unused("folder")
+	p.home.Resize("folder", "128Mi")
+	p.home.WaitGrownTo(p.remote, "folder", "128Mi")
+
+	p.image("image", "first")
+	p.home.DeletePod("first")
+	p.waitUnstaged("image")
+	p.home.Resize("image", "400Mi")
+	p.home.WaitResizing("image", corev1.PersistentVolumeClaimFileSystemResizePending)
+	p.home.WantCapacity("image", "320Mi")
+	p.home.Pod("next", "image", p.there)
+	p.home.WaitReady("next")
+	p.home.WaitGrownTo(p.remote, "image", "400Mi")
+}
+
+// waitUnstaged waits until no node there holds a claim's volume, which takes a little
+// longer than its last pod lives.
+func (p *pair) waitUnstaged(claim string) {
+	p.t.Helper()
+	handle := p.follow(claim).real.Spec.CSI.VolumeHandle
+	p.remote.Eventually("the volume there is unstaged", func(context.Context) (string, error) {
+		record, err := storage.BackendOf(p.remote.Cluster, storage.Reference).Volume(handle)
+		if err != nil || len(record.Stages) == 0 {
+			return "", err
+		}
+		return fmt.Sprintf("it is staged on %d nodes", len(record.Stages)), nil
+	})
+}
+
+func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
+	p := offloaded(t)
+	p.unused("data")
+	p.home.Resize("data", "20Ti")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "directory volumes have 1 to")
+	p.home.WantCapacity("data", "64Mi")
+	p.home.Resize("data", "128Mi")
+	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+}
+
+// The claim at home is Bound before its twin is, and Kubernetes lets only Bound claims grow.
+func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
+	p := offloaded(t)
+	heal := p.spoil(notYet)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitBound("data")
+	p.home.Resize("data", "128Mi")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "Internal", "is bound when its pod arrives there")
+	if phase := claimIn(p.remote, t, "data").Status.Phase; phase != corev1.ClaimPending {
+		t.Errorf("the twin is %s without storage", phase)
+	}
+	heal()
+	p.home.WaitReady("user")
+	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+}
+
+func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", p.fixedClass(), "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	p.follow("data")
+	p.home.Resize("data", "128Mi")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange",
+		fmt.Sprintf("the real class %q in the cluster %s", fixedThere(p), p.cluster), "does not allow expansion")
+	if asked := claimIn(p.remote, t, "data").Spec.Resources.Requests[corev1.ResourceStorage]; asked.String() != "64Mi" {
+		t.Errorf("the twin asks for %s", asked.String())
+	}
+}
+
+// fixedClass makes a class there that does not allow expansion, and a virtual one for it
+// that does.
+func (p *pair) fixedClass() (virtual string) {
+	p.t.Helper()
+	wait, grows := storagev1.VolumeBindingWaitForFirstConsumer, true
+	p.remote.Class(&storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: fixedThere(p)}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+	})
+	virtual = p.home.Name + "-fixed"
+	p.home.Class(&storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: virtual}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
+		AllowVolumeExpansion: &grows, Parameters: map[string]string{"realStorageClass": fixedThere(p)},
+	})
+	return virtual
+}
+
+func fixedThere(p *pair) string { return p.remote.Name + "-fixed-there" }
+
+func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
+	p := offloaded(t)
+	p.unused("data")
+	p.remote.StorageQuota("little", "100Mi")
+	p.home.Resize("data", "128Mi")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "exceeded quota: little")
+	p.home.Resize("data", "96Mi")
+	p.home.WaitGrownTo(p.remote, "data", "96Mi")
+}
+
+// With these rights neither classes nor PersistentVolumes can be read there.
+func TestVolumesGrowWithMinimalRights(t *testing.T) {
+	p, _ := restricted(t, "minimal")
+	p.image("data", "user")
+	p.home.Claim("fixed", p.fixedClass(), "64Mi")
+	p.home.Pod("fixed", "fixed", p.there)
+	p.home.WaitReady("fixed")
+	p.follow("fixed")
+	for _, size := range []string{"400Mi", "480Mi"} {
+		p.home.Resize("data", size)
+		p.home.WaitGrownTo(p.remote, "data", size)
+	}
+	p.home.Resize("fixed", "128Mi")
+	// In the words of the API server there.
+	p.home.WaitEvent("fixed", "VolumeResizeFailed", "OutOfRange", "must support resize")
+}
+
+func TestVolumeGrowsOnceItsClusterAnswersAgain(t *testing.T) {
+	p := apart(t, nil)
+	p.unused("data")
+	p.putSecret(spoilt(t, nobodyListens(t)))
+	p.declare(spec{"kubeconfigSecretRef": map[string]any{"name": p.cluster}})
+	p.waitCondition("data", corev1.ConditionUnknown, "ClusterUnreachable")
+	p.home.Resize("data", "128Mi")
+	p.home.WaitEvent("data", "VolumeResizeFailed", "Unavailable", p.cluster)
+	p.putSecret(shared.kubeconfig)
+	p.home.WaitGrownTo(p.remote, "data", "128Mi")
+}
