@@ -33,6 +33,8 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a node that the real driver refuses", w.refused},
 		{"a claim that goes while its volume is reserved", w.abandoned},
 		{"a twin deleted behind our back", w.rescued},
+		{"a volume that grows", w.grown},
+		{"a volume that gets other attributes", w.modified},
 		{"labels, a fixed node, room and the lease", w.loops},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
@@ -46,6 +48,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a volume in another cluster", w.remoteLife},
 		{"a volume to be retained in another cluster", w.remoteRetained},
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},
+		{"a volume that grows in another cluster", w.remoteGrown},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))
@@ -178,6 +181,40 @@ func (w *walk) rescued(t *testing.T, n *user.Namespace) {
 		return "", nil
 	})
 	read(t, n, "user", n.Name)
+	n.DeletePod("user")
+	deleteClaim(n, "data")
+}
+
+// The filesystem needs a node, so that the twin's expansion is left for us to finish. That
+// it grows a second time shows that nothing was left unfinished.
+func (w *walk) grown(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference-xfs", "320Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	write(n, "user", n.Name)
+	n.Follow("data")
+	controller := w.onController(t, n, both("expand", "finish-expansion"))
+	n.Resize("data", "400Mi")
+	n.WaitGrown("data", "400Mi")
+	w.carriedOut(t, n, controller)
+	n.Resize("data", "480Mi")
+	n.WaitGrown("data", "480Mi")
+	read(t, n, "user", n.Name)
+	n.DeletePod("user")
+	deleteClaim(n, "data")
+}
+
+func (w *walk) modified(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributes(driver.Silver))
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	real := n.Follow("data").Real
+	n.WaitOperations(storage.Reference, real, "1000")
+	controller := w.onController(t, n, both("modify"))
+	n.SetAttributesClass("data", driver.Gold)
+	n.WaitAttributes("data", driver.Gold)
+	n.WaitOperations(storage.Reference, real, "5000")
+	w.carriedOut(t, n, controller)
 	n.DeletePod("user")
 	deleteClaim(n, "data")
 }

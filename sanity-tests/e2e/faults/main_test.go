@@ -39,6 +39,7 @@ func hurried(replicas int) chart.Values {
 			"orphanGrace": "5s",
 			"provisioner": chart.Values{"retryIntervalMax": "5s"},
 			"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
+			"resizer":     chart.Values{"retryIntervalMax": "5s"},
 		},
 		"node": chart.Values{"extraArgs": []string{"--forgotten-after=40s"}},
 	}

@@ -122,3 +122,24 @@ func (w *walk) remoteRescued(t *testing.T, b *neighbour) {
 	deleteClaim(b.here, "data")
 	b.oneTwinEach()
 }
+
+// The filesystem needs the node there, so that the claim here is left for us to tell.
+func (w *walk) remoteGrown(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	b.here.Claim("data", "liqo-reference-xfs", "320Mi")
+	b.here.Pod("user", "data", b.onIt)
+	b.here.WaitReady("user")
+	write(b.there, "user", b.here.Name)
+	b.follow("data")
+	controller := w.onController(t, b.here, both("expand", "mirror-size"))
+	b.here.Resize("data", "400Mi")
+	b.here.WaitGrownTo(b.there, "data", "400Mi")
+	w.carriedOut(t, b.here, controller)
+	b.here.Resize("data", "480Mi")
+	b.here.WaitGrownTo(b.there, "data", "480Mi")
+	read(t, b.there, "user", b.here.Name)
+	b.here.DeletePod("user")
+	deleteClaim(b.here, "data")
+	b.oneTwinEach()
+}
