@@ -13,6 +13,7 @@ import (
 	"github.com/onsi/gomega"
 
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
 )
 
 // setups are the kinds of real volumes behind the driver; the real class of each
@@ -41,6 +42,7 @@ func TestDriver(t *testing.T) {
 		config.TestVolumeSize = 1 << 30
 		config.TestVolumeAccessType = setup.accessType
 		config.TestVolumeParameters = map[string]string{"realStorageClass": setup.realClass}
+		config.TestVolumeMutableParameters = map[string]string{driver.RealAttributesClass: "reference-gold"}
 		t.Cleanup(found.paths(&config, setup.name))
 		ginkgo.Describe(setup.name, ginkgo.Ordered, ginkgo.ContinueOnFailure, func() {
 			ginkgo.AfterAll(func(ctx context.Context) {

@@ -31,10 +31,10 @@ var cases = []struct {
 	driver, focus string
 	atLeast       int
 }{
-	{"reference", "", 54},
+	{"reference", "", 72},
 	{"reference-nodes", `(topology|capacity)`, 5},
-	{"attach", "", 51},
-	{"local", "", 44},
+	{"attach", "", 59},
+	{"local", "", 52},
 }
 
 func TestExternalStorage(t *testing.T) {
