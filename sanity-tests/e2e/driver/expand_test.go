@@ -311,7 +311,8 @@ func limitTwins(t *testing.T, n *user.Namespace, class, most string) {
 	})
 }
 
-// Its node plugin is not there just when kubelet wants the volume to grow.
+// Its node plugin is not there just when kubelet wants the volume to grow. Kubelet tells it with
+// another reason when it grows a volume while it sets the volume up again for its pod.
 func TestNodeExpansionWaitsForTheRealDriver(t *testing.T) {
 	n := homeAlone(t)
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
@@ -322,7 +323,7 @@ func TestNodeExpansionWaitsForTheRealDriver(t *testing.T) {
 	back := hideSocket(t, n, storage.Reference, pod.Spec.NodeName)
 
 	n.Resize("data", "400Mi")
-	n.WaitEvent("user", "VolumeResizeFailed", "Unavailable", storage.Reference.Name)
+	n.WaitEvent("user", "Unavailable", storage.Reference.Name)
 	n.WaitResizing("data", corev1.PersistentVolumeClaimFileSystemResizePending)
 	n.WantCapacity("data", "320Mi")
 	if twin := n.Follow("data").Twin; twin.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == "" {
@@ -372,7 +373,7 @@ func TestNodeThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 		RPC: "NodeExpandVolume", Code: "OutOfRange", Message: "this node has no room for that",
 	})
 	n.Resize("data", "400Mi")
-	n.WaitEvent("user", "VolumeResizeFailed", "OutOfRange", "this node has no room for that")
+	n.WaitEvent("user", "OutOfRange", "this node has no room for that")
 	heal()
 	n.WaitGrown("data", "400Mi")
 	n.Resize("data", "480Mi")
