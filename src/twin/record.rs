@@ -16,7 +16,7 @@ use super::{
 use crate::{
     cluster::slim::SELECTED_NODE,
     placement::NO_PROVISIONER,
-    volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark},
+    volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark, quantity},
 };
 
 /// The real class a twin is made with.
@@ -83,7 +83,7 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
         VolumeMode::Filesystem => "Filesystem",
         VolumeMode::Block => "Block",
     };
-    let size = Quantity(request.spec.size.request().to_string());
+    let size = Quantity(quantity(request.spec.size.request()));
     PersistentVolumeClaimSpec {
         access_modes: Some(match chosen.access_modes {
             Some(others) => others.iter().map(ToString::to_string).collect(),
