@@ -80,6 +80,10 @@ pub struct RemoteClusterSpec {
     #[serde(default)]
     pub storage_classes: StorageClasses,
 
+    /// Which real snapshot class there a real snapshot class that is named here becomes.
+    #[serde(default)]
+    pub snapshot_classes: SnapshotClasses,
+
     /// When a claim is Bound whose twin is there. Optimistic: as soon as the remote
     /// cluster has accepted the twin; a failure after that is reported on the claim.
     /// WaitForBound: not before the twin is Bound. Either way, classes that bind
@@ -207,6 +211,17 @@ pub struct StorageClasses {
     pub default: Option<String>,
 }
 
+/// Which real snapshot class there a real snapshot class that is named here becomes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotClasses {
+    /// From values of the parameter realSnapshotClass of VolumeSnapshotClasses here to
+    /// VolumeSnapshotClasses there. What is not in it has the same name there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "storage_classes")]
+    #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 253)").message("the keys are names of snapshot classes: 1 to 253 characters"))]
+    pub mapping: BTreeMap<String, String>,
+}
+
 /// When a claim is Bound whose twin is in a remote cluster.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -269,6 +284,7 @@ impl RemoteClusterSpec {
             node_selector: None,
             namespaces: Namespaces::default(),
             storage_classes: StorageClasses::default(),
+            snapshot_classes: SnapshotClasses::default(),
             binding_policy: BindingPolicy::default(),
             protect_twins: true,
         }

@@ -272,8 +272,8 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
                 same_name: false,
             },
             classes: ClassMap {
-                mapping: BTreeMap::new(),
                 default: node.default_class.clone(),
+                ..ClassMap::default()
             },
             policy: BindingPolicy::default(),
             protect: true,

@@ -111,6 +111,7 @@ fn object(cluster: RemoteCluster) -> Option<Object> {
     let classes = ClassMap {
         mapping: spec.storage_classes.mapping,
         default: spec.storage_classes.default,
+        snapshots: spec.snapshot_classes.mapping,
     };
     let policy = match spec.binding_policy {
         Wished::Optimistic => BindingPolicy::Optimistic,

@@ -105,6 +105,8 @@ pub struct ClassMap {
     pub mapping: BTreeMap<String, String>,
     /// For all others.
     pub default: Option<String>,
+    /// Which snapshot class there a real snapshot class that is named here becomes.
+    pub snapshots: BTreeMap<String, String>,
 }
 
 impl ClassMap {
@@ -281,6 +283,7 @@ mod tests {
                 classes: ClassMap {
                     mapping: mapping.collect(),
                     default: default.map(str::to_owned),
+                    ..ClassMap::default()
                 },
                 policy: BindingPolicy::WaitForBound,
                 protect: false,
@@ -337,7 +340,7 @@ mod tests {
     fn classes_are_mapped_by_name_or_by_default() {
         let mut classes = ClassMap {
             mapping: [("liqo".to_owned(), "fast".to_owned())].into(),
-            default: None,
+            ..ClassMap::default()
         };
         assert_eq!(classes.real(Some("liqo")), Some("fast"));
         assert_eq!(classes.real(Some("other")), None);

@@ -158,8 +158,8 @@ fn declared() -> Declared {
             same_name: false,
         },
         classes: ClassMap {
-            mapping: BTreeMap::new(),
             default: Some("real".into()),
+            ..ClassMap::default()
         },
         ..Declared::plain("milan")
     }
