@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use tonic::Status;
 
+use super::snapshots;
 use crate::{
     topology::Segments,
     twin::CreateRequest,
@@ -19,12 +20,6 @@ use crate::{
 pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<CreateRequest, Status> {
     let name = required("name", request.name)?;
     let capabilities = capabilities(request.volume_capabilities)?;
-    if request.volume_content_source.is_some() {
-        return Err(unsupported(
-            "volume_content_source",
-            "snapshots and clones are not supported",
-        ));
-    }
     if !request.mutable_parameters.is_empty() {
         return Err(unsupported(
             "mutable_parameters",
@@ -36,7 +31,7 @@ pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<Creat
         size: SizeRange::new(range.required_bytes, range.limit_bytes)?,
         capabilities,
         parameters: Parameters::parse(&request.parameters)?,
-        source: None,
+        source: snapshots::content_source(request.volume_content_source.as_ref())?,
     };
     let wished = request.accessibility_requirements.unwrap_or_default();
     let places = |all: Vec<wire::Topology>| -> Vec<Segments> {
@@ -201,6 +196,24 @@ mod tests {
             })
             .contains("capacity range")
         );
+    }
+
+    #[test]
+    fn a_source_that_is_none_of_ours_is_not_found() {
+        use wire::volume_content_source::{SnapshotSource, Type, VolumeSource};
+        let sources = [
+            Type::Snapshot(SnapshotSource {
+                snapshot_id: "fake".into(),
+            }),
+            Type::Volume(VolumeSource {
+                volume_id: "fake".into(),
+            }),
+        ];
+        for source in sources {
+            let mut request = request();
+            request.volume_content_source = Some(wire::VolumeContentSource { r#type: Some(source) });
+            assert_eq!(create_request(request).unwrap_err().code(), Code::NotFound);
+        }
     }
 
     #[test]

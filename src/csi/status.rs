@@ -33,6 +33,8 @@ macro_rules! into_status {
     };
 }
 
+mod snapshots;
+
 into_status!(
     VolumeIdError,
     SpecError,
@@ -76,11 +78,13 @@ impl Coded for CreateError {
     fn code(&self) -> Code {
         match self {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::NoSource(_) => Code::NotFound,
+            Self::Source(refusal) => refusal.code(),
             Self::Spec(error) => error.code(),
             Self::NoSite(error) => error.code(),
             Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
-            Self::Api(_) => Code::Unavailable,
+            Self::Api(_) | Self::SourceUnknown(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }
@@ -108,7 +112,8 @@ impl Coded for Refusal {
             | Self::Losing
             | Self::Lost
             | Self::HandedOverElsewhere
-            | Self::Nowhere(_) => Code::FailedPrecondition,
+            | Self::Nowhere(_)
+            | Self::NoCopy(_) => Code::FailedPrecondition,
         }
     }
 }
@@ -253,6 +258,7 @@ mod tests {
                 not_made(Refusal::Nowhere(AffinityError::NoNode(1))),
                 Code::FailedPrecondition,
             ),
+            (not_made(Refusal::NoCopy("older")), Code::FailedPrecondition),
             (
                 not_deleted(DeleteRefusal::Foreign(foreign())),
                 Code::FailedPrecondition,

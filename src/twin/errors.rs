@@ -3,7 +3,7 @@
 use crate::{
     cluster::ApiError,
     fleet::Unreachable,
-    placement::{ClassError, DeleteRefusal, Refusal, Unmapped},
+    placement::{ClassError, DeleteRefusal, Refusal, SourceRefusal, Unmapped},
     volume::{SpecError, VolumeName},
 };
 
@@ -57,6 +57,15 @@ pub enum CreateError {
         /// Why not.
         refusal: Refusal,
     },
+    /// What it should be a copy of does not exist.
+    #[error("{0}")]
+    NoSource(String),
+    /// It cannot be told whether that exists.
+    #[error("the source of the volume cannot be read: {0}")]
+    SourceUnknown(String),
+    /// It cannot be a copy of that.
+    #[error(transparent)]
+    Source(#[from] SourceRefusal),
     /// The API server does not take the twin, as a matter of principle: nothing was made.
     #[error("{0}")]
     NotAccepted(ApiError),

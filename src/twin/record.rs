@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    api::core::v1::{
+        PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference,
+        VolumeResourceRequirements,
+    },
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::{ResourceExt, api::ObjectMeta};
@@ -27,6 +30,8 @@ pub(super) struct Chosen<'a> {
     pub(super) node: Option<&'a str>,
     /// The access modes it has instead of those asked for.
     pub(super) access_modes: Option<&'a [AccessMode]>,
+    /// What it is a copy of.
+    pub(super) source: Option<TypedLocalObjectReference>,
 }
 
 /// The twin to create.
@@ -96,6 +101,7 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
             limits: None,
         }),
         storage_class_name: Some(chosen.class.to_owned()),
+        data_source: chosen.source.clone(),
         volume_mode: Some(mode.to_owned()),
         ..PersistentVolumeClaimSpec::default()
     }

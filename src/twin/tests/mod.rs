@@ -7,6 +7,7 @@ mod delete;
 mod faults;
 mod list;
 mod remote_plan;
+mod source;
 mod stand_in;
 
 use std::{sync::Arc, time::Duration};
