@@ -120,6 +120,34 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 	}
 }
 
+func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
+	for name, one := range map[string]struct {
+		enabled     any
+		apiVersions string
+		serves      bool
+	}{
+		"auto":    {"auto", "snapshot.storage.k8s.io/v1", true},
+		"missing": {"auto", "snapshot.storage.k8s.io/v1beta1", false},
+		"forced":  {true, "v1", true},
+		"off":     {false, "snapshot.storage.k8s.io/v1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			values := Values{"controller": Values{"snapshotter": Values{"enabled": one.enabled}}}
+			text, err := helm(t).RenderFor(t.Context(), Release, Namespace, one.apiVersions, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod := only[*appsv1.Deployment](t, decode(t, text)).Spec.Template.Spec
+			if strings.Contains(containerNames(pod), "csi-snapshotter") != one.serves {
+				t.Errorf("containers: %s", containerNames(pod))
+			}
+			if bytes.Contains(text, []byte("name: liqo-csi-snapshotter")) != one.serves {
+				t.Error("the role of csi-snapshotter does not go with it")
+			}
+		})
+	}
+}
+
 func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
 	objects := render(t, nil)
 	for name, pod := range map[string]corev1.PodSpec{
@@ -284,6 +312,11 @@ func render(t *testing.T, values Values) []runtime.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return decode(t, rendered)
+}
+
+func decode(t *testing.T, rendered []byte) []runtime.Object {
+	t.Helper()
 	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
 		json.SerializerOptions{Yaml: true, Strict: true})
 	var objects []runtime.Object

@@ -85,6 +85,11 @@ func (h *Helm) Render(ctx context.Context, release, namespace string, values Val
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace)
 }
 
+// RenderFor is Render for a cluster that has these API versions as well.
+func (h *Helm) RenderFor(ctx context.Context, release, namespace, apiVersions string, values Values) ([]byte, error) {
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--api-versions", apiVersions)
+}
+
 // RenderWithCRDs is Render preceded by the definitions that Helm would install.
 func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds")

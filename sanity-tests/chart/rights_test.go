@@ -111,8 +111,14 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"create configmaps -n "+Namespace,
 		"get,list,watch volumeattributesclasses.storage.k8s.io",
 		"get,list,watch,create,patch,delete persistentvolumeclaims -n "+StorageNamespace,
+		"get,list,watch,create,delete volumesnapshots.snapshot.storage.k8s.io -n "+StorageNamespace,
+		"get,patch volumesnapshotcontents.snapshot.storage.k8s.io",
+		"get,list volumesnapshotclasses.snapshot.storage.k8s.io",
 	)
 	controller.check(t, false,
+		// One account for all containers: csi-provisioner has to keep a user's snapshot.
+		"create,patch,delete volumesnapshots.snapshot.storage.k8s.io -n anywhere",
+		"create,delete volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list,watch secrets",
 		"get,list,watch secrets -n liqo-tenant-turin",
 		"get,list,watch secrets -n "+StorageNamespace,
@@ -156,6 +162,7 @@ func TestLiqosTenantsAreReadOnlyWhereListed(t *testing.T) {
 
 func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
 	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "list events -n apps"}
+	snapshots := []string{"get,list,watch,create,delete volumesnapshots.snapshot.storage.k8s.io -n apps"}
 	elsewhere := []string{"list,watch,create,delete persistentvolumeclaims -n other", "list events -n other"}
 	// What is left of a Role that goes before the twins of its namespace do.
 	lettingGo := []string{"get,patch persistentvolumeclaims -n other"}
@@ -164,20 +171,25 @@ func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
 		"get,list,watch storageclasses.storage.k8s.io", "get,list,watch csidrivers.storage.k8s.io",
 		"get,list,watch csinodes.storage.k8s.io", "get,list,watch csistoragecapacities.storage.k8s.io",
 		"get,list,watch volumeattributesclasses.storage.k8s.io",
+		"get,list volumesnapshotclasses.snapshot.storage.k8s.io", "get,patch volumesnapshotcontents.snapshot.storage.k8s.io",
 	}
 	never := []string{
 		"get,list,watch,create secrets -n apps", "get,list,watch secrets -n " + Namespace, "get,list,watch,create pods -n apps",
 		"create,delete persistentvolumes", "patch nodes", "create,patch csinodes.storage.k8s.io", "get,list,patch resourcequotas -n apps",
 		"create,patch,delete storageclasses.storage.k8s.io", "get,watch,create,patch events -n apps", "get,list namespaces",
-		"watch persistentvolumes",
+		"watch persistentvolumes", "list,create,delete volumesnapshotcontents.snapshot.storage.k8s.io",
+		"update,patch volumesnapshots.snapshot.storage.k8s.io -n apps",
 	}
+	giving := remote("minimal", "apps", "more")
+	giving["remoteAccess"].(Values)["snapshots"] = true
 	for name, level := range map[string]struct {
 		values   Values
 		may, not [][]string
 	}{
-		"full":       {remote("full"), [][]string{twins, elsewhere, lettingGo, cluster}, [][]string{never}},
-		"namespaced": {remote("namespaced", "apps", "more"), [][]string{twins, lettingGo, cluster}, [][]string{elsewhere, never}},
-		"minimal":    {remote("minimal", "apps", "more"), [][]string{twins}, [][]string{elsewhere, lettingGo, cluster, never}},
+		"full":                   {remote("full"), [][]string{twins, snapshots, elsewhere, lettingGo, cluster}, [][]string{never}},
+		"namespaced":             {remote("namespaced", "apps", "more"), [][]string{twins, snapshots, lettingGo, cluster}, [][]string{elsewhere, never}},
+		"minimal":                {remote("minimal", "apps", "more"), [][]string{twins}, [][]string{snapshots, elsewhere, lettingGo, cluster, never}},
+		"minimal with snapshots": {giving, [][]string{twins, snapshots}, [][]string{elsewhere, lettingGo, cluster, never}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := render(t, level.values)

@@ -80,9 +80,15 @@ pub struct RemoteClusterSpec {
     #[serde(default)]
     pub storage_classes: StorageClasses,
 
-    /// Which attributes class there one becomes that a class of ours names.
-    #[serde(default, skip_serializing_if = "AttributesClasses::is_empty")]
-    pub volume_attributes_classes: AttributesClasses,
+    /// Which VolumeAttributesClass there one becomes that the parameter
+    /// realVolumeAttributesClass of a VolumeAttributesClass of ours names.
+    #[serde(default)]
+    pub volume_attributes_classes: ClassNames,
+
+    /// Which VolumeSnapshotClass there one becomes that the parameter realSnapshotClass of a
+    /// VolumeSnapshotClass of ours names.
+    #[serde(default)]
+    pub snapshot_classes: ClassNames,
 
     /// When a claim is Bound whose twin is there. Optimistic: as soon as the remote
     /// cluster has accepted the twin; a failure after that is reported on the claim.
@@ -211,20 +217,15 @@ pub struct StorageClasses {
     pub default: Option<String>,
 }
 
-/// Which attributes class there one becomes that a class of ours names.
+/// From real classes, as a class of ours names them in a parameter, to those there. What is
+/// not in it has the same name there.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttributesClasses {
-    /// From values of the parameter realVolumeAttributesClass to VolumeAttributesClasses there.
-    /// One that is not in the mapping has the same name there.
+pub struct ClassNames {
+    /// From names that a class of ours has in its parameter to names there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "storage_classes")]
+    #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 253)").message("the keys are names of classes: 1 to 253 characters"))]
     pub mapping: BTreeMap<String, String>,
-}
-
-impl AttributesClasses {
-    fn is_empty(&self) -> bool {
-        self.mapping.is_empty()
-    }
 }
 
 /// When a claim is Bound whose twin is in a remote cluster.
@@ -289,7 +290,8 @@ impl RemoteClusterSpec {
             node_selector: None,
             namespaces: Namespaces::default(),
             storage_classes: StorageClasses::default(),
-            volume_attributes_classes: AttributesClasses::default(),
+            volume_attributes_classes: ClassNames::default(),
+            snapshot_classes: ClassNames::default(),
             binding_policy: BindingPolicy::default(),
             protect_twins: true,
         }

@@ -15,12 +15,15 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use tokio::time::Instant;
 
-use super::plain;
+use super::{
+    plain,
+    snapshots::{SNAPSHOT_GROUP, VolumeSnapshotContent},
+};
 use crate::volume::{ClaimMark, DRIVER_NAME};
 
 /// An event is a courtesy: nobody waits long for it.
@@ -32,6 +35,8 @@ const SERIES: Duration = Duration::from_mins(6);
 const LONGEST_NAME: usize = 253;
 /// What it accepts as the note of an event, in bytes.
 const LONGEST_NOTE: usize = 1024;
+/// Where events on objects without a namespace are.
+const NAMESPACE_OF_NONE: &str = "default";
 
 /// What an event tells: something expected, or something to look at.
 pub use kube::runtime::events::EventType as Weight;
@@ -79,25 +84,53 @@ impl Events {
 
     /// Tells something on a claim. Never fails: what cannot be written is logged.
     pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) {
-        let written = tokio::time::timeout(PATIENCE, self.publish(claim, weight, reason, note)).await;
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolumeClaim".to_owned()),
+            namespace: Some(claim.namespace.clone()),
+            name: Some(claim.name.clone()),
+            uid: Some(claim.uid.clone()),
+            ..ObjectReference::default()
+        };
+        self.write(about, weight, reason, note).await;
+    }
+
+    /// Warns on the content of a snapshot. Never fails: what cannot be written is logged.
+    pub async fn warn_content(&self, content: &VolumeSnapshotContent, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
+            kind: Some("VolumeSnapshotContent".to_owned()),
+            name: Some(content.name_any()),
+            uid: content.uid(),
+            ..ObjectReference::default()
+        };
+        self.write(about, Weight::Warning, reason, note).await;
+    }
+
+    async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) {
+        let name = about.name.clone().unwrap_or_default();
+        let namespace = about.namespace.clone().unwrap_or_default();
+        let written = tokio::time::timeout(PATIENCE, self.publish(about, weight, reason, note)).await;
         let why = match written {
             Ok(Ok(())) => return,
             Ok(Err(error)) => plain(&error),
             Err(_) => "the API server does not answer in time".to_owned(),
         };
-        tracing::warn!(claim = %claim.name, namespace = %claim.namespace, reason, note, why, "an event could not be written");
+        tracing::warn!(object = %name, %namespace, reason, note, why, "an event could not be written");
     }
 
     async fn publish(
         &self,
-        claim: &ClaimMark,
+        about: ObjectReference,
         weight: Weight,
         reason: &str,
         note: &str,
     ) -> Result<(), kube::Error> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let namespace = about.namespace.clone();
+        let namespace = namespace.unwrap_or_else(|| NAMESPACE_OF_NONE.to_owned());
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let key = Key {
-            uid: claim.uid.clone(),
+            uid: about.uid.clone().unwrap_or_default(),
             reason: reason.to_owned(),
             note: shortened(note),
             warning: weight == Weight::Warning,
@@ -118,25 +151,18 @@ impl Events {
                 other => return other.map(|_| ()),
             }
         }
-        let name = event_name(&claim.name, now);
+        let name = event_name(about.name.as_deref().unwrap_or_default(), now);
         let event = Event {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
-                namespace: Some(claim.namespace.clone()),
+                namespace: Some(namespace),
                 ..ObjectMeta::default()
             },
             action: Some("Provision".to_owned()),
             event_time: Some(MicroTime(now)),
             note: Some(key.note.clone()),
             reason: Some(reason.to_owned()),
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("PersistentVolumeClaim".to_owned()),
-                namespace: Some(claim.namespace.clone()),
-                name: Some(claim.name.clone()),
-                uid: Some(claim.uid.clone()),
-                ..ObjectReference::default()
-            }),
+            regarding: Some(about),
             reporting_controller: Some(DRIVER_NAME.to_owned()),
             reporting_instance: Some(self.instance.clone()),
             type_: Some(if key.warning { "Warning" } else { "Normal" }.to_owned()),

@@ -13,6 +13,7 @@ mod finalizers;
 mod lean;
 mod rights;
 pub mod slim;
+pub mod snapshots;
 #[cfg(test)]
 pub mod testing;
 pub mod view;

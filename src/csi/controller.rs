@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tonic::{Request, Response, Status};
 
-use super::{CreateLimiter, Deadline, parse, work::Work};
+use super::{CreateLimiter, Deadline, parse, snapshots, work::Work};
 use crate::{
     cluster::{Cluster, events::Events},
     fleet::{NodeKind, Registry},
@@ -92,7 +92,10 @@ impl wire::controller_server::Controller for Controller {
         request: Request<wire::CreateVolumeRequest>,
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
-        let create_request = parse::create_request(request.into_inner())?;
+        let request = request.into_inner();
+        // Without it in the answer csi-provisioner would take the volume for an empty one.
+        let content_source = request.volume_content_source.clone();
+        let create_request = parse::create_request(request)?;
         self.observed(deadline).await?;
         let name = create_request.volume.clone();
         let (home, registry) = (self.home.clone(), self.registry.clone());
@@ -115,7 +118,7 @@ impl wire::controller_server::Controller for Controller {
                 capacity_bytes: bytes(made.bytes),
                 volume_context: made.context.into_iter().collect(),
                 accessible_topology: made.topology.into_iter().map(topology).collect(),
-                content_source: None,
+                content_source,
             }),
         }))
     }
@@ -285,6 +288,60 @@ impl wire::controller_server::Controller for Controller {
         Ok(Response::new(wire::ControllerModifyVolumeResponse {}))
     }
 
+    async fn create_snapshot(
+        &self,
+        request: Request<wire::CreateSnapshotRequest>,
+    ) -> Answer<wire::CreateSnapshotResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let request = snapshots::create_request(request.into_inner())?;
+        self.observed(deadline).await?;
+        let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
+        let key = request.key.twin();
+        let create = async move {
+            Ok(twin::create_snapshot(&home, &registry, &events, &request, deadline.at()).await?)
+        };
+        let cut = self.work.run(&key, create).await?;
+        Ok(Response::new(wire::CreateSnapshotResponse {
+            snapshot: Some(snapshots::answer(cut)),
+        }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<wire::DeleteSnapshotRequest>,
+    ) -> Answer<wire::DeleteSnapshotResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let id = parse::required("snapshot_id", request.into_inner().snapshot_id)?;
+        let Some(id) = snapshots::ours(&id)? else {
+            return Ok(Response::new(wire::DeleteSnapshotResponse {}));
+        };
+        self.observed(deadline).await?;
+        let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
+        let key = id.key.twin();
+        let delete =
+            async move { Ok(twin::delete_snapshot(&home, &registry, &events, &id, deadline.at()).await?) };
+        self.work.run(&key, delete).await?;
+        Ok(Response::new(wire::DeleteSnapshotResponse {}))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<wire::ListSnapshotsRequest>,
+    ) -> Answer<wire::ListSnapshotsResponse> {
+        let page = snapshots::list(&self.home, &self.registry, request.into_inner()).await?;
+        Ok(Response::new(page))
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<wire::GetSnapshotRequest>,
+    ) -> Answer<wire::GetSnapshotResponse> {
+        let id = request.into_inner().snapshot_id;
+        Ok(Response::new(
+            snapshots::get(&self.home, &self.registry, id).await?,
+        ))
+    }
+
     async fn controller_get_capabilities(
         &self,
         _: Request<wire::ControllerGetCapabilitiesRequest>,
@@ -299,6 +356,10 @@ impl wire::controller_server::Controller for Controller {
             Type::ExpandVolume,
             Type::ModifyVolume,
             Type::SingleNodeMultiWriter,
+            Type::CreateDeleteSnapshot,
+            Type::ListSnapshots,
+            Type::GetSnapshot,
+            Type::CloneVolume,
         ];
         let capabilities = supported.map(|it| wire::ControllerServiceCapability {
             r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: it.into() })),

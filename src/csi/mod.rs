@@ -11,6 +11,7 @@ mod observed;
 mod parse;
 pub mod registration;
 pub mod server;
+mod snapshots;
 mod socket;
 mod status;
 pub mod work;

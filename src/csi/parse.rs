@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use tonic::Status;
 
+use super::snapshots;
 use crate::{
     topology::Segments,
     twin::CreateRequest,
@@ -19,19 +20,13 @@ use crate::{
 pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<CreateRequest, Status> {
     let name = required("name", request.name)?;
     let capabilities = capabilities(request.volume_capabilities)?;
-    if request.volume_content_source.is_some() {
-        return Err(unsupported(
-            "volume_content_source",
-            "snapshots and clones are not supported",
-        ));
-    }
     let range = request.capacity_range.unwrap_or_default();
     let spec = VolumeSpec {
         size: SizeRange::new(range.required_bytes, range.limit_bytes)?,
         capabilities,
         parameters: Parameters::parse(&request.parameters)?,
-        source: None,
         attributes: attributes_class(&request.mutable_parameters)?,
+        source: snapshots::content_source(request.volume_content_source.as_ref())?,
     };
     let wished = request.accessibility_requirements.unwrap_or_default();
     let places = |all: Vec<wire::Topology>| -> Vec<Segments> {
@@ -218,6 +213,24 @@ mod tests {
             })
             .contains("capacity range")
         );
+    }
+
+    #[test]
+    fn a_source_that_is_none_of_ours_is_not_found() {
+        use wire::volume_content_source::{SnapshotSource, Type, VolumeSource};
+        let sources = [
+            Type::Snapshot(SnapshotSource {
+                snapshot_id: "fake".into(),
+            }),
+            Type::Volume(VolumeSource {
+                volume_id: "fake".into(),
+            }),
+        ];
+        for source in sources {
+            let mut request = request();
+            request.volume_content_source = Some(wire::VolumeContentSource { r#type: Some(source) });
+            assert_eq!(create_request(request).unwrap_err().code(), Code::NotFound);
+        }
     }
 
     #[test]

@@ -33,6 +33,8 @@ macro_rules! into_status {
     };
 }
 
+mod snapshots;
+
 into_status!(
     VolumeIdError,
     SpecError,
@@ -78,12 +80,15 @@ impl Coded for CreateError {
     fn code(&self) -> Code {
         match self {
             Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::NoSource(_) => Code::NotFound,
+            Self::Source(refusal) => refusal.code(),
             Self::Spec(error) => error.code(),
-            Self::Attributes(_) => Code::InvalidArgument,
+            // An administrator can mend it, and INVALID_ARGUMENT would be tried again very seldom.
+            Self::Attributes(_) => Code::FailedPrecondition,
             Self::NoSite(error) => error.code(),
             Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
-            Self::Api(_) => Code::Unavailable,
+            Self::Api(_) | Self::SourceUnknown(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }
@@ -111,7 +116,8 @@ impl Coded for Refusal {
             | Self::Losing
             | Self::Lost
             | Self::HandedOverElsewhere
-            | Self::Nowhere(_) => Code::FailedPrecondition,
+            | Self::Nowhere(_)
+            | Self::NoCopy(_) => Code::FailedPrecondition,
         }
     }
 }
@@ -286,6 +292,7 @@ mod tests {
                 not_made(Refusal::Nowhere(AffinityError::NoNode(1))),
                 Code::FailedPrecondition,
             ),
+            (not_made(Refusal::NoCopy("older")), Code::FailedPrecondition),
             (
                 not_deleted(DeleteRefusal::Foreign(foreign())),
                 Code::FailedPrecondition,

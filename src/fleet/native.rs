@@ -112,6 +112,7 @@ fn object(cluster: RemoteCluster) -> Option<Object> {
         mapping: spec.storage_classes.mapping,
         default: spec.storage_classes.default,
         attributes: spec.volume_attributes_classes.mapping,
+        snapshots: spec.snapshot_classes.mapping,
     };
     let policy = match spec.binding_policy {
         Wished::Optimistic => BindingPolicy::Optimistic,

@@ -95,6 +95,18 @@ steps! {
     PassOn = "pass-on",
     /// A rescued PV gets its reclaim policy back.
     PolicyBack = "policy-back",
+    /// The twin of a snapshot is created.
+    SnapshotCreate = "snapshot-create",
+    /// The twin of a snapshot that nobody waits for is taken back.
+    SnapshotGiveUp = "snapshot-give-up",
+    /// The twin of a deleted snapshot is deleted.
+    SnapshotDelete = "snapshot-delete",
+    /// The content of a snapshot's twin is set to Retain.
+    SnapshotRetain = "snapshot-retain",
+    /// The content of a snapshot's twin gets its deletion policy back.
+    SnapshotPolicyBack = "snapshot-policy-back",
+    /// The volume mode of a snapshot's twin may be changed by a restore.
+    AllowModeChange = "allow-mode-change",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -170,6 +170,8 @@ pub enum Reach {
     NotFromTarget,
     /// Nobody.
     Nowhere(AffinityError),
+    /// Whoever does: it does not hold what it should be a copy of.
+    NoCopy(&'static str),
 }
 
 /// What to do next.
@@ -222,6 +224,8 @@ pub enum Withdrawal {
     Loops(String),
     /// Its PV is gone.
     Lost,
+    /// Its PV does not hold what it should be a copy of.
+    NoCopy(&'static str),
 }
 
 /// What follows when a withdrawn twin is gone.
@@ -252,6 +256,7 @@ impl Withdrawal {
                 elsewhere("the real class made the volume where no node reaches it that was asked for")
             }
             Self::Loops(provisioner) => Afterwards::Refuse(Refusal::Loops(provisioner.clone())),
+            Self::NoCopy(flaw) => Afterwards::Refuse(Refusal::NoCopy(flaw)),
         }
     }
 }
@@ -309,6 +314,7 @@ fn with_own_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
             }
             match reach {
                 Reach::NotFromTarget => CreateStep::Withdraw(Withdrawal::OutOfReach),
+                Reach::NoCopy(flaw) => CreateStep::Withdraw(Withdrawal::NoCopy(flaw)),
                 reach => bound(facts, twin, reach),
             }
         }
@@ -374,6 +380,7 @@ fn bound(facts: &CreateFacts, twin: &Twin, reach: &Reach) -> CreateStep {
     match reach {
         Reach::Unread => CreateStep::Wait,
         Reach::Nowhere(error) => CreateStep::Refuse(Refusal::Nowhere(error.clone())),
+        Reach::NoCopy(flaw) => CreateStep::Refuse(Refusal::NoCopy(flaw)),
         Reach::FromTarget { retained: false } if facts.retain => CreateStep::Retain,
         Reach::FromTarget { .. } | Reach::NotFromTarget if twin.handed_over => CreateStep::Answer,
         Reach::FromTarget { .. } | Reach::NotFromTarget => CreateStep::HandOver,

@@ -13,6 +13,8 @@ mod modify;
 mod offload;
 mod possible;
 mod reclaim;
+mod snapshot;
+mod source;
 mod template;
 
 pub use capacity::{Published, Room, publish, room_in};
@@ -41,4 +43,9 @@ pub use offload::{
 };
 pub use possible::{NoClass, served, ways_out, wishes};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};
+pub use snapshot::{
+    KnownSnapshotClasses, SnapshotClass, SnapshotClassError, SnapshotFacts, SnapshotRefusal, SnapshotStep,
+    SnapshotTwin, UserContent, choose_snapshot_class, snapshot_step,
+};
+pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
 pub use template::{Expands, expanding};

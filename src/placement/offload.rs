@@ -107,6 +107,8 @@ pub struct ClassMap {
     pub default: Option<String>,
     /// Which attributes class there one named here becomes, if not the one of that name.
     pub attributes: BTreeMap<String, String>,
+    /// Which snapshot class there a real snapshot class that is named here becomes.
+    pub snapshots: BTreeMap<String, String>,
 }
 
 impl ClassMap {

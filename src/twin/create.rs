@@ -21,7 +21,7 @@ use super::{
     reading,
     reclaim::retain,
     record::{self, Chosen},
-    site, target,
+    site, source, target,
     waiter::TwinWaiter,
     withdraw::withdraw,
 };
@@ -48,7 +48,17 @@ pub async fn create(
     let mut waiter = TwinWaiter::of(&site);
     loop {
         let mut observation = Box::pin(Observation::take(&site, registry, request, claim)).await?;
-        match take_step(&site, policy, events, request, deadline, &mut observation).await {
+        match take_step(
+            &site,
+            registry,
+            policy,
+            events,
+            request,
+            deadline,
+            &mut observation,
+        )
+        .await
+        {
             Ok(Progress::Done(made)) => return Ok(made),
             Ok(Progress::Again) => {}
             Ok(Progress::Await(what)) => {
@@ -79,6 +89,7 @@ enum Progress {
 
 async fn take_step(
     site: &Site,
+    registry: &Registry,
     policy: &Policy,
     events: &Events,
     request: &CreateRequest,
@@ -86,10 +97,13 @@ async fn take_step(
     observation: &mut Observation,
 ) -> Result<Progress, CreateError> {
     Ok(match observation.step(site, request).await? {
-        CreateStep::Create => match Box::pin(make_twin(site, policy, events, request, observation)).await? {
-            Next::Look => Progress::Again,
-            Next::Binding => Progress::Await("bound"),
-        },
+        CreateStep::Create => {
+            let make = make_twin(site, registry, policy, events, request, observation);
+            match Box::pin(make).await? {
+                Next::Look => Progress::Again,
+                Next::Binding => Progress::Await("bound"),
+            }
+        }
         CreateStep::Wait => Progress::Await("bound"),
         CreateStep::AwaitGone => {
             if let Some(twin) = &observation.twin {
@@ -159,11 +173,14 @@ enum Next {
 
 async fn make_twin(
     site: &Site,
+    registry: &Registry,
     policy: &Policy,
     events: &Events,
     request: &CreateRequest,
     observation: &Observation,
 ) -> Result<Next, CreateError> {
+    // First: in another cluster than its source's it would not be made, whatever the plan.
+    let source = source::within_reach(site, registry, request, observation).await?;
     let planned = match plan(site, policy, request, observation).await? {
         Plan::Make(planned) => planned,
         Plan::Unfit(reason) => return Err(CreateError::Elsewhere(reason)),
@@ -178,7 +195,12 @@ async fn make_twin(
     {
         return Err(why.into());
     }
+    let source = match source {
+        Some(source) => Some(source::copied(site, request, &planned, source).await?),
+        None => None,
+    };
     let chosen = Chosen {
+        source,
         class: &planned.class,
         provisioner: planned.provisioner.as_deref(),
         node: planned.node.as_deref(),
@@ -351,8 +373,13 @@ async fn still_waiting(site: &Site, awaited: &'static str) -> CreateError {
 
 /// The newest warning about a twin: what the real provisioner says, the user must hear.
 pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<String> {
-    let about = format!("involvedObject.uid={},type=Warning", twin.uid()?);
-    let events = site.cluster().within::<Event>(site.namespace());
+    newest_warning(site.cluster(), site.namespace(), &twin.uid()?).await
+}
+
+/// The newest warning about the object with this uid.
+pub(super) async fn newest_warning(cluster: &Cluster, namespace: &str, uid: &str) -> Option<String> {
+    let about = format!("involvedObject.uid={uid},type=Warning");
+    let events = cluster.within::<Event>(namespace);
     let warnings = events.select(None, Some(&about)).await.ok()?;
     let newest = warnings.into_iter().max_by_key(|warning| {
         let seen = warning.last_timestamp.as_ref().map(|time| time.0);

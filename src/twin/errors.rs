@@ -4,7 +4,7 @@ use super::NoAttributes;
 use crate::{
     cluster::ApiError,
     fleet::Unreachable,
-    placement::{ClassError, DeleteRefusal, RealRefusal, Refusal, Unmapped},
+    placement::{ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped},
     volume::{SpecError, VolumeId, VolumeName},
 };
 
@@ -61,6 +61,15 @@ pub enum CreateError {
         /// Why not.
         refusal: Refusal,
     },
+    /// What it should be a copy of does not exist.
+    #[error("{0}")]
+    NoSource(String),
+    /// It cannot be told whether that exists.
+    #[error("the source of the volume cannot be read: {0}")]
+    SourceUnknown(String),
+    /// It cannot be a copy of that.
+    #[error(transparent)]
+    Source(#[from] SourceRefusal),
     /// The API server does not take the twin, as a matter of principle: nothing was made.
     #[error("{0}")]
     NotAccepted(ApiError),

@@ -28,6 +28,8 @@ mod remote_class;
 mod remote_node;
 mod remote_plan;
 mod site;
+mod snapshot;
+mod source;
 mod surroundings;
 mod target;
 mod waiter;
@@ -53,6 +55,10 @@ pub use self::{
     record::metadata,
     refusals::Refusals,
     site::Site,
+    snapshot::{
+        CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotReadError, SnapshotRequest,
+        SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots,
+    },
     withdraw::withdraw,
 };
 use crate::{

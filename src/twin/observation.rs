@@ -9,6 +9,7 @@ use super::{
     prebinding::prebinding,
     reading::{self, class, node, nodes},
     remote_class::answered_early,
+    source,
     target::target,
 };
 use crate::{
@@ -155,6 +156,9 @@ impl Observation {
         let Some(volume) = found.filter(|found| reading::is_bound_to(found, twin)) else {
             return Ok(Reach::Unread);
         };
+        if let Some(flaw) = source::flaw(request, twin, &volume) {
+            return Ok(Reach::NoCopy(flaw));
+        }
         let policy = volume
             .spec
             .as_ref()

@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    api::core::v1::{
+        PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference,
+        VolumeResourceRequirements,
+    },
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::{ResourceExt, api::ObjectMeta};
@@ -29,6 +32,8 @@ pub(super) struct Chosen<'a> {
     pub(super) access_modes: Option<&'a [AccessMode]>,
     /// The attributes class it is made with.
     pub(super) attributes: Option<&'a str>,
+    /// What it is a copy of.
+    pub(super) source: Option<TypedLocalObjectReference>,
 }
 
 /// The twin to create.
@@ -98,6 +103,7 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
             limits: None,
         }),
         storage_class_name: Some(chosen.class.to_owned()),
+        data_source: chosen.source.clone(),
         volume_mode: Some(mode.to_owned()),
         volume_attributes_class_name: chosen.attributes.map(str::to_owned),
         ..PersistentVolumeClaimSpec::default()

@@ -49,6 +49,21 @@ pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 /// are used again there, so a `claimRef` alone says nothing once its claim is gone.
 pub const DATA_OF: &str = "storage.liqo.io/data-of";
 
+/// Label: the snapshot that an object is the twin of.
+pub const SNAPSHOT: &str = "storage.liqo.io/snapshot";
+/// Annotation of a snapshot's twin: id of the volume it is of.
+pub const SNAPSHOT_SOURCE: &str = "storage.liqo.io/snapshot-source";
+/// Annotation of a snapshot's twin: namespace of the user's `VolumeSnapshot`.
+pub const SNAPSHOT_NAMESPACE: &str = "storage.liqo.io/snapshot-namespace";
+/// Annotation of a snapshot's twin: name of the user's `VolumeSnapshot`.
+pub const SNAPSHOT_NAME: &str = "storage.liqo.io/snapshot-name";
+/// Annotation of a snapshot's twin: from where the volume it is of could be reached, as the
+/// node affinity of a PV.
+pub const SOURCE_AFFINITY: &str = "storage.liqo.io/source-affinity";
+/// Annotation of the content of a snapshot's twin: the deletion policy it had before this
+/// driver set it to Retain, because the user's content has that policy.
+pub const DELETION_POLICY_BEFORE: &str = "storage.liqo.io/deletion-policy-before";
+
 /// Annotation of our attachment of a twin's PV: the version of it that `ControllerPublish`
 /// found and needs again.
 pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
@@ -66,4 +81,10 @@ pub fn selector(home: &ClusterId) -> String {
 #[must_use]
 pub fn volume_selector(home: &ClusterId, volume: &VolumeName) -> String {
     format!("{},{VOLUME}={volume}", selector(home))
+}
+
+/// Label selector of the twins of all snapshots of a home cluster.
+#[must_use]
+pub fn snapshot_selector(home: &ClusterId) -> String {
+    format!("{},{SNAPSHOT}", selector(home))
 }

@@ -15,6 +15,9 @@ mod marks;
 mod quantity;
 mod refused;
 mod size;
+mod snapshot;
+mod snapshot_marks;
+mod snapshot_spec;
 mod spec;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
@@ -31,6 +34,9 @@ pub use marks::{ClaimMark, Foreign, Marks, MarksError, Owner};
 pub use quantity::{parse_quantity, quantity};
 pub use refused::Refused;
 pub use size::SizeRange;
+pub use snapshot::{SnapshotId, SnapshotIdError, SnapshotKey, SnapshotPlace};
+pub use snapshot_marks::{ForeignSnapshot, SnapshotMarks, SnapshotName};
+pub use snapshot_spec::{SnapshotParameters, SnapshotSpecError};
 pub use spec::{
     BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec, attributes_class,
 };

@@ -175,3 +175,122 @@ async fn lists_are_paged_by_name() {
     assert_eq!(code(list(&controller, 0, "invalid-token").await), Code::Aborted);
     assert_eq!(code(list(&controller, -1, "").await), Code::InvalidArgument);
 }
+
+async fn cut(controller: &Controller, name: &str, volume: &str) -> Code {
+    let request = wire::CreateSnapshotRequest {
+        name: name.into(),
+        source_volume_id: volume.into(),
+        ..Default::default()
+    };
+    code(controller.create_snapshot(Request::new(request)).await)
+}
+
+async fn delete_snapshot(controller: &Controller, id: &str) -> Code {
+    let request = wire::DeleteSnapshotRequest {
+        snapshot_id: id.into(),
+        ..Default::default()
+    };
+    code(controller.delete_snapshot(Request::new(request)).await)
+}
+
+async fn get_snapshot(controller: &Controller, id: &str) -> Code {
+    let request = wire::GetSnapshotRequest {
+        snapshot_id: id.into(),
+        ..Default::default()
+    };
+    code(controller.get_snapshot(Request::new(request)).await)
+}
+
+async fn list_snapshots(
+    controller: &Controller,
+    request: wire::ListSnapshotsRequest,
+) -> Answer<wire::ListSnapshotsResponse> {
+    controller.list_snapshots(Request::new(request)).await
+}
+
+#[tokio::test]
+async fn snapshots_that_do_not_exist() {
+    let (api, controller) = controller().await;
+    for unknown in [
+        "fake",
+        "s1:home::x",
+        "s1:home::0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111",
+    ] {
+        assert_eq!(delete_snapshot(&controller, unknown).await, Code::Ok, "{unknown}");
+        assert_eq!(get_snapshot(&controller, unknown).await, Code::NotFound);
+        let request = wire::ListSnapshotsRequest {
+            snapshot_id: unknown.into(),
+            ..Default::default()
+        };
+        let page = list_snapshots(&controller, request).await.unwrap().into_inner();
+        assert!(page.entries.is_empty(), "{unknown}");
+    }
+    assert_eq!(cut(&controller, "s", "fake").await, Code::NotFound);
+    assert_eq!(cut(&controller, "s", &id(1)).await, Code::NotFound);
+    let newer = "s2:home::0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    assert_eq!(delete_snapshot(&controller, newer).await, Code::Unavailable);
+    assert_eq!(get_snapshot(&controller, newer).await, Code::Unavailable);
+    assert_eq!(api.writes(), 0);
+}
+
+#[tokio::test]
+async fn fields_of_snapshots_are_asked_for_first() {
+    let (_api, controller) = controller().await;
+    assert_eq!(cut(&controller, "", &id(1)).await, Code::InvalidArgument);
+    assert_eq!(cut(&controller, "s", "").await, Code::InvalidArgument);
+    assert_eq!(delete_snapshot(&controller, "").await, Code::InvalidArgument);
+    assert_eq!(get_snapshot(&controller, "").await, Code::InvalidArgument);
+    let request = wire::ListSnapshotsRequest {
+        starting_token: "invalid-token".into(),
+        ..Default::default()
+    };
+    assert_eq!(code(list_snapshots(&controller, request).await), Code::Aborted);
+    let request = wire::ListSnapshotsRequest {
+        max_entries: -1,
+        ..Default::default()
+    };
+    assert_eq!(
+        code(list_snapshots(&controller, request).await),
+        Code::InvalidArgument
+    );
+}
+
+#[tokio::test]
+async fn lists_of_snapshots_are_paged_by_id() {
+    let (api, controller) = controller().await;
+    let mut expected = Vec::new();
+    for number in 0..5 {
+        let key = crate::volume::SnapshotKey::from_request(&number.to_string());
+        expected.push(format!("s1:home::{key}"));
+        let labels = json!({
+            mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::SNAPSHOT: key.as_str(),
+        });
+        let path = "/apis/snapshot.storage.k8s.io/v1/namespaces/liqo-storage/volumesnapshots";
+        api.put(
+            &format!("{path}/{}", key.twin()),
+            json!({
+                "metadata": {"labels": labels, "annotations": {mark::SNAPSHOT_SOURCE: id(1)}}, "spec": {},
+                "status": {"creationTime": "2026-01-01T00:00:00Z"},
+            }),
+        );
+    }
+    expected.sort();
+    let (mut seen, mut token, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let request = wire::ListSnapshotsRequest {
+            max_entries: 2,
+            starting_token: token,
+            source_volume_id: id(1),
+            ..Default::default()
+        };
+        let page = list_snapshots(&controller, request).await.unwrap().into_inner();
+        let snapshots = page.entries.into_iter().filter_map(|entry| entry.snapshot);
+        seen.extend(snapshots.map(|one| one.snapshot_id));
+        pages += 1;
+        token = page.next_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!((seen, pages), (expected, 3));
+}

@@ -52,6 +52,9 @@ pub enum Refusal {
     /// Nobody reaches it.
     #[error(transparent)]
     Nowhere(AffinityError),
+    /// It does not hold what it should be a copy of.
+    #[error("the volume does not hold a copy of its source: {0}")]
+    NoCopy(&'static str),
 }
 
 fn list(parts: &[Part]) -> String {

@@ -9,6 +9,7 @@ mod expand;
 mod faults;
 mod list;
 mod remote_plan;
+mod source;
 mod stand_in;
 
 use std::{sync::Arc, time::Duration};

@@ -19,6 +19,12 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* "true" if csi-snapshotter is to run: it could not start where its kinds are not installed. */}}
+{{- define "liqo-csi.snapshotter" -}}
+{{- $wanted := toString .Values.controller.snapshotter.enabled }}
+{{- if or (eq $wanted "true") (and (eq $wanted "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1")) }}true{{ end }}
+{{- end }}
+
 {{/* Nodes with a kubelet of their own. */}}
 {{- define "liqo-csi.realNodes" -}}
 requiredDuringSchedulingIgnoredDuringExecution:

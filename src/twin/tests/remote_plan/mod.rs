@@ -1,8 +1,10 @@
 //! Twins in a remote cluster: two fake API servers, one for each side. Here they are
-//! made; `refusal` is where they cannot be, `deletion` how they go.
+//! made; `refusal` is where they cannot be, `deletion` how they go, `source` whose copies
+//! they are.
 
 mod deletion;
 mod refusal;
+mod source;
 
 use std::{collections::BTreeMap, time::Duration};
 

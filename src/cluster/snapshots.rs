@@ -1,0 +1,231 @@
+//! The objects of Kubernetes' snapshots, with the fields that are used here. Their kinds are
+//! no part of Kubernetes itself: where nobody has installed them, there are none.
+
+// What Kubernetes documents is not documented again.
+#![allow(missing_docs)]
+
+use std::borrow::Cow;
+
+use k8s_openapi::{
+    api::core::v1::ObjectReference,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time},
+};
+use kube::{
+    CustomResource, Resource, ResourceExt,
+    api::ObjectMeta,
+    core::{ClusterResourceScope, Status},
+};
+use serde::{Deserialize, Serialize};
+
+use super::Cluster;
+use crate::placement::SnapshotClass;
+
+/// The API group of snapshots.
+pub const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
+const VERSION: &str = "v1";
+
+/// Annotation of a default class.
+const IS_DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
+/// Annotation of a content whose volume mode may be another one after a restore.
+pub const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
+
+/// What is wanted of a `VolumeSnapshot`.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "snapshot.storage.k8s.io",
+    version = "v1",
+    kind = "VolumeSnapshot",
+    namespaced,
+    status = "VolumeSnapshotStatus",
+    derive = "PartialEq",
+    schema = "disabled",
+    doc = "A snapshot of a claim."
+)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotSpec {
+    pub source: SnapshotOf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_snapshot_class_name: Option<String>,
+}
+
+/// What a snapshot is of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotOf {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim_name: Option<String>,
+}
+
+/// What became of a `VolumeSnapshot`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound_volume_snapshot_content_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_to_use: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore_size: Option<Quantity>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<SnapshotFault>,
+}
+
+/// What went wrong with a snapshot last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotFault {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// What a `VolumeSnapshotContent` is about.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "snapshot.storage.k8s.io",
+    version = "v1",
+    kind = "VolumeSnapshotContent",
+    status = "VolumeSnapshotContentStatus",
+    derive = "PartialEq",
+    schema = "disabled",
+    doc = "The data of a snapshot."
+)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotContentSpec {
+    pub deletion_policy: String,
+    pub driver: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_volume_mode: Option<String>,
+    pub volume_snapshot_ref: ObjectReference,
+}
+
+/// What became of a `VolumeSnapshotContent`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotContentStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_handle: Option<String>,
+}
+
+/// A class of snapshots. It has no `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotClass {
+    pub metadata: ObjectMeta,
+    pub driver: String,
+}
+
+impl Resource for VolumeSnapshotClass {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "VolumeSnapshotClass".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        SNAPSHOT_GROUP.into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VERSION.into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "volumesnapshotclasses".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl VolumeSnapshotClass {
+    /// The class, as the pure layer reads it.
+    #[must_use]
+    pub fn read(&self) -> SnapshotClass {
+        SnapshotClass {
+            name: self.name_any(),
+            driver: self.driver.clone(),
+            is_default: self
+                .annotations()
+                .get(IS_DEFAULT)
+                .is_some_and(|value| value == "true"),
+        }
+    }
+}
+
+/// Whether the kinds of snapshots are seen not to be installed in a cluster. Asked for when
+/// something is missing, to say what it is.
+pub async fn not_installed(cluster: &Cluster) -> bool {
+    let group = format!("{SNAPSHOT_GROUP}/{VERSION}");
+    let asked = cluster.client().list_api_group_resources(&group);
+    let answer = tokio::time::timeout(cluster.calls().timeout, asked).await;
+    matches!(answer, Ok(Err(kube::Error::Api(status))) if Status::is_not_found(&status))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::cluster::testing::FakeApi;
+
+    #[test]
+    fn a_snapshot_is_written_and_read() {
+        let spec = VolumeSnapshotSpec {
+            source: SnapshotOf {
+                persistent_volume_claim_name: Some("data".into()),
+            },
+            volume_snapshot_class_name: None,
+        };
+        let written = serde_json::to_value(VolumeSnapshot::new("backup", spec)).unwrap();
+        assert_eq!(written["apiVersion"], "snapshot.storage.k8s.io/v1");
+        assert_eq!(written["kind"], "VolumeSnapshot");
+        assert_eq!(
+            written["spec"],
+            json!({"source": {"persistentVolumeClaimName": "data"}})
+        );
+        let read: VolumeSnapshot = from_value(json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "backup"},
+            "spec": {"source": {"volumeSnapshotContentName": "x"}},
+            "status": {"creationTime": "2026-01-01T00:00:00Z", "readyToUse": true, "restoreSize": "1Gi", "new": 1},
+        }))
+        .unwrap();
+        let status = read.status.unwrap();
+        assert_eq!(status.restore_size.unwrap().0, "1Gi");
+        assert_eq!(status.creation_time.unwrap().0.as_second(), 1_767_225_600);
+    }
+
+    #[test]
+    fn a_class_says_whose_it_is() {
+        let class: VolumeSnapshotClass = from_value(json!({
+            "metadata": {"name": "fast", "annotations": {IS_DEFAULT: "true"}},
+            "driver": "real.test", "deletionPolicy": "Delete",
+        }))
+        .unwrap();
+        let expected = SnapshotClass {
+            name: "fast".into(),
+            driver: "real.test".into(),
+            is_default: true,
+        };
+        assert_eq!(class.read(), expected);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_installed_is_known() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        assert!(not_installed(&cluster).await);
+        api.put(
+            "/apis/snapshot.storage.k8s.io/v1",
+            json!({"groupVersion": "snapshot.storage.k8s.io/v1", "resources": []}),
+        );
+        assert!(!not_installed(&cluster).await);
+    }
+}

@@ -1,0 +1,140 @@
+//! Snapshots between gRPC and the domain: what requests say, and how snapshots are answered.
+
+use prost_types::Timestamp;
+use tonic::Status;
+
+use super::parse::required;
+use crate::{
+    cluster::Cluster,
+    fleet::Registry,
+    twin::{self, CutSnapshot, SnapshotFilter, SnapshotRequest},
+    volume::{ContentSource, SnapshotId, SnapshotIdError, SnapshotKey, SnapshotParameters, VolumeId},
+    wire::csi::{self as wire, volume_content_source::Type as Source},
+};
+
+/// The snapshot a `CreateSnapshot` request asks for.
+pub(super) fn create_request(request: wire::CreateSnapshotRequest) -> Result<SnapshotRequest, Status> {
+    let name = required("name", request.name)?;
+    let source = required("source_volume_id", request.source_volume_id)?;
+    let source: VolumeId = source.parse()?;
+    Ok(SnapshotRequest {
+        key: SnapshotKey::from_request(&name),
+        request_name: name,
+        source,
+        parameters: SnapshotParameters::parse(&request.parameters)?,
+    })
+}
+
+/// What a volume is filled with. An id that is none of ours names nothing that exists.
+pub(super) fn content_source(
+    source: Option<&wire::VolumeContentSource>,
+) -> Result<Option<ContentSource>, Status> {
+    let Some(source) = source else { return Ok(None) };
+    match &source.r#type {
+        Some(Source::Snapshot(snapshot)) => {
+            let id: SnapshotId = required("snapshot_id", snapshot.snapshot_id.clone())?.parse()?;
+            Ok(Some(ContentSource::Snapshot(id.to_string())))
+        }
+        Some(Source::Volume(volume)) => {
+            let id: VolumeId = required("volume_id", volume.volume_id.clone())?.parse()?;
+            Ok(Some(ContentSource::Volume(id.to_string())))
+        }
+        None => Err(Status::invalid_argument(
+            "the request has a volume_content_source of a kind that this driver does not know",
+        )),
+    }
+}
+
+/// The snapshot an id names; `None` if it is none of ours, so that there is no such snapshot.
+pub(super) fn ours(id: &str) -> Result<Option<SnapshotId>, Status> {
+    match id.parse() {
+        Ok(id) => Ok(Some(id)),
+        Err(SnapshotIdError::Foreign(_)) => Ok(None),
+        Err(unknown @ SnapshotIdError::UnknownVersion(_)) => Err(unknown.into()),
+    }
+}
+
+/// The one snapshot of this id.
+pub(super) async fn get(
+    home: &Cluster,
+    registry: &Registry,
+    id: String,
+) -> Result<wire::GetSnapshotResponse, Status> {
+    let id = required("snapshot_id", id)?;
+    let found = match ours(&id)? {
+        Some(id) => twin::find_snapshot(home, registry, &id).await?,
+        None => None,
+    };
+    let found = found.ok_or(SnapshotIdError::Foreign(id))?;
+    Ok(wire::GetSnapshotResponse {
+        snapshot: Some(answer(found)),
+    })
+}
+
+/// A page of the snapshots that are asked for.
+pub(super) async fn list(
+    home: &Cluster,
+    registry: &Registry,
+    request: wire::ListSnapshotsRequest,
+) -> Result<wire::ListSnapshotsResponse, Status> {
+    let size = usize::try_from(request.max_entries)
+        .map_err(|_| Status::invalid_argument("the request has a negative max_entries"))?;
+    let after = &request.starting_token;
+    if !after.is_empty() && after.parse::<SnapshotId>().is_err() {
+        return Err(Status::aborted(
+            "the starting_token is none of ours; begin the list again without it",
+        ));
+    }
+    let mut snapshots = asked_for(home, registry, &request).await?;
+    snapshots.retain(|one| after.is_empty() || one.id.to_string() > *after);
+    let more = size > 0 && snapshots.len() > size;
+    if more {
+        snapshots.truncate(size);
+    }
+    let last = snapshots.last().filter(|_| more);
+    Ok(wire::ListSnapshotsResponse {
+        next_token: last.map(|last| last.id.to_string()).unwrap_or_default(),
+        entries: snapshots
+            .into_iter()
+            .map(|one| wire::list_snapshots_response::Entry {
+                snapshot: Some(answer(one)),
+            })
+            .collect(),
+    })
+}
+
+/// In the order of their ids. One that is asked for by its id must be told: csi-snapshotter
+/// takes an empty answer for its end.
+async fn asked_for(
+    home: &Cluster,
+    registry: &Registry,
+    request: &wire::ListSnapshotsRequest,
+) -> Result<Vec<CutSnapshot>, Status> {
+    let source = request.source_volume_id.as_str();
+    if request.snapshot_id.is_empty() {
+        let filter = match source {
+            "" => SnapshotFilter::All,
+            source => SnapshotFilter::Of(source),
+        };
+        return Ok(twin::list_snapshots(home, registry, filter).await?);
+    }
+    let Some(id) = ours(&request.snapshot_id)? else {
+        return Ok(Vec::new());
+    };
+    let found = twin::find_snapshot(home, registry, &id).await?;
+    let found = found.filter(|one| source.is_empty() || one.source == source);
+    Ok(found.into_iter().collect())
+}
+
+/// A snapshot, as CSI describes it.
+pub(super) fn answer(snapshot: CutSnapshot) -> wire::Snapshot {
+    let (seconds, nanos) = snapshot.cut_at;
+    wire::Snapshot {
+        size_bytes: i64::try_from(snapshot.bytes).unwrap_or(i64::MAX),
+        snapshot_id: snapshot.id.to_string(),
+        source_volume_id: snapshot.source,
+        creation_time: Some(Timestamp { seconds, nanos }),
+        ready_to_use: snapshot.ready,
+        ..Default::default()
+    }
+}

@@ -1,0 +1,196 @@
+//! The part of the table that is about snapshots, and about what volumes are copies of.
+//!
+//! For csi-snapshotter `RESOURCE_EXHAUSTED` too means "still working on it"; after every
+//! other code it forgets the snapshot that it asked for.
+
+use tonic::{Code, Status};
+
+use super::Coded;
+use crate::{
+    placement::{SnapshotRefusal, SourceRefusal},
+    twin::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
+    volume::{SnapshotIdError, SnapshotSpecError},
+};
+
+into_status!(
+    SnapshotIdError,
+    SnapshotSpecError,
+    CutError,
+    SnapshotDeleteError,
+    SnapshotReadError
+);
+
+impl Coded for SnapshotIdError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Foreign(_) => Code::NotFound,
+            // After a downgrade: saying that there is no such snapshot would leak it.
+            Self::UnknownVersion(_) => Code::Unavailable,
+        }
+    }
+}
+
+impl Coded for SnapshotSpecError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown(_) | Self::Empty(_) => Code::InvalidArgument,
+        }
+    }
+}
+
+impl Coded for CutError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoVolume(_) => Code::NotFound,
+            Self::Unsuitable(_) | Self::Class(_) | Self::NotInstalled(_) | Self::NotAccepted(_) => {
+                Code::FailedPrecondition
+            }
+            Self::Refused { refusal, .. } => refusal.code(),
+            Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for SnapshotRefusal {
+    fn code(&self) -> Code {
+        match self {
+            Self::OtherSource => Code::AlreadyExists,
+            Self::Foreign(_) | Self::GivenUp | Self::Vanished => Code::FailedPrecondition,
+        }
+    }
+}
+
+impl Coded for SnapshotDeleteError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Site(error) => error.code(),
+            Self::Foreign { .. } | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::Api(_) => Code::Unavailable,
+            Self::StillWaiting { .. } => Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl Coded for SnapshotReadError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Site(error) => error.code(),
+            Self::Api(_) => Code::Unavailable,
+        }
+    }
+}
+
+impl Coded for SnapshotSiteError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unreachable(_) | Self::Unknown(_) | Self::Api(_) => Code::Unavailable,
+        }
+    }
+}
+
+impl Coded for SourceRefusal {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotUsable { .. }
+            | Self::OtherNamespace { .. }
+            | Self::Unreadable { .. }
+            | Self::NotCsi { .. }
+            | Self::OtherDriver { .. }
+            | Self::OtherMode { .. } => Code::FailedPrecondition,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::{ApiError, Cause},
+        placement::SnapshotClassError,
+        twin::CreateError,
+        volume::{ForeignSnapshot, MarksError},
+    };
+
+    fn api() -> ApiError {
+        ApiError::for_test(Cause::Unavailable("down".into()))
+    }
+
+    fn code(error: impl Into<Status>) -> Code {
+        error.into().code()
+    }
+
+    fn refused(refusal: SnapshotRefusal) -> Code {
+        code(CutError::Refused {
+            twin: "liqo-storage/x".into(),
+            cluster: "home".into(),
+            refusal,
+        })
+    }
+
+    #[test]
+    fn the_whole_table() {
+        let text = String::new;
+        let foreign = || ForeignSnapshot::Unmarked(MarksError::Missing("x"));
+        let no_default = SnapshotClassError::NoDefault {
+            driver: text(),
+            cluster: "home".parse().unwrap(),
+            several: false,
+        };
+        let still_cutting = CutError::StillWaiting {
+            twin: text(),
+            cluster: text(),
+            awaited: "cut",
+            why: None,
+        };
+        let still_there = SnapshotDeleteError::StillWaiting {
+            twin: text(),
+            cluster: text(),
+            why: None,
+        };
+        let in_its_place = SnapshotDeleteError::Foreign {
+            twin: text(),
+            cluster: text(),
+            foreign: foreign(),
+        };
+        let not_csi = || SourceRefusal::NotCsi { source_name: text() };
+        let unknown = || SnapshotSiteError::Unknown(text());
+        let table = [
+            (code(SnapshotIdError::Foreign(text())), Code::NotFound),
+            (code(SnapshotIdError::UnknownVersion(text())), Code::Unavailable),
+            (code(SnapshotSpecError::Unknown(text())), Code::InvalidArgument),
+            (code(SnapshotSpecError::Empty("x")), Code::InvalidArgument),
+            (code(CutError::NoVolume(text())), Code::NotFound),
+            (code(CutError::Unsuitable(text())), Code::FailedPrecondition),
+            (code(CutError::Class(no_default)), Code::FailedPrecondition),
+            (code(CutError::NotInstalled(text())), Code::FailedPrecondition),
+            (code(CutError::NotAccepted(api())), Code::FailedPrecondition),
+            (code(CutError::Unreachable(text())), Code::Unavailable),
+            (code(CutError::Api(api())), Code::Unavailable),
+            (code(still_cutting), Code::DeadlineExceeded),
+            (refused(SnapshotRefusal::OtherSource), Code::AlreadyExists),
+            (
+                refused(SnapshotRefusal::Foreign(foreign())),
+                Code::FailedPrecondition,
+            ),
+            (refused(SnapshotRefusal::GivenUp), Code::FailedPrecondition),
+            (refused(SnapshotRefusal::Vanished), Code::FailedPrecondition),
+            (code(SnapshotDeleteError::Site(unknown())), Code::Unavailable),
+            (code(in_its_place), Code::FailedPrecondition),
+            (
+                code(SnapshotDeleteError::NotAccepted(api())),
+                Code::FailedPrecondition,
+            ),
+            (code(SnapshotDeleteError::Api(api())), Code::Unavailable),
+            (code(still_there), Code::DeadlineExceeded),
+            (code(SnapshotReadError::Site(unknown())), Code::Unavailable),
+            (code(SnapshotReadError::Api(api())), Code::Unavailable),
+            (code(CreateError::Source(not_csi())), Code::FailedPrecondition),
+            (code(CreateError::NoSource(text())), Code::NotFound),
+            (code(CreateError::SourceUnknown(text())), Code::Unavailable),
+        ];
+        for (at, (got, expected)) in table.into_iter().enumerate() {
+            assert_eq!(got, expected, "row {at}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Deleting a snapshot: its twin, which Kubernetes keeps until its data is gone. Whatever
+//! deletes reads live.
+
+use kube::ResourceExt;
+use tokio::time::Instant;
+
+use super::{
+    SnapshotDeleteError,
+    observation::{said_about, user_content},
+    retain::give_policy_back,
+    site::SnapshotSite,
+};
+use crate::{
+    cluster::{ApiError, Cluster, Precondition, events::Events, snapshots::VolumeSnapshot},
+    fleet::Registry,
+    observe::crash::{self, Step},
+    twin::create::newest_warning,
+    volume::SnapshotId,
+};
+
+/// Deletes the snapshot, or goes on deleting it.
+pub async fn delete_snapshot(
+    home: &Cluster,
+    registry: &Registry,
+    events: &Events,
+    id: &SnapshotId,
+    deadline: Instant,
+) -> Result<(), SnapshotDeleteError> {
+    let Some(site) = SnapshotSite::of(home, registry, id).await? else {
+        return Ok(());
+    };
+    let deleted = delete_at(&site, deadline).await;
+    if let Err(error) = &deleted {
+        tell(&site, events, error).await;
+    }
+    deleted
+}
+
+async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), SnapshotDeleteError> {
+    loop {
+        let found = site.snapshots().get(&site.name()).await.map_err(not_taken)?;
+        let Some(twin) = found else { return Ok(()) };
+        if let Err(foreign) = site.recognise(&twin) {
+            return Err(SnapshotDeleteError::Foreign {
+                twin: site.place(),
+                cluster: site.cluster_name(),
+                foreign,
+            });
+        }
+        if twin.metadata.deletion_timestamp.is_none() {
+            if give_policy_back(site, &twin).await.map_err(not_taken)? {
+                delete_twin(site, &twin).await.map_err(not_taken)?;
+            }
+            continue;
+        }
+        if !site.changed(Some(&twin), deadline).await {
+            return Err(still_there(site, &twin).await);
+        }
+    }
+}
+
+async fn delete_twin(site: &SnapshotSite, twin: &VolumeSnapshot) -> Result<(), ApiError> {
+    let exactly = Precondition {
+        uid: twin.uid().unwrap_or_default(),
+        resource_version: None,
+    };
+    let (snapshots, name) = (site.snapshots(), twin.name_any());
+    match crash::around(Step::SnapshotDelete, snapshots.delete(&name, exactly)).await {
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other,
+    }
+}
+
+fn not_taken(error: ApiError) -> SnapshotDeleteError {
+    if error.is_forbidden() {
+        SnapshotDeleteError::NotAccepted(error)
+    } else {
+        SnapshotDeleteError::Api(error)
+    }
+}
+
+async fn still_there(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDeleteError {
+    let uid = twin.uid().unwrap_or_default();
+    let warning = newest_warning(site.cluster(), site.namespace(), &uid).await;
+    SnapshotDeleteError::StillWaiting {
+        twin: site.place(),
+        cluster: site.cluster_name(),
+        why: warning.or_else(|| said_about(twin)),
+    }
+}
+
+/// csi-snapshotter's own event says that the deletion failed, but not why.
+async fn tell(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
+    if let Ok(Some(Some(content))) = user_content(site).await {
+        events
+            .warn_content(&content, "SnapshotNotDeleted", &error.to_string())
+            .await;
+    }
+}

@@ -1,0 +1,86 @@
+//! Which snapshots there are, read live. Only those that are cut exist for their users.
+
+use kube::ResourceExt;
+
+use super::{CutSnapshot, SnapshotReadError, observation::cut, site::SnapshotSite};
+use crate::{
+    cluster::{Cause, Cluster, Objects, snapshots::VolumeSnapshot},
+    fleet::{Registry, Remote},
+    volume::{SnapshotId, SnapshotMarks, mark},
+};
+
+/// Which snapshots are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotFilter<'a> {
+    /// All of them.
+    All,
+    /// Those of the volume with this id.
+    Of(&'a str),
+}
+
+/// The snapshot of this id, if it is cut.
+pub async fn find_snapshot(
+    home: &Cluster,
+    registry: &Registry,
+    id: &SnapshotId,
+) -> Result<Option<CutSnapshot>, SnapshotReadError> {
+    let Some(site) = SnapshotSite::of(home, registry, id).await? else {
+        return Ok(None);
+    };
+    let found = site.snapshots().get(&site.name()).await?;
+    Ok(found.and_then(|twin| {
+        let marks = site.recognise(&twin).ok()?;
+        cut(site.id(), marks, &twin)
+    }))
+}
+
+/// The snapshots, in the order of their ids. Those of clusters that cannot be asked right now
+/// are left out: they are not gone, but a list that fails would tell nobody anything.
+pub async fn list_snapshots(
+    home: &Cluster,
+    registry: &Registry,
+    filter: SnapshotFilter<'_>,
+) -> Result<Vec<CutSnapshot>, SnapshotReadError> {
+    let ours = mark::snapshot_selector(home.id());
+    let twins = match home.stored::<VolumeSnapshot>().list(Some(&ours)).await {
+        // Nobody has installed the kinds of snapshots.
+        Err(error) if matches!(error.cause, Cause::NotFound(_)) => Vec::new(),
+        other => other?,
+    };
+    let mut snapshots: Vec<CutSnapshot> = twins.iter().filter_map(|twin| listed(home, home, twin)).collect();
+    for remote in registry.all() {
+        let Ok(cluster) = remote.reach() else { continue };
+        for place in places(&cluster, &remote) {
+            match place.list(Some(&ours)).await {
+                Ok(twins) => snapshots.extend(twins.iter().filter_map(|twin| listed(home, &cluster, twin))),
+                Err(error) if matches!(error.cause, Cause::NotFound(_)) => {}
+                Err(error) => tracing::warn!(%error, "snapshots of a remote cluster are missing in a list"),
+            }
+        }
+    }
+    if let SnapshotFilter::Of(source) = filter {
+        snapshots.retain(|one| one.source == source);
+    }
+    snapshots.sort_by_cached_key(|one| one.id.to_string());
+    Ok(snapshots)
+}
+
+/// Where the snapshots of a remote cluster are that we may see.
+pub(super) fn places(cluster: &Cluster, remote: &Remote) -> Vec<Objects<VolumeSnapshot>> {
+    if cluster.rights().all_claims {
+        return vec![cluster.all()];
+    }
+    let named = remote.namespaces.named();
+    named.map(|namespace| cluster.within(namespace)).collect()
+}
+
+fn listed(home: &Cluster, cluster: &Cluster, twin: &VolumeSnapshot) -> Option<CutSnapshot> {
+    let marks = SnapshotMarks::read(twin.labels(), twin.annotations()).ok()?;
+    if twin.metadata.deletion_timestamp.is_some() || twin.name_any() != marks.key.twin() {
+        return None;
+    }
+    let namespace = twin.namespace();
+    let namespace = namespace.as_deref().filter(|_| home.id() != cluster.id());
+    let id = SnapshotId::new(cluster.id().clone(), namespace, marks.key.clone());
+    cut(id, marks, twin)
+}

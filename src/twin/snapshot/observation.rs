@@ -1,0 +1,144 @@
+//! What `CreateSnapshot` sees, read live: the twin, and the content that Kubernetes made for
+//! the user's snapshot.
+
+use kube::ResourceExt;
+
+use super::{CutError, CutSnapshot, SnapshotRequest, site::SnapshotSite};
+use crate::{
+    cluster::{
+        ApiError, facts,
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+    },
+    placement::{SnapshotFacts, SnapshotTwin, UserContent},
+    volume::{SnapshotId, SnapshotMarks},
+};
+
+/// As `deletionPolicy` spells it.
+pub(super) const RETAIN: &str = "Retain";
+
+/// One look at everything.
+pub(super) struct Look {
+    pub(super) facts: SnapshotFacts,
+    pub(super) twin: Option<VolumeSnapshot>,
+    /// The content of the twin, where its deletion policy matters.
+    pub(super) real_content: Option<VolumeSnapshotContent>,
+}
+
+impl Look {
+    pub(super) async fn take(site: &SnapshotSite, request: &SnapshotRequest) -> Result<Self, CutError> {
+        let twin = site.snapshots().get(&site.name()).await.map_err(not_allowed)?;
+        let user_content = user_content(site).await.map_err(not_allowed)?;
+        let twin_fact = twin.as_ref().map(|twin| match site.recognise(twin) {
+            Ok(marks) => SnapshotTwin::Ours {
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+                same_source: marks.source == request.source.to_string(),
+                cut: is_cut(twin),
+            },
+            Err(foreign) => SnapshotTwin::Foreign(foreign),
+        });
+        let retained = matches!(&user_content, Some(Some(content)) if content.spec.deletion_policy == RETAIN);
+        let real_content = match &twin {
+            Some(twin) if retained && is_cut(twin) => real_content(site, twin).await,
+            _ => None,
+        };
+        Ok(Self {
+            facts: SnapshotFacts {
+                twin: twin_fact.unwrap_or(SnapshotTwin::Absent),
+                content: content_fact(user_content.as_ref()),
+                to_retain: real_content
+                    .as_ref()
+                    .is_some_and(|content| content.spec.deletion_policy != RETAIN),
+            },
+            twin,
+            real_content,
+        })
+    }
+}
+
+/// A right that is missing is not there in a minute either; nothing was made without it.
+fn not_allowed(error: ApiError) -> CutError {
+    if error.is_forbidden() {
+        CutError::NotAccepted(error)
+    } else {
+        CutError::Api(error)
+    }
+}
+
+/// The content that Kubernetes made for the user's snapshot, if the request is of one.
+pub(super) async fn user_content(
+    site: &SnapshotSite,
+) -> Result<Option<Option<VolumeSnapshotContent>>, ApiError> {
+    let Some(name) = site.key().content() else {
+        return Ok(None);
+    };
+    let contents = site.home().all::<VolumeSnapshotContent>();
+    contents.get(&name).await.map(Some)
+}
+
+fn content_fact(content: Option<&Option<VolumeSnapshotContent>>) -> UserContent {
+    match content {
+        None => UserContent::NotGiven,
+        Some(None) => UserContent::Gone,
+        Some(Some(content)) if content.metadata.deletion_timestamp.is_some() => UserContent::Deleting,
+        Some(Some(content)) => UserContent::Live {
+            answered: content
+                .status
+                .as_ref()
+                .is_some_and(|status| status.snapshot_handle.is_some()),
+        },
+    }
+}
+
+/// The content of a twin, if it has one that names it. One that cannot be read is none: whether
+/// it is retained is then up to its own class.
+pub(super) async fn real_content(
+    site: &SnapshotSite,
+    twin: &VolumeSnapshot,
+) -> Option<VolumeSnapshotContent> {
+    let name = twin
+        .status
+        .as_ref()?
+        .bound_volume_snapshot_content_name
+        .as_deref()?;
+    let found = site.contents().get(name).await;
+    if let Err(error) = &found {
+        tracing::warn!(%error, snapshot = site.place(), "the content of a snapshot cannot be read");
+    }
+    let is_its = |content: &VolumeSnapshotContent| content.spec.volume_snapshot_ref.uid == twin.uid();
+    found.ok().flatten().filter(is_its)
+}
+
+/// Whether the data of a twin is that of one point in time.
+fn is_cut(twin: &VolumeSnapshot) -> bool {
+    twin.status
+        .as_ref()
+        .is_some_and(|status| status.creation_time.is_some())
+}
+
+/// Whether volumes can be made of a twin.
+pub(in crate::twin) fn is_ready(twin: &VolumeSnapshot) -> bool {
+    let status = twin.status.as_ref();
+    status.is_some_and(|status| status.ready_to_use == Some(true))
+}
+
+/// The snapshot as it is answered for; `None` if it is not cut.
+pub(super) fn cut(id: SnapshotId, marks: SnapshotMarks, twin: &VolumeSnapshot) -> Option<CutSnapshot> {
+    let status = twin.status.as_ref()?;
+    let cut_at = status.creation_time.as_ref()?.0;
+    Some(CutSnapshot {
+        id,
+        source: marks.source,
+        bytes: status
+            .restore_size
+            .as_ref()
+            .and_then(facts::bytes)
+            .unwrap_or_default(),
+        cut_at: (cut_at.as_second(), cut_at.subsec_nanosecond()),
+        ready: is_ready(twin),
+    })
+}
+
+/// What the controllers of snapshots say about a twin.
+pub(super) fn said_about(twin: &VolumeSnapshot) -> Option<String> {
+    twin.status.as_ref()?.error.as_ref()?.message.clone()
+}

@@ -1,0 +1,49 @@
+//! The twin of a snapshot as an object: everything this driver will ever know about the
+//! snapshot is written on it in its first version.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+
+use super::{SnapshotRequest, site::SnapshotSite};
+use crate::{
+    cluster::snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotSpec},
+    volume::{SnapshotMarks, mark},
+};
+
+/// The twin to create: a snapshot of the claim of this name, whose PV is `volume`, if that
+/// may be read.
+pub(super) fn twin(
+    site: &SnapshotSite,
+    request: &SnapshotRequest,
+    claim: &str,
+    volume: Option<&PersistentVolume>,
+    class: Option<String>,
+) -> VolumeSnapshot {
+    let marks = SnapshotMarks {
+        home: site.home().id().clone(),
+        key: request.key.clone(),
+        source: request.source.to_string(),
+        snapshot: request.parameters.snapshot.clone(),
+        request_name: request.request_name.clone(),
+    };
+    let mut annotations = marks.annotations();
+    annotations.extend(volume.and_then(affinity));
+    let spec = VolumeSnapshotSpec {
+        source: SnapshotOf {
+            persistent_volume_claim_name: Some(claim.to_owned()),
+        },
+        volume_snapshot_class_name: class,
+    };
+    let mut twin = VolumeSnapshot::new(&site.name(), spec);
+    twin.metadata.namespace = Some(site.namespace().to_owned());
+    twin.metadata.labels = Some(marks.labels());
+    twin.metadata.annotations = Some(annotations);
+    twin
+}
+
+/// From where the volume could be reached. When it is gone, nothing else says where its
+/// snapshot may be restored.
+fn affinity(volume: &PersistentVolume) -> Option<(String, String)> {
+    let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
+    let text = serde_json::to_string(required).ok()?;
+    Some((mark::SOURCE_AFFINITY.to_owned(), text))
+}

@@ -1,0 +1,183 @@
+//! Where the twin of a snapshot is: beside the twin of its volume, since snapshots do not
+//! leave their namespace. How long something there is waited for is said here, too.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Api, ResourceExt, runtime::wait::await_condition};
+use tokio::time::Instant;
+
+use super::{SnapshotSiteError, list::places};
+use crate::{
+    cluster::{
+        ApiError, Cluster, Lean, Objects,
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+    },
+    fleet::{Registry, Remote},
+    twin::Site,
+    volume::{ForeignSnapshot, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, mark},
+};
+
+/// The longest time without a look of one's own.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Between looks where nothing can be watched.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Where the twin of a snapshot is.
+#[derive(Clone)]
+pub(in crate::twin) struct SnapshotSite {
+    home: Cluster,
+    cluster: Cluster,
+    is_home: bool,
+    namespace: String,
+    key: SnapshotKey,
+}
+
+impl SnapshotSite {
+    /// Beside the twin of a volume.
+    pub(super) fn beside(site: &Site, key: SnapshotKey) -> Self {
+        Self {
+            home: site.home().clone(),
+            cluster: site.cluster().clone(),
+            is_home: site.remote_cluster().is_none(),
+            namespace: site.namespace().to_owned(),
+            key,
+        }
+    }
+
+    /// Where an id leads; `None` if the snapshot is seen to be nowhere.
+    pub(in crate::twin) async fn of(
+        home: &Cluster,
+        registry: &Registry,
+        id: &SnapshotId,
+    ) -> Result<Option<Self>, SnapshotSiteError> {
+        let at = |cluster: &Cluster, is_home, namespace: String| Self {
+            home: home.clone(),
+            cluster: cluster.clone(),
+            is_home,
+            namespace,
+            key: id.key.clone(),
+        };
+        if id.cluster == *home.id() {
+            // No other place of this cluster is in any id of ours.
+            let is_there = id.place == SnapshotPlace::Home;
+            return Ok(is_there.then(|| at(home, true, home.storage_namespace().to_owned())));
+        }
+        let remote = registry.get(&id.cluster)?;
+        let cluster = remote.reach()?;
+        let namespace = match &id.place {
+            SnapshotPlace::Home => None,
+            SnapshotPlace::Namespace(name) => Some(name.clone()),
+            SnapshotPlace::Hashed(_) => hashed(home, &remote, &cluster, id).await?,
+        };
+        Ok(namespace.map(|namespace| at(&cluster, false, namespace)))
+    }
+
+    pub(in crate::twin) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    pub(in crate::twin) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    pub(super) fn home(&self) -> &Cluster {
+        &self.home
+    }
+
+    pub(super) fn key(&self) -> &SnapshotKey {
+        &self.key
+    }
+
+    /// Name of its cluster, for people.
+    pub(in crate::twin) fn cluster_name(&self) -> String {
+        self.cluster.id().to_string()
+    }
+
+    /// Name of the twin.
+    pub(in crate::twin) fn name(&self) -> String {
+        self.key.twin()
+    }
+
+    /// Name of the content that Kubernetes made for the user's snapshot.
+    pub(in crate::twin) fn user_content_name(&self) -> Option<String> {
+        self.key.content()
+    }
+
+    /// Namespace and name of the twin, for people.
+    pub(in crate::twin) fn place(&self) -> String {
+        format!("{}/{}", self.namespace, self.name())
+    }
+
+    pub(super) fn id(&self) -> SnapshotId {
+        let namespace = (!self.is_home).then_some(self.namespace.as_str());
+        SnapshotId::new(self.cluster.id().clone(), namespace, self.key.clone())
+    }
+
+    /// The snapshots of its namespace.
+    pub(in crate::twin) fn snapshots(&self) -> Objects<VolumeSnapshot> {
+        self.cluster.within(&self.namespace)
+    }
+
+    /// The contents of its cluster.
+    pub(in crate::twin) fn contents(&self) -> Objects<VolumeSnapshotContent> {
+        self.cluster.all()
+    }
+
+    /// The marks of what is there, if it is the twin.
+    pub(in crate::twin) fn recognise(
+        &self,
+        found: &VolumeSnapshot,
+    ) -> Result<SnapshotMarks, ForeignSnapshot> {
+        SnapshotMarks::recognise(self.home.id(), &self.key, found.labels(), found.annotations())
+    }
+
+    /// Waits until the twin is another one than was `seen`; false when time is up. That it
+    /// has changed is only a hint: whoever is woken looks for himself.
+    pub(super) async fn changed(&self, seen: Option<&VolumeSnapshot>, deadline: Instant) -> bool {
+        let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
+        let version = seen.and_then(ResourceExt::resource_version);
+        let is_other = move |now: Option<&Lean<VolumeSnapshot>>| {
+            now.and_then(|Lean(now)| now.resource_version()) != version
+        };
+        let twins: Api<Lean<VolumeSnapshot>> =
+            Api::namespaced(self.cluster.client().clone(), &self.namespace);
+        let name = self.name();
+        let watch = await_condition(twins, &name, is_other);
+        if let Ok(Err(_)) = tokio::time::timeout_at(look_again, watch).await {
+            // It may not be watched, or not now.
+            tokio::time::sleep_until(look_again.min(Instant::now() + PAUSE)).await;
+        }
+        Instant::now() < deadline
+    }
+}
+
+/// The namespace whose name is too long for an id.
+async fn hashed(
+    home: &Cluster,
+    remote: &Arc<Remote>,
+    cluster: &Cluster,
+    id: &SnapshotId,
+) -> Result<Option<String>, SnapshotSiteError> {
+    if let Some(named) = remote.namespaces.named().find(|name| id.place.is(name)) {
+        return Ok(Some(named.to_owned()));
+    }
+    let ours = format!("{},{}={}", mark::selector(home.id()), mark::SNAPSHOT, id.key);
+    for place in places(cluster, remote) {
+        let found = listed(&place, &ours).await?;
+        let namespaces = found.iter().filter_map(ResourceExt::namespace);
+        if let Some(namespace) = namespaces.into_iter().find(|name| id.place.is(name)) {
+            return Ok(Some(namespace));
+        }
+    }
+    if cluster.rights().all_claims {
+        return Ok(None);
+    }
+    Err(SnapshotSiteError::Unknown(format!(
+        "the id {id} names its namespace in the cluster {} by a hash, and none of those that are offloaded now has it",
+        cluster.id()
+    )))
+}
+
+async fn listed(place: &Objects<VolumeSnapshot>, labels: &str) -> Result<Vec<VolumeSnapshot>, ApiError> {
+    place.list(Some(labels)).await
+}

@@ -1,0 +1,137 @@
+//! How snapshots end: given up before they are cut, deleted, retained, vanished.
+
+use super::*;
+
+fn dying(object: &mut Value) {
+    object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    object["metadata"]["finalizers"] = json!(["kubernetes"]);
+}
+
+#[tokio::test]
+async fn one_that_nobody_waits_for_leaks_nothing() {
+    let world = World::new().await.posted().await;
+    world.api.change(&user_content(), dying);
+    assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);
+    assert_eq!(world.twin(), None);
+    // And is not made again.
+    world.api.remove(&user_content());
+    let writes = world.api.writes();
+    assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);
+    assert_eq!(world.api.writes(), writes);
+}
+
+#[tokio::test]
+async fn one_that_was_cut_when_it_was_given_up_is_told_so_that_it_is_deleted() {
+    let world = World::new().await.posted().await;
+    world.api.change(&user_content(), dying);
+    let twin = twin_path();
+    world.api.before("DELETE", &twin.clone(), move |store| {
+        let mut cut = store.get(&twin).unwrap();
+        cut["status"] = json!({"creationTime": "2026-01-01T00:00:00Z"});
+        store.put(&twin, cut);
+    });
+    assert_eq!(world.cut().await.unwrap().cut_at, (CUT_AT, 0));
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn until_it_is_gone_the_end_is_not_told() {
+    let world = World::new().await.posted().await;
+    world.api.change(&user_content(), dying);
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["finalizers"] = json!(["real"]);
+    });
+    let error = world.cut().await.unwrap_err();
+    assert!(
+        matches!(error, CutError::StillWaiting { awaited: "gone", .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn one_that_vanished_is_not_cut_again_at_another_time() {
+    let world = World::new().await.with_snapshot().await;
+    world.api.change(&user_content(), |content| {
+        content["status"] = json!({"snapshotHandle": "x"});
+    });
+    world.cut().await.unwrap();
+    world.api.remove(&twin_path());
+    assert_eq!(refusal(world.cut().await), SnapshotRefusal::Vanished);
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn a_deletion_waits_and_says_what_for() {
+    let world = World::new().await.with_snapshot().await;
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["finalizers"] = json!(["in-use"]);
+    });
+    let uid = world.twin().unwrap()["metadata"]["uid"].clone();
+    let event = json!({
+        "involvedObject": {"uid": uid}, "type": "Warning", "message": "Snapshot is being used to restore a PVC",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    });
+    world.api.put("/api/v1/namespaces/liqo-storage/events/e", event);
+    let error = world.delete().await.unwrap_err();
+    assert!(
+        matches!(error, SnapshotDeleteError::StillWaiting { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().ends_with("used to restore a PVC"), "{error}");
+    let told = world
+        .api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+    assert_eq!(told[0]["reason"], "SnapshotNotDeleted");
+    assert_eq!(told[0]["regarding"]["kind"], "VolumeSnapshotContent");
+
+    world.api.remove(&twin_path());
+    world.delete().await.unwrap();
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_the_user_retains_is_retained_behind_it() {
+    let world = World::new().await.with_snapshot().await;
+    let real = format!("{KINDS}/volumesnapshotcontents/real");
+    world.api.change(&user_content(), |content| {
+        content["spec"]["deletionPolicy"] = "Retain".into();
+    });
+    world.cut().await.unwrap();
+    let policy = |world: &World| world.api.object(&real).unwrap()["spec"]["deletionPolicy"].clone();
+    assert_eq!(policy(&world), "Retain");
+    let writes = world.api.writes();
+    world.cut().await.unwrap();
+    assert_eq!(world.api.writes(), writes);
+
+    // It is deleted after all: not before its data goes with it.
+    let (path, seen) = (twin_path(), real.clone());
+    world.api.before("DELETE", &path, move |store| {
+        assert_eq!(store.get(&seen).unwrap()["spec"]["deletionPolicy"], "Delete");
+    });
+    world.delete().await.unwrap();
+    assert_eq!(
+        world.api.object(&real).unwrap()["metadata"]["annotations"][mark::DELETION_POLICY_BEFORE],
+        Value::Null
+    );
+}
+
+#[tokio::test]
+async fn where_retain_cannot_be_applied_it_is_said() {
+    let world = World::new().await.with_snapshot().await;
+    world.api.change(&user_content(), |content| {
+        content["spec"]["deletionPolicy"] = "Retain".into();
+    });
+    world.api.fault(Fault::new(
+        "PATCH",
+        "/volumesnapshotcontents/real",
+        Act::Forbid("no right"),
+    ));
+    assert!(world.cut().await.unwrap().ready);
+    let told = world
+        .api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+    assert_eq!(told[0]["reason"], "RetainNotApplied");
+}

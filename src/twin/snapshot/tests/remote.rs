@@ -1,0 +1,190 @@
+//! Snapshots in a remote cluster.
+
+use super::*;
+use crate::{
+    cluster::Rights,
+    fleet::Link,
+    placement::{ClassMap, Declared, Mapped, Namespaces},
+};
+
+const TWINS: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims";
+
+struct Remote {
+    here: FakeApi,
+    there: FakeApi,
+    home: Cluster,
+    rights: Rights,
+    request: SnapshotRequest,
+    classes: ClassMap,
+}
+
+impl Remote {
+    /// A volume whose twin is the claim `data` of the namespace `shop-home` of milan.
+    async fn new() -> Self {
+        let (here, there) = (FakeApi::start().await, FakeApi::start().await);
+        furnish(&there);
+        volume(&there, TWINS, "data");
+        here.put(&user_content(), json!({"spec": {"deletionPolicy": "Delete"}}));
+        let attributes =
+            json!({"storage.liqo.io/twin-namespace": "shop-home", "storage.liqo.io/twin-name": "data"});
+        here.put(
+            &format!("/api/v1/persistentvolumes/pvc-{UID}"),
+            json!({"spec": {"csi": {"driver": "storage.liqo.io", "volumeAttributes": attributes}}}),
+        );
+        let home = here.cluster().await;
+        Self {
+            here,
+            there,
+            home,
+            rights: Rights::ALL,
+            request: request("milan"),
+            classes: ClassMap::default(),
+        }
+    }
+
+    async fn registry(&self) -> Registry {
+        let declared = Declared {
+            namespaces: Namespaces {
+                mapping: [("shop".to_owned(), Mapped::To("shop-home".into()))].into(),
+                same_name: false,
+            },
+            classes: self.classes.clone(),
+            ..Declared::plain("milan")
+        };
+        Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
+    }
+
+    async fn cut(&self) -> Result<CutSnapshot, CutError> {
+        let events = Events::new(self.home.client().clone());
+        create_snapshot(&self.home, &self.registry().await, &events, &self.request, soon()).await
+    }
+
+    fn id(&self) -> SnapshotId {
+        SnapshotId::new(
+            "milan".parse().unwrap(),
+            Some("shop-home"),
+            self.request.key.clone(),
+        )
+    }
+}
+
+fn path() -> String {
+    format!("{KINDS}/namespaces/shop-home/volumesnapshots/snapshot-{SNAPSHOT}")
+}
+
+#[tokio::test]
+async fn it_lives_beside_its_volume_and_its_id_leads_there() {
+    let world = Remote::new().await;
+    world.cut().await.unwrap_err();
+    let twin = world.there.object(&path()).unwrap();
+    assert_eq!(twin["spec"]["source"]["persistentVolumeClaimName"], "data");
+    cut(&world.there, &path(), true);
+    let made = world.cut().await.unwrap();
+    assert_eq!(made.id, world.id());
+    assert_eq!(made.id.to_string(), format!("s1:milan:shop-home:{SNAPSHOT}"));
+
+    let registry = world.registry().await;
+    let found = find_snapshot(&world.home, &registry, &made.id).await.unwrap();
+    assert_eq!(found.as_ref(), Some(&made));
+    let listed = list_snapshots(&world.home, &registry, SnapshotFilter::All).await;
+    assert_eq!(listed.unwrap(), std::slice::from_ref(&made));
+
+    let events = Events::new(world.home.client().clone());
+    delete_snapshot(&world.home, &registry, &events, &made.id, soon())
+        .await
+        .unwrap();
+    assert_eq!(world.there.object(&path()), None);
+    assert_eq!(world.here.writes(), 0);
+}
+
+#[tokio::test]
+async fn the_class_has_another_name_there() {
+    let mut world = Remote::new().await;
+    world.request.parameters.real_class = Some("gold".into());
+    assert!(matches!(
+        world.cut().await,
+        Err(CutError::Class(SnapshotClassError::NotFound { .. }))
+    ));
+    world.classes.snapshots = [("gold".to_owned(), "fast".to_owned())].into();
+    world.cut().await.unwrap_err();
+    let twin = world.there.object(&path()).unwrap();
+    assert_eq!(twin["spec"]["volumeSnapshotClassName"], "fast");
+}
+
+#[tokio::test]
+async fn with_the_least_of_rights_only_the_default_class_is_used() {
+    let mut world = Remote::new().await;
+    world.rights = Rights::default();
+    for kind in [
+        "/volumesnapshotclasses",
+        "/volumesnapshotcontents",
+        "/persistentvolumes",
+    ] {
+        world
+            .there
+            .fault(Fault::new("GET", kind, Act::Forbid("no right")));
+    }
+    world.request.parameters.real_class = Some("fast".into());
+    assert!(matches!(
+        world.cut().await,
+        Err(CutError::Class(SnapshotClassError::Unreadable { .. }))
+    ));
+    world.request.parameters.real_class = None;
+    assert!(matches!(world.cut().await, Err(CutError::StillWaiting { .. })));
+    cut(&world.there, &path(), true);
+    world.cut().await.unwrap();
+    let listed = list_snapshots(&world.home, &world.registry().await, SnapshotFilter::All).await;
+    assert_eq!(listed.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_namespace_too_long_for_the_id_is_found() {
+    let world = Remote::new().await;
+    world.cut().await.unwrap_err();
+    cut(&world.there, &path(), true);
+    let place = |namespace: &str| {
+        let long = SnapshotId::new("c".repeat(63).parse().unwrap(), Some(namespace), world.id().key);
+        SnapshotId {
+            place: long.place,
+            ..world.id()
+        }
+    };
+    // Only a name of this length makes such an id; any name has such a hash.
+    let long = "n".repeat(63);
+    let registry = world.registry().await;
+    let nowhere = find_snapshot(&world.home, &registry, &place(&long)).await;
+    assert_eq!(nowhere.unwrap(), None, "all that is there was seen");
+    let object = world.there.object(&path()).unwrap();
+    world.there.put(&path().replace("shop-home", &long), object);
+    assert!(
+        find_snapshot(&world.home, &registry, &place(&long))
+            .await
+            .unwrap()
+            .is_some()
+    );
+
+    let mut blind = Remote::new().await;
+    blind.rights = Rights::default();
+    let unknown = find_snapshot(&blind.home, &blind.registry().await, &place(&long)).await;
+    assert!(matches!(
+        unknown,
+        Err(SnapshotReadError::Site(SnapshotSiteError::Unknown(_)))
+    ));
+}
+
+#[tokio::test]
+async fn a_silent_cluster_is_not_one_without_the_snapshot() {
+    let world = Remote::new().await;
+    let registry = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("cut off".into()))]);
+    let events = Events::new(world.home.client().clone());
+    let cut = create_snapshot(&world.home, &registry, &events, &world.request, soon()).await;
+    assert!(matches!(cut, Err(CutError::Unreachable(_))));
+    let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), soon()).await;
+    assert!(matches!(
+        deleted,
+        Err(SnapshotDeleteError::Site(SnapshotSiteError::Unreachable(_)))
+    ));
+    assert!(find_snapshot(&world.home, &registry, &world.id()).await.is_err());
+    let listed = list_snapshots(&world.home, &registry, SnapshotFilter::All).await;
+    assert!(listed.unwrap().is_empty());
+}

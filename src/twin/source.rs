@@ -1,0 +1,350 @@
+//! A twin as a copy of a snapshot or of another twin: whether that can be asked for where the
+//! twin is to be, and whether it was made. Sources are read live, and a copy is asked for only
+//! where its driver is seen to make it: see [`crate::placement`].
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{
+    CreateError, CreateRequest, DeleteError, NoSite, Site,
+    observation::Observation,
+    planned::Planned,
+    reading,
+    site::find_again,
+    snapshot::{SnapshotSite, SnapshotSiteError, is_ready},
+};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        snapshots::{ALLOW_MODE_CHANGE, SNAPSHOT_GROUP, VolumeSnapshot, VolumeSnapshotContent},
+    },
+    fleet::{NodeKind, Registry},
+    observe::crash::{self, Step},
+    placement::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name},
+    volume::{ContentSource, SnapshotId, VolumeId},
+};
+
+const SNAPSHOT: &str = "VolumeSnapshot";
+const CLAIM: &str = "PersistentVolumeClaim";
+
+/// What a volume is to be a copy of, where a twin can be made of it.
+pub(super) struct Source {
+    /// Its name, for people.
+    name: String,
+    place: Place,
+}
+
+enum Place {
+    Snapshot(SnapshotSite),
+    Volume(Site, VolumeId),
+}
+
+/// The source of a request, if it has one; an error unless it is in the cluster and the
+/// namespace where the twin is to be.
+pub(super) async fn within_reach(
+    site: &Site,
+    registry: &Registry,
+    request: &CreateRequest,
+    observation: &Observation,
+) -> Result<Option<Source>, CreateError> {
+    let Some(asked) = &request.spec.source else {
+        return Ok(None);
+    };
+    let name = name(asked, observation.claim.as_ref());
+    let missing = || CreateError::NoSource(format!("{name} does not exist"));
+    let place = match asked {
+        ContentSource::Snapshot(id) => {
+            let id: SnapshotId = id.parse().map_err(|_| missing())?;
+            let found = SnapshotSite::of(site.home(), registry, &id).await;
+            Place::Snapshot(found.map_err(unknown_snapshot)?.ok_or_else(missing)?)
+        }
+        ContentSource::Volume(id) => {
+            let id: VolumeId = id.parse().map_err(|_| missing())?;
+            let found = find_again(site.home(), registry, &id).await;
+            let found = found.map_err(unknown_volume)?.ok_or_else(missing)?;
+            Place::Volume(found, id)
+        }
+    };
+    let (cluster, namespace) = match &place {
+        Place::Snapshot(there) => (there.cluster(), there.namespace()),
+        Place::Volume(there, _) => (there.cluster(), there.namespace()),
+    };
+    if cluster.id() != site.cluster().id() {
+        let why = elsewhere(site.home(), registry, &name, cluster);
+        return Err(CreateError::NotThisClaim(why));
+    }
+    if namespace != site.namespace() {
+        return Err(CreateError::Source(SourceRefusal::OtherNamespace {
+            source_name: name,
+            found: namespace.to_owned(),
+            wanted: site.namespace().to_owned(),
+            cluster: site.cluster_name(),
+        }));
+    }
+    Ok(Some(Source { name, place }))
+}
+
+/// How people know a source: by the name that the claim has for it.
+fn name(asked: &ContentSource, claim: Option<&PersistentVolumeClaim>) -> String {
+    let spec = claim.and_then(|claim| claim.spec.as_ref());
+    let own = spec.and_then(|spec| spec.data_source.as_ref());
+    let (kind, id) = match asked {
+        ContentSource::Snapshot(id) => ("snapshot", id),
+        ContentSource::Volume(id) => ("volume", id),
+    };
+    match own {
+        Some(own) if own.kind == SNAPSHOT => format!("the snapshot {}", own.name),
+        Some(own) if own.kind == CLAIM => format!("the volume of the claim {}", own.name),
+        _ => format!("the {kind} {id}"),
+    }
+}
+
+/// Where a pod has to go for the sake of a source that is in another cluster.
+fn elsewhere(home: &Cluster, registry: &Registry, name: &str, cluster: &Cluster) -> String {
+    if cluster.id() == home.id() {
+        return format!(
+            "{name} is in this cluster, so its copy can only be made here: let the pod run on a node of this cluster"
+        );
+    }
+    let leads_there = |kind: NodeKind| match kind {
+        NodeKind::Virtual(remote) => remote.id == *cluster.id(),
+        NodeKind::Real | NodeKind::Disputed(_) => false,
+    };
+    let nodes = reading::nodes(home);
+    let leading = nodes.iter().filter(|node| leads_there(registry.behind(node)));
+    let mut names: Vec<&str> = leading.map(|node| node.name.as_str()).collect();
+    names.sort_unstable();
+    let nodes = match names.as_slice() {
+        [] => "no node stands for that cluster now".to_owned(),
+        names => format!("let the pod run on {}", names.join(" or ")),
+    };
+    format!(
+        "{name} is in the cluster {}, so its copy can only be made there: {nodes}",
+        cluster.id()
+    )
+}
+
+fn unknown_snapshot(error: SnapshotSiteError) -> CreateError {
+    match error {
+        SnapshotSiteError::Api(error) => error.into(),
+        SnapshotSiteError::Unreachable(error) => NoSite::from(error).into(),
+        SnapshotSiteError::Unknown(why) => CreateError::SourceUnknown(why),
+    }
+}
+
+fn unknown_volume(error: DeleteError) -> CreateError {
+    match error {
+        DeleteError::Api(error) => error.into(),
+        DeleteError::Unreachable(error) => NoSite::from(error).into(),
+        other => CreateError::SourceUnknown(other.to_string()),
+    }
+}
+
+/// A right that is missing is not there in a minute either, and nothing was made.
+fn not_allowed(error: ApiError) -> CreateError {
+    if error.is_forbidden() {
+        CreateError::NotAccepted(error)
+    } else {
+        error.into()
+    }
+}
+
+/// The source as the twin names it, once it is seen that the class of the plan copies it.
+pub(super) async fn copied(
+    site: &Site,
+    request: &CreateRequest,
+    planned: &Planned,
+    source: Source,
+) -> Result<TypedLocalObjectReference, CreateError> {
+    let Source { name, place } = source;
+    let allowed = |driver| {
+        let (class, provisioner) = (&planned.class, planned.provisioner.as_deref());
+        may_copy(&name, driver, class, provisioner, &site.cluster_name())
+    };
+    match place {
+        Place::Snapshot(there) => {
+            let twin = snapshot(&there, &name).await?;
+            let content = match content(&there, &twin).await {
+                Ok(content) => content.ok_or_else(|| not_usable(&name, "is not bound to its content yet"))?,
+                Err(error) if error.is_forbidden() => {
+                    allowed(SourceDriver::Unreadable("VolumeSnapshotContents"))?;
+                    return Err(not_allowed(error));
+                }
+                Err(error) => return Err(not_allowed(error)),
+            };
+            allowed(SourceDriver::Csi(&content.spec.driver))?;
+            allow_mode(site, request, &name, &there, &content).await?;
+            Ok(reference(Some(SNAPSHOT_GROUP), SNAPSHOT, there.name()))
+        }
+        Place::Volume(there, id) => {
+            let twin = volume(&there, &name, &id).await?;
+            allowed(driver(&there, &twin, &name).await?.as_fact())?;
+            Ok(reference(None, CLAIM, there.name().to_owned()))
+        }
+    }
+}
+
+fn reference(group: Option<&str>, kind: &str, name: String) -> TypedLocalObjectReference {
+    TypedLocalObjectReference {
+        api_group: group.map(str::to_owned),
+        kind: kind.to_owned(),
+        name,
+    }
+}
+
+fn not_usable(name: &str, why: &str) -> SourceRefusal {
+    SourceRefusal::NotUsable {
+        source_name: name.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// The twin of a snapshot that volumes can be made of.
+async fn snapshot(there: &SnapshotSite, name: &str) -> Result<VolumeSnapshot, CreateError> {
+    let found = there.snapshots().get(&there.name()).await.map_err(not_allowed)?;
+    let Some(twin) = found.filter(|found| there.recognise(found).is_ok()) else {
+        return Err(CreateError::NoSource(format!(
+            "{name} does not exist any more: there is no {} in the cluster {}",
+            there.place(),
+            there.cluster_name()
+        )));
+    };
+    if twin.metadata.deletion_timestamp.is_some() {
+        return Err(not_usable(name, "is being deleted").into());
+    }
+    if !is_ready(&twin) {
+        return Err(not_usable(name, "is not ready to use yet").into());
+    }
+    Ok(twin)
+}
+
+/// The content that a twin is bound to.
+async fn content(
+    there: &SnapshotSite,
+    twin: &VolumeSnapshot,
+) -> Result<Option<VolumeSnapshotContent>, ApiError> {
+    let status = twin.status.as_ref();
+    let bound = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref());
+    let Some(bound) = bound else { return Ok(None) };
+    let found = there.contents().get(bound).await?;
+    Ok(found.filter(|content| content.spec.volume_snapshot_ref.uid == twin.uid()))
+}
+
+/// csi-provisioner refuses a volume of another mode than its source's, unless the content
+/// allows it. The user's content may; the one of the twin has to say so, too.
+async fn allow_mode(
+    site: &Site,
+    request: &CreateRequest,
+    name: &str,
+    there: &SnapshotSite,
+    content: &VolumeSnapshotContent,
+) -> Result<(), CreateError> {
+    let wanted = mode_name(request.spec.capabilities.volume_mode());
+    let Some(found) = content.spec.source_volume_mode.as_deref() else {
+        return Ok(());
+    };
+    let allows = |content: &VolumeSnapshotContent| {
+        let said = content.annotations().get(ALLOW_MODE_CHANGE);
+        said.is_some_and(|said| said == "true")
+    };
+    if found == wanted || allows(content) {
+        return Ok(());
+    }
+    let user_content = match there.user_content_name() {
+        Some(name) => site.home().all::<VolumeSnapshotContent>().get(&name).await?,
+        None => None,
+    };
+    if !user_content.as_ref().is_some_and(allows) {
+        return Err(CreateError::Source(SourceRefusal::OtherMode {
+            source_name: name.to_owned(),
+            found: found.to_owned(),
+            wanted,
+        }));
+    }
+    let patch = json!({"metadata": {
+        "uid": content.uid(),
+        "resourceVersion": content.resource_version(),
+        "annotations": {ALLOW_MODE_CHANGE: "true"},
+    }});
+    let (contents, name) = (there.contents(), content.name_any());
+    match crash::around(Step::AllowModeChange, contents.merge(&name, &patch)).await {
+        Err(error) if error.is_forbidden() => Err(CreateError::NotAccepted(error)),
+        other => Ok(other.map(drop)?),
+    }
+}
+
+/// The twin of a volume that can be copied.
+async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVolumeClaim, CreateError> {
+    let found = there.twins().get(there.name()).await.map_err(not_allowed)?;
+    let owner = there.owner(&id.name);
+    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
+    let Some(twin) = found.filter(ours) else {
+        return Err(CreateError::NoSource(format!(
+            "{name} does not exist any more: its twin {} is not in the cluster {}",
+            there.place(),
+            there.cluster_name()
+        )));
+    };
+    if twin.metadata.deletion_timestamp.is_some() {
+        return Err(not_usable(name, "is being deleted").into());
+    }
+    if reading::phase(&twin) != "Bound" {
+        let why = "has no storage yet; in a remote cluster it may get it only when its pod arrives there";
+        return Err(not_usable(name, why).into());
+    }
+    Ok(twin)
+}
+
+/// Who can copy a twin.
+enum Copier {
+    Driver(String),
+    Nobody,
+    Unreadable,
+}
+
+impl Copier {
+    fn as_fact(&self) -> SourceDriver<'_> {
+        match self {
+            Self::Driver(name) => SourceDriver::Csi(name),
+            Self::Nobody => SourceDriver::None,
+            Self::Unreadable => SourceDriver::Unreadable("PersistentVolumes"),
+        }
+    }
+}
+
+async fn driver(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Result<Copier, CreateError> {
+    if !there.shows_volumes() {
+        return Ok(Copier::Unreadable);
+    }
+    let real = match reading::volume_name(twin) {
+        Some(volume) => there.volumes().get(volume).await?,
+        None => None,
+    };
+    let Some(real) = real.filter(|real| reading::is_bound_to(real, twin)) else {
+        return Err(not_usable(name, "has lost its PersistentVolume").into());
+    };
+    let source = real.spec.and_then(|spec| spec.csi);
+    Ok(source.map_or(Copier::Nobody, |source| Copier::Driver(source.driver)))
+}
+
+/// Why the PV of a twin does not hold a copy of the source that is asked for.
+pub(super) fn flaw(
+    request: &CreateRequest,
+    twin: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Option<&'static str> {
+    let kind = match request.spec.source.as_ref()? {
+        ContentSource::Snapshot(_) => SNAPSHOT,
+        ContentSource::Volume(_) => CLAIM,
+    };
+    let named = twin.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
+    let created = |time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>| {
+        time.map_or(0, |time| time.0.as_second())
+    };
+    copy_flaw(CopyFacts {
+        names_source: named.is_some_and(|named| named.kind == kind),
+        twin_created: created(twin.metadata.creation_timestamp.as_ref()),
+        volume_created: created(volume.metadata.creation_timestamp.as_ref()),
+    })
+}

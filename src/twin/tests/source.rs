@@ -1,0 +1,272 @@
+//! Volumes that are copies of snapshots and of other volumes, at home.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::testing::{Act, Fault},
+    placement::{Refusal, SourceRefusal},
+    volume::{ContentSource, mark},
+};
+
+const KINDS: &str = "/apis/snapshot.storage.k8s.io/v1";
+const SNAPSHOT: &str = "5d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a222";
+const OTHER: &str = "7d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a333";
+const SOURCE_PV: &str = "/api/v1/persistentvolumes/source";
+
+fn twin_of_snapshot() -> String {
+    format!("{KINDS}/namespaces/liqo-storage/volumesnapshots/snapshot-{SNAPSHOT}")
+}
+
+fn content(name: &str) -> String {
+    format!("{KINDS}/volumesnapshotcontents/{name}")
+}
+
+/// A world with a snapshot of a driver, and a request for a volume made of it.
+async fn with_snapshot(driver: &str) -> World {
+    let mut world = World::new(Real::Works).await;
+    let labels = json!({
+        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::SNAPSHOT: SNAPSHOT,
+    });
+    let twin = world.api.put(
+        &twin_of_snapshot(),
+        json!({
+            "metadata": {"labels": labels}, "spec": {},
+            "status": {"boundVolumeSnapshotContentName": "real", "readyToUse": true},
+        }),
+    );
+    world.api.put(
+        &content("real"),
+        json!({"spec": {
+            "driver": driver, "sourceVolumeMode": "Filesystem",
+            "volumeSnapshotRef": {"uid": twin["metadata"]["uid"]},
+        }}),
+    );
+    world.request.spec.source = Some(ContentSource::Snapshot(format!("s1:home::{SNAPSHOT}")));
+    world
+}
+
+/// A world with another volume, and a request for a copy of it.
+async fn with_volume(real: Real) -> World {
+    let mut world = World::new(real).await;
+    let labels = json!({
+        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: format!("pvc-{OTHER}"),
+    });
+    let twin = world.api.put(
+        &format!("{TWINS}/{OTHER}"),
+        json!({
+            "metadata": {"labels": labels, "annotations": {mark::CLAIM_UID: OTHER}},
+            "spec": {"volumeName": "source"}, "status": {"phase": "Bound"},
+        }),
+    );
+    let holder = json!({"namespace": "liqo-storage", "name": OTHER, "uid": twin["metadata"]["uid"]});
+    world.api.put(
+        SOURCE_PV,
+        json!({"spec": {"claimRef": holder, "csi": {"driver": "real.test", "volumeHandle": "s"}}}),
+    );
+    world.request.spec.source = Some(ContentSource::Volume(format!("v1:home:pvc-{OTHER}")));
+    world
+}
+
+fn refused(outcome: Result<ProvisionedVolume, CreateError>) -> SourceRefusal {
+    match outcome {
+        Err(CreateError::Source(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_restored_by_its_driver() {
+    let world = with_snapshot("real.test").await;
+    world.create().await.unwrap();
+    let source = json!({
+        "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": format!("snapshot-{SNAPSHOT}"),
+    });
+    assert_eq!(world.twin().unwrap()["spec"]["dataSource"], source);
+    // The source is part of what was asked for.
+    let mut other = world;
+    other.request.spec.source = None;
+    assert!(matches!(
+        other.create().await,
+        Err(CreateError::Refused {
+            refusal: Refusal::Differs(_),
+            ..
+        })
+    ));
+}
+
+#[tokio::test]
+async fn a_volume_is_cloned_by_its_driver() {
+    let world = with_volume(Real::Works).await;
+    world.create().await.unwrap();
+    let source = json!({"kind": "PersistentVolumeClaim", "name": OTHER});
+    assert_eq!(world.twin().unwrap()["spec"]["dataSource"], source);
+}
+
+#[tokio::test]
+async fn whoever_would_ignore_the_source_is_not_asked() {
+    let world = with_snapshot("other.test").await;
+    assert!(matches!(
+        refused(world.create().await),
+        SourceRefusal::OtherDriver { .. }
+    ));
+
+    let mut world = with_volume(Real::Works).await;
+    class(
+        &world.api,
+        "local-path",
+        "rancher.io/local-path",
+        "WaitForFirstConsumer",
+        "Delete",
+    );
+    world.home = world.api.cluster().await;
+    world.request.spec.parameters.real_class = Some("local-path".into());
+    let csi_nodes = json!({"spec": {"drivers": []}});
+    world.api.put("/apis/storage.k8s.io/v1/csinodes/n1", csi_nodes);
+    world.api.change(SOURCE_PV, |volume| {
+        volume["spec"]["csi"] = Value::Null;
+        volume["spec"]["hostPath"] = json!({"path": "/x"});
+    });
+    assert!(matches!(
+        refused(world.create().await),
+        SourceRefusal::NotCsi { .. }
+    ));
+    assert_eq!(world.api.writes(), 0);
+}
+
+#[tokio::test]
+async fn a_source_that_is_not_there() {
+    let mut world = with_snapshot("real.test").await;
+    for (id, is_volume) in [
+        ("fake", false),
+        ("s1:home::0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a999", false),
+        ("fake", true),
+        ("v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a999", true),
+    ] {
+        let id = id.to_owned();
+        world.request.spec.source = Some(if is_volume {
+            ContentSource::Volume(id)
+        } else {
+            ContentSource::Snapshot(id)
+        });
+        let error = world.create().await.unwrap_err();
+        assert!(matches!(error, CreateError::NoSource(_)), "{error}");
+    }
+    assert_eq!(world.api.writes(), 0);
+}
+
+#[tokio::test]
+async fn a_source_that_cannot_be_used_yet_or_any_more() {
+    let world = with_snapshot("real.test").await;
+    let twin = twin_of_snapshot();
+    let changed = async |change: fn(&mut Value)| {
+        let before = world.api.object(&twin).unwrap();
+        world.api.change(&twin, change);
+        let why = refused(world.create().await).to_string();
+        world.api.put(&twin, before);
+        why
+    };
+    assert!(
+        changed(|it| it["status"]["readyToUse"] = false.into())
+            .await
+            .contains("not ready")
+    );
+    let dying = |it: &mut Value| it["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert!(changed(dying).await.contains("being deleted"));
+    let unbound = |it: &mut Value| {
+        drop(
+            it["status"]
+                .as_object_mut()
+                .unwrap()
+                .remove("boundVolumeSnapshotContentName"),
+        );
+    };
+    assert!(changed(unbound).await.contains("not bound"));
+
+    world.api.fault(Fault::new(
+        "GET",
+        "/volumesnapshotcontents/real",
+        Act::Forbid("no right"),
+    ));
+    assert!(matches!(
+        refused(world.create().await),
+        SourceRefusal::Unreadable { .. }
+    ));
+
+    let clone = with_volume(Real::Idle).await;
+    clone.api.change(&format!("{TWINS}/{OTHER}"), |twin| {
+        twin["status"]["phase"] = "Pending".into();
+    });
+    assert!(
+        refused(clone.create().await)
+            .to_string()
+            .contains("no storage yet")
+    );
+    assert_eq!((world.api.writes(), clone.api.writes()), (0, 0));
+}
+
+/// A static volume may match a twin before its provisioner has seen it.
+#[tokio::test]
+async fn a_volume_that_was_there_before_is_no_copy() {
+    let world = with_snapshot("real.test").await;
+    let made = world.create().await.unwrap();
+    let path = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
+    world.api.change(&path, |volume| {
+        volume["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z".into();
+    });
+    let outcome = world.create().await;
+    assert!(
+        matches!(
+            outcome,
+            Err(CreateError::Refused {
+                refusal: Refusal::NoCopy(_),
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    assert!(
+        world.twin().is_some(),
+        "it was handed over: it is never taken back"
+    );
+
+    // One that nobody was given is.
+    world.api.change(&twin_path(), |twin| {
+        let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(mark::HANDED_OVER);
+    });
+    let outcome = world.create().await;
+    assert!(
+        matches!(
+            outcome,
+            Err(CreateError::Refused {
+                refusal: Refusal::NoCopy(_),
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn another_volume_mode_has_to_be_allowed() {
+    let mut world = with_snapshot("real.test").await;
+    let block = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Block,
+    };
+    world.request.spec.capabilities = Capabilities::new([block]).unwrap();
+    assert!(matches!(
+        refused(world.create().await),
+        SourceRefusal::OtherMode { .. }
+    ));
+    let allowed = json!({"snapshot.storage.kubernetes.io/allow-volume-mode-change": "true"});
+    world.api.put(
+        &content(&format!("snapcontent-{SNAPSHOT}")),
+        json!({"metadata": {"annotations": allowed}, "spec": {}}),
+    );
+    world.create().await.unwrap();
+    let real = world.api.object(&content("real")).unwrap();
+    assert_eq!(real["metadata"]["annotations"], allowed);
+}

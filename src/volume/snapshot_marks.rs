@@ -1,0 +1,171 @@
+//! How the twin of a snapshot says whose it is, and of what. As with the twins of volumes,
+//! these labels and annotations are the only record there is.
+
+use std::collections::BTreeMap;
+
+use super::{ClusterId, MarksError, SnapshotKey, mark};
+
+type Map = BTreeMap<String, String>;
+
+/// The `VolumeSnapshot` that a user made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Everything this driver writes about a snapshot onto its twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotMarks {
+    /// The cluster whose user owns the data.
+    pub home: ClusterId,
+    /// The snapshot.
+    pub key: SnapshotKey,
+    /// Id of the volume it is of.
+    pub source: String,
+    /// The user's object, if the request named it.
+    pub snapshot: Option<SnapshotName>,
+    /// Name of the request, before it was made fit for labels.
+    pub request_name: String,
+}
+
+/// Why an object in the place of a snapshot's twin is not ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForeignSnapshot {
+    /// It was not made by this driver.
+    #[error("it was not made by this driver: {0}")]
+    Unmarked(MarksError),
+    /// It serves another home cluster.
+    #[error("it belongs to the home cluster {0}")]
+    OtherHome(ClusterId),
+    /// It is another snapshot.
+    #[error("it is the snapshot {0}")]
+    Other(SnapshotKey),
+}
+
+impl SnapshotMarks {
+    /// The labels to write.
+    #[must_use]
+    pub fn labels(&self) -> Map {
+        [
+            (mark::HOME_CLUSTER, self.home.as_str()),
+            (mark::SNAPSHOT, self.key.as_str()),
+            (mark::MANAGED_BY, mark::MANAGED_BY_US),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+    }
+
+    /// The annotations to write.
+    #[must_use]
+    pub fn annotations(&self) -> Map {
+        let mut annotations = Map::from([
+            (mark::REQUEST_NAME.to_owned(), self.request_name.clone()),
+            (mark::SNAPSHOT_SOURCE.to_owned(), self.source.clone()),
+        ]);
+        if let Some(snapshot) = &self.snapshot {
+            annotations.insert(mark::SNAPSHOT_NAMESPACE.to_owned(), snapshot.namespace.clone());
+            annotations.insert(mark::SNAPSHOT_NAME.to_owned(), snapshot.name.clone());
+        }
+        annotations
+    }
+
+    /// Reads the marks back. Only the labels have to be there; without its annotations a
+    /// snapshot is of no known volume.
+    pub fn read(labels: &Map, annotations: &Map) -> Result<Self, MarksError> {
+        let label = |key| labels.get(key).ok_or(MarksError::Missing(key));
+        let malformed = |key, value: &String| MarksError::Malformed(key, value.clone());
+        let manager = label(mark::MANAGED_BY)?;
+        if manager != mark::MANAGED_BY_US {
+            return Err(malformed(mark::MANAGED_BY, manager));
+        }
+        let home = label(mark::HOME_CLUSTER)?;
+        let key = label(mark::SNAPSHOT)?;
+        let annotation = |key| annotations.get(key).cloned();
+        Ok(Self {
+            home: home.parse().map_err(|_| malformed(mark::HOME_CLUSTER, home))?,
+            key: SnapshotKey::parse(key).ok_or_else(|| malformed(mark::SNAPSHOT, key))?,
+            source: annotation(mark::SNAPSHOT_SOURCE).unwrap_or_default(),
+            snapshot: annotation(mark::SNAPSHOT_NAME).map(|name| SnapshotName {
+                namespace: annotation(mark::SNAPSHOT_NAMESPACE).unwrap_or_default(),
+                name,
+            }),
+            request_name: annotation(mark::REQUEST_NAME).unwrap_or_default(),
+        })
+    }
+
+    /// Reads the marks of an object in a snapshot's place, if it is the twin. The key has the
+    /// uid of the user's object in it, so that nothing else can be compared.
+    pub fn recognise(
+        home: &ClusterId,
+        key: &SnapshotKey,
+        labels: &Map,
+        annotations: &Map,
+    ) -> Result<Self, ForeignSnapshot> {
+        let marks = Self::read(labels, annotations).map_err(ForeignSnapshot::Unmarked)?;
+        if marks.home != *home {
+            return Err(ForeignSnapshot::OtherHome(marks.home));
+        }
+        if marks.key != *key {
+            return Err(ForeignSnapshot::Other(marks.key));
+        }
+        Ok(marks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks() -> SnapshotMarks {
+        SnapshotMarks {
+            home: "home".parse().unwrap(),
+            key: SnapshotKey::from_request("x"),
+            source: "v1:home:pvc-1".into(),
+            snapshot: Some(SnapshotName {
+                namespace: "shop".into(),
+                name: "backup".into(),
+            }),
+            request_name: "x".into(),
+        }
+    }
+
+    fn recognise(labels: &Map) -> Result<SnapshotMarks, ForeignSnapshot> {
+        let ours = marks();
+        SnapshotMarks::recognise(&ours.home, &ours.key, labels, &ours.annotations())
+    }
+
+    #[test]
+    fn marks_survive_the_twin() {
+        assert_eq!(recognise(&marks().labels()), Ok(marks()));
+    }
+
+    #[test]
+    fn what_is_not_ours_says_why() {
+        let with = |key: &str, value: &str| {
+            let mut labels = marks().labels();
+            labels.insert(key.to_owned(), value.to_owned());
+            recognise(&labels)
+        };
+        assert_eq!(
+            with(mark::HOME_CLUSTER, "rome"),
+            Err(ForeignSnapshot::OtherHome("rome".parse().unwrap()))
+        );
+        let other = SnapshotKey::from_request("y");
+        assert_eq!(
+            with(mark::SNAPSHOT, other.as_str()),
+            Err(ForeignSnapshot::Other(other))
+        );
+        for key in [mark::MANAGED_BY, mark::SNAPSHOT] {
+            assert!(matches!(with(key, "x"), Err(ForeignSnapshot::Unmarked(_))));
+            let mut labels = marks().labels();
+            labels.remove(key);
+            assert_eq!(
+                recognise(&labels),
+                Err(ForeignSnapshot::Unmarked(MarksError::Missing(key)))
+            );
+        }
+    }
+}
