@@ -5,6 +5,7 @@ package account
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
@@ -87,6 +89,23 @@ func (s Stock) objects(ctx context.Context, cluster *clusters.Cluster) error {
 	}
 	for _, attachment := range attachments.Items {
 		s.add("VolumeAttachment %s to %s", attachment.Name, attachment.Spec.NodeName)
+	}
+	return s.snapshots(ctx, client)
+}
+
+func (s Stock) snapshots(ctx context.Context, client kubernetes.Interface) error {
+	for _, kind := range []string{"volumesnapshots", "volumesnapshotcontents"} {
+		raw, err := client.Discovery().RESTClient().Get().AbsPath("/apis/snapshot.storage.k8s.io/v1/" + kind).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		var found metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(raw, &found); err != nil {
+			return fmt.Errorf("read %s: %w", kind, err)
+		}
+		for _, object := range found.Items {
+			s.add("%s %s/%s", kind, object.Namespace, object.Name)
+		}
 	}
 	return nil
 }

@@ -187,6 +187,7 @@ mod tests {
         let written = serde_json::to_value(VolumeSnapshot::new("backup", spec)).unwrap();
         assert_eq!(written["apiVersion"], "snapshot.storage.k8s.io/v1");
         assert_eq!(written["kind"], "VolumeSnapshot");
+        assert_eq!(written.get("status"), None);
         assert_eq!(
             written["spec"],
             json!({"source": {"persistentVolumeClaimName": "data"}})

@@ -5,6 +5,7 @@ package sanity
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -150,6 +151,26 @@ func (i *installation) leftovers(ctx context.Context) ([]string, error) {
 	for _, attachment := range attachments.Items {
 		if volume := attachment.Spec.Source.PersistentVolumeName; volume != nil && volumes[*volume] {
 			found = append(found, fmt.Sprintf("attachment %s of %s", attachment.Name, *volume))
+		}
+	}
+	snapshots, err := i.snapshots(ctx)
+	return append(found, snapshots...), err
+}
+
+// snapshots are the twins of csi-sanity's snapshots: no object of a user stands behind those.
+func (i *installation) snapshots(ctx context.Context) (found []string, err error) {
+	path := "/apis/snapshot.storage.k8s.io/v1/namespaces/" + chart.StorageNamespace + "/volumesnapshots"
+	raw, err := i.client.Discovery().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var twins metav1.PartialObjectMetadataList
+	if err := json.Unmarshal(raw, &twins); err != nil {
+		return nil, fmt.Errorf("read the twins of snapshots: %w", err)
+	}
+	for _, twin := range twins.Items {
+		if twin.Annotations["storage.liqo.io/snapshot-name"] == "" {
+			found = append(found, "snapshot "+twin.Name)
 		}
 	}
 	return found, nil

@@ -36,6 +36,9 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a volume that grows", w.grown},
 		{"a volume that gets other attributes", w.modified},
 		{"labels, a fixed node, room and the lease", w.loops},
+		{"a snapshot that is restored", w.snapshotted},
+		{"a snapshot that is retained, and discarded after all", w.snapshotRetained},
+		{"a snapshot that its user gives up", w.snapshotGivenUp},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster)

@@ -1,8 +1,8 @@
 // Package faults lets processes die while volumes are made, used and deleted,
 // and takes stock in the end: nothing may be lost, nothing leaked.
 //
-// crash_walk_test.go dies at every crash point there is, remote_walk_test.go at
-// those of volumes in another cluster; forgotten_test.go kills kubelet when that
+// crash_walk_test.go dies at every crash point there is, snapshots_walk_test.go at those of
+// snapshots, remote_walk_test.go at those of volumes in another cluster; forgotten_test.go kills kubelet when that
 // hurts most; kills_test.go, after them, kills anything at any moment;
 // remote_test.go cuts, slows and stops what is between two clusters. sample_test.go
 // chooses what of all that is run when there is no time for everything.
@@ -40,6 +40,7 @@ func hurried(replicas int) chart.Values {
 			"provisioner": chart.Values{"retryIntervalMax": "5s"},
 			"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
 			"resizer":     chart.Values{"retryIntervalMax": "5s"},
+			"snapshotter": chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
 		},
 		"node": chart.Values{"extraArgs": []string{"--forgotten-after=40s"}},
 	}

@@ -200,14 +200,7 @@ func (n *Namespace) WaitCapacity(claim, size string) {
 // Snapshot takes a snapshot of a claim and waits until it can be used.
 func (n *Namespace) Snapshot(name, claim, class string) {
 	n.t.Helper()
-	n.Apply(fmt.Sprintf(`
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshot
-metadata: {name: %s}
-spec:
-  volumeSnapshotClassName: %s
-  source: {persistentVolumeClaimName: %s}
-`, name, class, claim))
+	n.WriteSnapshot(name, claim, class)
 	n.Eventually("snapshot "+name+" becomes ready", func(context.Context) (string, error) {
 		ready, err := n.Kubectl("get", "volumesnapshot", name, "-o", "jsonpath={.status.readyToUse}")
 		if err == nil && ready == "true" {

@@ -16,6 +16,7 @@ pub(in crate::inspect) struct Right {
 }
 
 const STORAGE: &str = "storage.k8s.io";
+const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
 
 /// What the driver itself needs, beside its sidecars.
 pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
@@ -34,8 +35,17 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
             "volumeattachments",
             &["get", "list", "watch", "create", "patch", "delete"],
         ),
+        (SNAPSHOTS, "volumesnapshotclasses", &["get", "list"]),
+        (SNAPSHOTS, "volumesnapshotcontents", &["get", "patch"]),
     ];
-    let with_twins: &[(&str, &str, &[&str])] = &[("", "persistentvolumeclaims", &["create", "delete"])];
+    let with_twins: &[(&str, &str, &[&str])] = &[
+        ("", "persistentvolumeclaims", &["create", "delete"]),
+        (
+            SNAPSHOTS,
+            "volumesnapshots",
+            &["get", "list", "watch", "create", "delete"],
+        ),
+    ];
     let at_home: &[(&str, &str, &[&str])] = &[
         ("coordination.k8s.io", "leases", &["get", "create", "update"]),
         (STORAGE, "csistoragecapacities", &["create", "patch", "delete"]),

@@ -1,13 +1,15 @@
 //! Deleting a snapshot: its twin, which Kubernetes keeps until its data is gone. Whatever
 //! deletes reads live.
 
+use std::time::Duration;
+
 use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
     SnapshotDeleteError,
     observation::{said_about, user_content},
-    retain::give_policy_back,
+    retain::{PolicyBack, give_policy_back},
     site::SnapshotSite,
 };
 use crate::{
@@ -17,6 +19,10 @@ use crate::{
     twin::create::newest_warning,
     volume::SnapshotId,
 };
+
+/// The snapshot-controller looks at the deletion policy of a content as it saw it last. If
+/// that is Retain when the twin goes, the content stays, and nobody ever deletes it.
+const CONTROLLER_SEES: Duration = Duration::from_secs(1);
 
 /// Deletes the snapshot, or goes on deleting it.
 pub async fn delete_snapshot(
@@ -48,10 +54,13 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
             });
         }
         if twin.metadata.deletion_timestamp.is_none() {
-            if give_policy_back(site, &twin).await.map_err(not_taken)? {
-                delete_twin(site, &twin).await.map_err(not_taken)?;
+            match give_policy_back(site, &twin).await.map_err(not_taken)? {
+                PolicyBack::Given => tokio::time::sleep(CONTROLLER_SEES).await,
+                PolicyBack::NoNeed => delete_twin(site, &twin).await.map_err(not_taken)?,
             }
-            continue;
+            if Instant::now() < deadline {
+                continue;
+            }
         }
         if !site.changed(Some(&twin), deadline).await {
             return Err(still_there(site, &twin).await);

@@ -33,14 +33,25 @@ pub(super) async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent)
     unless_conflict(changed).map(drop)
 }
 
-/// Gives the content of a twin the policy back that was replaced, if one was. False if it has
-/// changed meanwhile and has to be looked at again.
-pub(super) async fn give_policy_back(site: &SnapshotSite, twin: &VolumeSnapshot) -> Result<bool, ApiError> {
+/// Whether a policy was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PolicyBack {
+    /// None was replaced.
+    NoNeed,
+    /// It was, or somebody else has changed the content: it has to be looked at again.
+    Given,
+}
+
+/// Gives the content of a twin the policy back that was replaced, if one was.
+pub(super) async fn give_policy_back(
+    site: &SnapshotSite,
+    twin: &VolumeSnapshot,
+) -> Result<PolicyBack, ApiError> {
     let Some(content) = real_content(site, twin).await else {
-        return Ok(true);
+        return Ok(PolicyBack::NoNeed);
     };
     let Some(before) = content.annotations().get(mark::DELETION_POLICY_BEFORE) else {
-        return Ok(true);
+        return Ok(PolicyBack::NoNeed);
     };
     let patch = json!({
         "metadata": {
@@ -51,8 +62,6 @@ pub(super) async fn give_policy_back(site: &SnapshotSite, twin: &VolumeSnapshot)
         "spec": {"deletionPolicy": before},
     });
     let (contents, name) = (site.contents(), content.name_any());
-    match crash::around(Step::SnapshotPolicyBack, contents.merge(&name, &patch)).await {
-        Err(error) if error.is_conflict() => Ok(false),
-        other => other.map(|_| true),
-    }
+    let changed = crash::around(Step::SnapshotPolicyBack, contents.merge(&name, &patch)).await;
+    unless_conflict(changed).map(|_| PolicyBack::Given)
 }

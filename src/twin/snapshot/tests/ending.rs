@@ -110,7 +110,13 @@ async fn what_the_user_retains_is_retained_behind_it() {
     world.api.before("DELETE", &path, move |store| {
         assert_eq!(store.get(&seen).unwrap()["spec"]["deletionPolicy"], "Delete");
     });
+    // The controller of snapshots is given time to see it.
+    assert!(matches!(
+        world.delete().await,
+        Ok(()) | Err(SnapshotDeleteError::StillWaiting { .. })
+    ));
     world.delete().await.unwrap();
+    assert_eq!(world.twin(), None);
     assert_eq!(
         world.api.object(&real).unwrap()["metadata"]["annotations"][mark::DELETION_POLICY_BEFORE],
         Value::Null

@@ -1,0 +1,283 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// Classes of snapshots of the lab: the default class of the real driver, with both
+// policies, and one that names a real class.
+const (
+	snapshotClass = "liqo"
+	retainClass   = "liqo-retain"
+	namedClass    = "liqo-reference"
+)
+
+// scramble fills the volume of a pod with what nobody could guess, and returns its checksum.
+func scramble(n *user.Namespace, pod string, block bool) string {
+	if block {
+		n.Exec(pod, "dd if=/dev/urandom of=/data bs=1M count=4 2>/dev/null && sync")
+	} else {
+		n.Exec(pod, "dd if=/dev/urandom of=/data/random bs=1M count=4 2>/dev/null && mkdir -p /data/a/b && date > /data/a/b/c && sync")
+	}
+	return checksum(n, pod, block)
+}
+
+// checksum is that of all bytes of a volume that scramble has written.
+func checksum(n *user.Namespace, pod string, block bool) string {
+	if block {
+		return n.Exec(pod, "dd if=/data bs=1M count=4 2>/dev/null | sha256sum")
+	}
+	return n.Exec(pod, "cat /data/random /data/a/b/c | sha256sum")
+}
+
+func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
+	t.Parallel()
+	for name, one := range map[string]struct {
+		class, snapshots string
+		block            bool
+	}{
+		"directory":         {"liqo-reference", snapshotClass, false},
+		"xfs":               {"liqo-reference-xfs", namedClass, false},
+		"attached":          {"liqo-reference-attach", snapshotClass, false},
+		"on one node":       {"liqo-reference-local", snapshotClass, false},
+		"block":             {"liqo-reference", snapshotClass, true},
+		"block on one node": {"liqo-reference-local", snapshotClass, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := home(t)
+			var claims []func(*corev1.PersistentVolumeClaim)
+			var pods []func(*corev1.Pod)
+			if one.block {
+				claims, pods = append(claims, user.Block), append(pods, user.WithDevice)
+			}
+			from := func(kind, name string) []func(*corev1.PersistentVolumeClaim) {
+				return append([]func(*corev1.PersistentVolumeClaim){user.From(kind, name)}, claims...)
+			}
+			n.Claim("source", one.class, "320Mi", claims...)
+			n.Pod("writer", "source", pods...)
+			writer := n.WaitReady("writer")
+			if one.class == "liqo-reference-local" {
+				// The scheduler does not know that only this node can have the copies.
+				pods = append(pods, user.OnNode(writer.Spec.NodeName))
+			}
+			old := scramble(n, "writer", one.block)
+			n.Snapshot("backup", "source", one.snapshots)
+			current := scramble(n, "writer", one.block)
+
+			n.Claim("restored", one.class, "320Mi", from("VolumeSnapshot", "backup")...)
+			n.Claim("cloned", one.class, "320Mi", from("PersistentVolumeClaim", "source")...)
+			n.Pod("restored", "restored", pods...)
+			n.Pod("cloned", "cloned", pods...)
+			for pod, want := range map[string]string{"restored": old, "cloned": current} {
+				n.WaitReady(pod)
+				if got := checksum(n, pod, one.block); got != want {
+					t.Errorf("%s has the bytes %s, want %s", pod, got, want)
+				}
+			}
+			scramble(n, "cloned", one.block)
+			if got := checksum(n, "writer", one.block); got != current {
+				t.Error("the source has changed with its clone")
+			}
+			wantCopies(t, n)
+		})
+	}
+}
+
+// wantCopies is that the real driver was asked for the copies.
+func wantCopies(t *testing.T, n *user.Namespace) {
+	t.Helper()
+	snapshot := n.FollowSnapshot("backup")
+	labels := snapshot.Twin.Metadata.Labels
+	if labels["app.kubernetes.io/managed-by"] != driver.CSIName || labels["storage.liqo.io/snapshot"] != snapshot.Object.Metadata.UID {
+		t.Errorf("the snapshot's twin is not marked: %v", labels)
+	}
+	if want := fmt.Sprintf("s1:%s::%s", clusterID(t, n), snapshot.Object.Metadata.UID); snapshot.Content.Status.Handle != want {
+		t.Errorf("the snapshot's id is %s, want %s", snapshot.Content.Status.Handle, want)
+	}
+	for claim, want := range map[string]string{
+		"restored": "VolumeSnapshot/" + snapshot.Twin.Metadata.Name,
+		"cloned":   "PersistentVolumeClaim/" + n.Follow("source").Twin.Name,
+	} {
+		source := n.Follow(claim).Twin.Spec.DataSource
+		if source == nil || source.Kind+"/"+source.Name != want {
+			t.Errorf("the twin of %s is a copy of %v, want %s", claim, source, want)
+		}
+	}
+}
+
+// clusterID is the id of the cluster, as its nodes have it.
+func clusterID(t *testing.T, n *user.Namespace) string {
+	t.Helper()
+	node, err := n.Client.CoreV1().Nodes().Get(t.Context(), n.Cluster.Nodes()[0].Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return node.Labels["topology.storage.liqo.io/cluster"]
+}
+
+// A volume goes whether or not there are snapshots of it, and they outlive it.
+func TestSnapshotOutlivesItsVolume(t *testing.T) {
+	n := home(t)
+	n.Claim("source", "liqo-reference", "64Mi")
+	n.Pod("writer", "source")
+	n.WaitReady("writer")
+	want := scramble(n, "writer", false)
+	n.Snapshot("backup", "source", snapshotClass)
+	snapshot := n.FollowSnapshot("backup")
+	volume := n.Follow("source")
+	n.DeletePod("writer")
+	deleteClaim(t, n, "source")
+	wantGone(t, n, volume)
+
+	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Pod("reader", "restored")
+	n.WaitReady("reader")
+	if got := checksum(n, "reader", false); got != want {
+		t.Errorf("the bytes are %s, want %s", got, want)
+	}
+	n.DeleteSnapshot("backup")
+	n.WantSnapshotGone(snapshot, n.Client, chart.StorageNamespace)
+	wantNoSnapshotData(t, n, snapshot)
+	if got := checksum(n, "reader", false); got != want {
+		t.Errorf("without its snapshot the bytes are %s, want %s", got, want)
+	}
+}
+
+// wantNoSnapshotData is that the real driver has deleted a snapshot.
+func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
+	t.Helper()
+	data := storage.BackendOf(n.Cluster, storage.Reference).Data(s.Real.Status.Handle)
+	if _, err := os.Stat(data); !os.IsNotExist(err) {
+		t.Errorf("the real driver still has %s: %v", data, err)
+	}
+}
+
+// Provisioners that are no CSI drivers ignore the source of a claim: its user would get an
+// empty volume, and not a word.
+func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
+	n := home(t)
+	n.Claim("local", "liqo-local-path", "64Mi")
+	n.Claim("reference", "liqo-reference", "64Mi")
+	for _, claim := range []string{"local", "reference"} {
+		n.Pod(claim, claim)
+		n.WaitReady(claim)
+	}
+	n.WriteSnapshot("of-local", "local", snapshotClass)
+	n.WaitSnapshotError("of-local", "no CSI volume")
+
+	n.Snapshot("backup", "reference", snapshotClass)
+	for claim, one := range map[string]struct{ class, kind, source, says string }{
+		"cloned":          {"liqo-local-path", "PersistentVolumeClaim", "local", "no CSI volume"},
+		"cloned-to-local": {"liqo-local-path", "PersistentVolumeClaim", "reference", "is of the driver"},
+		"restored":        {"liqo-local-path", "VolumeSnapshot", "backup", "is of the driver"},
+		"of-another":      {"liqo-reference-attach", "VolumeSnapshot", "backup", "is of the driver"},
+	} {
+		n.Claim(claim, one.class, "64Mi", user.From(one.kind, one.source))
+		n.Pod(claim, claim)
+		n.WaitEvent(claim, one.says)
+		if phase := claimOf(t, n, claim).Status.Phase; phase != corev1.ClaimPending {
+			t.Errorf("the claim %s is %s", claim, phase)
+		}
+	}
+}
+
+func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-reference-attach", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	n.WriteSnapshot("backup", "data", namedClass)
+	n.WaitSnapshotError("backup", "is of the driver", storage.Reference.Name, "but the volume is of")
+}
+
+// The user goes away while the real driver works: its snapshot must go, too, and nobody
+// but this driver knows that there is one.
+func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	heal := spoilTwin(t, n, claimOf(t, n, "data"), storage.Reference,
+		storage.Fault{RPC: "CreateSnapshot", When: "after", Code: "Unavailable", Message: "not yet"})
+	n.WriteSnapshot("backup", "data", snapshotClass)
+	var found user.Snapshot
+	n.Eventually("the snapshot has a twin with a content", func(ctx context.Context) (missing string, err error) {
+		if found, err = n.BehindSnapshot(ctx, "backup"); found.Real == nil {
+			missing = "it has none"
+		}
+		return missing, err
+	})
+	n.DeleteSnapshot("backup")
+	heal()
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	deleted, err := storage.BackendOf(n.Cluster, storage.Reference).Calls(func(call storage.Call) bool {
+		return call.RPC == "DeleteSnapshot" && strings.Contains(call.Code+call.Message, "OK")
+	})
+	if err != nil || len(deleted) == 0 {
+		t.Errorf("the real driver was not asked to delete its snapshot: %v", err)
+	}
+}
+
+func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	n.Snapshot("backup", "data", retainClass)
+	found := n.FollowSnapshot("backup")
+	if found.Real.Spec.DeletionPolicy != "Retain" {
+		t.Errorf("the real snapshot is kept only as long as %s", found.Real.Spec.DeletionPolicy)
+	}
+	n.DeleteSnapshot("backup")
+	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
+		now, err := n.BehindSnapshot(ctx, "backup")
+		if err != nil || now.Object != nil {
+			return "it is still there", err
+		}
+		return "", nil
+	})
+	data := storage.BackendOf(n.Cluster, storage.Reference).Data(found.Real.Status.Handle)
+	if _, err := os.Stat(data); err != nil {
+		t.Errorf("the data of a retained snapshot: %v", err)
+	}
+
+	// What an administrator does who wants it gone after all.
+	content := found.Content.Metadata.Name
+	if _, err := n.Kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Kubectl("delete", "volumesnapshotcontent", content, "--wait=false"); err != nil {
+		t.Fatal(err)
+	}
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	wantNoSnapshotData(t, n, found)
+}
+
+// A snapshot of a file system becomes a block device only if its content says so.
+func TestVolumeModeChangesOnlyWhereThatIsAllowed(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-reference-ext4", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	n.Snapshot("backup", "data", snapshotClass)
+	content := n.FollowSnapshot("backup").Content.Metadata.Name
+	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"), user.Block)
+	n.Pod("raw", "raw", user.WithDevice)
+	n.WaitEvent("raw", "allow-volume-mode-change")
+	if _, err := n.Kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true"); err != nil {
+		t.Fatal(err)
+	}
+	n.WaitReady("raw")
+}

@@ -1,0 +1,104 @@
+package faults
+
+import (
+	"context"
+	"testing"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// The controller dies around the writes of a snapshot, and of the volumes that are made of
+// it: each has the bytes, and nothing is left.
+func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference-ext4", "64Mi")
+	n.Pod("writer", "data")
+	n.WaitReady("writer")
+	write(n, "writer", n.Name)
+	controller := w.onController(t, n, both("snapshot-create", "allow-mode-change", "snapshot-delete"))
+	n.Snapshot("backup", "data", "liqo")
+	found := n.FollowSnapshot("backup")
+	n.Claim("restored", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Pod("reader", "restored")
+	n.WaitReady("reader")
+	read(t, n, "reader", n.Name)
+
+	content := found.Content.Metadata.Name
+	if _, err := n.Kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true"); err != nil {
+		t.Fatal(err)
+	}
+	n.Claim("raw", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"), user.Block)
+	n.Pod("raw", "raw", user.WithDevice)
+	n.WaitReady("raw")
+	n.DeleteSnapshot("backup")
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	w.carriedOut(t, n, controller)
+	discard(n, "writer", "data")
+	discard(n, "reader", "restored")
+	discard(n, "raw", "raw")
+}
+
+func discard(n *user.Namespace, pod, claim string) {
+	n.DeletePod(pod)
+	deleteClaim(n, claim)
+}
+
+func (w *walk) snapshotRetained(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	controller := w.onController(t, n, both("snapshot-retain", "snapshot-policy-back"))
+	n.Snapshot("backup", "data", "liqo-retain")
+	found := n.FollowSnapshot("backup")
+	n.DeleteSnapshot("backup")
+	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
+		now, err := n.BehindSnapshot(ctx, "backup")
+		if err != nil || now.Object != nil {
+			return "it is still there", err
+		}
+		return "", nil
+	})
+	content := found.Content.Metadata.Name
+	for _, args := range [][]string{
+		{"patch", "volumesnapshotcontent", content, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`},
+		{"delete", "volumesnapshotcontent", content, "--wait=false"},
+	} {
+		if _, err := n.Kubectl(args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	w.carriedOut(t, n, controller)
+	discard(n, "user", "data")
+}
+
+func (w *walk) snapshotGivenUp(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data")
+	n.WaitReady("user")
+	twin := n.Follow("data").Twin
+	remove, err := storage.BackendOf(w.cluster, storage.Reference).AddFault(storage.Fault{
+		RPC: "CreateSnapshot", Match: chart.StorageNamespace + "/" + twin.Name, When: "after", Code: "Unavailable", Message: "not yet",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = remove() })
+	controller := w.onController(t, n, both("snapshot-give-up"))
+	n.WriteSnapshot("backup", "data", "liqo")
+	var found user.Snapshot
+	n.Eventually("the snapshot has a twin with a content", func(ctx context.Context) (missing string, err error) {
+		if found, err = n.BehindSnapshot(ctx, "backup"); found.Real == nil {
+			missing = "it has none"
+		}
+		return missing, err
+	})
+	n.DeleteSnapshot("backup")
+	w.carriedOut(t, n, controller)
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	discard(n, "user", "data")
+}

@@ -1,0 +1,180 @@
+package user
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"storage.liqo.io/sanity-tests/chart"
+)
+
+const snapshotAPI = "/apis/snapshot.storage.k8s.io/v1/"
+
+// SnapshotObject is what tests look at of a VolumeSnapshot or of its content.
+type SnapshotObject struct {
+	Metadata struct {
+		Name        string            `json:"name"`
+		UID         string            `json:"uid"`
+		Labels      map[string]string `json:"labels"`
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		DeletionPolicy string `json:"deletionPolicy"`
+		Driver         string `json:"driver"`
+	} `json:"spec"`
+	Status struct {
+		Content string `json:"boundVolumeSnapshotContentName"`
+		Handle  string `json:"snapshotHandle"`
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	} `json:"status"`
+}
+
+// Snapshot is a snapshot of the driver from the user's object to the bytes. What is not
+// there is nil.
+type Snapshot struct {
+	Object, Content *SnapshotObject
+	Twin            *SnapshotObject
+	// Real is the content of the twin.
+	Real *SnapshotObject
+}
+
+// WriteSnapshot asks for a snapshot of a claim and does not wait for it.
+func (n *Namespace) WriteSnapshot(name, claim, class string) {
+	n.t.Helper()
+	n.Apply(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %s}
+spec:
+  volumeSnapshotClassName: %s
+  source: {persistentVolumeClaimName: %s}
+`, name, class, claim))
+}
+
+// BehindSnapshot is what there is just now of a snapshot whose twin is in the same cluster.
+func (n *Namespace) BehindSnapshot(ctx context.Context, name string) (Snapshot, error) {
+	return n.behindSnapshot(ctx, name, n.Client, chart.StorageNamespace)
+}
+
+// BehindSnapshotIn is BehindSnapshot for one whose twin is in a namespace of another cluster.
+func (n *Namespace) BehindSnapshotIn(ctx context.Context, there *Namespace, name string) (Snapshot, error) {
+	return n.behindSnapshot(ctx, name, there.Client, there.Name)
+}
+
+func (n *Namespace) behindSnapshot(ctx context.Context, name string, there kubernetes.Interface, namespace string) (s Snapshot, err error) {
+	if s.Object, err = snapshotObject(ctx, n.Client, "namespaces/"+n.Name+"/volumesnapshots/"+name); s.Object == nil {
+		return s, err
+	}
+	if s.Content, err = contentOf(ctx, n.Client, s.Object); err != nil {
+		return s, err
+	}
+	path := "namespaces/" + namespace + "/volumesnapshots/snapshot-" + s.Object.Metadata.UID
+	if s.Twin, err = snapshotObject(ctx, there, path); s.Twin == nil {
+		return s, err
+	}
+	s.Real, err = contentOf(ctx, there, s.Twin)
+	return s, err
+}
+
+// FollowSnapshot finds what stands behind a snapshot that is ready.
+func (n *Namespace) FollowSnapshot(name string) Snapshot {
+	n.t.Helper()
+	found, err := n.BehindSnapshot(n.t.Context(), name)
+	if err != nil || found.Content == nil || found.Real == nil {
+		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+	}
+	return found
+}
+
+// FollowSnapshotTo is FollowSnapshot for one whose twin is in a namespace of another cluster.
+func (n *Namespace) FollowSnapshotTo(there *Namespace, name string) Snapshot {
+	n.t.Helper()
+	found, err := n.BehindSnapshotIn(n.t.Context(), there, name)
+	if err != nil || found.Content == nil || found.Real == nil {
+		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+	}
+	return found
+}
+
+// WaitSnapshotError waits until a snapshot says that it cannot be made, with all of these words.
+func (n *Namespace) WaitSnapshotError(name string, words ...string) {
+	n.t.Helper()
+	n.Eventually(fmt.Sprintf("snapshot %s tells %q", name, words), func(ctx context.Context) (string, error) {
+		found, err := n.BehindSnapshot(ctx, name)
+		if err != nil || found.Object == nil {
+			return "it is not there", err
+		}
+		if told := found.Object.Status.Error.Message; !mentionsAll(told, words) {
+			return "told was " + told, nil
+		}
+		return "", nil
+	})
+}
+
+// DeleteSnapshot deletes a snapshot; whether it goes is to be waited for.
+func (n *Namespace) DeleteSnapshot(name string) {
+	n.t.Helper()
+	if _, err := n.Kubectl("delete", "volumesnapshot", name, "--wait=false"); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// WantSnapshotGone waits until nothing of a snapshot is left in Kubernetes, here and in the
+// cluster and the namespace of its twin.
+func (n *Namespace) WantSnapshotGone(s Snapshot, there kubernetes.Interface, namespace string) {
+	n.t.Helper()
+	n.Eventually("nothing of snapshot "+s.Object.Metadata.Name+" is left", func(ctx context.Context) (string, error) {
+		var left []string
+		for _, one := range []struct {
+			client kubernetes.Interface
+			path   string
+			object *SnapshotObject
+		}{
+			{n.Client, "namespaces/" + n.Name + "/volumesnapshots/", s.Object},
+			{n.Client, "volumesnapshotcontents/", s.Content},
+			{there, "namespaces/" + namespace + "/volumesnapshots/", s.Twin},
+			{there, "volumesnapshotcontents/", s.Real},
+		} {
+			if one.object == nil {
+				continue
+			}
+			found, err := snapshotObject(ctx, one.client, one.path+one.object.Metadata.Name)
+			if err != nil {
+				return "", err
+			}
+			if found != nil && found.Metadata.UID == one.object.Metadata.UID {
+				left = append(left, one.path+one.object.Metadata.Name)
+			}
+		}
+		return strings.Join(left, ", "), nil
+	})
+}
+
+func contentOf(ctx context.Context, client kubernetes.Interface, snapshot *SnapshotObject) (*SnapshotObject, error) {
+	if snapshot.Status.Content == "" {
+		return nil, nil
+	}
+	return snapshotObject(ctx, client, "volumesnapshotcontents/"+snapshot.Status.Content)
+}
+
+// snapshotObject is an object of the API of snapshots, nil if there is none.
+func snapshotObject(ctx context.Context, client kubernetes.Interface, path string) (*SnapshotObject, error) {
+	raw, err := client.Discovery().RESTClient().Get().AbsPath(snapshotAPI + path).DoRaw(ctx)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var found SnapshotObject
+	if err := json.Unmarshal(raw, &found); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return &found, nil
+}
