@@ -79,12 +79,12 @@ impl Coded for SpecError {
 impl Coded for CreateError {
     fn code(&self) -> Code {
         match self {
-            Self::Class(_) | Self::NotAccepted(_) => Code::FailedPrecondition,
+            // An administrator can mend missing attributes, and INVALID_ARGUMENT would be tried
+            // again very seldom.
+            Self::Class(_) | Self::NotAccepted(_) | Self::Attributes(_) => Code::FailedPrecondition,
             Self::NoSource(_) => Code::NotFound,
             Self::Source(refusal) => refusal.code(),
             Self::Spec(error) => error.code(),
-            // An administrator can mend it, and INVALID_ARGUMENT would be tried again very seldom.
-            Self::Attributes(_) => Code::FailedPrecondition,
             Self::NoSite(error) => error.code(),
             Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
             Self::Refused { refusal, .. } => refusal.code(),
