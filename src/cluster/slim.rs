@@ -12,7 +12,9 @@ use super::{facts, has_finalizer, view::Slim};
 use crate::{
     placement::{Capacity, Class, Phase, ReclaimPolicy, StaticVolume, TwinHealth},
     topology::Node,
-    volume::{Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, mark},
+    volume::{
+        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, digest, mark,
+    },
 };
 
 /// Annotation by which a scheduler (or we, playing one) says where a claim's consumer runs.
@@ -47,6 +49,8 @@ pub struct Twin {
     pub carried: String,
     /// Its size.
     pub size: ClaimSize,
+    /// Digest of what its status says of its attributes class, if it says anything.
+    pub attributes: Option<String>,
 }
 
 impl Twin {
@@ -146,7 +150,11 @@ impl Slim for Twin {
     }
 
     fn text(&self) -> usize {
-        let options = [self.node.as_ref(), self.real_volume.as_ref()];
+        let options = [
+            self.node.as_ref(),
+            self.real_volume.as_ref(),
+            self.attributes.as_ref(),
+        ];
         let optional: usize = options.into_iter().flatten().map(String::len).sum();
         let claim = self.claim.as_ref();
         let claim = claim.map_or(0, |it| it.namespace.len() + it.name.len() + it.uid.len());
@@ -243,8 +251,29 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         claim: marks.claim,
         carried: Carried::on_twin(claim.labels(), claim.annotations()).digest(),
         size: facts::claim_size(claim),
+        attributes: attributes(claim),
     })
 }
+
+/// Whoever changes attributes waits for this to become another one.
+fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
+    let status = claim.status.as_ref()?;
+    let current = status.current_volume_attributes_class_name.as_deref();
+    let change = status.modify_volume_status.as_ref();
+    if current.is_none() && change.is_none() {
+        return None;
+    }
+    let target = change.and_then(|change| change.target_volume_attributes_class_name.as_deref());
+    let stage = change.map(|change| change.status.as_str());
+    let said = status.conditions.iter().flatten();
+    let said = said.filter(|one| MODIFY_CONDITIONS.contains(&one.type_.as_str()));
+    let said = said.map(|one| one.message.as_deref().unwrap_or_default());
+    let parts = [current, target, stage].map(Option::unwrap_or_default);
+    Some(digest(16, parts.into_iter().chain(said)))
+}
+
+/// Conditions of a claim whose attributes change, or could not be changed.
+const MODIFY_CONDITIONS: [&str; 2] = ["ModifyingVolume", "ModifyVolumeError"];
 
 pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);

@@ -1,7 +1,10 @@
 //! The attributes class of a twin (KEP-3751): which one it gets, whether there is such a class
 //! for its driver, and changing it while the volume lives.
 
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttributesClass};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    storage::v1::VolumeAttributesClass,
+};
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
@@ -54,6 +57,20 @@ pub enum NoAttributes {
         /// The driver of the volume.
         real: String,
     },
+    /// The volume is no driver's.
+    #[error(
+        "the real volume {volume} in the cluster {cluster} is not a CSI driver's (local, hostPath, nfs, …), so nothing there \
+         can change it"
+    )]
+    NoDriver {
+        /// The real PV.
+        volume: String,
+        /// Its cluster.
+        cluster: String,
+    },
+    /// The API server there does not take it for this volume.
+    #[error("{0}")]
+    NotAccepted(String),
 }
 
 /// What came of looking at a class.
@@ -111,7 +128,7 @@ pub async fn modify(
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {
                 let real = changing.real_volume(&twin).await?;
-                let driver = real.and_then(|real| Some(real.spec?.csi?.driver));
+                let driver = real.map(|real| driver_of(site, real)).transpose()?;
                 if let Checked::Unfit(why) = check(site, &wanted, driver.as_deref()).await? {
                     return Err(why.into());
                 }
@@ -139,6 +156,16 @@ pub async fn modify(
     }
 }
 
+/// Others wait for a change that nobody makes, for ever: there is no way back to no class.
+fn driver_of(site: &Site, real: PersistentVolume) -> Result<String, NoAttributes> {
+    let volume = real.name_any();
+    let csi = real.spec.and_then(|spec| spec.csi);
+    csi.map(|csi| csi.driver).ok_or_else(|| NoAttributes::NoDriver {
+        volume,
+        cluster: site.cluster_name(),
+    })
+}
+
 async fn request(site: &Site, twin: &PersistentVolumeClaim, class: &str) -> Result<(), ChangeError> {
     let patch = json!({
         "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
@@ -147,7 +174,7 @@ async fn request(site: &Site, twin: &PersistentVolumeClaim, class: &str) -> Resu
     let asked = crash::around(Step::Modify, site.twins().merge(&twin.name_any(), &patch)).await;
     match unless_conflict(asked) {
         Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
-            Err(ChangeError::NotAccepted(error))
+            Err(NoAttributes::NotAccepted(error.to_string()).into())
         }
         other => Ok(other.map(drop)?),
     }

@@ -230,7 +230,7 @@ pub enum ChangeError {
         /// What the driver says.
         refusal: RealRefusal,
     },
-    /// The API server does not take the change, as a matter of principle.
+    /// The API server does not take the larger size, as a matter of principle.
     #[error("{0}")]
     NotAccepted(ApiError),
     /// Its cluster cannot be asked right now.

@@ -130,6 +130,54 @@ async fn a_class_of_another_driver_or_out_of_sight_changes_nothing() {
 }
 
 #[tokio::test]
+async fn whoever_waits_for_a_change_is_woken_by_it() {
+    let world = world().await;
+    world.create().await.unwrap();
+    let began = Instant::now();
+    let change = async {
+        // Somewhere in the middle of the five seconds after which it would look by itself.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        world
+            .api
+            .change(&twin_path(), |twin| merge(&mut twin["status"], &given("gold")));
+    };
+    let (modified, ()) = tokio::join!(world.modify("gold"), change);
+    modified.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4), "it looked by itself");
+}
+
+/// With another code than that of an unknown class csi-resizer would not say Infeasible.
+#[tokio::test]
+async fn a_class_that_the_api_server_does_not_take_is_left_for_another_one() {
+    let world = world().await;
+    world.create().await.unwrap();
+    world
+        .api
+        .fault(Fault::new("PATCH", &twin_path(), Act::Forbid("exceeded quota: gold")).times(1));
+    let refused = world.modify("gold").await.unwrap_err();
+    let expected = matches!(refused, ChangeError::Attributes(NoAttributes::NotAccepted(_)));
+    assert!(expected, "{refused}");
+    assert!(refused.to_string().contains("exceeded quota"), "{refused}");
+}
+
+/// There is no way back to no class, and nobody would ever make the change.
+#[tokio::test]
+async fn a_volume_of_no_driver_is_given_no_class() {
+    let world = world().await;
+    world.create().await.unwrap();
+    let name = world.twin().unwrap()["spec"]["volumeName"].clone();
+    let path = format!("{VOLUMES}/{}", name.as_str().unwrap());
+    world.api.change(&path, |real| {
+        real["spec"]["csi"] = Value::Null;
+        real["spec"]["hostPath"] = json!({"path": "/data"});
+    });
+    let refused = world.modify("gold").await.unwrap_err();
+    let expected = matches!(refused, ChangeError::Attributes(NoAttributes::NoDriver { .. }));
+    assert!(expected, "{refused}");
+    assert!(world.attributes().is_null());
+}
+
+#[tokio::test]
 async fn a_change_that_takes_long_goes_on_with_the_next_call() {
     let world = world().await.impatient();
     world.create().await.unwrap();
