@@ -1,7 +1,10 @@
 //! From objects of Kubernetes to the facts that the pure layer decides on.
 //! Nothing is decided here. What cannot be understood becomes what admits less.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use k8s_openapi::{
     api::{
@@ -156,16 +159,26 @@ pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
     let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let status = claim.status.as_ref();
     let stage = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
-    let mut conditions = status
+    let conditions = status
         .into_iter()
         .flat_map(|status| status.conditions.iter().flatten());
+    let node_error = conditions.clone().find(|one| one.type_ == NODE_RESIZE_ERROR);
     ClaimSize {
         requested: storage(requests.and_then(|of| of.requests.as_ref())).unwrap_or_default(),
         capacity: storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default(),
         allocated: storage(status.and_then(|status| status.allocated_resources.as_ref())),
         stage: stage.and_then(|stage| stage.parse().ok()),
-        has_error: conditions.any(|one| RESIZE_ERRORS.contains(&one.type_.as_str())),
+        has_error: conditions
+            .clone()
+            .any(|one| RESIZE_ERRORS.contains(&one.type_.as_str())),
+        node_error: node_error.map(|one| hash(one.message.as_deref())),
     }
+}
+
+fn hash(said: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    said.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// How large a PV is, in bytes.
@@ -175,7 +188,10 @@ pub fn volume_size(volume: &PersistentVolume) -> Option<u64> {
 }
 
 /// Conditions of a claim whose expansion failed, in the driver's controller or on a node.
-pub const RESIZE_ERRORS: [&str; 2] = ["ControllerResizeError", "NodeResizeError"];
+pub const RESIZE_ERRORS: [&str; 2] = ["ControllerResizeError", NODE_RESIZE_ERROR];
+
+/// Condition of a claim whose file system a node could not grow.
+pub const NODE_RESIZE_ERROR: &str = "NodeResizeError";
 
 const STORAGE: &str = "storage";
 

@@ -61,7 +61,7 @@ pub enum RealRefusal {
 }
 
 /// How csi-resizer writes the code of a driver that grows no volume in use.
-const IN_USE: &str = "code = FailedPrecondition";
+pub const IN_USE: &str = "code = FailedPrecondition";
 
 /// Decides what is next.
 #[must_use]
@@ -126,7 +126,9 @@ pub fn claim_news(claim: ClaimSize, twin: ClaimSize) -> Option<ClaimNews> {
         return Some(ClaimNews::Grown(allocated));
     }
     let failed = twin.stage == Some(ResizeStage::NodeInfeasible);
-    failed.then_some(ClaimNews::NodeInfeasible)
+    // csi-resizer tries again each time the claim says so, and keeps what it said.
+    let is_new = twin.node_error.is_some() && twin.node_error != claim.node_error;
+    (failed && is_new).then_some(ClaimNews::NodeInfeasible)
 }
 
 /// Whether a claim that says less than its twin in another cluster is to say as much. Never
@@ -268,10 +270,19 @@ mod tests {
             claim_news(waits, staged(20, 10, 20, ResizeStage::NodePending)),
             None
         );
-        assert_eq!(
-            claim_news(waits, staged(20, 10, 20, ResizeStage::NodeInfeasible)),
-            Some(ClaimNews::NodeInfeasible)
-        );
+        let refused = |words| ClaimSize {
+            node_error: words,
+            ..staged(20, 10, 20, ResizeStage::NodeInfeasible)
+        };
+        let told = ClaimSize {
+            node_error: Some(1),
+            ..waits
+        };
+        let news = Some(ClaimNews::NodeInfeasible);
+        assert_eq!(claim_news(waits, refused(Some(1))), news);
+        assert_eq!(claim_news(told, refused(Some(1))), None);
+        assert_eq!(claim_news(told, refused(Some(2))), news);
+        assert_eq!(claim_news(waits, refused(None)), None);
         assert_eq!(claim_news(size(20, 20), size(20, 20)), None);
     }
 

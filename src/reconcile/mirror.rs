@@ -13,7 +13,11 @@ use super::{
     watched::{Claim, VirtualVolume},
 };
 use crate::{
-    cluster::{ApiError, Cluster, facts, unless_conflict},
+    cluster::{
+        ApiError, Cluster,
+        facts::{self, NODE_RESIZE_ERROR},
+        unless_conflict,
+    },
     observe::crash::{self, Step},
     placement::{ClaimNews, claim_news},
     twin::{Site, grown},
@@ -95,7 +99,7 @@ pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), Ap
         return Ok(());
     }
     let condition = json!({
-        "type": NODE_ERROR, "status": "True", "message": why,
+        "type": NODE_RESIZE_ERROR, "status": "True", "message": why,
         "lastTransitionTime": Time(jiff::Timestamp::now()),
     });
     let patch = json!({
@@ -110,12 +114,10 @@ pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), Ap
     unless_conflict(crash::around(Step::MirrorSize, written).await).map(drop)
 }
 
-const NODE_ERROR: &str = "NodeResizeError";
-
 /// Why a node did not grow the file system of a claim.
 fn node_error(claim: &PersistentVolumeClaim) -> Option<&str> {
     let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
-    let error = conditions.find(|one| one.type_ == NODE_ERROR)?;
+    let error = conditions.find(|one| one.type_ == NODE_RESIZE_ERROR)?;
     Some(error.message.as_deref().unwrap_or_default())
 }
 

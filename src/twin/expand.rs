@@ -100,15 +100,14 @@ async fn next_step(
         return Ok(step);
     }
     // The claim is only read where something depends on it.
-    facts.seen = seen(changing).await?;
+    if let Some(outer) = &changing.outer {
+        facts.seen = seen(&changing.site, outer).await?;
+    }
     Ok(expand_step(&facts))
 }
 
-/// What users see of a volume whose twin is at home.
-async fn seen(changing: &Changing) -> Result<Option<SeenSize>, ApiError> {
-    let (site, Some(outer)) = (&changing.site, &changing.outer) else {
-        return Ok(None);
-    };
+/// What users see of a volume whose twin is at home: its virtual PV, and the claim as it is now.
+async fn seen(site: &Site, outer: &PersistentVolume) -> Result<Option<SeenSize>, ApiError> {
     let holder = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     let (Some(holder), true) = (holder, site.remote_cluster().is_none()) else {
         return Ok(None);
@@ -167,13 +166,19 @@ async fn request(site: &Site, twin: &PersistentVolumeClaim, bytes: u64) -> Resul
     }
 }
 
-/// Ends the expansion of the twin of a volume at home, if its claim tells that it is over.
-pub async fn finish_expansion(site: &Site, volume: &VolumeName, seen: SeenSize) -> Result<(), ApiError> {
+/// Ends the expansion of the twin of a volume at home, if its claim tells that it is over. All
+/// is read live, the claim last: of two watches one may be behind, and a PV that has grown
+/// already beside a claim from before would look as if no node had to follow.
+pub async fn finish_expansion(site: &Site, volume: &VolumeName, virtual_pv: &str) -> Result<(), ApiError> {
     let owner = site.owner(volume);
     let found = site.twins().get(site.name()).await?;
     let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-    match found.filter(ours) {
-        Some(twin) if has_finished(facts::claim_size(&twin), seen) => finish(site, &twin).await,
+    let outer = site.home().all::<PersistentVolume>().get(virtual_pv).await?;
+    let (Some(twin), Some(outer)) = (found.filter(ours), outer) else {
+        return Ok(());
+    };
+    match seen(site, &outer).await? {
+        Some(seen) if has_finished(facts::claim_size(&twin), seen) => finish(site, &twin).await,
         _ => Ok(()),
     }
 }

@@ -66,6 +66,8 @@ pub struct ClaimSize {
     pub stage: Option<ResizeStage>,
     /// Whether the driver's controller, or the node, reported an error for it.
     pub has_error: bool,
+    /// A hash of what the node reported, if it did: enough to see whether that is new.
+    pub node_error: Option<u64>,
 }
 
 impl ClaimSize {

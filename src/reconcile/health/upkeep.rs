@@ -83,7 +83,7 @@ impl Health<'_> {
                 volume: volume.bytes,
             };
             if has_finished(twin.size, seen) {
-                finish_expansion(site, &volume.volume, seen).await?;
+                finish_expansion(site, &volume.volume, &volume.name).await?;
             }
             return Ok(());
         }

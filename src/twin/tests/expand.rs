@@ -74,6 +74,18 @@ impl World {
         });
     }
 
+    /// The claim, and its PV, have grown to this.
+    fn claim_has(&self, gib: u64) {
+        let size = json!({"storage": format!("{gib}Gi")});
+        self.api.change(&format!("{VOLUMES}/pvc-{UID}"), |volume| {
+            volume["spec"]["capacity"] = size.clone();
+        });
+        self.api.change(CLAIM, |claim| {
+            claim["spec"]["resources"] = json!({"requests": size});
+            claim["status"]["capacity"] = size.clone();
+        });
+    }
+
     fn claim_says(&self, status: &Value) {
         self.api
             .change(CLAIM, |claim| merge(&mut claim["status"], status));
@@ -146,28 +158,14 @@ async fn what_ends_an_expansion_leaves_the_conditions_of_others() {
         merge(&mut twin["status"], &pending_on_node(2));
     });
     let site = Site::local(&world.home, &world.request.volume);
-    let seen = |gib: u64| SeenSize {
-        claim: ClaimSize {
-            requested: gib << 30,
-            capacity: gib << 30,
-            ..ClaimSize::default()
-        },
-        volume: 2 << 30,
-    };
-    finish_expansion(
-        &site,
-        &world.request.volume,
-        SeenSize {
-            volume: 1 << 30,
-            ..seen(1)
-        },
-    )
-    .await
-    .unwrap();
-    assert_eq!(world.twin().unwrap()["status"]["capacity"]["storage"], "1Gi");
-    finish_expansion(&site, &world.request.volume, seen(2))
-        .await
-        .unwrap();
+    let virtual_pv = format!("pvc-{UID}");
+    let finish = || finish_expansion(&site, &world.request.volume, &virtual_pv);
+    world.claim_has(1);
+    finish().await.unwrap();
+    let has = world.twin().unwrap()["status"]["capacity"]["storage"].clone();
+    assert_eq!(has, "1Gi");
+    world.claim_has(2);
+    finish().await.unwrap();
     let status = world.twin().unwrap()["status"].clone();
     assert_eq!(status["capacity"]["storage"], "2Gi");
     assert!(status["allocatedResourceStatuses"]["storage"].is_null());

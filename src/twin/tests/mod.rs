@@ -22,11 +22,8 @@ use super::*;
 use crate::{
     cluster::{Cluster, events::Events, testing::FakeApi},
     fleet::Registry,
-    placement::SeenSize,
     topology::{CLUSTER_KEY, NODE_KEY},
-    volume::{
-        Access, AccessMode, Capabilities, Capability, ClaimName, ClaimSize, Parameters, SizeRange, VolumeId,
-    },
+    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, SizeRange, VolumeId},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";

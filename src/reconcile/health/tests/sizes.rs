@@ -46,3 +46,27 @@ async fn a_twin_has_grown_when_its_claim_has() {
     round(&api).await.unwrap();
     assert_eq!(api.writes(), writes);
 }
+
+/// Of two watches one may be behind: what looks like an expansion that is over may have begun.
+#[tokio::test]
+async fn a_twin_is_not_finished_by_what_a_late_watch_shows() {
+    let api = FakeApi::start().await;
+    growing(&api, &json!({"capacity": {"storage": "1Gi"}}), "2Gi");
+    api.change(CLAIM, |claim| {
+        claim["spec"]["resources"] = json!({"requests": {"storage": "1Gi"}});
+    });
+    api.before("GET", TWIN, |store| {
+        let mut claim = store.get(CLAIM).unwrap();
+        claim["spec"]["resources"] = json!({"requests": {"storage": "2Gi"}});
+        claim["status"]["allocatedResources"] = json!({"storage": "2Gi"});
+        claim["status"]["allocatedResourceStatuses"] = json!({"storage": "ControllerResizeInProgress"});
+        store.put(CLAIM, claim);
+    });
+    round(&api).await.unwrap();
+    let status = api.object(TWIN).unwrap()["status"].clone();
+    assert_eq!(status["capacity"]["storage"], "1Gi");
+    assert_eq!(
+        status["allocatedResourceStatuses"]["storage"],
+        "NodeResizePending"
+    );
+}

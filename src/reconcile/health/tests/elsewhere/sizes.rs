@@ -79,11 +79,17 @@ async fn what_a_node_there_refuses_is_said_once() {
     both.home.change(&twin_there(0), |claim| {
         claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
     });
+    let asked = |both: &Both| {
+        let requests = both.home.requests().into_iter().chain(both.there.requests());
+        requests.filter(|it| it.ends_with(&twin_there(0))).count()
+    };
+    let before = asked(&both);
     both.round().await.unwrap();
     assert_eq!(
         status(&both)["allocatedResourceStatuses"]["storage"],
         "NodeResizePending"
     );
+    assert_eq!(asked(&both), before, "nothing is read to see that nothing is new");
 }
 
 /// A size that is shown while an expansion is under way would take it back.
