@@ -257,6 +257,25 @@ impl wire::controller_server::Controller for Controller {
         }))
     }
 
+    async fn get_capacity(
+        &self,
+        request: Request<wire::GetCapacityRequest>,
+    ) -> Answer<wire::GetCapacityResponse> {
+        let deadline = Deadline::of(request.metadata());
+        let request = request.into_inner();
+        let place = parse::place(request.accessible_topology);
+        let parameters = request.parameters.into_iter().collect();
+        self.observed(deadline).await?;
+        let room = twin::room(&self.home, &self.registry, &self.policy, &parameters, &place)
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(Response::new(wire::GetCapacityResponse {
+            available_capacity: bytes(room.capacity()),
+            maximum_volume_size: Some(bytes(room.maximum())),
+            minimum_volume_size: None,
+        }))
+    }
+
     async fn controller_expand_volume(
         &self,
         request: Request<wire::ControllerExpandVolumeRequest>,
@@ -353,6 +372,7 @@ impl wire::controller_server::Controller for Controller {
             Type::CreateDeleteVolume,
             Type::PublishUnpublishVolume,
             Type::ListVolumes,
+            Type::GetCapacity,
             Type::ExpandVolume,
             Type::ModifyVolume,
             Type::SingleNodeMultiWriter,

@@ -66,6 +66,11 @@ pub(super) fn modify_request(
     Ok((id, class.ok_or_else(|| missing("mutable_parameters"))?))
 }
 
+/// The place that a request is about: everywhere, if it names none.
+pub(super) fn place(topology: Option<wire::Topology>) -> Segments {
+    segments(topology.unwrap_or_default().segments)
+}
+
 /// The capabilities of a request, brought together.
 pub(super) fn capabilities(asked: Vec<wire::VolumeCapability>) -> Result<Capabilities, Status> {
     if asked.is_empty() {

@@ -1,12 +1,8 @@
-//! Publishes `CSIStorageCapacity` for our classes, as `placement::publish` says.
+//! Publishes `CSIStorageCapacity` for our classes, of the room that [`Rooms`] sees.
 //! New objects come before old ones go: a node that has none is hidden from all
 //! claims of the class.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::storage::v1::CSIStorageCapacity,
@@ -30,15 +26,12 @@ use crate::{
         ApiError, Cluster, Objects, Precondition, facts,
         view::{Slim, View},
     },
-    fleet::{Registry, Remote, Unreachable},
+    fleet::Registry,
     observe::crash::{self, Step},
-    placement::{
-        BindingMode, Capacity, Class, ClassMap, KnownClasses, NoClass, Published, RealDriver, Room,
-        StaticVolume, Surroundings, choose_class, publish, room_in, served, wishes,
-    },
-    topology::Node,
-    twin::Refusals,
-    volume::{ClusterId, DRIVER_NAME, mark, quantity},
+    placement::{BindingMode, Published},
+    topology::Segments,
+    twin::{Refusals, Rooms},
+    volume::{Refused, mark, quantity},
 };
 
 /// The loop that publishes capacities.
@@ -78,43 +71,20 @@ impl<'a> Capacities<'a> {
     }
 
     fn wanted(&self) -> Vec<Published> {
-        let world = World::of(self.home, self.watched.static_volumes());
-        let there: Vec<_> = self.registry.all().into_iter().map(There::of).collect();
-        let ours = world.classes.iter().filter(|class| {
-            class.provisioner == DRIVER_NAME && class.binding == BindingMode::WaitForFirstConsumer
-        });
-        ours.flat_map(|class| {
-            let possible = world.possible(
-                class,
-                &self.settings.allowed_classes,
-                &ClassMap::default(),
-                !class.shares_namespace(),
-                self.home,
-            );
-            let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
-            let room = |there: &There| {
-                let (cluster, room) = there.room(class, self.settings);
-                let room = self.smallest_refused(class, &cluster).map_or(room, |bytes| {
-                    // This one did not fit; what is smaller may.
-                    room.up_to(bytes.saturating_sub(1))
-                });
-                (cluster, room)
-            };
-            let remotes: Vec<_> = there.iter().map(room).collect();
-            publish(&class.name, &surroundings, &world.nodes, &remotes)
-        })
-        .collect()
-    }
-
-    /// The smallest volume of a class that a cluster would not take a moment ago.
-    fn smallest_refused(&self, class: &Class, cluster: &ClusterId) -> Option<u64> {
+        let rooms = Rooms::look(self.home, self.registry, self.watched.static_volumes());
         let now = jiff::Timestamp::now().as_second();
         let noted = self.refusals.all();
-        let counting = noted
+        let refused: Vec<&Refused> = noted
             .iter()
             .flat_map(|notes| notes.iter())
-            .filter(|refused| refused.counts(now) && refused.is_about(&class.name, cluster));
-        counting.map(|refused| refused.bytes).min()
+            .filter(|refused| refused.counts(now))
+            .collect();
+        let (allowed, anywhere) = (&self.settings.allowed_classes, Segments::default());
+        rooms
+            .virtual_classes()
+            .filter(|class| class.binding == BindingMode::WaitForFirstConsumer)
+            .flat_map(|class| rooms.of(class, allowed, &refused, &anywhere))
+            .collect()
     }
 
     async fn set(&self, wanted: &Published) -> Result<(), ApiError> {
@@ -246,133 +216,6 @@ fn shown(object: &CSIStorageCapacity) -> Shown {
         uid: object.uid().unwrap_or_default(),
         capacity: read.capacity,
         maximum: read.maximum,
-    }
-}
-
-/// The views of this moment, as the pure layer takes them.
-struct World {
-    nodes: Vec<Node>,
-    classes: Vec<Class>,
-    drivers: HashMap<String, RealDriver>,
-    unknown: RealDriver,
-    capacities: Vec<Capacity>,
-    volumes: Vec<StaticVolume>,
-}
-
-impl World {
-    fn of(cluster: &Cluster, volumes: Vec<StaticVolume>) -> Self {
-        let views = cluster.views();
-        let mut drivers: HashMap<String, RealDriver> = HashMap::new();
-        for driver in views.drivers.all() {
-            let known = RealDriver {
-                registered_on: Some(BTreeSet::new()),
-                publishes_capacity: driver.publishes_capacity,
-            };
-            drivers.insert(driver.name.clone(), known);
-        }
-        for node in views.csi_nodes.all() {
-            for name in &node.drivers {
-                let driver = drivers.get_mut(name);
-                if let Some(nodes) = driver.and_then(|driver| driver.registered_on.as_mut()) {
-                    nodes.insert(node.node.clone());
-                }
-            }
-        }
-        Self {
-            nodes: views.nodes.all().iter().map(|it| Node::clone(it)).collect(),
-            classes: views.classes.all().iter().map(|it| Class::clone(it)).collect(),
-            drivers,
-            unknown: RealDriver::default(),
-            capacities: views
-                .capacities
-                .all()
-                .iter()
-                .map(|it| Capacity::clone(it))
-                .collect(),
-            volumes,
-        }
-    }
-
-    /// The real classes that claims of a virtual class may get.
-    fn possible(
-        &self,
-        class: &Class,
-        allowed: &BTreeSet<String>,
-        map: &ClassMap,
-        one_namespace: bool,
-        cluster: &Cluster,
-    ) -> Vec<&Class> {
-        let known = KnownClasses::Listed(&self.classes);
-        wishes(class, allowed, map, one_namespace)
-            .filter_map(|wishes| choose_class(&wishes, known, cluster.id()).ok())
-            .filter_map(|chosen| self.classes.iter().find(|class| class.name == chosen.name()))
-            .collect()
-    }
-
-    fn surroundings<'a>(&'a self, class: &'a Class) -> Surroundings<'a> {
-        Surroundings {
-            class,
-            driver: self.drivers.get(&class.provisioner).unwrap_or(&self.unknown),
-            capacities: &self.capacities,
-            volumes: &self.volumes,
-        }
-    }
-}
-
-/// A remote cluster, as far as it can be looked into now.
-struct There {
-    remote: Arc<Remote>,
-    look: Look,
-}
-
-/// What can be seen of a remote cluster.
-enum Look {
-    /// Its world.
-    World(Cluster, World),
-    /// That it is there, but not its classes.
-    Blind,
-    /// Nothing; this is the room it has whatever the class.
-    Nothing(Room),
-}
-
-impl There {
-    fn of(remote: Arc<Remote>) -> Self {
-        let look = match remote.reach() {
-            // It takes no new volumes.
-            _ if remote.closed().is_some() => Look::Nothing(Room::Zero),
-            Ok(cluster) if cluster.rights().classes => {
-                let world = World::of(&cluster, Vec::new());
-                Look::World(cluster, world)
-            }
-            Ok(_) => Look::Blind,
-            Err(Unreachable::Connecting { .. }) => Look::Nothing(Room::Unlimited),
-            // Pods that need a volume had better go elsewhere.
-            Err(Unreachable::NoAnswer { .. } | Unreachable::Refused { .. } | Unreachable::Unknown(_)) => {
-                Look::Nothing(Room::Zero)
-            }
-        };
-        Self { remote, look }
-    }
-
-    fn room(&self, class: &Class, settings: &Settings) -> (ClusterId, Room) {
-        let (id, map) = (&self.remote.id, &self.remote.classes);
-        let allowed = &settings.allowed_classes;
-        let room = match &self.look {
-            Look::Nothing(room) => *room,
-            // A class that cannot be seen has to be named.
-            Look::Blind => match served(class, allowed, map, KnownClasses::Unreadable, id) {
-                Err(NoClass::All(_)) => Room::Zero,
-                Ok(()) | Err(NoClass::Unnamed(_)) => Room::Unlimited,
-            },
-            Look::World(cluster, world) => {
-                let possible = world.possible(class, allowed, map, false, cluster);
-                let surroundings: Vec<_> = possible.iter().map(|class| world.surroundings(class)).collect();
-                let rights = cluster.rights();
-                let nodes = (rights.nodes && rights.capacities).then_some(world.nodes.as_slice());
-                room_in(&surroundings, nodes)
-            }
-        };
-        (id.clone(), room)
     }
 }
 

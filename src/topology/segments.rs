@@ -74,6 +74,12 @@ impl Segments {
         Some(Self(both))
     }
 
+    /// Whether every node of this place is in another one as well.
+    #[must_use]
+    pub fn is_within(&self, other: &Self) -> bool {
+        other.0.iter().all(|(key, value)| self.0.get(key) == Some(value))
+    }
+
     /// Whether a node with these labels is in this place.
     #[must_use]
     pub fn admits(&self, labels: &Labels) -> bool {
@@ -116,6 +122,15 @@ mod tests {
         let long = |end: &str| node_value(&format!("{}{end}", "n".repeat(70)));
         assert_ne!(long("a"), long("b"));
         assert_eq!(long("a").len(), KEPT + 1 + DIGITS);
+    }
+
+    #[test]
+    fn a_node_is_within_its_cluster() {
+        let home: ClusterId = "home".parse().unwrap();
+        let (cluster, node) = (Segments::of_cluster(&home), Segments::of_node(&home, "n1"));
+        assert!(node.is_within(&cluster) && node.is_within(&node));
+        assert!(!cluster.is_within(&node));
+        assert!(cluster.is_within(&Segments::default()));
     }
 
     proptest! {

@@ -27,6 +27,7 @@ mod refusals;
 mod remote_class;
 mod remote_node;
 mod remote_plan;
+mod room;
 mod site;
 mod snapshot;
 mod source;
@@ -54,6 +55,7 @@ pub use self::{
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::metadata,
     refusals::Refusals,
+    room::{Rooms, room},
     site::Site,
     snapshot::{
         CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotReadError, SnapshotRequest,

@@ -60,6 +60,12 @@ fn read(map: &ConfigMap) -> Refusals {
     Refusals(notes.filter_map(|text| Refused::parse(text)).collect())
 }
 
+/// What is noted in this namespace.
+pub(super) async fn noted(home: &Cluster, namespace: &str) -> Result<Vec<Refused>, ApiError> {
+    let map = home.within::<ConfigMap>(namespace).get(NAME).await?;
+    Ok(map.map(|map| read(&map).0).unwrap_or_default())
+}
+
 /// Notes a refusal, and removes the notes that count no more.
 pub(super) async fn note(
     home: &Cluster,

@@ -62,7 +62,7 @@ impl Known {
 
 /// The PVs of a class that nobody provisions. They are watched from the first claim of such
 /// a class on; until all were seen they are listed.
-async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
+pub(super) async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
     let seen = &home.views().static_volumes;
     if seen.outdated_since().is_none() {
         let of_class = seen.of_topic(class);

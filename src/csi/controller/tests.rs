@@ -15,7 +15,10 @@ async fn controller() -> (FakeApi, Controller) {
     let controller = Controller::new(
         api.cluster().await,
         Registry::default(),
-        Policy::default(),
+        Policy {
+            namespace: "ours".into(),
+            ..Policy::default()
+        },
         Work::default(),
         CreateLimiter::new(1),
     );
@@ -128,6 +131,35 @@ async fn another_clusters_volume_is_neither_there_nor_gone() {
     // Nothing was ever attached for it here, and never is.
     assert_eq!(unpublish(&controller, &elsewhere).await, Code::Ok);
     assert_eq!(publish(&controller, &elsewhere, "n", true).await, Code::NotFound);
+}
+
+/// What an orchestrator asks that knows nothing of us, as csi-sanity does.
+#[tokio::test]
+async fn capacity_is_told_whatever_is_left_out() {
+    let (_api, controller) = controller().await;
+    let asked = controller.get_capacity(Request::new(wire::GetCapacityRequest::default()));
+    let told = asked.await.unwrap().into_inner();
+    assert_eq!((told.available_capacity, told.maximum_volume_size), (0, Some(0)));
+}
+
+#[tokio::test]
+async fn capacity_is_that_of_the_place_that_is_asked_for() {
+    let (api, controller) = controller().await;
+    let labels = json!({"topology.storage.liqo.io/cluster": "home", "topology.storage.liqo.io/node": "n1"});
+    api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels}}));
+    let mut seen = controller.home.views().nodes.version();
+    while controller.home.views().nodes.all().is_empty() {
+        seen.changed().await.unwrap();
+    }
+    for (node, expected) in [("n1", 1 << 62), ("n2", 0)] {
+        let segments = [("topology.storage.liqo.io/node".to_owned(), node.to_owned())].into();
+        let request = wire::GetCapacityRequest {
+            accessible_topology: Some(wire::Topology { segments }),
+            ..Default::default()
+        };
+        let told = controller.get_capacity(Request::new(request)).await.unwrap();
+        assert_eq!(told.into_inner().available_capacity, expected, "{node}");
+    }
 }
 
 async fn list(controller: &Controller, max_entries: i32, token: &str) -> Answer<wire::ListVolumesResponse> {

@@ -9,9 +9,9 @@ use crate::{
         testing::{Act, FakeApi, Fault},
     },
     fleet::Link,
-    placement::{Declared, NodeRule},
+    placement::{ClassMap, Declared, NodeRule},
     topology,
-    volume::Refused,
+    volume::DRIVER_NAME,
 };
 
 const OURS: &str = "/apis/storage.k8s.io/v1/namespaces/ours/csistoragecapacities";

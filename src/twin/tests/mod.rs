@@ -9,6 +9,7 @@ mod expand;
 mod faults;
 mod list;
 mod remote_plan;
+mod room;
 mod source;
 mod stand_in;
 

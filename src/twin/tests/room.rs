@@ -1,0 +1,157 @@
+//! The room that `GetCapacity` answers with, here and in another cluster.
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    cluster::Rights,
+    fleet::Link,
+    placement::{ClassMap, Declared, NodeRule, Room},
+    topology::LabelSelector,
+    volume::Refused,
+};
+
+const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
+const GIB: u64 = 1 << 30;
+
+/// Two nodes, of which n1 has room for 7 GiB of the class `real`.
+async fn world() -> World {
+    let world = World::new(Real::Idle).await;
+    let capacity = json!({
+        "storageClassName": "real", "capacity": "7Gi",
+        "nodeTopology": {"matchLabels": {NODE_KEY: "n1"}},
+    });
+    let spec = json!({"attachRequired": true, "storageCapacity": true});
+    for (path, object) in [
+        (
+            "/apis/storage.k8s.io/v1/csidrivers/real.test",
+            json!({"spec": spec}),
+        ),
+        (
+            "/apis/storage.k8s.io/v1/namespaces/theirs/csistoragecapacities/c",
+            capacity,
+        ),
+    ] {
+        world.api.put(path, object);
+    }
+    World {
+        home: world.api.cluster().await,
+        policy: Policy {
+            namespace: "ours".into(),
+            ..Policy::default()
+        },
+        ..world
+    }
+}
+
+impl World {
+    async fn room(&self, registry: &Registry, real_class: Option<&str>, place: &Segments) -> Room {
+        let named = real_class.map(|name| ("realStorageClass".to_owned(), name.to_owned()));
+        let parameters = named.into_iter().collect();
+        room(&self.home, registry, &self.policy, &parameters, place)
+            .await
+            .unwrap()
+    }
+
+    fn node(&self, name: &str) -> Segments {
+        Segments::of_node(self.home.id(), name)
+    }
+}
+
+fn gibs(gib: u64) -> Room {
+    Room::Limited {
+        maximum: gib * GIB,
+        capacity: Some(gib * GIB),
+    }
+}
+
+/// A cluster whose classes cannot be read, and that maps `liqo` but has no default.
+async fn milan(there: &FakeApi) -> Registry {
+    let declared = Declared {
+        nodes: NodeRule::Labels(LabelSelector(Vec::new())),
+        classes: ClassMap {
+            mapping: [("liqo".to_owned(), "gold".to_owned())].into(),
+            ..ClassMap::default()
+        },
+        ..Declared::plain("milan")
+    };
+    Registry::fixed([(declared, Link::up(there, Rights::default()).await)])
+}
+
+#[tokio::test]
+async fn a_place_has_what_its_best_node_has() {
+    let (world, nobody) = (world().await, Registry::default());
+    let anywhere = Segments::default();
+    let home = Segments::of_cluster(world.home.id());
+    for (place, room) in [
+        (world.node("n1"), gibs(7)),
+        (world.node("n2"), Room::Zero),
+        (home, gibs(7)),
+        (anywhere.clone(), gibs(7)),
+        (anywhere.with("somebody/elses", "zone"), Room::Zero),
+        (Segments::of_cluster(&"rome".parse().unwrap()), Room::Zero),
+    ] {
+        assert_eq!(world.room(&nobody, Some("real"), &place).await, room, "{place}");
+    }
+}
+
+#[tokio::test]
+async fn no_class_is_no_limit_because_creation_says_why() {
+    let (world, nobody) = (world().await, Registry::default());
+    let room = world.room(&nobody, Some("missing"), &Segments::default()).await;
+    assert_eq!(room, Room::Unlimited);
+}
+
+#[tokio::test]
+async fn volumes_made_beforehand_are_found_without_a_loop() {
+    let (world, nobody) = (world().await, Registry::default());
+    for (name, class, size) in [
+        ("a", "static", "2Gi"),
+        ("b", "static", "3Gi"),
+        ("c", "other", "9Gi"),
+    ] {
+        let volume = json!({
+            "spec": {
+                "storageClassName": class, "capacity": {"storage": size}, "local": {"path": "/data"},
+                "accessModes": ["ReadWriteOnce"],
+            },
+            "status": {"phase": "Available"},
+        });
+        world.api.put(&format!("{VOLUMES}/{name}"), volume);
+    }
+    let room = world.room(&nobody, Some("static"), &world.node("n1")).await;
+    assert_eq!((room.maximum(), room.capacity()), (3 * GIB, 5 * GIB));
+}
+
+/// A request has no class, and clusters map classes by their names.
+#[tokio::test]
+async fn another_cluster_is_asked_for_the_class_of_these_parameters() {
+    let (world, there) = (world().await, FakeApi::start().await);
+    let registry = milan(&there).await;
+    let milan = Segments::of_cluster(&"milan".parse().unwrap());
+    assert_eq!(world.room(&registry, None, &milan).await, Room::Unlimited);
+    world.api.remove(&format!("{CLASSES}/liqo"));
+    let world = World {
+        home: world.api.cluster().await,
+        ..world
+    };
+    assert_eq!(world.room(&registry, None, &milan).await, Room::Zero);
+}
+
+#[tokio::test]
+async fn what_a_cluster_did_not_take_is_too_large_for_a_while() {
+    let (world, there) = (world().await, FakeApi::start().await);
+    let registry = milan(&there).await;
+    let milan = Segments::of_cluster(&"milan".parse().unwrap());
+    let now = jiff::Timestamp::now().as_second();
+    let refused = async |ago: i64| {
+        let note = Refused::new("liqo", &"milan".parse().unwrap(), GIB, now - ago);
+        world.api.put(
+            "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals",
+            json!({"data": {"a": note.to_string()}}),
+        );
+        world.room(&registry, None, &milan).await
+    };
+    assert_eq!(refused(0).await.maximum(), GIB - 1);
+    assert_eq!(refused(120).await, Room::Unlimited);
+}
