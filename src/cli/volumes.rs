@@ -171,12 +171,17 @@ mod tests {
         let rows = [
             row("a-long-name", State::Bound, "", &["*"]),
             row("b", State::Pending, "pool is full", &["n1", "n2", "n3"]),
+            Row {
+                growing_to: Some("2Gi".into()),
+                ..row("c", State::Bound, "", &["n1"])
+            },
         ];
         let expected = "\
-NAMESPACE   CLAIM         CLASS   SIZE   STATE     REAL CLASS   CLUSTER   NODE               TWIN
-shop        a-long-name   liqo    1Gi    Bound     -            home      any                -
-shop        b             liqo    1Gi    Pending   -            home      n1,n2 and 1 more   -
+NAMESPACE   CLAIM         CLASS   SIZE         STATE     REAL CLASS   CLUSTER   NODE               TWIN
+shop        a-long-name   liqo    1Gi          Bound     -            home      any                -
+shop        b             liqo    1Gi          Pending   -            home      n1,n2 and 1 more   -
   └ pool is full
+shop        c             liqo    1Gi -> 2Gi   Bound     -            home      n1                 -
 ";
         assert_eq!(table(&rows), expected);
     }

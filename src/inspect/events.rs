@@ -24,6 +24,19 @@ fn newest<'a, K: Resource>(
         .and_then(|event| event.message.as_deref())
 }
 
+/// The first time that something happened to this object, as far as is known.
+pub(super) fn first<K: Resource>(events: &Listing<Event>, object: &K, reason: &str) -> Option<Timestamp> {
+    let uid = object.uid();
+    events
+        .iter()
+        .filter(|event| event.involved_object.uid == uid && event.reason.as_deref() == Some(reason))
+        .filter_map(|event| {
+            let precise = event.event_time.as_ref().map(|time| time.0);
+            precise.or(event.first_timestamp.as_ref().map(|time| time.0))
+        })
+        .min()
+}
+
 /// The last time it happened; old and new reporters write different fields.
 pub(super) fn time(event: &Event) -> Option<Timestamp> {
     let series = event

@@ -6,7 +6,7 @@ use k8s_openapi::api::{
     apps::v1::DaemonSet,
     authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
     core::v1::{Event, Namespace, Pod, ResourceQuota},
-    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment},
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment, VolumeAttributesClass},
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     setup,
 };
 use crate::{
-    cluster::Cluster,
+    cluster::{ApiError, Cause, Cluster},
     volume::{ClusterId, mark},
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Installation {
     pub(super) capacities: Listing<CSIStorageCapacity>,
     /// Attachments, of whomever.
     pub(super) attachments: Listing<VolumeAttachment>,
+    /// Attributes classes, of whomever.
+    pub(super) attributes_classes: Listing<VolumeAttributesClass>,
     /// Quotas of all namespaces.
     pub(super) quotas: Listing<ResourceQuota>,
     /// The `DaemonSet` of the node plugin.
@@ -75,11 +77,12 @@ impl Installation {
             Listing::all(cluster),
             Listing::all(cluster),
         );
-        let (node_plugins, pods, strangers, failures, missing_rights) = tokio::join!(
+        let (node_plugins, pods, strangers, failures, attributes_classes, missing_rights) = tokio::join!(
             Listing::ask(&daemon_sets, Some(setup::LABELS), None),
             Listing::ask(&pods, Some(setup::LABELS), None),
             Listing::ask(&strangers, None, None),
             failures(cluster),
+            attributes_classes(cluster),
             missing_rights(cluster, &setup),
         );
         Self {
@@ -91,6 +94,7 @@ impl Installation {
             csi_nodes,
             capacities,
             attachments,
+            attributes_classes,
             quotas,
             node_plugins,
             pods,
@@ -113,6 +117,10 @@ impl Installation {
             ("which drivers the kubelets know", self.csi_nodes.refusal()),
             ("which room is published", self.capacities.refusal()),
             ("what is attached", self.attachments.refusal()),
+            (
+                "which attributes classes there are",
+                self.attributes_classes.refusal(),
+            ),
             ("which quotas there are", self.quotas.refusal()),
             ("how the node plugin is deployed", self.node_plugins.refusal()),
             ("how the pods of the driver are", self.pods.refusal()),
@@ -143,6 +151,17 @@ async fn failures(cluster: &Cluster) -> Listing<Event> {
         ),
     );
     mounts.and(attachments)
+}
+
+/// There are none before Kubernetes 1.34.
+async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass> {
+    match cluster.all().select(None, None).await {
+        Err(ApiError {
+            cause: Cause::NotFound(_),
+            ..
+        }) => Listing::default(),
+        other => Listing::told(other),
+    }
 }
 
 /// Asks the API server in the controller's name.

@@ -118,7 +118,12 @@ where
 
     /// Asks for those with these labels and fields.
     pub(crate) async fn ask(objects: &Objects<K>, labels: Option<&str>, fields: Option<&str>) -> Self {
-        match objects.select(labels, fields).await {
+        Self::told(objects.select(labels, fields).await)
+    }
+
+    /// What was told when all were asked for.
+    pub(crate) fn told(answer: Result<Vec<K>, ApiError>) -> Self {
+        match answer {
             Ok(objects) => Self::of(objects),
             Err(error) => Self::refused(reason(&error)),
         }

@@ -32,7 +32,7 @@ pub use delete::{
 };
 pub use diagnosis::{Diagnosis, Phase, TwinHealth, diagnose};
 pub use expand::{
-    ClaimNews, ExpandFacts, ExpandStep, RealRefusal, SeenSize, claim_news, expand_step, has_finished,
+    ClaimNews, ExpandFacts, ExpandStep, IN_USE, RealRefusal, SeenSize, claim_news, expand_step, has_finished,
     shows_less,
 };
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};

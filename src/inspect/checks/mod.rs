@@ -1,6 +1,7 @@
 //! What `liqo-csi doctor` looks for. Each check is a function from what is known
 //! to what is wrong; none of them asks the cluster anything.
 
+mod changes;
 mod classes;
 mod controller;
 mod driver;
@@ -89,12 +90,16 @@ pub(crate) const ALL: &[Check] = &[
     classes::allowed_topologies,
     classes::expansion,
     classes::names_of_others,
+    changes::classes_agree,
+    changes::attributes_classes,
     nodes::registration,
     nodes::virtual_nodes,
     nodes::plugins,
     nodes::real_drivers,
     nodes::capacity,
     volumes::unwell,
+    changes::failed_expansions,
+    changes::failed_modifications,
     volumes::pods_on_twins,
     volumes::stray_attachments,
     volumes::attach_errors,

@@ -29,6 +29,7 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
         (STORAGE, "csinodes", &["get", "list", "watch"]),
         (STORAGE, "storageclasses", &["get", "list", "watch"]),
         (STORAGE, "csidrivers", &["get", "list", "watch"]),
+        (STORAGE, "volumeattributesclasses", &["get"]),
         (STORAGE, "csistoragecapacities", &["list", "watch"]),
         (
             STORAGE,

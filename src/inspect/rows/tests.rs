@@ -416,3 +416,32 @@ fn the_cluster_of_a_claim_that_waits_is_where_its_pod_was_sent() {
     assert_eq!(with(Some("one"), None).as_deref(), Some("home"));
     assert_eq!(with(None, None), None, "nobody knows yet");
 }
+
+#[test]
+fn a_volume_that_grows_tells_from_what_to_what() {
+    let sizes = |requested: &str, status: Value| {
+        let mut storage = storage();
+        storage.claims = claim_with(|claim| {
+            claim["spec"]["resources"]["requests"]["storage"] = requested.into();
+            for (key, value) in status.as_object().unwrap() {
+                claim["status"][key] = value.clone();
+            }
+        });
+        let row = one(&storage);
+        (row.size.unwrap(), row.growing_to)
+    };
+    let has = |size: &str| json!({"storage": size});
+    let grown = |size: &str| (size.to_owned(), None);
+    let growing = |size: &str, to: &str| (size.to_owned(), Some(to.to_owned()));
+    assert_eq!(sizes("1Gi", json!({"capacity": has("1Gi")})), grown("1Gi"));
+    assert_eq!(
+        sizes("2Gi", json!({"capacity": has("1Gi")})),
+        growing("1Gi", "2Gi")
+    );
+    // Its user asks for less again, and the node still grows it.
+    let lowered = json!({
+        "capacity": has("1Gi"), "allocatedResources": has("3Gi"),
+        "allocatedResourceStatuses": has("NodeResizePending"),
+    });
+    assert_eq!(sizes("1536Mi", lowered), growing("1Gi", "3Gi"));
+}

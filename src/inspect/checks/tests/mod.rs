@@ -1,5 +1,6 @@
 //! Each test breaks one thing of a good installation and looks for the finding.
 
+mod changes;
 mod classes;
 mod volumes;
 mod workloads;
@@ -40,6 +41,7 @@ fn nothing_is_concluded_from_what_may_not_be_read() {
         csi_nodes: Listing::refused("forbidden"),
         capacities: Listing::refused("forbidden"),
         attachments: Listing::refused("forbidden"),
+        attributes_classes: Listing::refused("forbidden"),
         quotas: Listing::refused("forbidden"),
         node_plugins: Listing::refused("forbidden"),
         pods: Listing::refused("forbidden"),
@@ -48,7 +50,7 @@ fn nothing_is_concluded_from_what_may_not_be_read() {
         ..Installation::default()
     };
     assert_eq!(examine(&blind), []);
-    assert_eq!(blind.unknown().len(), 18, "{:#?}", blind.unknown());
+    assert_eq!(blind.unknown().len(), 19, "{:#?}", blind.unknown());
 }
 
 /// Breaks a good installation.

@@ -1,0 +1,202 @@
+//! Volumes that are to grow or to have other attributes: whether their classes let them, and
+//! those that try in vain.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttributesClass};
+use kube::ResourceExt;
+
+use super::{Finding, Installation, Severity, classes};
+use crate::{
+    cluster::facts,
+    inspect::{cases, events, words::full_name},
+    placement::IN_USE,
+    volume::{DRIVER_NAME, ResizeStage, attributes_class, quantity},
+};
+
+/// The sidecars try again each minute; what fails for longer needs somebody.
+const LONG: SignedDuration = SignedDuration::from_mins(10);
+
+/// A virtual class and the real ones behind it agree about expansion.
+pub(super) fn classes_agree(installation: &Installation) -> Vec<Finding> {
+    let pairs = classes::pairs(installation);
+    let disagreeing = pairs.into_iter().filter_map(|(ours, real)| {
+        let name = real.name_any();
+        let allows = |class: &k8s_openapi::api::storage::v1::StorageClass| {
+            class.allow_volume_expansion == Some(true)
+        };
+        match (allows(ours), allows(real)) {
+            (true, false) => Some(Finding::warning(
+                classes::title(ours),
+                format!(
+                    "It allows expansion, but the real class {name} does not: claims that are made larger stay as they are."
+                ),
+                format!(
+                    "If its driver can grow volumes: kubectl patch storageclass {name} -p '{{\"allowVolumeExpansion\": true}}'. If not, take allowVolumeExpansion off the virtual class."
+                ),
+            )),
+            (false, true) => Some(Finding::note(
+                classes::title(ours),
+                format!("It does not allow expansion, and the real class {name} does."),
+                format!(
+                    "If its claims may grow: kubectl patch storageclass {} -p '{{\"allowVolumeExpansion\": true}}', and the same in the chart's value storageClasses.",
+                    ours.name_any()
+                ),
+            )),
+            (true, true) | (false, false) => None,
+        }
+    });
+    disagreeing.collect()
+}
+
+/// Attributes classes of ours name one that volumes can have.
+pub(super) fn attributes_classes(installation: &Installation) -> Vec<Finding> {
+    let all = &installation.attributes_classes;
+    all.iter()
+        .filter(|class| class.driver_name == DRIVER_NAME)
+        .filter_map(|class| attributes_class_finding(installation, class))
+        .collect()
+}
+
+fn attributes_class_finding(installation: &Installation, class: &VolumeAttributesClass) -> Option<Finding> {
+    const ANOTHER: &str =
+        "Its parameters cannot be changed: delete it and create it again, or make another one.";
+    let title = format!("VolumeAttributesClass {}", class.name_any());
+    let all = &installation.attributes_classes;
+    let named = match attributes_class(class.parameters.iter().flatten()) {
+        Ok(Some(named)) => named,
+        Ok(None) => {
+            let problem = "It does not say which attributes class twins get, so volumes cannot have it.";
+            return Some(Finding::error(title, problem, ANOTHER));
+        }
+        Err(problem) => {
+            let problem = format!("Every claim of it is refused: {problem}.");
+            return Some(Finding::error(title, problem, ANOTHER));
+        }
+    };
+    let Some(real) = all.named(None, &named) else {
+        return all.is_complete().then(|| {
+            Finding::warning(
+                title,
+                format!("It names {named}, which does not exist in this cluster: volumes that are here cannot have it."),
+                format!("Create the VolumeAttributesClass {named} of the real driver, unless only remote clusters have it."),
+            )
+        });
+    };
+    let pairs = classes::pairs(installation);
+    let is_behind = |driver: &str| pairs.iter().any(|(_, real)| real.provisioner == driver);
+    let driver = &real.driver_name;
+    if pairs.is_empty() || is_behind(driver) {
+        return None;
+    }
+    let problem = if driver == DRIVER_NAME {
+        format!("It names {named}, which is virtual itself.")
+    } else {
+        format!(
+            "It names {named} of the driver {driver}, and no class behind a virtual one is of that driver: no volume here can have it."
+        )
+    };
+    Some(Finding::warning(title, problem, ANOTHER))
+}
+
+/// Claims that try to grow, in vain.
+pub(super) fn failed_expansions(installation: &Installation) -> Vec<Finding> {
+    let storage = &installation.storage;
+    let ours = storage
+        .claims
+        .iter()
+        .filter(|claim| cases::is_ours(claim, storage));
+    ours.filter_map(|claim| failed_expansion(installation, claim))
+        .collect()
+}
+
+fn failed_expansion(installation: &Installation, claim: &PersistentVolumeClaim) -> Option<Finding> {
+    let size = facts::claim_size(claim);
+    let wanted = size.growing_to()?;
+    let (kind, why) = facts::RESIZE_ERRORS
+        .iter()
+        .find_map(|kind| Some((*kind, condition(claim, kind)?)))?;
+    let is_final = matches!(
+        size.stage,
+        Some(ResizeStage::ControllerInfeasible | ResizeStage::NodeInfeasible)
+    );
+    if !is_final && !has_failed_for_long(installation, claim, "VolumeResizeFailed") {
+        return None;
+    }
+    let smaller = format!(
+        "ask for less, which may be any size above {}",
+        quantity(size.capacity)
+    );
+    let mend = if kind == facts::NODE_RESIZE_ERROR {
+        "The volume has grown and its file system has not: see the events of its pod, in the cluster where the pod is. It is tried again when the pod starts again.".to_owned()
+    } else if why.contains(IN_USE) {
+        "End the pods that have it; it grows by itself then.".to_owned()
+    } else if is_final {
+        format!("Mend what it says, or {smaller}.")
+    } else {
+        format!("Mend what it says; it is tried again each minute. Or {smaller}.")
+    };
+    Some(Finding::new(
+        if is_final {
+            Severity::Error
+        } else {
+            Severity::Warning
+        },
+        format!("PersistentVolumeClaim {}", full_name(claim)),
+        format!(
+            "It does not grow from {} to {}: {}.",
+            quantity(size.capacity),
+            quantity(wanted),
+            why.trim_end_matches('.')
+        ),
+        mend,
+    ))
+}
+
+/// Claims that ask for attributes, in vain.
+pub(super) fn failed_modifications(installation: &Installation) -> Vec<Finding> {
+    let storage = &installation.storage;
+    let ours = storage
+        .claims
+        .iter()
+        .filter(|claim| cases::is_ours(claim, storage));
+    let failed = |claim: &PersistentVolumeClaim| {
+        let change = claim.status.as_ref()?.modify_volume_status.as_ref()?;
+        let why = condition(claim, "ModifyVolumeError")?;
+        let is_final = change.status == "Infeasible";
+        if !is_final && !has_failed_for_long(installation, claim, "VolumeModifyFailed") {
+            return None;
+        }
+        Some(Finding::new(
+            if is_final {
+                Severity::Error
+            } else {
+                Severity::Warning
+            },
+            format!("PersistentVolumeClaim {}", full_name(claim)),
+            format!(
+                "It does not get the attributes of {}: {}.",
+                change
+                    .target_volume_attributes_class_name
+                    .as_deref()
+                    .unwrap_or("its class"),
+                why.trim_end_matches('.')
+            ),
+            "Mend what it says, or ask for another VolumeAttributesClass, which works at any time.",
+        ))
+    };
+    ours.filter_map(failed).collect()
+}
+
+fn condition<'a>(claim: &'a PersistentVolumeClaim, kind: &str) -> Option<&'a str> {
+    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
+    let met = conditions.find(|one| one.type_ == kind && one.status == "True")?;
+    met.message.as_deref()
+}
+
+/// Since when a condition is met does not tell: it is written anew each time. Its events do,
+/// until they are forgotten.
+fn has_failed_for_long(installation: &Installation, claim: &PersistentVolumeClaim, reason: &str) -> bool {
+    let first = events::first(&installation.storage.events, claim, reason);
+    let age = |first: Timestamp| installation.now.duration_since(first);
+    first.is_none_or(|first| age(first) >= LONG)
+}
