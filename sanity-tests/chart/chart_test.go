@@ -148,6 +148,18 @@ func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
 	}
 }
 
+// The driver publishes capacity itself: csi-provisioner would do so for nodes of other
+// clusters too, from here.
+func TestCapacityIsNotPublishedTwice(t *testing.T) {
+	for _, container := range only[*appsv1.Deployment](t, render(t, everything)).Spec.Template.Spec.Containers {
+		for _, argument := range container.Args {
+			if strings.Contains(argument, "capacity") {
+				t.Errorf("%s has %s", container.Name, argument)
+			}
+		}
+	}
+}
+
 func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
 	objects := render(t, nil)
 	for name, pod := range map[string]corev1.PodSpec{
