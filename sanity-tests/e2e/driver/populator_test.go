@@ -1,0 +1,135 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+const (
+	selectedNode = "volume.kubernetes.io/selected-node"
+	claimUID     = "storage.liqo.io/claim-uid"
+)
+
+// populated asks for content that nobody here knows: csi-provisioner leaves such a claim to
+// the populator of that kind.
+func populated(claim *corev1.PersistentVolumeClaim) {
+	group := "e2e.storage.test"
+	claim.Spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: &group, Kind: "Library", Name: "pages"}
+}
+
+// A populator makes a prime claim in a namespace of its own, for the node of the user's
+// pod; has a pod of its own fill it; and gives the PV of the prime claim to the user's. The
+// steps are those of lib-volume-populator. Volume and twin keep the uid of the prime claim.
+func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
+	n := home(t)
+	populator := user.NewNamespace(t, n.Cluster)
+	n.Claim("data", "liqo-reference", "64Mi", populated)
+	n.Pod("user", "data")
+	node := waitSelectedNode(n, "data")
+	wanted := claimOf(t, n, "data")
+
+	prime := "prime-" + string(wanted.UID)
+	populator.Claim(prime, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Annotations = map[string]string{selectedNode: node}
+	})
+	populator.Pod("filler", prime, user.OnNode(node))
+	populator.WaitReady("filler")
+	populator.Exec("filler", "echo populated > /data/file && sync")
+	found := populator.Follow(prime)
+	populator.DeletePod("filler")
+
+	giveVolume(t, n, found.Object.Name, wanted)
+	if bound := n.WaitBound("data"); bound.Name != found.Object.Name {
+		t.Fatalf("the claim got the volume %s instead of %s", bound.Name, found.Object.Name)
+	}
+	deleteClaim(t, populator, prime)
+	n.WaitReady("user")
+	if got := n.Exec("user", "cat /data/file && echo more >> /data/file && sync"); got != "populated" {
+		t.Errorf("read %q", got)
+	}
+	waitTwinReady(n, "data", "the twin "+chart.StorageNamespace+"/"+found.Twin.Name+" is bound")
+
+	// It lives on as any other.
+	n.DeletePod("user")
+	n.Pod("next", "data")
+	n.WaitReady("next")
+	if got := n.Exec("next", "cat /data/file"); got != "populated\nmore" {
+		t.Errorf("read %q", got)
+	}
+	wantSameTwin(t, n, found)
+	n.DeletePod("next")
+	deleteClaim(t, n, "data")
+	wantGone(t, n, found)
+}
+
+// A volume that was populated grows: its twin is found by the volume, not by the claim.
+func TestVolumeOfAPrimeClaimGrowsUnderItsUser(t *testing.T) {
+	n := home(t)
+	populator := user.NewNamespace(t, n.Cluster)
+	n.Claim("data", "liqo-reference-xfs", "320Mi", populated)
+	n.Pod("user", "data")
+	node := waitSelectedNode(n, "data")
+	populator.Claim("prime", "liqo-reference-xfs", "320Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Annotations = map[string]string{selectedNode: node}
+	})
+	found := populator.Follow("prime")
+	giveVolume(t, n, found.Object.Name, claimOf(t, n, "data"))
+	n.WaitBound("data")
+	deleteClaim(t, populator, "prime")
+	n.WaitReady("user")
+	for _, size := range []string{"400Mi", "480Mi"} {
+		n.Resize("data", size)
+		n.WaitCapacity("data", size)
+	}
+	wantSameTwin(t, n, found)
+	n.DeletePod("user")
+	deleteClaim(t, n, "data")
+	wantGone(t, n, found)
+}
+
+// waitSelectedNode waits until the scheduler has chosen a node for the claim's pod.
+func waitSelectedNode(n *user.Namespace, claim string) (node string) {
+	n.Eventually("a node is selected for the claim "+claim, func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if node = found.Annotations[selectedNode]; node == "" {
+			return "none is", nil
+		}
+		return "", nil
+	})
+	return node
+}
+
+// giveVolume makes a PV that of another claim, as it is now.
+func giveVolume(t *testing.T, n *user.Namespace, volume string, claim *corev1.PersistentVolumeClaim) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"claimRef": corev1.ObjectReference{
+		APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name,
+		UID: claim.UID, ResourceVersion: claim.ResourceVersion,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	patchVolume(t, n, volume, string(patch))
+}
+
+// wantSameTwin is that nothing about the twin says that its volume has changed hands.
+func wantSameTwin(t *testing.T, n *user.Namespace, found user.Volume) {
+	t.Helper()
+	twin, err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Get(t.Context(), found.Twin.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if twin.UID != found.Twin.UID || twin.Spec.VolumeName != found.Real.Name || twin.Annotations[claimUID] != string(found.Claim.UID) {
+		t.Errorf("the twin is %s of %s, made for %s", twin.UID, twin.Spec.VolumeName, twin.Annotations[claimUID])
+	}
+}

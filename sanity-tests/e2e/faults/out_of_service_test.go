@@ -1,0 +1,147 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/nodes"
+	"storage.liqo.io/sanity-tests/storage"
+)
+
+// outOfService says that a node is down for good, so that its volumes may be taken from it
+// though nobody there has unmounted them.
+var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute}
+
+// A node stops and is declared out of service: the attachment inside goes with the one
+// outside, so that the volume can be attached elsewhere. The node comes back later, and
+// unstages what it does not have any more.
+func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
+	for _, leg := range chosen(t, []leg[*clusters.Cluster]{{"and comes back", leaves}}) {
+		t.Run(leg.name, func(t *testing.T) { leg.run(t, user.Cluster(t, "home")) })
+	}
+}
+
+func leaves(t *testing.T, cluster *clusters.Cluster) {
+	install(t, cluster, 2)
+	accounted(t, cluster)
+	n := user.NewNamespace(t, cluster)
+	down, up := cluster.Nodes()[0], cluster.Nodes()[1]
+	n.Claim("data", "liqo-reference-attach", "64Mi")
+	n.Pod("user", "data", user.OnNode(down.Name))
+	n.WaitReady("user")
+	write(n, "user", "precious")
+	found := n.Follow("data")
+	wantPlaces(n, found, down, "attached", attachedTo)
+
+	stopNode(t, n, cluster, down)
+	n.Eventually("the pod is deleted by force", func(ctx context.Context) (string, error) {
+		_, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, "user", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is still there", err
+	})
+	n.Pod("next", "data", user.OnNode(up.Name))
+	n.WaitReady("next")
+	read(t, n, "next", "precious")
+	wantPlaces(n, found, up, "attached", attachedTo)
+
+	if err := startNode(t.Context(), n.Client, cluster, down); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the node is ready", func(ctx context.Context) (string, error) { return ready(ctx, n.Client, down, true) })
+	wantPlaces(n, found, up, "staged", stagedOn)
+	read(t, n, "next", "precious")
+	n.DeletePod("next")
+	deleteClaim(n, "data")
+}
+
+// stopNode ends kubelet on a node and, once that is noticed, declares the node out of
+// service. After the test it runs again.
+func stopNode(t *testing.T, n *user.Namespace, cluster *clusters.Cluster, node *nodes.Node) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
+		defer cancel()
+		if err := startNode(ctx, n.Client, cluster, node); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := cluster.Kill(t.Context(), "kubelet@"+node.Name); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the node is not ready", func(ctx context.Context) (string, error) { return ready(ctx, n.Client, node, false) })
+	if err := taint(t.Context(), n.Client, node, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startNode takes a node into service again; one that is, it leaves alone but for a restart.
+func startNode(ctx context.Context, client kubernetes.Interface, cluster *clusters.Cluster, node *nodes.Node) error {
+	restarted := cluster.Restart(ctx, "kubelet@"+node.Name)
+	return errors.Join(restarted, taint(ctx, client, node, false))
+}
+
+// ready says what keeps a node from being ready, or from not being it.
+func ready(ctx context.Context, client kubernetes.Interface, node *nodes.Node, wanted bool) (string, error) {
+	found, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, condition := range found.Status.Conditions {
+		if condition.Type == corev1.NodeReady && (condition.Status == corev1.ConditionTrue) == wanted {
+			return "", nil
+		}
+	}
+	return fmt.Sprintf("its conditions are %v", found.Status.Conditions), nil
+}
+
+// taint puts the taint on a node, or takes it off.
+func taint(ctx context.Context, client kubernetes.Interface, node *nodes.Node, put bool) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		found, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		is := func(one corev1.Taint) bool { return one.MatchTaint(&outOfService) }
+		if slices.ContainsFunc(found.Spec.Taints, is) == put {
+			return nil
+		}
+		found.Spec.Taints = slices.DeleteFunc(found.Spec.Taints, is)
+		if put {
+			found.Spec.Taints = append(found.Spec.Taints, outOfService)
+		}
+		_, err = client.CoreV1().Nodes().Update(ctx, found, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+func attachedTo(volume storage.Volume) []string { return slices.Sorted(maps.Keys(volume.Attachments)) }
+
+func stagedOn(volume storage.Volume) []string { return slices.Sorted(maps.Keys(volume.Stages)) }
+
+// wantPlaces waits until a real volume is attached to, or staged on, this node and no other.
+func wantPlaces(n *user.Namespace, found user.Volume, node *nodes.Node, how string, places func(storage.Volume) []string) {
+	n.Eventually("the real volume is "+how+" on "+node.Name+" alone", func(context.Context) (string, error) {
+		record, err := storage.BackendOf(n.Cluster, storage.Attach).Volume(found.Real.Spec.CSI.VolumeHandle)
+		if err != nil {
+			return "", err
+		}
+		if now := places(record); !slices.Equal(now, []string{node.Name}) {
+			return fmt.Sprintf("it is on %v", now), nil
+		}
+		return "", nil
+	})
+}
