@@ -1,0 +1,165 @@
+package features
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../../"
+
+// shown are the suites whose tests show something in a place.
+var shown = map[string][]string{
+	"home":   {"e2e/driver", "e2e/faults"},
+	"remote": {"e2e/remote", "e2e/faults", "e2e/liqo"},
+}
+
+// rows are those that have to be there whatever the driver advertises.
+var rows = []string{
+	"data stays when pods go", "deletion", "`Retain`", "Block", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod",
+	"`fsGroup`", "`subPath`", "mount options", "secrets of the real driver", "`Immediate` classes", "ephemeral volumes",
+	"nodes that fail", "volume populators",
+}
+
+// advertised says which row is about a capability of the driver's services. None is about
+// what users see nothing of.
+var advertised = map[string]string{
+	"CreateDeleteVolume":     "deletion",
+	"PublishUnpublishVolume": "attached volumes",
+	"StageUnstageVolume":     "data stays when pods go",
+	"SingleNodeMultiWriter":  "ReadWriteOncePod",
+	"GetCapacity":            "room told to the scheduler",
+	"ExpandVolume":           "expansion",
+	"ModifyVolume":           "VolumeAttributesClass",
+	"ListVolumes":            "",
+	"GetVolumeStats":         "",
+}
+
+func table(t *testing.T) []Row {
+	t.Helper()
+	found, err := Read(root + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// sources are the texts of all tests of a suite, by their names.
+func sources(t *testing.T, suite string) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", suite, "*_test.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s has no tests: %v", suite, err)
+	}
+	texts := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := token.NewFileSet()
+		parsed, err := parser.ParseFile(set, file, text, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range parsed.Decls {
+			function, is := declaration.(*ast.FuncDecl)
+			if is && function.Recv == nil && strings.HasPrefix(function.Name.Name, "Test") {
+				from, to := set.Position(function.Pos()).Offset, set.Position(function.End()).Offset
+				texts[function.Name.Name] = string(text[from:to])
+			}
+		}
+	}
+	return texts
+}
+
+// A cell names tests of its place that exist, or says that there are none. A test of other
+// storage than the reference driver's has its class in it.
+func TestEveryCellIsTrue(t *testing.T) {
+	for _, row := range table(t) {
+		suites, known := shown[row.Where]
+		if !known {
+			t.Errorf("%s: there is no place %q", row.Capability, row.Where)
+			continue
+		}
+		texts := map[string]string{}
+		for _, suite := range suites {
+			for name, text := range sources(t, suite) {
+				texts[name] = text
+			}
+		}
+		for kind, cell := range row.Cells {
+			names := Tests(cell)
+			if len(names) == 0 && cell != "not tested" && cell != "none such" {
+				t.Errorf("%s, %s, %s: %q names no test", row.Capability, row.Where, kind, cell)
+			}
+			for _, name := range names {
+				text, exists := texts[name]
+				if !exists {
+					t.Errorf("%s, %s, %s: there is no %s in %v", row.Capability, row.Where, kind, name, suites)
+				} else if kind != "reference" && !strings.Contains(text, kind) {
+					t.Errorf("%s, %s, %s: %s has nothing of that class", row.Capability, row.Where, kind, name)
+				}
+			}
+		}
+	}
+}
+
+// Each capability is told for both places, once, and shown somewhere.
+func TestNoRowIsMissing(t *testing.T) {
+	told := map[string][]string{}
+	isShown := map[string]bool{}
+	for _, row := range table(t) {
+		told[row.Capability] = append(told[row.Capability], row.Where)
+		for _, cell := range row.Cells {
+			isShown[row.Capability] = isShown[row.Capability] || len(Tests(cell)) > 0
+		}
+	}
+	for capability, places := range told {
+		if !slices.Equal(places, []string{"home", "remote"}) {
+			t.Errorf("%s is told of %v", capability, places)
+		}
+		if !isShown[capability] {
+			t.Errorf("%s is shown by no test", capability)
+		}
+	}
+	for _, row := range rows {
+		if told[row] == nil {
+			t.Errorf("there is no row %q", row)
+		}
+	}
+}
+
+var capability = regexp.MustCompile(`(?:Type|Can)::([A-Za-z]+),`)
+
+// What the driver advertises is in the table: whoever adds a capability adds its row.
+func TestEveryAdvertisedCapabilityHasARow(t *testing.T) {
+	told := map[string]bool{}
+	for _, row := range table(t) {
+		told[row.Capability] = true
+	}
+	for _, file := range []string{"controller.rs", "node.rs"} {
+		text, err := os.ReadFile(root + "src/csi/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := capability.FindAllStringSubmatch(string(text), -1)
+		if len(found) < 3 {
+			t.Errorf("%s advertises %v: does this test still read it right?", file, found)
+		}
+		for _, one := range found {
+			row, known := advertised[one[1]]
+			if !known {
+				t.Errorf("%s advertises %s, and this test does not know which row that is", file, one[1])
+			} else if row != "" && !told[row] {
+				t.Errorf("%s advertises %s, and the table has no row %q", file, one[1], row)
+			}
+		}
+	}
+}
