@@ -2,7 +2,7 @@
 // same claims on both, in one run, on the same cluster. Figures are meant to be
 // read as ratios; absolute times belong to the machine.
 //
-// race.go sends claims, bound.go times them, usage.go reads what processes and API
+// race.go sends claims, sightings.go times them, usage.go reads what processes and API
 // calls they cost, report.go prints it.
 package bench
 
@@ -81,27 +81,55 @@ func (r Race) Run(ctx context.Context) (Heat, error) {
 	}
 	defer times.stop()
 
-	sent := &stopwatch{at: map[string]time.Time{}}
+	sent := newStopwatch()
 	defer func() {
 		if r.Sent != nil {
 			maps.Copy(r.Sent, sent.at)
 		}
 	}()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		if err := r.send(ctx, sent); err != nil {
-			cancel(err)
-		}
-	}()
-	bound, err := times.await(ctx, r.Count)
+	heat, err := hold(ctx, r.names(), times, sent, r.post)
 	if err != nil {
 		return Heat{}, fmt.Errorf("class %s: %w", r.Class, err)
 	}
-	return sent.until(bound), r.clean(ctx, times.volumes())
+	return heat, r.clean(ctx, times.noted(true))
 }
 
-func (r Race) send(ctx context.Context, sent *stopwatch) error {
+func (r Race) names() []string {
+	names := make([]string, r.Count)
+	for i := range names {
+		names[i] = fmt.Sprintf("claim-%04d", i)
+	}
+	return names
+}
+
+func (r Race) post(ctx context.Context, name string) error {
+	_, err := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace).Create(ctx, r.claim(name), metav1.CreateOptions{})
+	return err
+}
+
+// hold does the same for all names at once and waits until as many objects are seen to
+// be done. The objects that are watched are those of the names and no others.
+func hold(ctx context.Context, names []string, seen *sightings, sent *stopwatch, act func(ctx context.Context, name string) error) (Heat, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		if err := send(ctx, names, sent, act); err != nil {
+			cancel(err)
+		}
+	})
+	at, err := seen.await(ctx, len(names))
+	if err != nil {
+		cancel(err)
+	}
+	sending.Wait()
+	if err != nil {
+		return Heat{}, err
+	}
+	return sent.until(at), nil
+}
+
+func send(ctx context.Context, all []string, sent *stopwatch, act func(ctx context.Context, name string) error) error {
 	names := make(chan string)
 	errs := make(chan error, senders)
 	for range senders {
@@ -109,14 +137,13 @@ func (r Race) send(ctx context.Context, sent *stopwatch) error {
 			var failed error
 			for name := range names {
 				sent.start(name)
-				_, err := r.Client.CoreV1().PersistentVolumeClaims(r.Namespace).Create(ctx, r.claim(name), metav1.CreateOptions{})
-				failed = errors.Join(failed, err)
+				failed = errors.Join(failed, act(ctx, name))
 			}
 			errs <- failed
 		}()
 	}
-	for i := range r.Count {
-		names <- fmt.Sprintf("claim-%04d", i)
+	for _, name := range all {
+		names <- name
 	}
 	close(names)
 	var failed error
@@ -185,6 +212,8 @@ type stopwatch struct {
 	mu sync.Mutex
 	at map[string]time.Time
 }
+
+func newStopwatch() *stopwatch { return &stopwatch{at: map[string]time.Time{}} }
 
 func (s *stopwatch) start(name string) {
 	s.mu.Lock()
