@@ -63,6 +63,31 @@ func TestAuditedCallsAreCountedByAgentFromTheMark(t *testing.T) {
 	}
 }
 
+// The write comes while the log is being waited for.
+func TestCallsAreSettledWhenWritesHaveCeased(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	log := AuditLog{Path: path}
+	if err := log.Mark(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(300*time.Millisecond, func() {
+		_, _ = file.WriteString(`{"stage":"ResponseComplete","verb":"patch","userAgent":"liqo-csi/1","objectRef":{"resource":"persistentvolumeclaims"}}` + "\n")
+	})
+	defer late.Stop()
+	got, err := log.Settled(t.Context(), Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (Calls{Writes: 1}); got[Agent] != want {
+		t.Errorf("got %v, want %v", got[Agent], want)
+	}
+}
+
 func TestThisProcessIsFound(t *testing.T) {
 	name := filepath.Base(os.Args[0])
 	found, err := processes(func(string) bool { return true }, name)

@@ -3,7 +3,8 @@
 // read as ratios; absolute times belong to the machine.
 //
 // race.go sends claims, sightings.go times them, usage.go reads what processes and API
-// calls they cost, report.go prints it.
+// calls they cost, report.go prints it. operations.go has what is done to volumes that
+// are there.
 package bench
 
 import (

@@ -75,6 +75,8 @@ type Report struct {
 	Remote *RemoteReport
 	// Full is what was measured beside many volumes, if it was.
 	Full *FullReport
+	// Operations is what was measured of volumes that were there, if it was.
+	Operations *OperationsReport
 }
 
 // Print writes the report as tables.
@@ -82,17 +84,13 @@ func (r Report) Print(out io.Writer) error {
 	for _, c := range r.Conditions {
 		fmt.Fprintln(out, c)
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\treads/vol\tlists/vol\twrites/vol\tothers'\tRSS MiB\t")
-	for _, row := range r.Rows {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.2f\t%.1f\t%.1f\t%.1f\t\n",
-			row.RealClass, row.Claims, row.Heats,
-			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.Bound(),
-			row.Real.PerSecond, row.Virtual.PerSecond, 100*row.Throughput(),
-			row.CPUPerVolume.Round(10*time.Microsecond), row.ReadsPerVolume, row.ListsPerVolume, row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
-	}
-	if err := table.Flush(); err != nil {
+	if err := r.printRows(out); err != nil {
 		return err
+	}
+	if r.Operations != nil {
+		if err := r.Operations.Print(out); err != nil {
+			return err
+		}
 	}
 	if r.Remote != nil {
 		if err := r.Remote.Print(out); err != nil {
@@ -110,6 +108,22 @@ func (r Report) Print(out io.Writer) error {
 	return err
 }
 
+func (r Report) printRows(out io.Writer) error {
+	if len(r.Rows) == 0 {
+		return nil
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "real class\tclaims\theats\treal p50\tp99\tliqo p50\tp99\tratio p50\treal /s\tliqo /s\tof half\tCPU/vol\treads/vol\tlists/vol\twrites/vol\tothers'\tRSS MiB\t")
+	for _, row := range r.Rows {
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.0f %%\t%s\t%.1f\t%.2f\t%.1f\t%.1f\t%.1f\t\n",
+			row.RealClass, row.Claims, row.Heats,
+			short(row.Real.P50), short(row.Real.P99), short(row.Virtual.P50), short(row.Virtual.P99), row.Bound(),
+			row.Real.PerSecond, row.Virtual.PerSecond, 100*row.Throughput(),
+			row.CPUPerVolume.Round(10*time.Microsecond), row.ReadsPerVolume, row.ListsPerVolume, row.WritesPerVolume, row.OtherWritesPerVolume, mebibytes(row.ControllerRSS))
+	}
+	return table.Flush()
+}
+
 // Save writes the report as JSON, ratios included.
 func (r Report) Save(path string) error {
 	type rowWithRatios struct {
@@ -120,7 +134,7 @@ func (r Report) Save(path string) error {
 	for i, row := range r.Rows {
 		rows[i] = rowWithRatios{row, row.Bound(), row.Throughput()}
 	}
-	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "remote": r.Remote, "full": r.Full, "memory": r.Memory}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "operations": r.Operations, "remote": r.Remote, "full": r.Full, "memory": r.Memory}, "", "  ")
 	if err != nil {
 		return err
 	}

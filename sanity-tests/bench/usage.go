@@ -165,6 +165,33 @@ func (a *AuditLog) Mark() error {
 	return nil
 }
 
+// Settled is Calls once none of these agents has written for a while: what is done after
+// a user was served costs too, and is not to be counted with what comes next.
+func (a *AuditLog) Settled(ctx context.Context, agents ...string) (map[string]Calls, error) {
+	const calm = time.Second
+	last, since := -1, time.Now()
+	for {
+		calls, err := a.Calls()
+		if err != nil {
+			return nil, err
+		}
+		writes := 0
+		for _, agent := range agents {
+			writes += calls[agent].Writes
+		}
+		if writes != last {
+			last, since = writes, time.Now()
+		} else if time.Since(since) >= calm {
+			return calls, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%v have not ceased to write: %w", agents, context.Cause(ctx))
+		case <-time.After(calm / 10):
+		}
+	}
+}
+
 // Calls counts the calls since Mark by the first word of the user agent. Lease renewals
 // and access reviews are not work on volumes.
 func (a *AuditLog) Calls() (map[string]Calls, error) {

@@ -39,6 +39,7 @@ func main() {
 	remoteCounts := flag.String("remote", "1,10,50,200", "numbers of claims per race whose volumes are in the remote cluster; empty for none")
 	delays := flag.String("delays", "0s,5ms,50ms", "what the proxy between the clusters adds to each call of the remote races")
 	volumes := flag.Int("volumes", 10000, "volumes to be there when races are held beside many; 0 skips it")
+	operations := flag.Bool("operations", true, "measure operations on volumes that are there: expansion, snapshot, restore")
 	limit := flag.Duration("timeout", time.Hour, "bound on the whole run")
 	save := flag.String("json", "../bench-results/bench.json", "where the JSON report goes")
 	flag.Parse()
@@ -49,7 +50,7 @@ func main() {
 	defer cancel()
 	plan, err := parse(*counts, *classes, *remoteCounts, *delays)
 	if err == nil {
-		plan.volumes = *volumes
+		plan.volumes, plan.operations = *volumes, *operations
 		err = run(ctx, plan, *save)
 	}
 	if err != nil {
@@ -65,6 +66,8 @@ type plan struct {
 	remote  []int
 	delays  []time.Duration
 	volumes int
+	// operations are measured too.
+	operations bool
 }
 
 func parse(counts, classes, remote, delays string) (plan, error) {
@@ -121,6 +124,13 @@ func run(ctx context.Context, plan plan, save string) error {
 			return err
 		}
 		report.Rows = append(report.Rows, rows...)
+	}
+	if plan.operations {
+		operations, err := runOperations(ctx, track, lab)
+		if err != nil {
+			return fmt.Errorf("operations: %w", err)
+		}
+		report.Operations = &operations
 	}
 	if len(plan.remote) > 0 {
 		remote, err := runRemote(ctx, track, lab, plan.remote, plan.delays)

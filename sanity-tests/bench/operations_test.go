@@ -1,0 +1,199 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// Both rounds of all operations, on a cluster that grants what it is asked for.
+func TestOperationsAreHeldInTheirOrder(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stock := newStock(3)
+	go grant(ctx, stock)
+	if err := stock.Fill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for round := 1; round <= 2; round++ {
+		for _, operation := range Operations {
+			heat, err := operation.Hold(stock, ctx, stock.Claims(), round)
+			if err != nil {
+				t.Fatalf("%s, round %d: %v", operation.Name, round, err)
+			}
+			if len(heat.Each) != stock.Count || heat.Whole <= 0 {
+				t.Errorf("%s, round %d: got %v", operation.Name, round, heat)
+			}
+		}
+	}
+	claims, err := stock.Client.CoreV1().PersistentVolumeClaims(stock.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored := 0
+	for _, claim := range claims.Items {
+		if size := claim.Spec.Resources.Requests[corev1.ResourceStorage]; size.String() != "3Mi" {
+			t.Errorf("%s asks for %s", claim.Name, size.String())
+		}
+		if source := claim.Spec.DataSource; source != nil {
+			restored++
+			snapshot, err := stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace).Get(ctx, source.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Errorf("%s is of no snapshot: %v", claim.Name, err)
+			} else if of, _, _ := unstructured.NestedString(snapshot.Object, "spec", "source", "persistentVolumeClaimName"); !strings.HasSuffix(claim.Name, of) {
+				t.Errorf("%s is of a snapshot of %s", claim.Name, of)
+			}
+		}
+	}
+	if restored != 2*stock.Count {
+		t.Errorf("%d claims were restored", restored)
+	}
+}
+
+func TestWhatKeepsASnapshotIsTold(t *testing.T) {
+	stock := newStock(1)
+	snapshot := stock.snapshot("snapshot-1-of-claim-0000", "claim-0000")
+	trouble := map[string]any{"error": map[string]any{"message": "the backend is full"}}
+	if err := unstructured.SetNestedMap(snapshot.Object, trouble, "status"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := stock.Snapshot(t.Context(), []string{"claim-0000"}, 1)
+	if err == nil || !strings.Contains(err.Error(), "already exists; the backend is full") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAClassOfSnapshotsHasToBeOfTheDriver(t *testing.T) {
+	stock := newStock(1)
+	for name, want := range map[string]string{
+		"reference": "",
+		"liqo":      "there is no VolumeSnapshotClass liqo",
+		"other":     "VolumeSnapshotClass other is of the driver other.test, not of reference.storage.test",
+	} {
+		if got, err := NoSnapshotClass(t.Context(), stock.Dynamic, name, "reference.storage.test"); err != nil || got != want {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+}
+
+func TestSnapshotsAreTakenOnlyWhereSomebodyAsksForThem(t *testing.T) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	for name, want := range map[string]string{
+		"csi-resizer":     "the driver's controller has no csi-snapshotter (chart: controller.snapshotter.enabled)",
+		"csi-snapshotter": "",
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "controller", Namespace: "liqo"}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: name, State: running}}
+		if got, err := NoSnapshotter(t.Context(), fake.NewClientset(pod), "liqo", ""); err != nil || got != want {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+}
+
+func TestAnOperationIsReportedAsRatiosAndWritesOfEach(t *testing.T) {
+	series := func(milliseconds int, calls map[string]Calls) (s Series) {
+		each := time.Duration(milliseconds) * time.Millisecond
+		s.Add(Heat{Each: []time.Duration{each, each}, Whole: each}, calls)
+		return s
+	}
+	real := series(20, map[string]Calls{"csi-resizer": {Writes: 6}, "bench": {Writes: 2}})
+	virtual := series(50, map[string]Calls{"csi-resizer": {Writes: 12}, Agent: {Writes: 3, Reads: 9}})
+	row := OperationRow{
+		Operation: "expansion", RealClass: "reference", AtOnce: 2, Samples: 2, Goal: 2,
+		Real: real.Times(), RealWrites: real.Writes(), Virtual: virtual.Times(), VirtualWrites: virtual.Writes(),
+	}
+	if want := map[string]float64{"csi-resizer": 3}; !maps.Equal(row.RealWrites, want) {
+		t.Errorf("got %v, want %v", row.RealWrites, want)
+	}
+	if want := map[string]float64{"csi-resizer": 6, Agent: 1.5}; !maps.Equal(row.VirtualWrites, want) {
+		t.Errorf("got %v, want %v", row.VirtualWrites, want)
+	}
+	text, err := json.Marshal(row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"Operation":"expansion"`, `"P50Ratio":2.5`, `"P99Ratio":2.5`, `"Met":false`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %s in %s", want, text)
+		}
+	}
+	var table bytes.Buffer
+	if err := (OperationsReport{Rows: []OperationRow{row}, Skipped: []string{"snapshot: no class"}}).Print(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{" 2.50  2.0 missed ", "not measured: snapshot: no class"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+}
+
+func newStock(count int) Stock {
+	class := func(name, driver string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": SnapshotClasses.GroupVersion().String(), "kind": "VolumeSnapshotClass",
+			"metadata": map[string]any{"name": name}, "driver": driver,
+		}}
+	}
+	lists := map[schema.GroupVersionResource]string{Snapshots: "VolumeSnapshotList", SnapshotClasses: "VolumeSnapshotClassList"}
+	return Stock{
+		Race: Race{Client: fake.NewClientset(), Namespace: "bench", Class: "reference", Node: "home-1", Count: count},
+		Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists,
+			class("reference", "reference.storage.test"), class("other", "other.test")),
+		SnapshotClass: "reference",
+	}
+}
+
+// grant gives all claims and snapshots what they ask for, again and again: what the fake
+// clients say between a list and the watch after it is lost.
+func grant(ctx context.Context, stock Stock) {
+	for ctx.Err() == nil {
+		grantClaims(ctx, stock)
+		grantSnapshots(ctx, stock.Dynamic.Resource(Snapshots).Namespace(stock.Namespace))
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func grantClaims(ctx context.Context, stock Stock) {
+	client := stock.Client.CoreV1().PersistentVolumeClaims(stock.Namespace)
+	claims, err := client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	for _, claim := range claims.Items {
+		status := corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: claim.Spec.Resources.Requests}
+		patch, err := json.Marshal(map[string]any{"status": status})
+		if err == nil {
+			_, _ = client.Patch(ctx, claim.Name, "application/merge-patch+json", patch, metav1.PatchOptions{}, "status")
+		}
+	}
+}
+
+func grantSnapshots(ctx context.Context, client dynamic.ResourceInterface) {
+	snapshots, err := client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	for _, snapshot := range snapshots.Items {
+		_, _ = client.Patch(ctx, snapshot.GetName(), "application/merge-patch+json", []byte(`{"status":{"readyToUse":true}}`), metav1.PatchOptions{})
+	}
+}
