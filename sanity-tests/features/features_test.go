@@ -37,6 +37,10 @@ var advertised = map[string]string{
 	"GetCapacity":            "room told to the scheduler",
 	"ExpandVolume":           "expansion",
 	"ModifyVolume":           "VolumeAttributesClass",
+	"CreateDeleteSnapshot":   "snapshots and restore",
+	"CloneVolume":            "clones",
+	"ListSnapshots":          "",
+	"GetSnapshot":            "",
 	"ListVolumes":            "",
 	"GetVolumeStats":         "",
 }

@@ -169,17 +169,21 @@ func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
 func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	n := home(t)
 	n.Claim("local", "liqo-local-path", "64Mi")
+	n.Claim("static", "liqo-static-local", "64Mi")
 	n.Claim("reference", "liqo-reference", "64Mi")
-	for _, claim := range []string{"local", "reference"} {
+	for _, claim := range []string{"local", "static", "reference"} {
 		n.Pod(claim, claim)
 		n.WaitReady(claim)
 	}
-	n.WriteSnapshot("of-local", "local", snapshotClass)
-	n.WaitSnapshotError("of-local", "no CSI volume")
+	for _, claim := range []string{"local", "static"} {
+		n.WriteSnapshot("of-"+claim, claim, snapshotClass)
+		n.WaitSnapshotError("of-"+claim, "no CSI volume")
+	}
 
 	n.Snapshot("backup", "reference", snapshotClass)
 	for claim, one := range map[string]struct{ class, kind, source, says string }{
 		"cloned":          {"liqo-local-path", "PersistentVolumeClaim", "local", "no CSI volume"},
+		"cloned-static":   {"liqo-static-local", "PersistentVolumeClaim", "static", "no CSI volume"},
 		"cloned-to-local": {"liqo-local-path", "PersistentVolumeClaim", "reference", "is of the driver"},
 		"restored":        {"liqo-local-path", "VolumeSnapshot", "backup", "is of the driver"},
 		"of-another":      {"liqo-reference-attach", "VolumeSnapshot", "backup", "is of the driver"},
