@@ -40,7 +40,7 @@ func hurried(replicas int) chart.Values {
 			"provisioner": chart.Values{"retryIntervalMax": "5s"},
 			"attacher":    chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
 			"resizer":     chart.Values{"retryIntervalMax": "5s"},
-			"snapshotter": chart.Values{"extraArgs": []string{"--retry-interval-max=5s"}},
+			"snapshotter": chart.Values{"retryIntervalMax": "5s"},
 		},
 		"node": chart.Values{"extraArgs": []string{"--forgotten-after=40s"}},
 	}
