@@ -61,7 +61,7 @@ pub enum RealRefusal {
 }
 
 /// How csi-resizer writes the code of a driver that grows no volume in use.
-pub(super) const IN_USE: &str = "code = FailedPrecondition";
+pub const IN_USE: &str = "code = FailedPrecondition";
 
 /// Decides what is next.
 #[must_use]
