@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"slices"
 
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/nodes"
@@ -67,11 +68,18 @@ func (d Driver) sidecarFlags(sidecar string) []string {
 	case "csi-resizer":
 		// The stock five minutes after a refusal are longer than a test waits.
 		return []string{"--retry-interval-max=10s"}
+	case "csi-snapshotter":
+		// So are fifteen, before one that was deleted while it was cut is looked at again.
+		return []string{"--resync-period=10s", "--retry-interval-max=10s"}
 	default:
 		return nil
 	}
 	// Metadata lets fault switches and the call log name claims.
 	flags := []string{"--extra-create-metadata"}
+	if slices.Contains(d.sidecars, "csi-snapshotter") {
+		// A snapshot whose restore was given up is held that long.
+		flags = append(flags, "--snapshot-orphan-sweep-interval=10s")
+	}
 	if d.PublishesCapacity {
 		flags = append(flags, "--strict-topology", "--enable-capacity", "--capacity-ownerref-level=2",
 			"--capacity-poll-interval=10s", "--kube-api-capacity-qps=50", "--kube-api-capacity-burst=100")
