@@ -78,7 +78,7 @@ var suites = []suite{
 	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
 	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage"),
 	goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric"),
-	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=12", "./e2e/driver"),
+	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/driver"),
 	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote"),
 	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
 	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),
