@@ -123,7 +123,7 @@ pub async fn modify(
     let wanted = mapped(site, named).to_owned();
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin().await?;
+        let twin = changing.twin(deadline).await?;
         match modify_step(&facts(&twin, &wanted)) {
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{ChangeError, Site, claimed::virtual_volume, reading, twin_in};
+use tokio::time::Instant;
+
+use super::{ChangeError, Site, claimed::virtual_volume, reading, twin_in, waiter::settled_twin};
 use crate::{
     cluster::{ApiError, Cluster},
     fleet::Registry,
@@ -41,10 +43,10 @@ impl Changing {
     }
 
     /// The twin, as long as it lives and has its PV: Kubernetes changes nothing else.
-    pub(super) async fn twin(&self) -> Result<PersistentVolumeClaim, ChangeError> {
+    pub(super) async fn twin(&self, deadline: Instant) -> Result<PersistentVolumeClaim, ChangeError> {
         let site = &self.site;
         let owner = site.owner(&self.id.name);
-        let found = site.twins().get(site.name()).await?;
+        let found = settled_twin(site, deadline).await?;
         let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
         let Some(twin) = found.filter(ours) else {
             return Err(match self.outer {

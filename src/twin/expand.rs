@@ -44,7 +44,7 @@ pub async fn expand(
     let site = &changing.site;
     let mut waiter = TwinWaiter::of(site);
     loop {
-        let twin = changing.twin().await?;
+        let twin = changing.twin(deadline).await?;
         match next_step(&changing, &twin, wanted).await? {
             ExpandStep::Done { node } => {
                 let real = changing.real_volume(&twin).await?;

@@ -2,9 +2,12 @@
 //! twin is to be, and whether it was made. Sources are read live, and a copy is asked for only
 //! where its driver is seen to make it: see [`crate::placement`].
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
 use kube::ResourceExt;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::{
     CreateError, CreateRequest, DeleteError, NoSite, Site,
@@ -13,6 +16,7 @@ use super::{
     reading,
     site::find_again,
     snapshot::{SnapshotSite, SnapshotSiteError, is_ready},
+    waiter::settled_twin,
 };
 use crate::{
     cluster::{
@@ -25,6 +29,8 @@ use crate::{
     volume::{ContentSource, SnapshotId, VolumeId},
 };
 
+/// How long a source may take to be bound that was answered for just now.
+const BINDING: Duration = Duration::from_secs(5);
 const SNAPSHOT: &str = "VolumeSnapshot";
 const CLAIM: &str = "PersistentVolumeClaim";
 
@@ -276,7 +282,9 @@ async fn allow_mode(
 
 /// The twin of a volume that can be copied.
 async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVolumeClaim, CreateError> {
-    let found = there.twins().get(there.name()).await.map_err(not_allowed)?;
+    let found = settled_twin(there, Instant::now() + BINDING)
+        .await
+        .map_err(not_allowed)?;
     let owner = there.owner(&id.name);
     let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     let Some(twin) = found.filter(ours) else {

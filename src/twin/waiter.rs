@@ -6,11 +6,31 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Site;
-use crate::cluster::{slim, view::Changes};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+
+use super::{Site, reading};
+use crate::cluster::{ApiError, slim, view::Changes};
 
 /// The longest time without a look of one's own.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// The twin at a site, read live. A volume is answered for as soon as its twin has a PV, and
+/// Kubernetes says on the twin that it is bound a moment later: that is waited for.
+pub(super) async fn settled_twin(
+    site: &Site,
+    deadline: Instant,
+) -> Result<Option<PersistentVolumeClaim>, ApiError> {
+    let mut waiter = TwinWaiter::of(site);
+    loop {
+        let found = site.twins().get(site.name()).await?;
+        let is_binding = found.as_ref().is_some_and(|twin| {
+            reading::phase(twin) != "Bound" && reading::real_volume(site.cluster(), twin).is_some()
+        });
+        if !is_binding || !waiter.wait(deadline, || true).await {
+            return Ok(found);
+        }
+    }
+}
 
 /// Waits for changes of one twin and its PV.
 pub(super) struct TwinWaiter {

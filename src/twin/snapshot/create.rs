@@ -21,7 +21,7 @@ use crate::{
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{KnownSnapshotClasses, SnapshotRefusal, SnapshotStep, choose_snapshot_class, snapshot_step},
-    twin::{DeleteError, Site, create::newest_warning, reading, site},
+    twin::{DeleteError, Site, create::newest_warning, reading, site, waiter::settled_twin},
     volume::VolumeId,
 };
 
@@ -41,7 +41,7 @@ pub async fn create_snapshot(
         let look = Look::take(&site, request).await?;
         let awaited = match snapshot_step(&look.facts) {
             SnapshotStep::Create => {
-                make(&source, &site, request).await?;
+                make(&source, &site, request, deadline).await?;
                 // An API server that takes it and does not show it is not asked for ever.
                 if Instant::now() < deadline {
                     continue;
@@ -88,11 +88,11 @@ struct Source {
 
 /// Looks at the twin of the volume: what cannot have a snapshot is refused before anything
 /// is made.
-async fn look_at_source(site: &Site, id: &VolumeId) -> Result<Source, CutError> {
+async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, CutError> {
     let unsuitable = |why: String| Err(CutError::Unsuitable(why));
     let owner = site.owner(&id.name);
     let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-    let found = site.twins().get(site.name()).await.map_err(not_taken)?;
+    let found = settled_twin(site, deadline).await.map_err(not_taken)?;
     let Some(claim) = found.filter(ours) else {
         return Err(CutError::NoVolume(id.to_string()));
     };
@@ -132,8 +132,13 @@ fn driver(volume: &PersistentVolume) -> Option<&str> {
     Some(&source.driver)
 }
 
-async fn make(source: &Site, site: &SnapshotSite, request: &SnapshotRequest) -> Result<(), CutError> {
-    let seen = look_at_source(source, &request.source).await?;
+async fn make(
+    source: &Site,
+    site: &SnapshotSite,
+    request: &SnapshotRequest,
+    deadline: Instant,
+) -> Result<(), CutError> {
+    let seen = look_at_source(source, &request.source, deadline).await?;
     let class = class(source, request, seen.volume.as_ref().and_then(driver)).await?;
     let claim = seen.claim.name_any();
     let twin = record::twin(site, request, &claim, seen.volume.as_ref(), class);
