@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
@@ -270,10 +269,8 @@ impl<'a> Health<'a> {
         let Ok(site) = &volume_status.site else {
             return Ok(());
         };
-        let owner = site.owner(&volume_status.volume.volume);
         let found = site.twins().get(site.name()).await?;
-        let Some(twin) = found.filter(|twin| owner.recognise(twin.labels(), twin.annotations()).is_ok())
-        else {
+        let Some(twin) = found.filter(|twin| site.is_twin(&volume_status.volume.volume, twin)) else {
             return Ok(());
         };
         let why = last_warning(site, &twin).await;

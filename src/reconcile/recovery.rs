@@ -110,8 +110,7 @@ async fn user(
 
 /// Whether this is the twin of the volume, and somebody deletes it.
 fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -> bool {
-    let owner = site.owner(&volume.volume);
-    twin.metadata.deletion_timestamp.is_some() && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+    twin.metadata.deletion_timestamp.is_some() && site.is_twin(&volume.volume, twin)
 }
 
 /// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
@@ -268,12 +267,11 @@ pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescu
     let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
-    let owner = site.owner(&volume.volume);
     let waits = |twin: &PersistentVolumeClaim| {
         let phase = twin.status.as_ref().and_then(|status| status.phase.as_deref());
         twin.metadata.deletion_timestamp.is_none()
             && phase.unwrap_or("Pending") == "Pending"
-            && owner.recognise(twin.labels(), twin.annotations()).is_ok()
+            && site.is_twin(&volume.volume, twin)
     };
     let twin = scene.twin.filter(waits);
     let name = twin

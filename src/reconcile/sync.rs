@@ -29,10 +29,7 @@ async fn attempt(site: &Site, volume: &VolumeName, claim: &ClaimMark) -> Result<
     let twins = site.twins();
     let claims = site.home().within::<PersistentVolumeClaim>(&claim.namespace);
     let (twin, source) = tokio::try_join!(twins.get(site.name()), claims.get(&claim.name))?;
-    let owner = site.owner(volume);
-    let is_its_twin =
-        |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-    let Some(twin) = twin.filter(is_its_twin) else {
+    let Some(twin) = twin.filter(|twin| site.is_twin(volume, twin)) else {
         return Ok(true);
     };
     let Some(source) = source.filter(|source| source.uid().as_deref() == Some(&claim.uid)) else {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::ResourceExt;
 
 use tokio::time::Instant;
 
@@ -45,10 +44,8 @@ impl Changing {
     /// The twin, as long as it lives and has its PV: Kubernetes changes nothing else.
     pub(super) async fn twin(&self, deadline: Instant) -> Result<PersistentVolumeClaim, ChangeError> {
         let site = &self.site;
-        let owner = site.owner(&self.id.name);
         let found = settled_twin(site, deadline).await?;
-        let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-        let Some(twin) = found.filter(ours) else {
+        let Some(twin) = found.filter(|found| site.is_twin(&self.id.name, found)) else {
             return Err(match self.outer {
                 // Nobody has such a volume.
                 None => ChangeError::NoVolume(self.id.clone()),

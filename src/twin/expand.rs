@@ -170,11 +170,9 @@ async fn request(site: &Site, twin: &PersistentVolumeClaim, bytes: u64) -> Resul
 /// is read live, the claim last: of two watches one may be behind, and a PV that has grown
 /// already beside a claim from before would look as if no node had to follow.
 pub async fn finish_expansion(site: &Site, volume: &VolumeName, virtual_pv: &str) -> Result<(), ApiError> {
-    let owner = site.owner(volume);
     let found = site.twins().get(site.name()).await?;
-    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     let outer = site.home().all::<PersistentVolume>().get(virtual_pv).await?;
-    let (Some(twin), Some(outer)) = (found.filter(ours), outer) else {
+    let (Some(twin), Some(outer)) = (found.filter(|found| site.is_twin(volume, found)), outer) else {
         return Ok(());
     };
     match seen(site, &outer).await? {

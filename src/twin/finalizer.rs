@@ -13,9 +13,9 @@ use crate::{
 /// Puts our finalizer on the twin of a volume if it lacks it: it was made before the rights
 /// to protect it were granted or known, or somebody took it off.
 pub async fn add_finalizer(site: &Site, volume: &VolumeName) -> Result<(), ApiError> {
-    let (twins, owner) = (site.twins(), site.owner(volume));
+    let twins = site.twins();
     let found = twins.get(site.name()).await?;
-    let ours = found.filter(|twin| owner.recognise(twin.labels(), twin.annotations()).is_ok());
+    let ours = found.filter(|twin| site.is_twin(volume, twin));
     let Some(twin) = ours.filter(|twin| twin.metadata.deletion_timestamp.is_none() && !has_finalizer(twin))
     else {
         return Ok(());

@@ -8,7 +8,7 @@ use super::{PublishError, attach::capabilities_of, site};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
-    volume::{Capabilities, ClusterId, Marks, Owner, VolumeId, VolumeName, mark},
+    volume::{Capabilities, ClusterId, Marks, VolumeId, VolumeName, mark},
 };
 
 /// A volume of a list.
@@ -83,7 +83,6 @@ pub async fn validate(
         .map_err(|error| PublishError::Unreachable(error.to_string()))?;
     let Some(site) = site else { return Ok(None) };
     let twin = site.twins().get(site.name()).await?;
-    let owner: Owner = site.owner(&id.name);
-    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-    twin.filter(ours).as_ref().map(capabilities_of).transpose()
+    let twin = twin.filter(|twin| site.is_twin(&id.name, twin));
+    twin.as_ref().map(capabilities_of).transpose()
 }

@@ -153,6 +153,13 @@ impl Site {
         Owner::of_volume(self.home.id().clone(), volume.clone())
     }
 
+    /// Whether a claim is the twin of this volume.
+    #[must_use]
+    pub fn is_twin(&self, volume: &VolumeName, claim: &PersistentVolumeClaim) -> bool {
+        let owner = self.owner(volume);
+        owner.recognise(claim.labels(), claim.annotations()).is_ok()
+    }
+
     /// Whether PVs can be read there.
     #[must_use]
     pub fn shows_volumes(&self) -> bool {

@@ -285,9 +285,7 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
     let found = settled_twin(there, Instant::now() + BINDING)
         .await
         .map_err(not_allowed)?;
-    let owner = there.owner(&id.name);
-    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
-    let Some(twin) = found.filter(ours) else {
+    let Some(twin) = found.filter(|found| there.is_twin(&id.name, found)) else {
         return Err(CreateError::NoSource(format!(
             "{name} does not exist any more: its twin {} is not in the cluster {}",
             there.place(),

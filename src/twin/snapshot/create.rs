@@ -90,10 +90,8 @@ struct Source {
 /// is made.
 async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, CutError> {
     let unsuitable = |why: String| Err(CutError::Unsuitable(why));
-    let owner = site.owner(&id.name);
-    let ours = |twin: &PersistentVolumeClaim| owner.recognise(twin.labels(), twin.annotations()).is_ok();
     let found = settled_twin(site, deadline).await.map_err(not_taken)?;
-    let Some(claim) = found.filter(ours) else {
+    let Some(claim) = found.filter(|found| site.is_twin(&id.name, found)) else {
         return Err(CutError::NoVolume(id.to_string()));
     };
     let (place, cluster) = (site.place(), site.cluster_name());
