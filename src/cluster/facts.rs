@@ -10,7 +10,7 @@ use k8s_openapi::{
     api::{
         core::v1::{
             NodeSelector as KubeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
-            PersistentVolume, PersistentVolumeClaim, TopologySelectorTerm,
+            PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, TopologySelectorTerm,
         },
         storage::v1::{CSIStorageCapacity, StorageClass},
     },
@@ -159,18 +159,15 @@ pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
     let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let status = claim.status.as_ref();
     let stage = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
-    let conditions = status
-        .into_iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let node_error = conditions.clone().find(|one| one.type_ == NODE_RESIZE_ERROR);
+    let node_error = condition(claim, NODE_RESIZE_ERROR);
     ClaimSize {
         requested: storage(requests.and_then(|of| of.requests.as_ref())).unwrap_or_default(),
         capacity: storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default(),
         allocated: storage(status.and_then(|status| status.allocated_resources.as_ref())),
         stage: stage.and_then(|stage| stage.parse().ok()),
-        has_error: conditions
-            .clone()
-            .any(|one| RESIZE_ERRORS.contains(&one.type_.as_str())),
+        has_error: RESIZE_ERRORS
+            .iter()
+            .any(|error| condition(claim, error).is_some()),
         node_error: node_error.map(|one| hash(one.message.as_deref())),
     }
 }
@@ -187,11 +184,37 @@ pub fn volume_size(volume: &PersistentVolume) -> Option<u64> {
     bytes(volume.spec.as_ref()?.capacity.as_ref()?.get(STORAGE)?)
 }
 
-/// Conditions of a claim whose expansion failed, in the driver's controller or on a node.
-pub const RESIZE_ERRORS: [&str; 2] = ["ControllerResizeError", NODE_RESIZE_ERROR];
+/// The condition of this type of a claim, whatever its status.
+#[must_use]
+pub fn condition<'a>(
+    claim: &'a PersistentVolumeClaim,
+    of_type: &str,
+) -> Option<&'a PersistentVolumeClaimCondition> {
+    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|one| one.type_ == of_type)
+}
+
+/// The message of a condition of a claim, if the condition is True.
+#[must_use]
+pub fn message_if_true<'a>(claim: &'a PersistentVolumeClaim, of_type: &str) -> Option<&'a str> {
+    let condition = condition(claim, of_type).filter(|one| one.status == "True")?;
+    condition.message.as_deref()
+}
+
+/// Condition of a claim whose volume the driver's controller could not grow.
+pub const CONTROLLER_RESIZE_ERROR: &str = "ControllerResizeError";
 
 /// Condition of a claim whose file system a node could not grow.
 pub const NODE_RESIZE_ERROR: &str = "NodeResizeError";
+
+/// Conditions of a claim whose expansion failed.
+pub const RESIZE_ERRORS: [&str; 2] = [CONTROLLER_RESIZE_ERROR, NODE_RESIZE_ERROR];
+
+/// Condition of a claim whose attributes change.
+pub const MODIFYING_VOLUME: &str = "ModifyingVolume";
+
+/// Condition of a claim whose attributes could not be changed.
+pub const MODIFY_VOLUME_ERROR: &str = "ModifyVolumeError";
 
 const STORAGE: &str = "storage";
 

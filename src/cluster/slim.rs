@@ -265,15 +265,13 @@ fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
     }
     let target = change.and_then(|change| change.target_volume_attributes_class_name.as_deref());
     let stage = change.map(|change| change.status.as_str());
-    let said = status.conditions.iter().flatten();
-    let said = said.filter(|one| MODIFY_CONDITIONS.contains(&one.type_.as_str()));
-    let said = said.map(|one| one.message.as_deref().unwrap_or_default());
+    let conditions = [facts::MODIFYING_VOLUME, facts::MODIFY_VOLUME_ERROR];
+    let conditions = conditions.map(|of_type| facts::condition(claim, of_type));
+    let messages = conditions.into_iter().flatten();
+    let messages = messages.map(|one| one.message.as_deref().unwrap_or_default());
     let parts = [current, target, stage].map(Option::unwrap_or_default);
-    Some(digest(16, parts.into_iter().chain(said)))
+    Some(digest(16, parts.into_iter().chain(messages)))
 }
-
-/// Conditions of a claim whose attributes change, or could not be changed.
-const MODIFY_CONDITIONS: [&str; 2] = ["ModifyingVolume", "ModifyVolumeError"];
 
 pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);

@@ -116,8 +116,7 @@ pub(super) async fn node_refusal(site: &Site, mark: &ClaimMark) -> Result<(), Ap
 
 /// Why a node did not grow the file system of a claim.
 fn node_error(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
-    let error = conditions.find(|one| one.type_ == NODE_RESIZE_ERROR)?;
+    let error = facts::condition(claim, NODE_RESIZE_ERROR)?;
     Some(error.message.as_deref().unwrap_or_default())
 }
 

@@ -2,7 +2,10 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use crate::volume::{digest, mark::TWIN_READY};
+use crate::{
+    cluster::facts,
+    volume::{digest, mark::TWIN_READY},
+};
 
 /// The condition of a claim that tells of its twin.
 pub(super) struct TwinCondition<'a> {
@@ -39,11 +42,7 @@ impl Said {
 
 /// What a claim says; `None` if it says nothing.
 pub(super) fn said(claim: &PersistentVolumeClaim) -> Option<Said> {
-    let conditions = claim
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let ours = conditions.into_iter().find(|one| one.type_ == TWIN_READY)?;
+    let ours = facts::condition(claim, TWIN_READY)?;
     let told = TwinCondition {
         status: &ours.status,
         reason: ours.reason.as_deref().unwrap_or_default(),

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{ChangeError, Site, changing::Changing, last_warning, waiter::TwinWaiter};
 use crate::{
-    cluster::{Cause, Cluster, unless_conflict},
+    cluster::{Cause, Cluster, facts, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{ModifyFacts, ModifyStage, ModifyStep, modify_step},
@@ -124,7 +124,7 @@ pub async fn modify(
     let mut waiter = TwinWaiter::of(site);
     loop {
         let twin = changing.twin(deadline).await?;
-        match modify_step(&facts(&twin, &wanted)) {
+        match modify_step(&observed(&twin, &wanted)) {
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {
                 let real = changing.real_volume(&twin).await?;
@@ -180,13 +180,10 @@ async fn request(site: &Site, twin: &PersistentVolumeClaim, class: &str) -> Resu
     }
 }
 
-fn facts<'a>(twin: &'a PersistentVolumeClaim, wanted: &'a str) -> ModifyFacts<'a> {
+fn observed<'a>(twin: &'a PersistentVolumeClaim, wanted: &'a str) -> ModifyFacts<'a> {
     let (spec, status) = (twin.spec.as_ref(), twin.status.as_ref());
     let change = status.and_then(|status| status.modify_volume_status.as_ref());
-    let condition = |of_type: &str| {
-        let mut conditions = status?.conditions.iter().flatten();
-        conditions.find(|one| one.type_ == of_type)?.message.as_deref()
-    };
+    let message = |of_type: &str| facts::condition(twin, of_type)?.message.as_deref();
     ModifyFacts {
         wanted,
         requested: spec.and_then(|spec| spec.volume_attributes_class_name.as_deref()),
@@ -199,7 +196,7 @@ fn facts<'a>(twin: &'a PersistentVolumeClaim, wanted: &'a str) -> ModifyFacts<'a
             let class = change.target_volume_attributes_class_name.as_deref();
             (stage, class.unwrap_or_default())
         }),
-        error: condition("ModifyVolumeError"),
-        progress: condition("ModifyingVolume"),
+        error: message(facts::MODIFY_VOLUME_ERROR),
+        progress: message(facts::MODIFYING_VOLUME),
     }
 }

@@ -28,8 +28,8 @@ pub struct Expanded {
 const RESIZE_CONDITIONS: [&str; 4] = [
     "Resizing",
     "FileSystemResizePending",
-    "ControllerResizeError",
-    "NodeResizeError",
+    facts::CONTROLLER_RESIZE_ERROR,
+    facts::NODE_RESIZE_ERROR,
 ];
 
 /// Grows the volume, or goes on growing it.
@@ -92,7 +92,7 @@ async fn next_step(
         wanted,
         twin: facts::claim_size(twin),
         seen: None,
-        error: condition(twin, "ControllerResizeError"),
+        error: facts::message_if_true(twin, facts::CONTROLLER_RESIZE_ERROR),
     };
     let step = expand_step(&facts);
     let waits = facts.twin.stage.is_some_and(ResizeStage::waits_for_node);
@@ -210,13 +210,6 @@ pub fn grown(claim: &PersistentVolumeClaim, bytes: u64) -> Value {
             "conditions": others,
         },
     })
-}
-
-/// What a condition of the claim says, if it is met.
-fn condition<'a>(claim: &'a PersistentVolumeClaim, of_type: &str) -> Option<&'a str> {
-    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
-    let met = conditions.find(|one| one.type_ == of_type && one.status == "True")?;
-    met.message.as_deref()
 }
 
 /// The PV may be larger than was asked for: drivers round.

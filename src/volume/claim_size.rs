@@ -64,7 +64,8 @@ pub struct ClaimSize {
     pub allocated: Option<u64>,
     /// How far that expansion has come; `None` if it is over.
     pub stage: Option<ResizeStage>,
-    /// Whether the driver's controller, or the node, reported an error for it.
+    /// Whether the driver's controller, or the node, reported an error. Nobody decides by it: whoever
+    /// waits for the claim is woken when it changes.
     pub has_error: bool,
     /// A hash of what the node reported, if it did: enough to see whether that is new.
     pub node_error: Option<u64>,

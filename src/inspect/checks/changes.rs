@@ -100,12 +100,8 @@ fn attributes_class_finding(installation: &Installation, class: &VolumeAttribute
 
 /// Claims that try to grow, in vain.
 pub(super) fn failed_expansions(installation: &Installation) -> Vec<Finding> {
-    let storage = &installation.storage;
-    let ours = storage
-        .claims
-        .iter()
-        .filter(|claim| cases::is_ours(claim, storage));
-    ours.filter_map(|claim| failed_expansion(installation, claim))
+    our_claims(installation)
+        .filter_map(|claim| failed_expansion(installation, claim))
         .collect()
 }
 
@@ -114,7 +110,7 @@ fn failed_expansion(installation: &Installation, claim: &PersistentVolumeClaim) 
     let wanted = size.growing_to()?;
     let (kind, why) = facts::RESIZE_ERRORS
         .iter()
-        .find_map(|kind| Some((*kind, condition(claim, kind)?)))?;
+        .find_map(|kind| Some((*kind, facts::message_if_true(claim, kind)?)))?;
     let is_final = matches!(
         size.stage,
         Some(ResizeStage::ControllerInfeasible | ResizeStage::NodeInfeasible)
@@ -135,13 +131,9 @@ fn failed_expansion(installation: &Installation, claim: &PersistentVolumeClaim) 
     } else {
         format!("Mend what it says; it is tried again each minute. Or {smaller}.")
     };
-    Some(Finding::new(
-        if is_final {
-            Severity::Error
-        } else {
-            Severity::Warning
-        },
-        format!("PersistentVolumeClaim {}", full_name(claim)),
+    Some(in_vain(
+        claim,
+        is_final,
         format!(
             "It does not grow from {} to {}: {}.",
             quantity(size.capacity),
@@ -154,25 +146,16 @@ fn failed_expansion(installation: &Installation, claim: &PersistentVolumeClaim) 
 
 /// Claims that ask for attributes, in vain.
 pub(super) fn failed_modifications(installation: &Installation) -> Vec<Finding> {
-    let storage = &installation.storage;
-    let ours = storage
-        .claims
-        .iter()
-        .filter(|claim| cases::is_ours(claim, storage));
     let failed = |claim: &PersistentVolumeClaim| {
         let change = claim.status.as_ref()?.modify_volume_status.as_ref()?;
-        let why = condition(claim, "ModifyVolumeError")?;
+        let why = facts::message_if_true(claim, facts::MODIFY_VOLUME_ERROR)?;
         let is_final = change.status == "Infeasible";
         if !is_final && !has_failed_for_long(installation, claim, "VolumeModifyFailed") {
             return None;
         }
-        Some(Finding::new(
-            if is_final {
-                Severity::Error
-            } else {
-                Severity::Warning
-            },
-            format!("PersistentVolumeClaim {}", full_name(claim)),
+        Some(in_vain(
+            claim,
+            is_final,
             format!(
                 "It does not get the attributes of {}: {}.",
                 change
@@ -181,16 +164,28 @@ pub(super) fn failed_modifications(installation: &Installation) -> Vec<Finding> 
                     .unwrap_or("its class"),
                 why.trim_end_matches('.')
             ),
-            "Mend what it says, or ask for another VolumeAttributesClass, which works at any time.",
+            "Mend what it says, or ask for another VolumeAttributesClass, which works at any time."
+                .to_owned(),
         ))
     };
-    ours.filter_map(failed).collect()
+    our_claims(installation).filter_map(failed).collect()
 }
 
-fn condition<'a>(claim: &'a PersistentVolumeClaim, kind: &str) -> Option<&'a str> {
-    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
-    let met = conditions.find(|one| one.type_ == kind && one.status == "True")?;
-    met.message.as_deref()
+fn our_claims(installation: &Installation) -> impl Iterator<Item = &PersistentVolumeClaim> {
+    let storage = &installation.storage;
+    let claims = storage.claims.iter();
+    claims.filter(|claim| cases::is_ours(claim, storage))
+}
+
+/// What is found about a claim that tries in vain; finally, if nothing changes by itself.
+fn in_vain(claim: &PersistentVolumeClaim, is_final: bool, problem: String, mend: String) -> Finding {
+    let severity = if is_final {
+        Severity::Error
+    } else {
+        Severity::Warning
+    };
+    let title = format!("PersistentVolumeClaim {}", full_name(claim));
+    Finding::new(severity, title, problem, mend)
 }
 
 /// Since when a condition is met does not tell: it is written anew each time. Its events do,
