@@ -69,11 +69,7 @@ pub async fn publish(
         });
     }
     let real = real_volume(home, volume, &twin).await?;
-    let driver_name = real
-        .spec
-        .as_ref()
-        .and_then(|spec| Some(spec.csi.as_ref()?.driver.clone()));
-    let driver = match &driver_name {
+    let driver = match reading::driver(&real) {
         Some(name) => find_driver(home, name).await?,
         None => None,
     };

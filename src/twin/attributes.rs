@@ -9,11 +9,11 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, last_warning, waiter::TwinWaiter};
+use super::{ChangeError, Site, changing::Changing, reading, waiter::TwinWaiter};
 use crate::{
-    cluster::{Cause, Cluster, facts, unless_conflict},
+    cluster::{ApiError, Cluster, facts},
     fleet::Registry,
-    observe::crash::{self, Step},
+    observe::crash::Step,
     placement::{ModifyFacts, ModifyStage, ModifyStep, modify_step},
     volume::VolumeId,
 };
@@ -73,41 +73,33 @@ pub enum NoAttributes {
     NotAccepted(String),
 }
 
-/// What came of looking at a class.
-pub(super) enum Checked {
-    /// The twin may have it.
-    Fits,
-    /// It may not.
-    Unfit(NoAttributes),
-}
-
 /// Looks whether a twin whose volume is `driver`'s may have a class. A driver that is not known
 /// is left to its own controllers.
-pub(super) async fn check(
-    site: &Site,
-    class: &str,
-    driver: Option<&str>,
-) -> Result<Checked, crate::cluster::ApiError> {
+pub(super) async fn check<E>(site: &Site, class: &str, driver: Option<&str>) -> Result<(), E>
+where
+    E: From<NoAttributes> + From<ApiError>,
+{
     let cluster = site.cluster_name();
     let class = class.to_owned();
     let found = match site.cluster().all::<VolumeAttributesClass>().get(&class).await {
-        Err(error) if matches!(error.cause, Cause::Forbidden(_)) => {
-            return Ok(Checked::Unfit(NoAttributes::Unreadable(error.to_string())));
+        Err(error) if error.is_forbidden() => {
+            return Err(NoAttributes::Unreadable(error.to_string()).into());
         }
         other => other?,
     };
     let Some(found) = found else {
-        return Ok(Checked::Unfit(NoAttributes::Missing { class, cluster }));
+        return Err(NoAttributes::Missing { class, cluster }.into());
     };
-    Ok(match driver {
-        Some(real) if real != found.driver_name => Checked::Unfit(NoAttributes::OtherDriver {
+    match driver {
+        Some(real) if real != found.driver_name => Err(NoAttributes::OtherDriver {
             class,
             cluster,
             its: found.driver_name,
             real: real.to_owned(),
-        }),
-        _ => Checked::Fits,
-    })
+        }
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 /// Gives the volume the attributes of a class, or goes on doing so.
@@ -128,20 +120,16 @@ pub async fn modify(
             ModifyStep::Done => return Ok(()),
             ModifyStep::Request => {
                 let real = changing.real_volume(&twin).await?;
-                let driver = real.map(|real| driver_of(site, real)).transpose()?;
-                if let Checked::Unfit(why) = check(site, &wanted, driver.as_deref()).await? {
-                    return Err(why.into());
-                }
-                request(site, &twin, &wanted).await?;
+                let driver = real.as_ref().map(|real| driver_of(site, real)).transpose()?;
+                check::<ChangeError>(site, &wanted, driver).await?;
+                let spec = json!({"volumeAttributesClassName": wanted});
+                let refused = |error: ApiError| NoAttributes::NotAccepted(error.to_string()).into();
+                changing.request(&twin, Step::Modify, spec, refused).await?;
             }
             ModifyStep::Wait => {
                 if !waiter.wait(deadline, || true).await {
-                    return Err(ChangeError::StillWaiting {
-                        twin: site.place(),
-                        cluster: site.cluster_name(),
-                        awaited: format!("changed to the VolumeAttributesClass {wanted}"),
-                        why: last_warning(site, &twin).await,
-                    });
+                    let awaited = format!("changed to the VolumeAttributesClass {wanted}");
+                    return Err(changing.still_waiting(&twin, awaited).await);
                 }
             }
             ModifyStep::Refused(refusal) => {
@@ -157,27 +145,11 @@ pub async fn modify(
 }
 
 /// Others wait for a change that nobody makes, for ever: there is no way back to no class.
-fn driver_of(site: &Site, real: PersistentVolume) -> Result<String, NoAttributes> {
-    let volume = real.name_any();
-    let csi = real.spec.and_then(|spec| spec.csi);
-    csi.map(|csi| csi.driver).ok_or_else(|| NoAttributes::NoDriver {
-        volume,
+fn driver_of<'a>(site: &Site, real: &'a PersistentVolume) -> Result<&'a str, NoAttributes> {
+    reading::driver(real).ok_or_else(|| NoAttributes::NoDriver {
+        volume: real.name_any(),
         cluster: site.cluster_name(),
     })
-}
-
-async fn request(site: &Site, twin: &PersistentVolumeClaim, class: &str) -> Result<(), ChangeError> {
-    let patch = json!({
-        "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
-        "spec": {"volumeAttributesClassName": class},
-    });
-    let asked = crash::around(Step::Modify, site.twins().merge(&twin.name_any(), &patch)).await;
-    match unless_conflict(asked) {
-        Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
-            Err(NoAttributes::NotAccepted(error.to_string()).into())
-        }
-        other => Ok(other.map(drop)?),
-    }
 }
 
 fn observed<'a>(twin: &'a PersistentVolumeClaim, wanted: &'a str) -> ModifyFacts<'a> {

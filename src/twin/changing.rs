@@ -4,13 +4,17 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-
+use kube::ResourceExt;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, claimed::virtual_volume, reading, twin_in, waiter::settled_twin};
+use super::{
+    ChangeError, Site, claimed::virtual_volume, last_warning, reading, twin_in, waiter::settled_twin,
+};
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cause, Cluster, unless_conflict},
     fleet::Registry,
+    observe::crash::{self, Step},
     placement::Class,
     volume::VolumeId,
 };
@@ -79,6 +83,39 @@ impl Changing {
     /// The class of the twin, if classes can be read there.
     pub(super) fn class(&self, twin: &PersistentVolumeClaim) -> Option<Arc<Class>> {
         reading::class(self.site.cluster(), twin)
+    }
+
+    /// Asks for something else in the spec of exactly this version of the twin, as this step. A
+    /// twin that has changed meanwhile is to be looked at again. What the API server does not
+    /// take as a matter of principle is `refused`.
+    pub(super) async fn request(
+        &self,
+        twin: &PersistentVolumeClaim,
+        step: Step,
+        spec: Value,
+        refused: impl FnOnce(ApiError) -> ChangeError,
+    ) -> Result<(), ChangeError> {
+        let patch = json!({
+            "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
+            "spec": spec,
+        });
+        let asked = crash::around(step, self.site.twins().merge(&twin.name_any(), &patch)).await;
+        match unless_conflict(asked) {
+            Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
+                Err(refused(error))
+            }
+            other => Ok(other.map(drop)?),
+        }
+    }
+
+    /// Time is up, and the twin is not what it is to be.
+    pub(super) async fn still_waiting(&self, twin: &PersistentVolumeClaim, awaited: String) -> ChangeError {
+        ChangeError::StillWaiting {
+            twin: self.site.place(),
+            cluster: self.site.cluster_name(),
+            awaited,
+            why: last_warning(&self.site, twin).await,
+        }
     }
 
     fn not_now(&self, why: &'static str) -> ChangeError {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
     TWIN_VOLUME,
-    attributes::{Checked, check, mapped},
+    attributes::{check, mapped},
     finalizer::remove_finalizer,
     not_taken::{not_taken, note_refusal},
     observation::Observation,
@@ -190,10 +190,8 @@ async fn make_twin(
         .attributes
         .as_deref()
         .map(|named| mapped(site, named));
-    if let Some(class) = attributes
-        && let Checked::Unfit(why) = check(site, class, planned.provisioner.as_deref()).await?
-    {
-        return Err(why.into());
+    if let Some(class) = attributes {
+        check::<CreateError>(site, class, planned.provisioner.as_deref()).await?;
     }
     let source = match source {
         Some(source) => Some(source::copied(site, request, &planned, source).await?),

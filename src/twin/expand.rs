@@ -6,9 +6,9 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, last_warning, reading, waiter::TwinWaiter};
+use super::{ChangeError, Site, changing::Changing, reading, waiter::TwinWaiter};
 use crate::{
-    cluster::{ApiError, Cause, Cluster, facts, unless_conflict},
+    cluster::{ApiError, Cluster, facts, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{ExpandFacts, ExpandStep, SeenSize, expand_step, has_finished},
@@ -53,16 +53,15 @@ pub async fn expand(
             ExpandStep::Finish => finish(site, &twin).await?,
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
-                request(site, &twin, bytes).await?;
+                // More than it has, but maybe less than it was asked for before.
+                let spec = json!({"resources": {"requests": {"storage": quantity(bytes)}}});
+                let refused = ChangeError::NotAccepted;
+                changing.request(&twin, Step::Expand, spec, refused).await?;
             }
             ExpandStep::Wait => {
                 if !waiter.wait(deadline, || true).await {
-                    return Err(ChangeError::StillWaiting {
-                        twin: site.place(),
-                        cluster: site.cluster_name(),
-                        awaited: format!("as large as {}", quantity(wanted.required())),
-                        why: last_warning(site, &twin).await,
-                    });
+                    let awaited = format!("as large as {}", quantity(wanted.required()));
+                    return Err(changing.still_waiting(&twin, awaited).await);
                 }
             }
             ExpandStep::TooLarge => {
@@ -139,8 +138,7 @@ async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> 
         ));
     }
     let real = changing.real_volume(twin).await?;
-    let spec = real.as_ref().and_then(|real| real.spec.as_ref());
-    if let (Some(real), true) = (&real, spec.is_some_and(|spec| spec.csi.is_none())) {
+    if let Some(real) = real.filter(|real| reading::driver(real).is_none()) {
         return refused(format!(
             "the real volume {} of the class {class:?} in the cluster {cluster} is not a CSI driver's, so nothing there can \
              grow it",
@@ -148,22 +146,6 @@ async fn allows_expansion(changing: &Changing, twin: &PersistentVolumeClaim) -> 
         ));
     }
     Ok(())
-}
-
-/// Asks the twin's class for so many bytes: more than it has, but maybe less than it was asked
-/// for before.
-async fn request(site: &Site, twin: &PersistentVolumeClaim, bytes: u64) -> Result<(), ChangeError> {
-    let patch = json!({
-        "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
-        "spec": {"resources": {"requests": {"storage": quantity(bytes)}}},
-    });
-    let asked = crash::around(Step::Expand, site.twins().merge(&twin.name_any(), &patch)).await;
-    match unless_conflict(asked) {
-        Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
-            Err(ChangeError::NotAccepted(error))
-        }
-        other => Ok(other.map(drop)?),
-    }
 }
 
 /// Ends the expansion of the twin of a volume at home, if its claim tells that it is over. All

@@ -24,6 +24,12 @@ pub(super) fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
     }
 }
 
+/// The CSI driver of a PV; `None` if it is no CSI volume.
+pub(super) fn driver(volume: &PersistentVolume) -> Option<&str> {
+    let source = volume.spec.as_ref()?.csi.as_ref()?;
+    Some(&source.driver)
+}
+
 /// The attributes by which the PV that users see remembers its twin.
 pub(super) fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
     outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()

@@ -330,8 +330,10 @@ async fn driver(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Resul
     let Some(real) = real.filter(|real| reading::is_bound_to(real, twin)) else {
         return Err(not_usable(name, "has lost its PersistentVolume").into());
     };
-    let source = real.spec.and_then(|spec| spec.csi);
-    Ok(source.map_or(Copier::Nobody, |source| Copier::Driver(source.driver)))
+    Ok(match reading::driver(&real) {
+        Some(driver) => Copier::Driver(driver.to_owned()),
+        None => Copier::Nobody,
+    })
 }
 
 /// Why the PV of a twin does not hold a copy of the source that is asked for.

@@ -114,7 +114,7 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
             "its PersistentVolume {name} in the cluster {cluster} is gone"
         ));
     };
-    if driver(&volume).is_none() {
+    if reading::driver(&volume).is_none() {
         return unsuitable(format!(
             "its PersistentVolume {name} in the cluster {cluster} is no CSI volume, and only those have snapshots"
         ));
@@ -125,11 +125,6 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
     })
 }
 
-fn driver(volume: &PersistentVolume) -> Option<&str> {
-    let source = volume.spec.as_ref()?.csi.as_ref()?;
-    Some(&source.driver)
-}
-
 async fn make(
     source: &Site,
     site: &SnapshotSite,
@@ -137,7 +132,7 @@ async fn make(
     deadline: Instant,
 ) -> Result<(), CutError> {
     let seen = look_at_source(source, &request.source, deadline).await?;
-    let class = class(source, request, seen.volume.as_ref().and_then(driver)).await?;
+    let class = class(source, request, seen.volume.as_ref().and_then(reading::driver)).await?;
     let claim = seen.claim.name_any();
     let twin = record::twin(site, request, &claim, seen.volume.as_ref(), class);
     let created = crash::around(Step::SnapshotCreate, site.snapshots().create(&twin)).await;
