@@ -35,8 +35,8 @@ const SERIES: Duration = Duration::from_mins(6);
 const LONGEST_NAME: usize = 253;
 /// What it accepts as the note of an event, in bytes.
 const LONGEST_NOTE: usize = 1024;
-/// Where events on objects without a namespace are.
-const NAMESPACE_OF_NONE: &str = "default";
+/// Where Kubernetes keeps events on cluster-scoped objects.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// What an event tells: something expected, or something to look at.
 pub use kube::runtime::events::EventType as Weight;
@@ -127,7 +127,7 @@ impl Events {
         note: &str,
     ) -> Result<(), kube::Error> {
         let namespace = about.namespace.clone();
-        let namespace = namespace.unwrap_or_else(|| NAMESPACE_OF_NONE.to_owned());
+        let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
         let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let key = Key {
             uid: about.uid.clone().unwrap_or_default(),

@@ -160,7 +160,7 @@ async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass>
             cause: Cause::NotFound(_),
             ..
         }) => Listing::default(),
-        other => Listing::told(other),
+        other => Listing::from_answer(other),
     }
 }
 

@@ -118,11 +118,11 @@ where
 
     /// Asks for those with these labels and fields.
     pub(crate) async fn ask(objects: &Objects<K>, labels: Option<&str>, fields: Option<&str>) -> Self {
-        Self::told(objects.select(labels, fields).await)
+        Self::from_answer(objects.select(labels, fields).await)
     }
 
-    /// What was told when all were asked for.
-    pub(crate) fn told(answer: Result<Vec<K>, ApiError>) -> Self {
+    /// The listing that the answer to a LIST gives.
+    pub(crate) fn from_answer(answer: Result<Vec<K>, ApiError>) -> Self {
         match answer {
             Ok(objects) => Self::of(objects),
             Err(error) => Self::refused(reason(&error)),

@@ -269,6 +269,7 @@ pub enum UnpublishError {
     },
 }
 
-fn because(why: Option<&str>) -> String {
+/// What others say, behind what is the matter.
+pub(super) fn because(why: Option<&str>) -> String {
     why.map_or_else(String::new, |why| format!(": {why}"))
 }

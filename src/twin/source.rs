@@ -15,7 +15,7 @@ use super::{
     planned::Planned,
     reading,
     site::find_again,
-    snapshot::{SnapshotSite, SnapshotSiteError, is_ready},
+    snapshot::{SnapshotSite, SnapshotSiteError, is_ready, user_content},
     waiter::settled_twin,
 };
 use crate::{
@@ -257,10 +257,7 @@ async fn allow_mode(
     if found == wanted || allows(content) {
         return Ok(());
     }
-    let user_content = match there.user_content_name() {
-        Some(name) => site.home().all::<VolumeSnapshotContent>().get(&name).await?,
-        None => None,
-    };
+    let user_content = user_content(there).await?;
     if !user_content.as_ref().is_some_and(allows) {
         return Err(CreateError::Source(SourceRefusal::OtherMode {
             source_name: name.to_owned(),

@@ -4,9 +4,8 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use tokio::time::Instant;
 
 use super::{Site, reading};
 use crate::cluster::{ApiError, slim, view::Changes};

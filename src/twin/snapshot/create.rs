@@ -225,7 +225,7 @@ async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Re
     match retain(site, content).await {
         Ok(()) => Ok(true),
         Err(error) if error.is_forbidden() => {
-            if let Ok(Some(Some(user_content))) = user_content(site).await {
+            if let Ok(Some(user_content)) = user_content(site).await {
                 let note =
                     format!("The deletion policy Retain cannot be applied to the real snapshot: {error}");
                 events

@@ -100,7 +100,7 @@ async fn still_there(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDele
 
 /// csi-snapshotter's own event says that the deletion failed, but not why.
 async fn tell(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
-    if let Ok(Some(Some(content))) = user_content(site).await {
+    if let Ok(Some(content)) = user_content(site).await {
         events
             .warn_content(&content, "SnapshotNotDeleted", &error.to_string())
             .await;

@@ -4,6 +4,7 @@ use crate::{
     cluster::ApiError,
     fleet::Unreachable,
     placement::{SnapshotClassError, SnapshotRefusal},
+    twin::errors::because,
     volume::ForeignSnapshot,
 };
 
@@ -116,8 +117,4 @@ pub enum SnapshotReadError {
     /// The cluster cannot be asked right now.
     #[error(transparent)]
     Api(#[from] ApiError),
-}
-
-fn because(why: Option<&str>) -> String {
-    why.map_or_else(String::new, |why| format!(": {why}"))
 }

@@ -19,7 +19,10 @@ pub use self::{
     errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     list::{SnapshotFilter, find_snapshot, list_snapshots},
 };
-pub(super) use self::{observation::is_ready, site::SnapshotSite};
+pub(super) use self::{
+    observation::{is_ready, user_content},
+    site::SnapshotSite,
+};
 use crate::volume::{SnapshotId, SnapshotKey, SnapshotParameters, VolumeId};
 
 /// A snapshot to be made.

@@ -36,7 +36,9 @@ impl Look {
             },
             Err(foreign) => SnapshotTwin::Foreign(foreign),
         });
-        let retained = matches!(&user_content, Some(Some(content)) if content.spec.deletion_policy == RETAIN);
+        let retained = user_content
+            .as_ref()
+            .is_some_and(|content| content.spec.deletion_policy == RETAIN);
         let real_content = match &twin {
             Some(twin) if retained && is_cut(twin) => real_content(site, twin).await,
             _ => None,
@@ -44,7 +46,7 @@ impl Look {
         Ok(Self {
             facts: SnapshotFacts {
                 twin: twin_fact.unwrap_or(SnapshotTwin::Absent),
-                content: content_fact(user_content.as_ref()),
+                content: content_fact(site, user_content.as_ref()),
                 to_retain: real_content
                     .as_ref()
                     .is_some_and(|content| content.spec.deletion_policy != RETAIN),
@@ -65,22 +67,21 @@ fn not_allowed(error: ApiError) -> CutError {
 }
 
 /// The content that Kubernetes made for the user's snapshot, if the request is of one.
-pub(super) async fn user_content(
+pub(in crate::twin) async fn user_content(
     site: &SnapshotSite,
-) -> Result<Option<Option<VolumeSnapshotContent>>, ApiError> {
-    let Some(name) = site.key().content() else {
-        return Ok(None);
-    };
-    let contents = site.home().all::<VolumeSnapshotContent>();
-    contents.get(&name).await.map(Some)
+) -> Result<Option<VolumeSnapshotContent>, ApiError> {
+    match site.user_content_name() {
+        Some(name) => site.home().all::<VolumeSnapshotContent>().get(&name).await,
+        None => Ok(None),
+    }
 }
 
-fn content_fact(content: Option<&Option<VolumeSnapshotContent>>) -> UserContent {
+fn content_fact(site: &SnapshotSite, content: Option<&VolumeSnapshotContent>) -> UserContent {
     match content {
-        None => UserContent::NotGiven,
-        Some(None) => UserContent::Gone,
-        Some(Some(content)) if content.metadata.deletion_timestamp.is_some() => UserContent::Deleting,
-        Some(Some(content)) => UserContent::Live {
+        None if site.user_content_name().is_none() => UserContent::NotGiven,
+        None => UserContent::Gone,
+        Some(content) if content.metadata.deletion_timestamp.is_some() => UserContent::Deleting,
+        Some(content) => UserContent::Live {
             answered: content
                 .status
                 .as_ref()
