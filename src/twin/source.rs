@@ -180,7 +180,7 @@ pub(super) async fn copied(
                 Err(error) => return Err(not_allowed(error)),
             };
             allowed(SourceDriver::Csi(&content.spec.driver))?;
-            allow_mode(site, request, &name, &there, &content).await?;
+            allow_mode(request, &name, &there, &content).await?;
             Ok(reference(Some(SNAPSHOT_GROUP), SNAPSHOT, there.name()))
         }
         Place::Volume(there, id) => {
@@ -240,7 +240,6 @@ async fn content(
 /// csi-provisioner refuses a volume of another mode than its source's, unless the content
 /// allows it. The user's content may; the one of the twin has to say so, too.
 async fn allow_mode(
-    site: &Site,
     request: &CreateRequest,
     name: &str,
     there: &SnapshotSite,

@@ -25,6 +25,7 @@ import (
 
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 func main() {
@@ -33,8 +34,9 @@ func main() {
 	list := flag.Bool("list", false, "list the suites and exit")
 	keep := flag.Bool("keep-lab", false, "leave the lab running at the end")
 	flag.Parse()
+	todo := selected(*all, *only, sample.Seed())
 	if *list {
-		for _, s := range selected(*all, *only) {
+		for _, s := range todo {
 			fmt.Printf("%-24s %s\n", s.name, strings.Join(s.command, " "))
 		}
 		return
@@ -42,7 +44,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	total, err := run(ctx, selected(*all, *only), *keep)
+	total, err := run(ctx, todo, *keep)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "suites:", err)
 		total.failed++

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 // need says what a suite cannot do without.
@@ -29,6 +31,8 @@ type tier int
 const (
 	// always: `make test` and `make test-all`.
 	always tier = iota
+	// inTurn: `make test-all`; of all these `make test` runs one, another with the next commits.
+	inTurn
 	// sampled: `make test` alone; `make test-all` has a suite that contains it.
 	sampled
 	// whole: `make test-all` alone.
@@ -52,12 +56,19 @@ func only(t tier, s suite) suite {
 	return s
 }
 
-// runsIn says whether the suite belongs to `make test-all`, or else to `make test`.
-func (s suite) runsIn(all bool) bool {
-	if all {
-		return s.tier != sampled
+// runsIn says whether the suite belongs to `make test-all`, or else to `make test`,
+// where of the suites that take turns this one's turn it is.
+func (s suite) runsIn(all bool, turn string) bool {
+	switch s.tier {
+	case inTurn:
+		return all || s.name == turn
+	case sampled:
+		return !all
+	case whole:
+		return all
+	default:
+		return true
 	}
-	return s.tier != whole
 }
 
 // suites are all there are, cheapest first: what is broken should show early.
@@ -75,9 +86,10 @@ var suites = []suite{
 	check("lab build", root, "make", "lab-build"),
 	check("driver build", root, "cargo", "build", "--locked"),
 	check("driver build with crash points", root, "cargo", "build", "--locked", "--features", "crash-points"),
-	goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab"),
-	goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage"),
-	goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric"),
+	// These three test the lab itself, without the driver.
+	only(inTurn, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
+	only(inTurn, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
+	only(inTurn, goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric")),
 	goTest("driver", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/driver"),
 	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote"),
 	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
@@ -117,9 +129,20 @@ func (s suite) obstacle() string {
 	return ""
 }
 
-// selected are the suites of one run whose names contain the text.
-func selected(all bool, text string) []suite {
-	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !s.runsIn(all) || !strings.Contains(s.name, text) })
+// selected are the suites of one run whose names contain the text. Suites that are
+// asked for by name need not wait for their turn.
+func selected(all bool, text string, seed int64) []suite {
+	turn := turnOf(seed)
+	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool {
+		asked := text != "" && s.tier == inTurn
+		return !strings.Contains(s.name, text) || !(asked || s.runsIn(all, turn))
+	})
+}
+
+// turnOf names the suite whose turn it is among those that take turns.
+func turnOf(seed int64) string {
+	inTurns := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.tier != inTurn })
+	return inTurns[sample.Part(seed, len(inTurns))].name
 }
 
 func labUp(ctx context.Context, root string) error {

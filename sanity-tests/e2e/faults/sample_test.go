@@ -1,15 +1,12 @@
 package faults
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
-	"os"
-	"os/exec"
-	"strconv"
-	"strings"
-	"sync"
 	"testing"
-	"time"
+
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 // sampleParts is the number of parts that the legs of a test are dealt into. A
@@ -17,28 +14,13 @@ import (
 const sampleParts = 5
 
 var (
-	sample   = flag.Bool("sample", false, "run one part of the legs and fewer volumes; which part follows from the seed")
-	seedFlag = flag.Int64("seed", 0, "seed of the kills and of the sample; else LIQO_CSI_SEED, else made of the commit that is checked out")
+	sampled  = flag.Bool("sample", false, "run one part of the legs and fewer volumes; which part follows from the seed")
+	seedFlag = flag.Int64("seed", 0, "seed of the kills and of the sample; else "+sample.SeedVariable+", else made of the commit that is checked out")
 	cycles   = flag.Int("cycles", 50, "volumes that live among kills; a sample has a quarter of them")
 )
 
-// seed is what every choice of this run follows from. Each commit has its own, so
-// that runs of successive commits have different samples, and one can be repeated.
-var seed = sync.OnceValue(func() int64 {
-	if *seedFlag != 0 {
-		return *seedFlag
-	}
-	if given, err := strconv.ParseInt(os.Getenv("LIQO_CSI_SEED"), 10, 64); err == nil && given > 0 {
-		return given
-	}
-	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
-	if err == nil {
-		if made, err := strconv.ParseInt(strings.TrimSpace(string(commit)), 16, 64); err == nil {
-			return made
-		}
-	}
-	return time.Now().UnixNano() // an archive without history
-})
+// seed is what every choice of this run follows from.
+func seed() int64 { return cmp.Or(*seedFlag, sample.Seed()) }
 
 // leg is one part of a test that can be run without the others.
 type leg[T any] struct {
@@ -49,10 +31,10 @@ type leg[T any] struct {
 // chosen are the legs of this run, whose names the test's log shows.
 func chosen[T any](t *testing.T, legs []leg[T]) []leg[T] {
 	t.Helper()
-	if !*sample {
+	if !*sampled {
 		return legs
 	}
-	part := int(seed() % sampleParts)
+	part := sample.Part(seed(), sampleParts)
 	var some []leg[T]
 	for index, leg := range legs {
 		if index%sampleParts == part {
@@ -65,7 +47,7 @@ func chosen[T any](t *testing.T, legs []leg[T]) []leg[T] {
 
 // volumes is how many volumes live among kills.
 func volumes() int {
-	if *sample {
+	if *sampled {
 		return max(1, *cycles/4)
 	}
 	return *cycles

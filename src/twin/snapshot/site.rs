@@ -84,10 +84,6 @@ impl SnapshotSite {
         &self.home
     }
 
-    pub(super) fn key(&self) -> &SnapshotKey {
-        &self.key
-    }
-
     /// Name of its cluster, for people.
     pub(in crate::twin) fn cluster_name(&self) -> String {
         self.cluster.id().to_string()
