@@ -21,7 +21,7 @@ disabled_plugins = ['io.containerd.nri.v1.nri']
   netns_mounts_under_state_dir = true
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]
-  bin_dirs = ['` + binDir + `']
+  bin_dirs = ['` + ProgramsDir + `']
   conf_dir = '` + cniConfigDir + `'
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]

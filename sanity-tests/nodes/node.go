@@ -29,8 +29,9 @@ const (
 	KubeletDir = "/var/lib/kubelet"
 	// SharedDir is one folder for all nodes of a cluster.
 	SharedDir = "/mnt/shared"
+	// ProgramsDir has the programs that the lab is made of.
+	ProgramsDir = "/opt/lab/bin"
 
-	binDir           = "/opt/lab/bin"
 	containerdConfig = "/var/lib/containerd/config.toml"
 	containerdSocket = "/run/containerd/containerd.sock"
 	cniConfigDir     = "/var/lib/cni/net.d"

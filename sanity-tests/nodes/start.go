@@ -16,7 +16,7 @@ func (n *Node) Ensure(bin, shared string) error {
 	if err := os.MkdirAll(shared, 0o755); err != nil {
 		return fmt.Errorf("create the shared folder of %s: %w", n.Cluster, err)
 	}
-	if err := n.Namespace().Ensure(map[string]string{bin: binDir, shared: SharedDir}); err != nil {
+	if err := n.Namespace().Ensure(map[string]string{bin: ProgramsDir, shared: SharedDir}); err != nil {
 		return err
 	}
 	cgroup, err := machine.EnsureCgroup(n.Name)
@@ -44,8 +44,8 @@ func (n *Node) ContainerdSpec() machine.Spec {
 	return machine.Spec{
 		Name:      n.Containerd(),
 		Namespace: n.Namespace(),
-		Command:   []string{binDir + "/containerd", "--config", containerdConfig},
-		Env:       []string{"PATH=" + binDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
+		Command:   []string{ProgramsDir + "/containerd", "--config", containerdConfig},
+		Env:       []string{"PATH=" + ProgramsDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
 	}
 }
 
@@ -55,7 +55,7 @@ func (n *Node) KubeletSpec() machine.Spec {
 		Name:      n.Kubelet(),
 		Namespace: n.Namespace(),
 		Command: []string{
-			binDir + "/kubelet",
+			ProgramsDir + "/kubelet",
 			"--config=" + kubeletConfig,
 			"--kubeconfig=" + Kubeconfig,
 			"--hostname-override=" + n.Name,
@@ -63,7 +63,7 @@ func (n *Node) KubeletSpec() machine.Spec {
 			"--root-dir=" + KubeletDir,
 			"--node-labels=topology.kubernetes.io/region=lab,topology.kubernetes.io/zone=" + n.Cluster,
 		},
-		Env: []string{"PATH=" + binDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
+		Env: []string{"PATH=" + ProgramsDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
 	}
 }
 

@@ -163,7 +163,7 @@ func (d *Driver) makeContent(ctx context.Context, volume state.Volume, from orig
 		return err
 	}
 	if from.id != "" {
-		if err := host.Copy(ctx, d.store.Data(from.id), path); err != nil {
+		if err := d.copy(ctx, from, path); err != nil {
 			return err
 		}
 	}
@@ -171,6 +171,15 @@ func (d *Driver) makeContent(ctx context.Context, volume state.Volume, from orig
 		return os.MkdirAll(path, 0o755)
 	}
 	return host.CreateImage(path, volume.Bytes)
+}
+
+// copy makes a copy of a volume or of a snapshot. That of a filesystem is of one moment;
+// folders and raw devices have to be left alone by their users meanwhile.
+func (d *Driver) copy(ctx context.Context, from origin, target string) error {
+	if from.formatted {
+		return host.CopyStill(ctx, d.store.Data(from.id), string(from.backing), target)
+	}
+	return host.Copy(ctx, d.store.Data(from.id), target)
 }
 
 // forget removes content first, so that nothing is left without a record.

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 
 	"storage.liqo.io/sanity-tests/reference/faults"
+	"storage.liqo.io/sanity-tests/reference/host"
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
@@ -82,6 +83,11 @@ func New(config Config) (*Driver, error) {
 	store, err := state.Open(config.StateDir)
 	if err != nil {
 		return nil, err
+	}
+	if config.Mode != NodeMode {
+		if err := host.ThawAll(store.Data("")); err != nil {
+			return nil, err
+		}
 	}
 	return &Driver{
 		config: config,

@@ -10,7 +10,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"storage.liqo.io/sanity-tests/reference/host"
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
@@ -77,7 +76,7 @@ func (d *Driver) takeSnapshot(ctx context.Context, snapshot *state.Snapshot) err
 	}
 	path := d.store.Data(snapshot.ID)
 	if err = os.RemoveAll(path); err == nil { // left by an interrupted call
-		err = host.Copy(ctx, d.store.Data(snapshot.Volume), path)
+		err = d.copy(ctx, origin{snapshot.Volume, snapshot.Bytes, snapshot.Backing, snapshot.Node, snapshot.Formatted}, path)
 	}
 	if err != nil {
 		return errors.Join(err, d.forgetSnapshot(snapshot.ID))

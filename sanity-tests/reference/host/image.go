@@ -81,10 +81,14 @@ func hasSysResource() bool {
 // Copy makes a full copy of an image file or a directory with everything in
 // it. The copy appears under its name only when it is complete.
 //
-// What users wrote may still be in memory, so it is flushed first. The copy of
-// a volume in use is as consistent as a disk after a power cut.
+// What users wrote may still be in memory, so it is flushed first. What changes while
+// it is copied is in the copy as it was when its turn came.
 func Copy(ctx context.Context, source, target string) error {
 	unix.Sync()
+	return copyWhole(ctx, source, target)
+}
+
+func copyWhole(ctx context.Context, source, target string) error {
 	draft := target + ".partial"
 	if err := os.RemoveAll(draft); err != nil {
 		return fmt.Errorf("remove an unfinished copy: %w", err)
