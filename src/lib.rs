@@ -15,6 +15,7 @@ pub mod observe;
 pub mod placement;
 pub mod reconcile;
 pub mod topology;
+mod transfer;
 pub mod twin;
 pub mod volume;
 pub mod wire;

@@ -1,7 +1,10 @@
 //! What the commands for people have in common: how they find the cluster, and
 //! in which form they answer.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -48,18 +51,29 @@ pub(super) struct Place {
 impl CommonArgs {
     /// Finds the cluster and how the driver was deployed there.
     pub(super) async fn find(&self) -> Outcome<Place> {
-        let cluster = Cluster::visit(self.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
-        let setup = Setup::read(&cluster).await;
-        Ok(Place {
-            cluster,
-            storage_namespace: self
-                .storage_namespace
-                .clone()
-                .unwrap_or_else(|| setup.storage_namespace()),
-            id: self.cluster_id.clone().or_else(|| setup.cluster_id()),
-            setup,
-        })
+        find(
+            self.kubeconfig.as_deref(),
+            self.storage_namespace.as_deref(),
+            self.cluster_id.clone(),
+        )
+        .await
     }
+}
+
+/// Finds the cluster and how the driver was deployed there; what is told wins.
+pub(super) async fn find(
+    kubeconfig: Option<&Path>,
+    storage_namespace: Option<&str>,
+    id: Option<ClusterId>,
+) -> Outcome<Place> {
+    let cluster = Cluster::visit(kubeconfig, CALL_TIMEOUT).await?;
+    let setup = Setup::read(&cluster).await;
+    Ok(Place {
+        cluster,
+        storage_namespace: storage_namespace.map_or_else(|| setup.storage_namespace(), str::to_owned),
+        id: id.or_else(|| setup.cluster_id()),
+        setup,
+    })
 }
 
 /// Runs a command that waits for nothing but answers.

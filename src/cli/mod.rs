@@ -5,6 +5,7 @@ mod common;
 mod controller;
 mod crds;
 mod doctor;
+mod import;
 mod node;
 mod process;
 mod table;
@@ -34,6 +35,8 @@ enum Command {
     Clusters(clusters::Args),
     /// Look for what is wrong with an installation, and say how to mend it.
     Doctor(doctor::Args),
+    /// Give existing claims a class of the driver, and take that back.
+    Import(import::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds,
     /// List the places where a test can make this build die.
@@ -53,6 +56,7 @@ pub fn run() -> ExitCode {
         Command::Volumes(args) => volumes::run(args).map(success),
         Command::Clusters(args) => clusters::run(args).map(success),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Import(args) => import::run(args).map(success),
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {

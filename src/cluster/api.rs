@@ -222,6 +222,18 @@ where
         .await
     }
 
+    /// Asks whether the API server would accept the object, without creating it.
+    pub async fn try_create(&self, object: &K) -> Result<(), ApiError> {
+        let name = object.meta().name.clone().unwrap_or_default();
+        let params = PostParams {
+            dry_run: true,
+            field_manager: Some(DRIVER_NAME.to_owned()),
+        };
+        let object = Lean(object.clone());
+        let tried = self.bounded("create", &name, || self.api.create(&params, &object));
+        tried.await.map(drop)
+    }
+
     /// Applies a JSON merge patch; `None` when there is no such object. With
     /// `metadata.resourceVersion` in it, a change in between is a conflict.
     pub async fn merge(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {

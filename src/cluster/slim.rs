@@ -68,6 +68,10 @@ impl Twin {
 /// A PV that belongs to, or is reserved for, a claim of the storage namespace.
 /// Its topic is the name of that claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub struct Volume {
     /// Its name.
     pub name: String,
@@ -83,6 +87,8 @@ pub struct Volume {
     pub retain: bool,
     /// Whether this driver replaced its reclaim policy.
     pub policy_replaced: bool,
+    /// Whether it carries the record of an import.
+    pub imported: bool,
 }
 
 /// Which drivers run on a node. Its topic is the node's name.
@@ -275,6 +281,7 @@ fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
 
 pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);
+    let imported = volume.annotations().contains_key(mark::IMPORT);
     let spec = volume.spec?;
     let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
     let claim = spec.claim_ref?;
@@ -286,6 +293,7 @@ pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Optio
         deleting: volume.metadata.deletion_timestamp.is_some(),
         retain: policy == ReclaimPolicy::Retain,
         policy_replaced,
+        imported,
     })
 }
 

@@ -81,7 +81,9 @@ impl Coded for CreateError {
         match self {
             // An administrator can mend missing attributes, and INVALID_ARGUMENT would be tried
             // again very seldom.
-            Self::Class(_) | Self::NotAccepted(_) | Self::Attributes(_) => Code::FailedPrecondition,
+            Self::Class(_) | Self::NotAccepted(_) | Self::Attributes(_) | Self::Adopt(_) => {
+                Code::FailedPrecondition
+            }
             Self::NoSource(_) => Code::NotFound,
             Self::Source(refusal) => refusal.code(),
             Self::Spec(error) => error.code(),
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::{ApiError, Cause},
-        placement::ClassError,
+        placement::{AdoptRefusal, ClassError},
         topology::AffinityError,
         volume::{ClaimMark, Foreign},
     };
@@ -235,6 +237,10 @@ mod tests {
         })
     }
 
+    fn not_adopted() -> CreateError {
+        AdoptRefusal::NoVolume("pv".into()).into()
+    }
+
     fn not_deleted(refusal: DeleteRefusal) -> Code {
         code(DeleteError::Refused {
             twin: "liqo-storage/x".into(),
@@ -269,6 +275,7 @@ mod tests {
             (code(SpecError::NoCapability), Code::InvalidArgument),
             (code(CreateError::Class(class)), Code::FailedPrecondition),
             (code(CreateError::NotAccepted(api())), Code::FailedPrecondition),
+            (code(not_adopted()), Code::FailedPrecondition),
             (
                 code(CreateError::Elsewhere("full".into())),
                 Code::ResourceExhausted,

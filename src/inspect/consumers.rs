@@ -19,7 +19,7 @@ fn is_over(pod: &Pod) -> bool {
 }
 
 /// Whether a pod uses this claim, its own ephemeral one among them.
-pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
+pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.into_iter().any(|volume| {
         let named = volume

@@ -26,6 +26,7 @@ mod fixtures;
 mod tests;
 
 pub(crate) use self::{
+    consumers::uses,
     installation::Installation,
     listing::Listing,
     setup::Setup,

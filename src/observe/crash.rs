@@ -8,7 +8,8 @@
 //!
 //! A test orders crashes by writing names of crash points (`before-` or `after-` and
 //! a step's name), one per line, into the file `crash-at` beside the process's CSI
-//! socket. Each order is carried out once: its line is taken out before the process dies.
+//! socket, or in the folder that the environment variable `LIQO_CSI_CRASH_ORDERS` names to a
+//! command. Each order is carried out once: its line is taken out before the process dies.
 
 /// One line per step; the list of all of them cannot fall behind.
 macro_rules! steps {
@@ -107,6 +108,38 @@ steps! {
     SnapshotPolicyBack = "snapshot-policy-back",
     /// The volume mode of a snapshot's twin may be changed by a restore.
     AllowModeChange = "allow-mode-change",
+    /// A PV that is adopted is passed on to the twin that is to be made.
+    AdoptReserve = "adopt-reserve",
+    /// A claim that was imported forgets which PV it asked for.
+    SettleClaim = "settle-claim",
+    /// The PV of a claim that was imported gets its reclaim policy back, and forgets what was.
+    SettleVolume = "settle-volume",
+    /// A PV is retained and recorded for an import.
+    ImportMark = "import-mark",
+    /// The claim that is imported is deleted.
+    ImportDelete = "import-delete",
+    /// The claim that is imported is made anew, with a class of this driver.
+    ImportMake = "import-make",
+    /// A node is selected for it, because it has none.
+    ImportSelect = "import-select",
+    /// An import is undone: the PV may not be adopted any more.
+    UndoForbid = "undo-forbid",
+    /// The claim that was to be imported is written on, so that its deletion fails.
+    UndoTouch = "undo-touch",
+    /// The claim that was made anew is deleted.
+    UndoDelete = "undo-delete",
+    /// The twin that was made for it is deleted.
+    UndoTwin = "undo-twin",
+    /// The PV names the claim that it belonged to again.
+    UndoGiveBack = "undo-give-back",
+    /// That claim is made again.
+    UndoRemake = "undo-remake",
+    /// A claim that somebody else made in its place is told its PV.
+    UndoTell = "undo-tell",
+    /// The PV is as it was before the import.
+    UndoRestore = "undo-restore",
+    /// The claim has no mark of the undo any more.
+    UndoUntouch = "undo-untouch",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.
@@ -136,8 +169,12 @@ pub async fn around<T, E>(_: Step, taken: impl Future<Output = Result<T, E>>) ->
 #[cfg(not(feature = "crash-points"))]
 pub fn take_orders(_: &std::path::Path) {}
 
+/// Nothing, in a build without crash points.
+#[cfg(not(feature = "crash-points"))]
+pub fn take_orders_of_command() {}
+
 #[cfg(feature = "crash-points")]
-pub use ordered::{around, take_orders};
+pub use ordered::{around, take_orders, take_orders_of_command};
 
 /// The names of all crash points.
 #[cfg(any(test, feature = "crash-points"))]
@@ -186,6 +223,13 @@ mod ordered {
     pub fn take_orders(folder: &Path) {
         // A second start (tests) keeps the first one's folder.
         let _already = ORDERS.set(folder.join("crash-at"));
+    }
+
+    /// Takes orders from the folder that the environment names: a command has no socket.
+    pub fn take_orders_of_command() {
+        if let Some(folder) = std::env::var_os("LIQO_CSI_CRASH_ORDERS") {
+            take_orders(Path::new(&folder));
+        }
     }
 
     /// Takes a step; where that is ordered, the process dies before it, or once it is done.

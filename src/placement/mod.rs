@@ -2,6 +2,7 @@
 //! volume, whose turn it is, and what the scheduler has to know beforehand.
 //! Pure: facts in, a decision out; no Kubernetes client, no gRPC, no clock.
 
+mod adopt;
 mod capacity;
 mod class;
 mod create;
@@ -16,7 +17,12 @@ mod reclaim;
 mod snapshot;
 mod source;
 mod template;
+pub mod transfer;
 
+pub use adopt::{
+    AdoptFacts, AdoptRefusal, AdoptStep, AdoptableVolume, AskedOfAdopted, Settle, SettleFacts, VolumeHeld,
+    adopt_step, settle_step,
+};
 pub use capacity::{Published, Room, publish, room_in};
 pub use class::{
     AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy,

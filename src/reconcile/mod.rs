@@ -10,7 +10,7 @@
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
-//! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync |
+//! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync, ends imports |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
 //!
 //! `orphans` and `health` have a loop for each cluster, so that a slow one delays only itself.
@@ -20,6 +20,7 @@ mod by_cluster;
 mod capacity;
 mod clusters;
 mod health;
+mod imported;
 mod lease;
 mod metrics;
 mod mirror;

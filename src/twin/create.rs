@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
-    TWIN_VOLUME,
+    TWIN_VOLUME, adopt,
     attributes::{check, mapped},
     finalizer::remove_finalizer,
     not_taken::{not_taken, note_refusal},
@@ -97,6 +97,12 @@ async fn take_step(
     observation: &mut Observation,
 ) -> Result<Progress, CreateError> {
     Ok(match observation.step(site, request).await? {
+        CreateStep::Create if adopt::wish(observation.claim.as_ref()).is_some() => {
+            let wanted = adopt::wish(observation.claim.as_ref()).unwrap_or_default();
+            let wanted = wanted.to_owned();
+            Box::pin(adopt::adopt(site, request, observation, wanted)).await?;
+            Progress::Again
+        }
         CreateStep::Create => {
             let make = make_twin(site, registry, policy, events, request, observation);
             match Box::pin(make).await? {
@@ -204,6 +210,7 @@ async fn make_twin(
         node: planned.node.as_deref(),
         access_modes: planned.access_modes.as_deref(),
         attributes,
+        adopted: None,
     };
     let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
@@ -375,7 +382,7 @@ pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<S
 }
 
 /// The newest warning about the object with this uid.
-pub(super) async fn newest_warning(cluster: &Cluster, namespace: &str, uid: &str) -> Option<String> {
+pub async fn newest_warning(cluster: &Cluster, namespace: &str, uid: &str) -> Option<String> {
     let about = format!("involvedObject.uid={uid},type=Warning");
     let events = cluster.within::<Event>(namespace);
     let warnings = events.select(None, Some(&about)).await.ok()?;

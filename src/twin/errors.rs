@@ -4,7 +4,7 @@ use super::NoAttributes;
 use crate::{
     cluster::ApiError,
     fleet::Unreachable,
-    placement::{ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped},
+    placement::{AdoptRefusal, ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped},
     volume::{SpecError, VolumeId, VolumeName},
 };
 
@@ -70,6 +70,9 @@ pub enum CreateError {
     /// It cannot be a copy of that.
     #[error(transparent)]
     Source(#[from] SourceRefusal),
+    /// The PV that its claim asks to adopt is not given to it.
+    #[error(transparent)]
+    Adopt(#[from] AdoptRefusal),
     /// The API server does not take the twin, as a matter of principle: nothing was made.
     #[error("{0}")]
     NotAccepted(ApiError),

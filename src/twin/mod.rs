@@ -3,6 +3,7 @@
 //! observed for and carried out. Nothing is remembered between calls: every
 //! operation may be the first one after a crash, and starts by looking.
 
+mod adopt;
 mod attach;
 mod attributes;
 mod changing;
@@ -42,16 +43,17 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
+    adopt::{claim_ref, forget_wish, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
-    create::{create, last_warning},
+    create::{create, last_warning, newest_warning},
     delete::delete,
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     expand::{Expanded, expand, finish_expansion, grown},
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    reading::{holder_uid, is_bound_to, node, twin_in, twin_volume_in},
+    reading::{holder_uid, is_bound_to, node, real_volume_of, twin_in, twin_volume_in},
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::metadata,
     refusals::Refusals,

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    CreateRequest, Site,
+    CreateError, CreateRequest, Site, adopt,
     prebinding::prebinding,
     reading::{self, class, node, nodes},
     remote_class::answered_early,
@@ -16,8 +16,8 @@ use crate::{
     cluster::{ApiError, facts},
     fleet::Registry,
     placement::{
-        BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Reach, ReclaimPolicy, Target, Twin, TwinFact,
-        TwinState, create_step,
+        BindingMode, ClaimFact, Class, CreateFacts, CreateStep, Prebinding, Reach, ReclaimPolicy, Refusal,
+        Target, Twin, TwinFact, TwinState, create_step,
     },
     topology::{AffinityError, Segments, accessible, allowed},
     volume::Fingerprint,
@@ -114,7 +114,9 @@ impl Observation {
                 .map(|made| made.differences(&asked))
                 .unwrap_or_default(),
             provisioner: reading::provisioner(&twin).map(str::to_owned),
-            told_node: !answered_early
+            // One that is made for a PV is told no node, for it has one.
+            told_node: adopt::adopted(&twin).is_none()
+                && !answered_early
                 && (waits || matches!(self.facts.target, Target::Node(_) | Target::OneOf(_))),
             node: reading::selected_node(&twin).map(str::to_owned),
             answered_early,
@@ -136,6 +138,9 @@ impl Observation {
         }
         if let Some(name) = reading::real_volume(site.cluster(), twin) {
             return Ok(TwinState::Bound(self.reach(site, request, twin, &name).await?));
+        }
+        if let Some(volume) = adopt::adopted(twin) {
+            return Ok(TwinState::Pending(Prebinding::Reserved(volume.to_owned())));
         }
         let prebinding = prebinding(site, request, twin, real_class).await?;
         Ok(TwinState::Pending(prebinding))
@@ -172,6 +177,22 @@ impl Observation {
         };
         self.volume = Some(volume);
         Ok(reach)
+    }
+
+    /// Whether a PV that is no twin's yet can be reached from the target. What stands in the
+    /// way altogether is a final error.
+    pub(super) async fn is_within_reach(
+        &mut self,
+        site: &Site,
+        request: &CreateRequest,
+        volume: &PersistentVolume,
+    ) -> Result<bool, CreateError> {
+        let reach = self.topology_of(site, request, volume).await?;
+        reach.map_err(|error| CreateError::Refused {
+            twin: site.place(),
+            cluster: site.cluster_name(),
+            refusal: Refusal::Nowhere(error),
+        })
     }
 
     /// From where a PV may be used; whether the target is among it. Where in a

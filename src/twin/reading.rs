@@ -53,6 +53,12 @@ pub fn twin_volume_in(attributes: &BTreeMap<String, String>) -> Option<String> {
         .cloned()
 }
 
+/// The twin's PV that a virtual PV remembers.
+#[must_use]
+pub fn real_volume_of(outer: &PersistentVolume) -> Option<String> {
+    attributes(outer).and_then(twin_volume_in)
+}
+
 /// Who provisions a twin, as Kubernetes or we noted on it.
 pub(super) fn provisioner(twin: &PersistentVolumeClaim) -> Option<&str> {
     let annotations = twin.annotations();

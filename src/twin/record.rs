@@ -34,6 +34,14 @@ pub(super) struct Chosen<'a> {
     pub(super) attributes: Option<&'a str>,
     /// What it is a copy of.
     pub(super) source: Option<TypedLocalObjectReference>,
+    /// The PV that it is made for, if that is there already.
+    pub(super) adopted: Option<Adopted<'a>>,
+}
+
+/// A PV that a twin is made for.
+#[derive(Clone, Copy)]
+pub(super) struct Adopted<'a> {
+    pub(super) volume: &'a str,
 }
 
 /// The twin to create.
@@ -58,6 +66,9 @@ pub(super) fn twin(
     });
     let (labels, mut annotations) = carried.with(&marks);
     annotations.extend(binding_annotations(chosen));
+    if let Some(adopted) = chosen.adopted {
+        annotations.insert(mark::ADOPTED.to_owned(), adopted.volume.to_owned());
+    }
     PersistentVolumeClaim {
         metadata: metadata(site, labels, annotations),
         spec: Some(spec(request, chosen)),
@@ -104,6 +115,7 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
         }),
         storage_class_name: Some(chosen.class.to_owned()),
         data_source: chosen.source.clone(),
+        volume_name: chosen.adopted.map(|adopted| adopted.volume.to_owned()),
         volume_mode: Some(mode.to_owned()),
         volume_attributes_class_name: chosen.attributes.map(str::to_owned),
         ..PersistentVolumeClaimSpec::default()

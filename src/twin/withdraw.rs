@@ -11,6 +11,7 @@ use super::{CreateError, finalizer::remove_finalizer};
 use crate::{
     cluster::{ApiError, Cluster, Precondition},
     observe::crash::{self, Step},
+    volume::mark,
 };
 
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -114,8 +115,13 @@ pub(super) async fn clear_claim_ref(cluster: &Cluster, volume: &str, twin: &str)
     outcome.map(|_| ())
 }
 
-/// Whether a PV is reserved for this twin and not bound.
+/// Whether a PV is reserved for this twin and not bound. One that is being imported has
+/// somebody's data, and is never offered to others.
 pub(super) fn is_reservation(volume: &PersistentVolume, namespace: &str, twin: &str) -> bool {
+    let marked = |key| volume.annotations().contains_key(key);
+    if marked(mark::IMPORT) || marked(mark::ADOPT_FOR) {
+        return false;
+    }
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     claim.is_some_and(|claim| {
         claim.namespace.as_deref() == Some(namespace)

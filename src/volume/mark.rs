@@ -45,6 +45,20 @@ pub const CARRIED: &str = "storage.liqo.io/carried";
 /// when neither is so any more, and when its volume is deleted.
 pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
+/// Annotation of a claim: the existing PV that its volume is to be, instead of a new one.
+pub const ADOPT: &str = "storage.liqo.io/adopt";
+/// Annotation of a PV: the claim, as namespace/name, that may adopt it. Without this permission
+/// any user could name any PV.
+pub const ADOPT_FOR: &str = "storage.liqo.io/adopt-for";
+/// Annotation of a twin: the PV that it was made for, which nobody provisions.
+pub const ADOPTED: &str = "storage.liqo.io/adopted";
+/// Annotation of a PV that is being imported: what it and its claim were before. Its reclaim
+/// policy is in here and not in [`POLICY_BEFORE`], for `DeleteVolume` gives that back.
+pub const IMPORT: &str = "storage.liqo.io/import";
+/// Annotation of a claim whose import is being undone while it exists still: whoever wants to
+/// delete it for the import has an older version of it, and is refused.
+pub const IMPORT_UNDONE: &str = "storage.liqo.io/import-undone";
+
 /// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
 /// are used again there, so a `claimRef` alone says nothing once its claim is gone.
 pub const DATA_OF: &str = "storage.liqo.io/data-of";

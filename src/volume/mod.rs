@@ -19,6 +19,7 @@ mod snapshot;
 mod snapshot_marks;
 mod snapshot_spec;
 mod spec;
+mod transfer;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
 pub use carried::{Carried, CarriedAnnotations, MetadataChanges};
@@ -40,6 +41,7 @@ pub use snapshot_spec::{SnapshotParameters, SnapshotSpecError};
 pub use spec::{
     BindingPolicy, ClaimName, ContentSource, Parameters, SpecError, VolumeSpec, attributes_class,
 };
+pub use transfer::{ClaimNameError, ImportRecord, OldClaim, RecordError, adoptable_by, managed_by};
 
 /// Name of the driver, as in `CSIDriver`, `CSINode` and every claim's provisioner.
 pub const DRIVER_NAME: &str = "storage.liqo.io";

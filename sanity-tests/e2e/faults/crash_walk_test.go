@@ -39,6 +39,8 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a snapshot that is restored", w.snapshotted},
 		{"a snapshot that is retained, and discarded after all", w.snapshotRetained},
 		{"a snapshot that its user gives up", w.snapshotGivenUp},
+		{"a claim that is imported", w.imported},
+		{"an import that is undone", w.importUndone},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster)

@@ -121,6 +121,9 @@ fn act(
         Method::POST => {
             let sent = sent();
             let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            if query.get("dryRun").is_some() {
+                return (StatusCode::CREATED, Json(sent)).into_response();
+            }
             store.create(&format!("{path}/{name}"), sent)
         }
         Method::PATCH => store.merge(object, &sent(), lists),

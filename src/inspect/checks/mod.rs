@@ -8,6 +8,7 @@ mod driver;
 mod namespaces;
 mod nodes;
 pub(super) mod rights;
+mod transfers;
 mod volumes;
 
 use serde::Serialize;
@@ -104,6 +105,7 @@ pub(crate) const ALL: &[Check] = &[
     volumes::stray_attachments,
     volumes::attach_errors,
     volumes::failed_mounts,
+    transfers::unfinished_imports,
 ];
 
 /// Everything that is wrong, the worst first.

@@ -10,7 +10,7 @@ use crate::{
         has_finished, policy_step, shows_less,
     },
     reconcile::{
-        mirror, retention,
+        imported, mirror, retention,
         rounds::each,
         sync::sync,
         watched::{Claim, VirtualVolume},
@@ -123,6 +123,10 @@ impl Health<'_> {
         let Some(real) = real else {
             return Ok(None);
         };
+        if real.imported {
+            Box::pin(imported::settle(site, volume, &real.name)).await?;
+            return Ok(None);
+        }
         let policy = |retain| {
             if retain {
                 ReclaimPolicy::Retain

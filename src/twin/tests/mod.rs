@@ -1,6 +1,7 @@
 //! Twins against a fake API server, with a stand-in for the controllers that a
 //! real cluster has. Here is the world that the tests of every operation share.
 
+mod adopt;
 mod attach;
 mod attributes;
 mod create;

@@ -3,6 +3,10 @@
 use serde_json::json;
 
 use super::*;
+use crate::{
+    inspect::fixtures::{real, volume},
+    volume::mark,
+};
 
 #[test]
 fn namespaces_and_quotas_are_checked() {
@@ -56,6 +60,19 @@ fn namespaces_and_quotas_are_checked() {
     ]);
 }
 
+const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","name":"old","uid":"u","spec":{}}}"#;
+
+/// A PV that is being imported, with these annotations.
+fn import(installation: &mut Installation, annotations: &Value) {
+    let [ours, real] = [volume(), real()];
+    let third = json!({
+        "metadata": {"name": "imported", "annotations": annotations},
+        "spec": {"persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": "real.example", "volumeHandle": "2"}},
+        "status": {"phase": "Released"},
+    });
+    installation.storage.volumes = told([ours, real, third]);
+}
+
 #[test]
 fn volumes_are_checked() {
     assert_found(&[
@@ -67,6 +84,32 @@ fn volumes_are_checked() {
             },
             E,
             ["PersistentVolumeClaim shop/data", "TwinTerminating", "Retain"],
+        ),
+        (
+            "import not ended",
+            |it| import(it, &json!({mark::ADOPT_FOR: "shop/old", mark::IMPORT: RECORD})),
+            W,
+            [
+                "PersistentVolume imported",
+                "shop/old has not ended",
+                "import pvc shop/old --undo",
+            ],
+        ),
+        (
+            "undo not ended",
+            |it| import(it, &json!({mark::IMPORT: RECORD})),
+            W,
+            [
+                "PersistentVolume imported",
+                "being undone",
+                "import pvc shop/old --undo",
+            ],
+        ),
+        (
+            "import by another version",
+            |it| import(it, &json!({mark::IMPORT: r#"{"version":9}"#})),
+            E,
+            ["PersistentVolume imported", "version 9", "began the import"],
         ),
         (
             "pod on twin",

@@ -2,6 +2,7 @@
 
 mod due;
 mod elsewhere;
+mod imported;
 mod sizes;
 
 use serde_json::{Value, json};

@@ -1,0 +1,306 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// importCommand runs `liqo-csi import pvc` and lets it die at these points, one after the
+// other, each time it is run.
+type importCommand struct {
+	n       *user.Namespace
+	program string
+	// The folder with its orders.
+	orders string
+}
+
+func newImportCommand(t *testing.T, n *user.Namespace) *importCommand {
+	t.Helper()
+	program, err := driver.Compile(t.Context(), crashBuild)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &importCommand{n: n, program: program, orders: t.TempDir()}
+}
+
+func (c *importCommand) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	args = append([]string{"import", "pvc", c.n.Name + "/data", "--kubeconfig", c.n.Cluster.Kubeconfig()}, args...)
+	command := exec.CommandContext(t.Context(), c.program, args...)
+	command.Env = append(os.Environ(), "LIQO_CSI_CRASH_ORDERS="+c.orders)
+	out, err := command.CombinedOutput()
+	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
+	return string(out), err
+}
+
+func (c *importCommand) file() string { return filepath.Join(c.orders, "crash-at") }
+
+// left are the points where it has not died yet.
+func (c *importCommand) left(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(c.file())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(text))
+}
+
+// dies runs the command until it has died at all of these points; w remembers them.
+func (c *importCommand) dies(t *testing.T, w *walk, points []string, args ...string) {
+	t.Helper()
+	if err := os.WriteFile(c.file(), []byte(strings.Join(points, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for len(c.left(t)) > 0 {
+		before := len(c.left(t))
+		out, err := c.run(t, args...)
+		if now := len(c.left(t)); now == before {
+			t.Fatalf("it did not die at one of %v: %v\n%s", c.left(t), err, out)
+		}
+	}
+	w.hit = append(w.hit, points...)
+}
+
+func (c *importCommand) ends(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := c.run(t, args...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// filled is a claim of a real class with something on it that no pod uses.
+func filled(t *testing.T, n *user.Namespace) *corev1.PersistentVolume {
+	t.Helper()
+	n.Claim("data", "reference", "64Mi")
+	n.Pod("before", "data")
+	n.WaitReady("before")
+	write(n, "before", n.Name)
+	real := n.WaitBound("data")
+	n.DeletePod("before")
+	n.Eventually("the volume is detached", func(ctx context.Context) (string, error) {
+		all, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		is := func(named *string) bool { return named != nil && *named == real.Name }
+		for _, one := range all.Items {
+			if is(one.Spec.Source.PersistentVolumeName) {
+				return "it is attached to " + one.Spec.NodeName, nil
+			}
+		}
+		return "", nil
+	})
+	return real
+}
+
+func (w *walk) imported(t *testing.T, n *user.Namespace) {
+	real := filled(t, n)
+	controller := w.onController(t, n, both("adopt-reserve", "settle-claim", "settle-volume"))
+	command := newImportCommand(t, n)
+	command.dies(t, w, both("import-mark", "import-delete", "import-make"), "--class", "liqo-reference")
+	command.ends(t, "--class", "liqo-reference")
+	w.carriedOut(t, n, controller)
+	found := n.Follow("data")
+	if found.Real.UID != real.UID || found.Real.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
+		t.Errorf("the real volume is %s (%s), and was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
+			real.Name, real.Spec.PersistentVolumeReclaimPolicy)
+	}
+	n.Pod("after", "data")
+	n.WaitReady("after")
+	read(t, n, "after", n.Name)
+	discard(n, "after", "data")
+}
+
+// The controller is away, so that each import stops where this wants it to.
+func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
+	real := filled(t, n)
+	restart := withoutController(t, n)
+	defer restart()
+	command := newImportCommand(t, n)
+	class := []string{"--class", "liqo-reference"}
+	rest := func(point string, undo ...string) {
+		t.Helper()
+		command.dies(t, w, []string{point}, class...)
+		if len(undo) > 0 {
+			command.dies(t, w, both(undo...), "--undo")
+		}
+		command.ends(t, "--undo")
+		wantAsBefore(t, n, real)
+	}
+	rest("before-import-mark")
+	rest("after-import-mark", "undo-forbid", "undo-touch", "undo-restore", "undo-untouch")
+	rest("before-import-delete")
+	rest("after-import-delete", "undo-give-back", "undo-remake")
+	rest("before-import-make")
+	rest("after-import-make", "undo-delete")
+
+	// A twin is there, as when the controller died after it had made it.
+	command.dies(t, w, []string{"after-import-make"}, class...)
+	adoptByHand(t, n, real.Name)
+	command.dies(t, w, both("undo-twin"), "--undo")
+	command.ends(t, "--undo")
+	wantAsBefore(t, n, real)
+
+	// Somebody makes the claim in the gap.
+	command.dies(t, w, []string{"after-import-delete"}, class...)
+	waitNoClaim(n)
+	n.Claim("data", "reference", "64Mi")
+	command.dies(t, w, both("undo-tell"), "--undo")
+	command.ends(t, "--undo")
+	wantAsBefore(t, n, real)
+
+	// The new claim loses its node; then the controller comes back and all is well.
+	command.dies(t, w, []string{"after-import-make"}, class...)
+	if _, err := n.Kubectl("annotate", "pvc", "data", "volume.kubernetes.io/selected-node-"); err != nil {
+		t.Fatal(err)
+	}
+	command.dies(t, w, both("import-select"), class...)
+	restart()
+	command.ends(t, class...)
+	n.Pod("after", "data")
+	n.WaitReady("after")
+	read(t, n, "after", n.Name)
+	discard(n, "after", "data")
+}
+
+func wantAsBefore(t *testing.T, n *user.Namespace, real *corev1.PersistentVolume) {
+	t.Helper()
+	now := n.WaitBound("data")
+	if now.UID != real.UID || now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
+		t.Fatalf("the claim has the volume %s (%s), and had %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, real.Name)
+	}
+	for _, key := range []string{"import", "adopt-for"} {
+		if _, left := now.Annotations["storage.liqo.io/"+key]; left {
+			t.Fatalf("the annotation %s is left on the volume", key)
+		}
+	}
+	claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range claim.Annotations {
+		if strings.HasPrefix(key, "storage.liqo.io/") {
+			t.Fatalf("the annotation %s is left on the claim", key)
+		}
+	}
+}
+
+func waitNoClaim(n *user.Namespace) {
+	n.Eventually("the claim is gone", func(ctx context.Context) (string, error) {
+		_, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, "data", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is there", err
+	})
+}
+
+// adoptByHand does what CreateVolume does first: the volume names the twin, and the twin is made.
+func adoptByHand(t *testing.T, n *user.Namespace, volume string) {
+	t.Helper()
+	core := n.Client.CoreV1()
+	claim, err := core.PersistentVolumeClaims(n.Name).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := string(claim.UID)
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"claimRef": map[string]any{
+		"namespace": chart.StorageNamespace, "name": uid, "uid": nil, "resourceVersion": nil,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	real, err := core.PersistentVolumes().Patch(t.Context(), volume, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	home, err := core.Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:       uid,
+			Finalizers: []string{"storage.liqo.io/twin"},
+			Labels: map[string]string{
+				"app.kubernetes.io/managed-by": driver.CSIName, "storage.liqo.io/home-cluster": string(home.UID),
+				"storage.liqo.io/volume": "pvc-" + uid,
+			},
+			Annotations: map[string]string{"storage.liqo.io/claim-uid": uid, "storage.liqo.io/adopted": volume},
+		},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &real.Spec.StorageClassName,
+			AccessModes:      claim.Spec.AccessModes,
+			Resources:        claim.Spec.Resources,
+			VolumeName:       volume,
+		},
+	}
+	twins := core.PersistentVolumeClaims(chart.StorageNamespace)
+	if _, err := twins.Create(t.Context(), twin, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the twin is bound", func(ctx context.Context) (string, error) {
+		found, err := twins.Get(ctx, uid, metav1.GetOptions{})
+		if err != nil || found.Status.Phase != corev1.ClaimBound {
+			return fmt.Sprintf("it is %s", found.Status.Phase), err
+		}
+		return "", nil
+	})
+}
+
+// withoutController takes the driver's controller away until restart is called.
+func withoutController(t *testing.T, n *user.Namespace) (restart func()) {
+	t.Helper()
+	deployments := n.Client.AppsV1().Deployments(chart.Namespace)
+	list, err := deployments.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%v: %d Deployments of the controller", err, len(list.Items))
+	}
+	name, before := list.Items[0].Name, *list.Items[0].Spec.Replicas
+	scale := func(ctx context.Context, replicas int32) error {
+		found, err := deployments.GetScale(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		found.Spec.Replicas = replicas
+		_, err = deployments.UpdateScale(ctx, name, found, metav1.UpdateOptions{})
+		return err
+	}
+	if err := scale(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the controller is gone", func(ctx context.Context) (string, error) {
+		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+		if err != nil || len(pods.Items) > 0 {
+			return "it is still there", err
+		}
+		return "", nil
+	})
+	restarted := false
+	return func() {
+		if restarted {
+			return
+		}
+		restarted = true
+		if err := scale(context.Background(), before); err != nil {
+			t.Error(err)
+		}
+	}
+}

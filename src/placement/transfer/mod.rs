@@ -1,0 +1,71 @@
+//! What `liqo-csi import` does next, from what is there now. An import remembers nothing but
+//! what stands on the PV and on the claims, so whoever comes next, after a crash or beside
+//! another import of the same claim, decides the same.
+//!
+//! Between the claim's deletion and the end, nobody's claim holds the data: it is the PV's
+//! reclaim policy Retain that keeps it, from before the first step to after the last one.
+
+mod import;
+mod obstacle;
+mod undo;
+
+pub use import::{ImportFacts, ImportRefusal, ImportStep, Interruption, import_step};
+pub use obstacle::{ImportedClaim, Obstacle, RealVolume, class_for, obstacles, wanted_replica};
+pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};
+
+/// What has the name of the claim that is imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimNow {
+    /// Nothing.
+    Absent,
+    /// The claim whose volume is to be imported.
+    Old {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether an undo has written on it.
+        touched: bool,
+    },
+    /// The claim of this driver's class that adopts the PV.
+    New {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether a node is selected for it.
+        has_node: bool,
+        /// Whether it has a virtual PV.
+        bound: bool,
+    },
+    /// Another claim, as a controller makes one in the gap; or the old one made again.
+    Other {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// The PV that it names.
+        volume: NamedVolume,
+        /// Whether the imported PV is what it asks for.
+        fits: bool,
+    },
+}
+
+/// The PV that a claim names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedVolume {
+    /// None.
+    None,
+    /// The imported one.
+    Imported {
+        /// Whether Kubernetes has bound the two.
+        bound: bool,
+    },
+    /// Another one.
+    Another,
+}
+
+/// How far the import of a PV is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It has no record: the import has not begun, or is at its end, or was undone.
+    NotRecorded,
+    /// It may be adopted.
+    Permitted,
+    /// It may not be adopted any more: the import is being undone.
+    Withdrawn,
+}

@@ -1,0 +1,508 @@
+//! All that speaks against the import of a claim, found before anything is changed, and told
+//! at once with the way out.
+
+use crate::volume::{ClaimName, DRIVER_NAME, VolumeMode, quantity};
+
+/// One reason not to import a claim, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// A pod names it.
+    #[error("the pod {pod} uses the claim{}", if *.over { ", although it has ended: delete it" } else { ": scale its workload down, or delete it" })]
+    Pod {
+        /// The pod.
+        pod: String,
+        /// Whether it has ended.
+        over: bool,
+    },
+    /// A `StatefulSet` would make an empty claim of that name in the gap.
+    #[error(
+        "the StatefulSet {set} wants its replica {ordinal}, and would make an empty claim of that name in between: scale it to {ordinal} \
+         replicas or fewer, counted from its first ordinal"
+    )]
+    StatefulSet {
+        /// The set.
+        set: String,
+        /// The replica whose claim it is.
+        ordinal: u64,
+    },
+    /// It is attached.
+    #[error(
+        "the PersistentVolume {volume} is attached to the node {node}: wait until it is detached, after the last pod has gone"
+    )]
+    Attached {
+        /// The PV.
+        volume: String,
+        /// The node.
+        node: String,
+    },
+    /// It is being resized.
+    #[error("the claim is being resized ({0}): wait for the end, or ask for the size that it has")]
+    Resizing(String),
+    /// Its attributes are being changed.
+    #[error("the attributes of the claim are being changed: wait for the end of it")]
+    Modifying,
+    /// A controller is at work on it.
+    #[error(
+        "the claim has the finalizer {0}, so something is at work on it, as a snapshot or a copy that is being made: wait for the end of it"
+    )]
+    InUse(String),
+    /// It is being deleted.
+    #[error("the {0} is being deleted")]
+    Deleting(&'static str),
+    /// It has no volume.
+    #[error(
+        "the claim is not bound to a PersistentVolume: there is nothing to import. Make it anew, with the class that you want"
+    )]
+    NotBound,
+    /// This driver cannot mount it.
+    #[error("{0}")]
+    Unmountable(String),
+    /// It is of this driver.
+    #[error("the claim is a volume of this driver already")]
+    Ours,
+    /// It is a twin.
+    #[error("the claim is the twin of a volume of this driver")]
+    Twin,
+    /// It is a virtual volume of somebody else.
+    #[error(
+        "the class {class} of the claim is virtual itself (provisioner {provisioner}): its data is that of another claim, which is the one to import. \
+         A claim that is in another cluster cannot be imported yet"
+    )]
+    Virtual {
+        /// The class.
+        class: String,
+        /// Its provisioner.
+        provisioner: String,
+    },
+    /// It asks for more than there is.
+    #[error(
+        "the claim asks for {wanted}, and its PersistentVolume has {has}: csi-provisioner would delete a volume that is too small"
+    )]
+    TooSmall {
+        /// What it asks for.
+        wanted: String,
+        /// What there is.
+        has: String,
+    },
+    /// It is made of something else than what the claim says.
+    #[error("the claim has the volume mode {claim:?}, and its PersistentVolume {volume:?}")]
+    OtherMode {
+        /// The claim's.
+        claim: VolumeMode,
+        /// The PV's.
+        volume: VolumeMode,
+    },
+    /// A deployment tool has it.
+    #[error(
+        "{tool} manages the claim (its key {key}): if it is applied in between, an empty volume takes its place, and a later one may delete it. \
+         Change the class in the sources and take the claim out of {tool}'s care; --force-managed imports it all the same"
+    )]
+    Managed {
+        /// The tool.
+        tool: &'static str,
+        /// The label or annotation.
+        key: String,
+    },
+    /// A controller has it.
+    #[error(
+        "the claim is controlled by the {kind} {name}, which may make it again or delete it: stop that controller; --force-managed imports the \
+         claim all the same"
+    )]
+    Controlled {
+        /// Kind of the controller.
+        kind: String,
+        /// Its name.
+        name: String,
+    },
+    /// It lives and dies with a pod.
+    #[error(
+        "the claim is the ephemeral volume of the pod {0}, and goes with it: change the class in the template of the pod"
+    )]
+    Ephemeral(String),
+    /// No such class.
+    #[error("there is no storage class {0}")]
+    NoClass(String),
+    /// Not one of ours.
+    #[error(
+        "the storage class {class} is not one of this driver (its provisioner is {provisioner}): name one with --class"
+    )]
+    OtherClass {
+        /// The class.
+        class: String,
+        /// Its provisioner.
+        provisioner: String,
+    },
+    /// Several are possible.
+    #[error("name the class that the claim is to have with --class: this driver has {}", if .0.is_empty() { "none here".to_owned() } else { .0.join(", ") })]
+    WhichClass(Vec<String>),
+    /// Begun with another class.
+    #[error("the import was begun with the class {0}: go on without --class, or undo it first")]
+    BegunWith(String),
+    /// No node can have it.
+    #[error("no node that runs this driver can use the PersistentVolume: {0}")]
+    NoNode(String),
+    /// The new claim would not be accepted.
+    #[error("the API server would not accept the new claim: {0}")]
+    NotAccepted(String),
+}
+
+/// A claim that is to be imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
+pub struct ImportedClaim {
+    /// Its name.
+    pub name: ClaimName,
+    /// Whether Kubernetes has bound it to its PV, and the PV to it.
+    pub bound: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it has the marks of a twin.
+    pub is_twin: bool,
+    /// What it asks for, in bytes.
+    pub requested: u64,
+    /// Its volume mode.
+    pub mode: VolumeMode,
+    /// What is said of a resize under way, if one is.
+    pub resizing: Option<String>,
+    /// Whether its attributes are being changed.
+    pub modifying: bool,
+    /// Its finalizers, but that which all claims have.
+    pub finalizers: Vec<String>,
+    /// The tool that manages it, and the key that says so.
+    pub managed: Option<(&'static str, String)>,
+    /// Kind and name of its controller.
+    pub controller: Option<(String, String)>,
+    /// Its class and the provisioner of that.
+    pub class: Option<(String, String)>,
+    /// Pods that name it, and whether they have ended.
+    pub pods: Vec<(String, bool)>,
+    /// `StatefulSet`s that want it, and their replica.
+    pub wanted_by: Vec<(String, u64)>,
+}
+
+/// The PV of a claim that is to be imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RealVolume {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its volume mode.
+    pub mode: VolumeMode,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it is of this driver.
+    pub is_ours: bool,
+    /// Why this driver cannot mount it, if it cannot.
+    pub unmountable: Option<String>,
+    /// Nodes that it is attached to.
+    pub attached: Vec<String>,
+}
+
+/// The class that an imported claim gets: the one that is asked for, or the only one of this
+/// driver, or the one with the usual name. `classes` are names and provisioners.
+pub fn class_for(wanted: Option<&str>, classes: &[(String, String)]) -> Result<String, Obstacle> {
+    const USUAL: &str = "liqo";
+    if let Some(wanted) = wanted {
+        let found = classes.iter().find(|(name, _)| name == wanted);
+        return match found {
+            Some((name, provisioner)) if provisioner == DRIVER_NAME => Ok(name.clone()),
+            Some((name, provisioner)) => Err(Obstacle::OtherClass {
+                class: name.clone(),
+                provisioner: provisioner.clone(),
+            }),
+            None => Err(Obstacle::NoClass(wanted.to_owned())),
+        };
+    }
+    let ours = classes
+        .iter()
+        .filter(|(_, provisioner)| provisioner == DRIVER_NAME);
+    let names: Vec<String> = ours.map(|(name, _)| name.clone()).collect();
+    match names.as_slice() {
+        [only] => Ok(only.clone()),
+        all if all.iter().any(|name| name == USUAL) => Ok(USUAL.to_owned()),
+        _ => Err(Obstacle::WhichClass(names)),
+    }
+}
+
+/// The replica of a `StatefulSet` whose claim has this name, if the set wants that replica.
+/// `templates` are the names of its claim templates.
+#[must_use]
+pub fn wanted_replica(
+    claim: &str,
+    set: &str,
+    templates: &[String],
+    start: u64,
+    replicas: u64,
+) -> Option<u64> {
+    let ordinal = templates.iter().find_map(|template| {
+        let rest = claim.strip_prefix(template)?.strip_prefix('-')?;
+        let ordinal = rest.strip_prefix(set)?.strip_prefix('-')?;
+        ordinal.parse::<u64>().ok()
+    })?;
+    (start..start.saturating_add(replicas))
+        .contains(&ordinal)
+        .then_some(ordinal)
+}
+
+/// All that speaks against the import of this claim, as far as claim and PV tell.
+#[must_use]
+pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_managed: bool) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    if claim.is_twin {
+        // Nothing else matters then.
+        return vec![Obstacle::Twin];
+    }
+    if volume.is_some_and(|volume| volume.is_ours) {
+        return vec![Obstacle::Ours];
+    }
+    if let Some((class, provisioner)) = &claim.class
+        && crate::placement::is_loop(provisioner)
+    {
+        found.push(Obstacle::Virtual {
+            class: class.clone(),
+            provisioner: provisioner.clone(),
+        });
+    }
+    if claim.deleting {
+        found.push(Obstacle::Deleting("claim"));
+    }
+    let owner = claim.controller.as_ref();
+    if let Some((kind, name)) = owner {
+        if kind == "Pod" {
+            found.push(Obstacle::Ephemeral(name.clone()));
+        } else if !force_managed {
+            found.push(Obstacle::Controlled {
+                kind: kind.clone(),
+                name: name.clone(),
+            });
+        }
+    }
+    if let Some((tool, key)) = claim.managed.clone().filter(|_| !force_managed) {
+        found.push(Obstacle::Managed { tool, key });
+    }
+    let pods = claim.pods.iter().map(|(pod, over)| Obstacle::Pod {
+        pod: pod.clone(),
+        over: *over,
+    });
+    found.extend(pods);
+    let sets = claim
+        .wanted_by
+        .iter()
+        .map(|(set, ordinal)| Obstacle::StatefulSet {
+            set: set.clone(),
+            ordinal: *ordinal,
+        });
+    found.extend(sets);
+    found.extend(claim.resizing.clone().map(Obstacle::Resizing));
+    if claim.modifying {
+        found.push(Obstacle::Modifying);
+    }
+    found.extend(claim.finalizers.iter().cloned().map(Obstacle::InUse));
+    match volume {
+        Some(volume) if claim.bound => found.extend(of_volume(claim, volume)),
+        _ => found.push(Obstacle::NotBound),
+    }
+    found
+}
+
+fn of_volume(claim: &ImportedClaim, volume: &RealVolume) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    if volume.deleting {
+        found.push(Obstacle::Deleting("PersistentVolume"));
+    }
+    found.extend(volume.unmountable.clone().map(Obstacle::Unmountable));
+    if claim.requested > volume.bytes {
+        found.push(Obstacle::TooSmall {
+            wanted: quantity(claim.requested),
+            has: quantity(volume.bytes),
+        });
+    }
+    if claim.mode != volume.mode {
+        found.push(Obstacle::OtherMode {
+            claim: claim.mode,
+            volume: volume.mode,
+        });
+    }
+    found.extend(volume.attached.iter().map(|node| Obstacle::Attached {
+        volume: volume.name.clone(),
+        node: node.clone(),
+    }));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim() -> ImportedClaim {
+        ImportedClaim {
+            name: "shop/data".parse().unwrap(),
+            bound: true,
+            deleting: false,
+            is_twin: false,
+            requested: 1 << 30,
+            mode: VolumeMode::Filesystem,
+            resizing: None,
+            modifying: false,
+            finalizers: Vec::new(),
+            managed: None,
+            controller: None,
+            class: Some(("fast".into(), "real.test".into())),
+            pods: Vec::new(),
+            wanted_by: Vec::new(),
+        }
+    }
+
+    fn volume() -> RealVolume {
+        RealVolume {
+            name: "pv".into(),
+            bytes: 1 << 30,
+            mode: VolumeMode::Filesystem,
+            deleting: false,
+            is_ours: false,
+            unmountable: None,
+            attached: Vec::new(),
+        }
+    }
+
+    fn found(claim: &ImportedClaim, volume: &RealVolume) -> Vec<Obstacle> {
+        obstacles(claim, Some(volume), false)
+    }
+
+    #[test]
+    fn nothing_speaks_against_a_claim_that_nobody_uses() {
+        assert_eq!(found(&claim(), &volume()), []);
+    }
+
+    #[test]
+    fn each_reason_is_named_with_its_way_out() {
+        type Break = fn(&mut ImportedClaim, &mut RealVolume);
+        let table: [(Break, &str); 14] = [
+            (
+                |it, _| it.pods = vec![("web".into(), false)],
+                "scale its workload down",
+            ),
+            (
+                |it, _| it.pods = vec![("job".into(), true)],
+                "it has ended: delete it",
+            ),
+            (
+                |it, _| it.wanted_by = vec![("db".into(), 2)],
+                "scale it to 2 replicas",
+            ),
+            (
+                |_, it| it.attached = vec!["n1".into()],
+                "wait until it is detached",
+            ),
+            (
+                |it, _| it.resizing = Some("FileSystemResizePending".into()),
+                "wait for the end",
+            ),
+            (|it, _| it.modifying = true, "attributes"),
+            (|it, _| it.finalizers = vec!["x/y".into()], "x/y"),
+            (|it, _| it.deleting = true, "the claim is being deleted"),
+            (
+                |_, it| it.deleting = true,
+                "the PersistentVolume is being deleted",
+            ),
+            (|it, _| it.bound = false, "not bound"),
+            (|_, it| it.unmountable = Some("neither csi".into()), "neither csi"),
+            (|it, _| it.requested = 2 << 30, "too small"),
+            (|it, _| it.mode = VolumeMode::Block, "volume mode"),
+            (
+                |it, _| it.class = Some(("liqo".into(), "liqo.io/storage".into())),
+                "cannot be imported yet",
+            ),
+        ];
+        for (at, (break_it, expected)) in table.into_iter().enumerate() {
+            let (mut claim, mut volume) = (claim(), volume());
+            break_it(&mut claim, &mut volume);
+            let told = found(&claim, &volume);
+            assert_eq!(told.len(), 1, "row {at}: {told:?}");
+            assert!(told[0].to_string().contains(expected), "row {at}: {}", told[0]);
+        }
+    }
+
+    #[test]
+    fn all_reasons_are_told_at_once() {
+        let mut claim = claim();
+        claim.pods = vec![("web-0".into(), false), ("web-1".into(), false)];
+        claim.modifying = true;
+        claim.managed = Some(("Helm", "meta.helm.sh/release-name".into()));
+        let mut volume = volume();
+        volume.attached = vec!["n1".into()];
+        assert_eq!(found(&claim, &volume).len(), 5);
+    }
+
+    #[test]
+    fn what_somebody_manages_is_left_to_them_unless_forced() {
+        let mut claim = claim();
+        claim.managed = Some(("Argo CD", "argocd.argoproj.io/tracking-id".into()));
+        claim.controller = Some(("Cluster".into(), "pg".into()));
+        assert_eq!(found(&claim, &volume()).len(), 2);
+        assert_eq!(obstacles(&claim, Some(&volume()), true), []);
+        claim.controller = Some(("Pod".into(), "web".into()));
+        assert_eq!(
+            obstacles(&claim, Some(&volume()), true),
+            [Obstacle::Ephemeral("web".into())]
+        );
+    }
+
+    #[test]
+    fn the_class_is_the_one_that_can_be_meant() {
+        let of = |names: &[(&str, &str)]| -> Vec<(String, String)> {
+            let owned = |&(name, provisioner): &(&str, &str)| (name.to_owned(), provisioner.to_owned());
+            names.iter().map(owned).collect()
+        };
+        let (fast, liqo, gold) = (
+            ("fast", "real.test"),
+            ("liqo", DRIVER_NAME),
+            ("gold", DRIVER_NAME),
+        );
+        assert_eq!(class_for(None, &of(&[fast, gold])), Ok("gold".into()));
+        assert_eq!(class_for(None, &of(&[fast, gold, liqo])), Ok("liqo".into()));
+        assert_eq!(class_for(Some("gold"), &of(&[gold, liqo])), Ok("gold".into()));
+        assert_eq!(class_for(None, &of(&[fast])), Err(Obstacle::WhichClass(vec![])));
+        assert!(matches!(
+            class_for(Some("fast"), &of(&[fast, liqo])),
+            Err(Obstacle::OtherClass { .. })
+        ));
+        assert_eq!(
+            class_for(Some("x"), &of(&[liqo])),
+            Err(Obstacle::NoClass("x".into()))
+        );
+    }
+
+    #[test]
+    fn a_stateful_set_wants_the_claims_of_its_replicas() {
+        let wanted = |claim: &str, start, replicas| {
+            wanted_replica(claim, "db", &["log".into(), "data".into()], start, replicas)
+        };
+        assert_eq!(wanted("data-db-1", 0, 2), Some(1));
+        assert_eq!(wanted("log-db-0", 0, 2), Some(0));
+        assert_eq!(wanted("data-db-2", 0, 2), None, "scaled down");
+        assert_eq!(wanted("data-db-5", 5, 1), Some(5), "its ordinals start later");
+        assert_eq!(wanted("data-db-0", 5, 1), None);
+        for other in ["data-other-0", "data-db-x", "data", "data-db-", "xdata-db-0"] {
+            assert_eq!(wanted(other, 0, 9), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_ours_is_nothing_to_import() {
+        let ours = RealVolume {
+            is_ours: true,
+            ..volume()
+        };
+        assert_eq!(found(&claim(), &ours), [Obstacle::Ours]);
+        let twin = ImportedClaim {
+            is_twin: true,
+            ..claim()
+        };
+        assert_eq!(found(&twin, &volume()), [Obstacle::Twin]);
+    }
+}

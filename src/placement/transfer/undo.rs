@@ -1,0 +1,276 @@
+//! The steps that undo an import, wherever it stopped.
+//!
+//! ```text
+//!  ──Forbid──▶ may not be adopted any more (a CreateVolume that is under way fails, or has
+//!              made a twin for a claim that goes)
+//!     old claim exists ──Touch──▶ (whoever would delete it has an older version) ──Restore──▶
+//!     new claim exists ──DeleteNew──▶ gone ──DeleteTwin──▶ gone
+//!     no claim ──GiveBack──▶ PV names the old claim ──Remake──▶ bound ──Restore──▶ as before
+//! ```
+//!
+//! Only when the PV is bound to its claim again it gets its reclaim policy back, and its
+//! record is taken off in the same write.
+
+use super::{ClaimNow, NamedVolume, Progress};
+
+/// Whom the PV names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// The claim's name, without a uid: it is bound to whatever claim has that name.
+    Name,
+    /// The claim of that name that exists, by its uid.
+    Claim,
+    /// Something that does not exist any more: the old claim, the new one, or a twin.
+    Gone,
+    /// A twin that exists.
+    Twin {
+        /// Whether it is being deleted.
+        deleting: bool,
+    },
+    /// Somebody else.
+    Other(String),
+}
+
+/// What the decision rests on, read live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UndoFacts {
+    /// What has the name of the claim.
+    pub claim: ClaimNow,
+    /// How far the import is.
+    pub progress: Progress,
+    /// Whom the PV names.
+    pub holder: Holder,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UndoStep {
+    /// Take the permission to adopt off the PV.
+    Forbid,
+    /// Write on the old claim.
+    Touch,
+    /// Delete the claim of this driver's class, by its uid.
+    DeleteNew,
+    /// Wait until the claim is gone that is being deleted.
+    AwaitClaimGone,
+    /// Delete the twin, which has the PV but was given to nobody.
+    DeleteTwin,
+    /// Take our finalizer off the twin that is being deleted, and wait until it is gone.
+    AwaitTwinGone,
+    /// Have the PV name the claim again, without a uid.
+    GiveBack,
+    /// Make the old claim again.
+    Remake,
+    /// Tell the claim that somebody made its PV.
+    TellVolume,
+    /// Wait until the claim is bound to the PV.
+    AwaitBound,
+    /// Give the PV its reclaim policy back and take the record off.
+    Restore,
+    /// Take the mark of the undo off the old claim.
+    Untouch,
+    /// There is nothing left to do.
+    Done,
+    /// Do nothing.
+    Refuse(UndoRefusal),
+}
+
+/// Why an import is not undone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UndoRefusal {
+    /// It has come to its end.
+    #[error(
+        "the import has come to its end: the claim is bound to a volume of this driver, and the controller does the rest"
+    )]
+    Finished,
+    /// Another claim has the name.
+    #[error(
+        "another claim has that name, and the PersistentVolume is not what it asks for. The data is safe, for the PersistentVolume is \
+         retained. Delete that claim, and run this again"
+    )]
+    NameTaken,
+    /// Somebody else has the PV.
+    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    Held(String),
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn undo_step(facts: &UndoFacts) -> UndoStep {
+    match (facts.progress, &facts.claim) {
+        (Progress::NotRecorded, ClaimNow::Old { touched: true, .. }) => UndoStep::Untouch,
+        (
+            _,
+            ClaimNow::New {
+                bound: true,
+                deleting: false,
+                ..
+            },
+        ) => UndoStep::Refuse(UndoRefusal::Finished),
+        (Progress::NotRecorded, _) => UndoStep::Done,
+        (Progress::Permitted, _) => UndoStep::Forbid,
+        (Progress::Withdrawn, claim) => withdrawn(claim, &facts.holder),
+    }
+}
+
+fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
+    match claim {
+        ClaimNow::Old { deleting: true, .. }
+        | ClaimNow::New { deleting: true, .. }
+        | ClaimNow::Other { deleting: true, .. } => UndoStep::AwaitClaimGone,
+        ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
+        ClaimNow::Old { .. } => match holder {
+            Holder::Claim => UndoStep::Restore,
+            _ => give_back(holder, UndoStep::AwaitBound),
+        },
+        ClaimNow::New { .. } => UndoStep::DeleteNew,
+        ClaimNow::Absent => give_back(holder, UndoStep::Remake),
+        ClaimNow::Other { volume, fits, .. } => match (volume, fits) {
+            (NamedVolume::Imported { bound: true }, _) if *holder == Holder::Claim => UndoStep::Restore,
+            (NamedVolume::Imported { .. }, _) => give_back(holder, UndoStep::AwaitBound),
+            (NamedVolume::None, true) => give_back(holder, UndoStep::TellVolume),
+            (NamedVolume::None, false) | (NamedVolume::Another, _) => {
+                UndoStep::Refuse(UndoRefusal::NameTaken)
+            }
+        },
+    }
+}
+
+/// Has the PV name the claim, and then does this.
+fn give_back(holder: &Holder, then: UndoStep) -> UndoStep {
+    match holder {
+        Holder::Name | Holder::Claim => then,
+        Holder::Gone => UndoStep::GiveBack,
+        Holder::Twin { deleting: false } => UndoStep::DeleteTwin,
+        Holder::Twin { deleting: true } => UndoStep::AwaitTwinGone,
+        Holder::Other(who) => UndoStep::Refuse(UndoRefusal::Held(who.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{prelude::*, sample::select};
+
+    use super::*;
+
+    fn old(deleting: bool, touched: bool) -> ClaimNow {
+        ClaimNow::Old { deleting, touched }
+    }
+
+    fn new(bound: bool) -> ClaimNow {
+        ClaimNow::New {
+            deleting: false,
+            has_node: true,
+            bound,
+        }
+    }
+
+    fn other(volume: NamedVolume, fits: bool) -> ClaimNow {
+        ClaimNow::Other {
+            deleting: false,
+            volume,
+            fits,
+        }
+    }
+
+    fn decide(claim: ClaimNow, progress: Progress, holder: Holder) -> UndoStep {
+        undo_step(&UndoFacts {
+            claim,
+            progress,
+            holder,
+        })
+    }
+
+    #[test]
+    fn a_claim_that_exists_is_kept_from_a_deletion_under_way_first() {
+        use Progress::{NotRecorded, Permitted, Withdrawn};
+        let (twin, claim) = (Holder::Gone, Holder::Claim);
+        assert_eq!(
+            decide(old(false, false), Permitted, claim.clone()),
+            UndoStep::Forbid
+        );
+        assert_eq!(
+            decide(old(false, false), Withdrawn, claim.clone()),
+            UndoStep::Touch
+        );
+        assert_eq!(
+            decide(old(false, true), Withdrawn, claim.clone()),
+            UndoStep::Restore
+        );
+        assert_eq!(
+            decide(old(false, true), NotRecorded, claim.clone()),
+            UndoStep::Untouch
+        );
+        assert_eq!(decide(old(false, false), NotRecorded, claim), UndoStep::Done);
+        assert_eq!(decide(old(true, true), Withdrawn, twin), UndoStep::AwaitClaimGone);
+    }
+
+    #[test]
+    fn first_the_new_claim_goes_then_its_twin_then_the_old_claim_comes_back() {
+        let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
+        let twin = |deleting| Holder::Twin { deleting };
+        assert_eq!(step(new(false), twin(false)), UndoStep::DeleteNew);
+        assert_eq!(step(ClaimNow::Absent, twin(false)), UndoStep::DeleteTwin);
+        assert_eq!(step(ClaimNow::Absent, twin(true)), UndoStep::AwaitTwinGone);
+        assert_eq!(step(ClaimNow::Absent, Holder::Gone), UndoStep::GiveBack);
+        assert_eq!(step(ClaimNow::Absent, Holder::Name), UndoStep::Remake);
+        let made = |bound| other(NamedVolume::Imported { bound }, true);
+        assert_eq!(step(made(false), Holder::Name), UndoStep::AwaitBound);
+        assert_eq!(step(made(true), Holder::Claim), UndoStep::Restore);
+    }
+
+    #[test]
+    fn a_claim_that_somebody_made_in_the_gap_gets_the_data_if_it_asks_for_the_like() {
+        let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
+        let theirs = |fits| other(NamedVolume::None, fits);
+        assert_eq!(step(theirs(true), Holder::Gone), UndoStep::GiveBack);
+        assert_eq!(step(theirs(true), Holder::Name), UndoStep::TellVolume);
+        for claim in [theirs(false), other(NamedVolume::Another, true)] {
+            assert_eq!(
+                step(claim, Holder::Gone),
+                UndoStep::Refuse(UndoRefusal::NameTaken)
+            );
+        }
+    }
+
+    #[test]
+    fn what_has_come_to_its_end_is_not_undone() {
+        for progress in [Progress::NotRecorded, Progress::Permitted, Progress::Withdrawn] {
+            let step = decide(new(true), progress, Holder::Twin { deleting: false });
+            assert_eq!(step, UndoStep::Refuse(UndoRefusal::Finished));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_policy_comes_back_only_to_a_volume_that_is_bound(
+            claim in select(vec![
+                ClaimNow::Absent, old(false, false), old(false, true), old(true, true), new(false), new(true),
+                other(NamedVolume::None, true), other(NamedVolume::Imported { bound: false }, true),
+                other(NamedVolume::Imported { bound: true }, true), other(NamedVolume::Another, false),
+            ]),
+            progress in select(vec![Progress::NotRecorded, Progress::Permitted, Progress::Withdrawn]),
+            holder in select(vec![
+                Holder::Name, Holder::Claim, Holder::Gone, Holder::Twin { deleting: false },
+                Holder::Twin { deleting: true }, Holder::Other("bank/x".into()),
+            ]),
+        ) {
+            let step = decide(claim.clone(), progress, holder.clone());
+            if step == UndoStep::Restore {
+                prop_assert_eq!(&holder, &Holder::Claim);
+                prop_assert_eq!(progress, Progress::Withdrawn);
+                let is_bound = matches!(
+                    claim,
+                    ClaimNow::Old { deleting: false, touched: true }
+                        | ClaimNow::Other { volume: NamedVolume::Imported { bound: true }, .. }
+                );
+                prop_assert!(is_bound);
+            }
+            // While it may be adopted, nothing else is changed: a CreateVolume may be under way.
+            if progress == Progress::Permitted {
+                let is_first = matches!(step, UndoStep::Forbid | UndoStep::Refuse(UndoRefusal::Finished));
+                prop_assert!(is_first);
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The end of imports: when the record goes and which policy comes back.
+
+use super::*;
+
+const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","name":"data","uid":"u0","spec":{}}}"#;
+
+/// A volume whose real PV was imported, and is retained still.
+fn imported(api: &FakeApi) {
+    world(api);
+    api.change(REAL, |real| {
+        real["metadata"]["annotations"] = json!({mark::IMPORT: RECORD, mark::ADOPT_FOR: "shop/data"});
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"][mark::ADOPT] = "real".into();
+    });
+}
+
+fn annotation(api: &FakeApi, path: &str, key: &str) -> Value {
+    api.object(path).unwrap()["metadata"]["annotations"][key].clone()
+}
+
+fn is_settled(api: &FakeApi) -> bool {
+    annotation(api, REAL, mark::IMPORT).is_null() && annotation(api, REAL, mark::ADOPT_FOR).is_null()
+}
+
+#[tokio::test]
+async fn the_policy_comes_back_when_the_users_claim_is_bound() {
+    let api = FakeApi::start().await;
+    imported(&api);
+    round(&api).await.unwrap();
+    assert!(is_settled(&api));
+    assert_eq!(policy(&api, REAL), "Delete");
+    assert_eq!(annotation(&api, REAL, mark::POLICY_BEFORE), Value::Null);
+    assert_eq!(annotation(&api, CLAIM, mark::ADOPT), Value::Null);
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn a_class_that_retains_wins_and_can_be_taken_back() {
+    let api = FakeApi::start().await;
+    imported(&api);
+    wish(&api, VOLUME, "Retain");
+    round(&api).await.unwrap();
+    assert!(is_settled(&api));
+    assert_eq!(policy(&api, REAL), "Retain");
+    assert_eq!(annotation(&api, REAL, mark::POLICY_BEFORE), "Delete");
+    wish(&api, VOLUME, "Delete");
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Delete");
+}
+
+#[tokio::test]
+async fn nothing_is_given_back_before() {
+    type Break = fn(&FakeApi);
+    let table: [(&str, Break); 6] = [
+        ("the virtual PV is not bound", |api| {
+            api.change(VOLUME, |volume| volume["status"]["phase"] = "Available".into());
+        }),
+        ("the virtual PV is released", |api| {
+            api.change(VOLUME, |volume| volume["status"]["phase"] = "Released".into());
+        }),
+        ("the claim is not bound", |api| {
+            api.change(CLAIM, |claim| claim["status"]["phase"] = "Pending".into());
+        }),
+        ("the claim is being deleted", |api| delete(api, CLAIM)),
+        ("the twin was given to nobody", |api| {
+            api.change(TWIN, |twin| {
+                twin["metadata"]["annotations"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove(mark::HANDED_OVER);
+            });
+        }),
+        ("the record is of another version", |api| {
+            api.change(REAL, |real| {
+                real["metadata"]["annotations"][mark::IMPORT] = r#"{"version":9}"#.into();
+            });
+        }),
+    ];
+    for (what, break_it) in table {
+        let api = FakeApi::start().await;
+        imported(&api);
+        break_it(&api);
+        round(&api).await.unwrap();
+        assert!(!is_settled(&api), "{what}");
+        assert_eq!(policy(&api, REAL), "Retain", "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_is_interrupted_is_gone_on_with() {
+    for method in ["persistentvolumeclaims/data", "persistentvolumes/real"] {
+        let api = FakeApi::start().await;
+        imported(&api);
+        api.fault(Fault::new("PATCH", method, Act::Refuse(409)).times(1));
+        round(&api).await.unwrap();
+        assert!(!is_settled(&api), "{method}");
+        assert_eq!(policy(&api, REAL), "Retain");
+        round(&api).await.unwrap();
+        assert!(is_settled(&api), "{method}");
+        assert_eq!(policy(&api, REAL), "Delete");
+    }
+}

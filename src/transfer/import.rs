@@ -1,0 +1,427 @@
+//! The steps of an import, taken one after the other.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{
+    Context, TransferError, Waiting,
+    look::{BOUND_BY_CONTROLLER, Looking, Scene},
+    surroundings, undo,
+};
+use crate::{
+    cluster::{ApiError, Cause, Precondition, slim::SELECTED_NODE, unless_conflict},
+    observe::crash::{self, Step},
+    placement::transfer::{
+        ClaimNow, ImportFacts, ImportRefusal, ImportStep, Interruption, Obstacle, Progress, class_for,
+        import_step, obstacles,
+    },
+    twin::{newest_warning, reclaim_policy},
+    volume::{ClaimName, ImportRecord, OldClaim, mark},
+};
+
+/// How often a claim is tried to be made that a quota or a policy forbids: the old claim counts
+/// for a moment after it is gone.
+const ATTEMPTS: u8 = 20;
+
+/// What is to be imported.
+pub(crate) struct ImportRequest {
+    /// The claim.
+    pub(crate) claim: ClaimName,
+    /// The virtual class that it is to have.
+    pub(crate) class: Option<String>,
+    /// Whether also what a deployment tool manages is imported.
+    pub(crate) force_managed: bool,
+}
+
+/// Imports a claim, or goes on importing it.
+pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<(), TransferError> {
+    let mut looking = Looking::default();
+    let mut waiting = Waiting::new(context);
+    let mut run = Run {
+        context,
+        request,
+        begun: false,
+        attempts: 0,
+        unmakeable: None,
+    };
+    loop {
+        let scene = Box::pin(looking.look(context.cluster, &request.claim)).await?;
+        if let Some(record) = &scene.record
+            && request.class.as_ref().is_some_and(|class| *class != record.class)
+        {
+            return Err(run.refuse(Obstacle::BegunWith(record.class.clone())));
+        }
+        let facts = Box::pin(run.facts(&scene)).await?;
+        let gone = facts.progress == Progress::NotRecorded
+            && !matches!(facts.claim, ClaimNow::New { bound: true, .. });
+        if run.begun && gone {
+            return Err(TransferError::Undone(request.claim.clone()));
+        }
+        run.begun |= facts.progress == Progress::Permitted;
+        let step = import_step(&facts);
+        if context.dry_run {
+            return run.tell_plan(&scene, step);
+        }
+        match step {
+            ImportStep::Done => {
+                (context.tell)("the claim is a volume of this driver");
+                return Ok(());
+            }
+            ImportStep::Refuse(refusal) => {
+                return Err(TransferError::NotImported(request.claim.clone(), refusal));
+            }
+            ImportStep::TakeBack(why) => return Err(run.take_back(why).await),
+            ImportStep::AwaitClaimGone => {
+                let what = Box::pin(run.whats_holding(&scene)).await?;
+                waiting.for_others(&what, None).await?;
+            }
+            ImportStep::AwaitDetached(node) => {
+                let what = format!("the PersistentVolume is to be detached from the node {node}");
+                waiting.for_others(&what, None).await?;
+            }
+            ImportStep::AwaitAdopted => {
+                let why = Box::pin(run.last_warning(&scene)).await;
+                waiting
+                    .for_others(
+                        "the controller is to make the volume of the PersistentVolume",
+                        why,
+                    )
+                    .await?;
+            }
+            ImportStep::AwaitSettled => {
+                waiting
+                    .for_others("the claim is bound; the controller is to give the PersistentVolume its reclaim policy back", None)
+                    .await?;
+            }
+            step => Box::pin(run.take(&scene, &step)).await?,
+        }
+    }
+}
+
+/// What is remembered between the steps; nothing that the next run would need.
+struct Run<'a> {
+    context: &'a Context<'a>,
+    request: &'a ImportRequest,
+    /// Whether a record was seen.
+    begun: bool,
+    attempts: u8,
+    unmakeable: Option<String>,
+}
+
+impl Run<'_> {
+    async fn facts(&self, scene: &Scene) -> Result<ImportFacts, TransferError> {
+        let cluster = self.context.cluster;
+        let claim = scene.claim_now();
+        let progress = scene.progress();
+        let mut facts = ImportFacts {
+            secured: scene.is_secured(),
+            obstacles: Vec::new(),
+            attached: None,
+            unmakeable: self.unmakeable.clone(),
+            progress,
+            claim,
+        };
+        match (&facts.claim, &scene.volume) {
+            (ClaimNow::Old { .. } | ClaimNow::Other { .. }, _) if progress != Progress::Withdrawn => {
+                facts.obstacles = self.obstacles(scene).await?;
+            }
+            (ClaimNow::Absent, Some(volume)) => {
+                let nodes = surroundings::attached(cluster, &volume.name_any()).await?;
+                facts.attached = nodes.into_iter().next();
+            }
+            _ => {}
+        }
+        Ok(facts)
+    }
+
+    /// All that speaks against it.
+    async fn obstacles(&self, scene: &Scene) -> Result<Vec<Obstacle>, TransferError> {
+        let cluster = self.context.cluster;
+        let classes = surroundings::classes(cluster).await?;
+        let Some((claim, real)) = surroundings::read(cluster, scene, &classes).await? else {
+            return Ok(Vec::new());
+        };
+        let mut found = obstacles(&claim, real.as_ref(), self.request.force_managed);
+        if found == [Obstacle::Twin] || found == [Obstacle::Ours] {
+            return Ok(found);
+        }
+        let wanted = self.request.class.as_deref();
+        let class = match &scene.record {
+            Some(record) => Ok(record.class.clone()),
+            None => class_for(wanted, &classes),
+        };
+        let node = match &scene.volume {
+            Some(volume) => Some(surroundings::node_for(cluster, volume).await?),
+            None => None,
+        };
+        let class = class.map_err(|obstacle| found.push(obstacle)).ok();
+        let node = node.and_then(|node| node.map_err(|obstacle| found.push(obstacle)).ok());
+        if let (Some(class), Some(claim), Some(volume)) = (class, &scene.claim, &scene.volume) {
+            let new = new_claim(&old_claim(claim), &class, &volume.name_any(), node.as_deref())?;
+            found.extend(self.would_not_be_accepted(new).await?.map(Obstacle::NotAccepted));
+        }
+        Ok(found)
+    }
+
+    /// Whether quotas, policies and rights let the new claim be made, tried under another name.
+    async fn would_not_be_accepted(
+        &self,
+        mut claim: PersistentVolumeClaim,
+    ) -> Result<Option<String>, ApiError> {
+        claim.metadata.name = Some(format!("import-check-{}", uuid::Uuid::new_v4()));
+        let claims = self
+            .context
+            .cluster
+            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
+        match claims.try_create(&claim).await {
+            Ok(()) => Ok(None),
+            Err(error) => refused(error).map(Some),
+        }
+    }
+
+    async fn take(&mut self, scene: &Scene, step: &ImportStep) -> Result<(), TransferError> {
+        match (step, &scene.claim, &scene.volume, &scene.record) {
+            (ImportStep::Mark, claim, Some(volume), record) => {
+                let record = match (record, claim) {
+                    (Some(record), _) => record.clone(),
+                    (None, Some(claim)) => self.record(claim, volume).await?,
+                    (None, None) => return Ok(()),
+                };
+                self.mark(volume, &record).await
+            }
+            (ImportStep::DeleteClaim, Some(claim), ..) => self.delete(claim).await,
+            (ImportStep::MakeClaim, _, Some(volume), Some(record)) => self.make(volume, record).await,
+            (ImportStep::SelectNode, Some(claim), Some(volume), _) => self.select_node(claim, volume).await,
+            (ImportStep::Untouch, Some(claim), ..) => Ok(undo::untouch(self.context, claim).await?),
+            // Steps come from what is there.
+            _ => Ok(()),
+        }
+    }
+
+    async fn record(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Result<ImportRecord, TransferError> {
+        let classes = surroundings::classes(self.context.cluster).await?;
+        let class = class_for(self.request.class.as_deref(), &classes);
+        let class = class.map_err(|obstacle| self.refuse(obstacle))?;
+        let policy = reclaim_policy(volume).to_owned();
+        Ok(ImportRecord::new(class, policy, old_claim(claim)))
+    }
+
+    /// Step 1: whatever happens from now on, the data stays.
+    async fn mark(&self, volume: &PersistentVolume, record: &ImportRecord) -> Result<(), TransferError> {
+        let name = volume.name_any();
+        (self.context.tell)(&format!(
+            "the PersistentVolume {name} is retained, and may be adopted by {}",
+            self.request.claim
+        ));
+        let patch = json!({
+            "metadata": {
+                "uid": volume.uid(),
+                "resourceVersion": volume.resource_version(),
+                "annotations": {
+                    mark::IMPORT: record.to_annotation()?,
+                    mark::ADOPT_FOR: self.request.claim.to_string(),
+                    mark::POLICY_BEFORE: null,
+                    BOUND_BY_CONTROLLER: null,
+                },
+            },
+            "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+        });
+        let volumes = self.context.cluster.all::<PersistentVolume>();
+        let marked = crash::around(Step::ImportMark, volumes.merge(&name, &patch)).await;
+        // What was written is read back by the next look.
+        unless_conflict(marked)?;
+        Ok(())
+    }
+
+    /// Step 2: in exactly this version, so that whoever undoes the import meanwhile is heard.
+    async fn delete(&self, claim: &PersistentVolumeClaim) -> Result<(), TransferError> {
+        (self.context.tell)(&format!(
+            "the claim {} is deleted, to be made again",
+            self.request.claim
+        ));
+        let claims = self
+            .context
+            .cluster
+            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
+        let exactly = Precondition {
+            uid: claim.uid().unwrap_or_default(),
+            resource_version: claim.resource_version(),
+        };
+        let deleted = crash::around(
+            Step::ImportDelete,
+            claims.delete(&self.request.claim.name, exactly),
+        )
+        .await;
+        match deleted {
+            Err(error) if error.is_conflict() => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Step 3.
+    async fn make(&mut self, volume: &PersistentVolume, record: &ImportRecord) -> Result<(), TransferError> {
+        let node = match surroundings::node_for(self.context.cluster, volume).await? {
+            Ok(node) => node,
+            Err(obstacle) => {
+                self.unmakeable = Some(obstacle.to_string());
+                return Ok(());
+            }
+        };
+        let claim = new_claim(&record.claim, &record.class, &volume.name_any(), Some(&node))?;
+        let claims = self
+            .context
+            .cluster
+            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
+        if self.attempts == 0 {
+            (self.context.tell)(&format!("the claim is made with the class {}", record.class));
+        }
+        let made = crash::around(Step::ImportMake, claims.create(&claim)).await;
+        let Err(error) = made else {
+            // Or somebody was faster: the next look tells who.
+            return Ok(());
+        };
+        self.attempts += 1;
+        let may_pass = error.is_forbidden() && self.attempts < ATTEMPTS;
+        let why = refused(error)?;
+        if may_pass {
+            tokio::time::sleep(super::LOOK_AGAIN).await;
+        } else {
+            self.unmakeable = Some(why);
+        }
+        Ok(())
+    }
+
+    /// It lost its node, as when that was not to be had any more.
+    async fn select_node(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Result<(), TransferError> {
+        let node = surroundings::node_for(self.context.cluster, volume).await?;
+        let node = match node {
+            Ok(node) => node,
+            Err(obstacle) => return Err(self.refuse(obstacle)),
+        };
+        let patch = json!({"metadata": {
+            "uid": claim.uid(),
+            "resourceVersion": claim.resource_version(),
+            "annotations": {SELECTED_NODE: node},
+        }});
+        let claims = self
+            .context
+            .cluster
+            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
+        let selected =
+            crash::around(Step::ImportSelect, claims.merge(&self.request.claim.name, &patch)).await;
+        unless_conflict(selected)?;
+        Ok(())
+    }
+
+    fn refuse(&self, obstacle: Obstacle) -> TransferError {
+        let refusal = ImportRefusal::Obstacles(vec![obstacle]);
+        TransferError::NotImported(self.request.claim.clone(), refusal)
+    }
+
+    async fn take_back(&self, why: Interruption) -> TransferError {
+        let claim = self.request.claim.clone();
+        (self.context.tell)(&format!("it cannot go on, and is taken back: {why}"));
+        match Box::pin(undo::undo_import(self.context, &claim)).await {
+            Ok(()) => TransferError::TakenBack(claim, why),
+            Err(error) => TransferError::NotTakenBack {
+                claim,
+                why,
+                error: Box::new(error),
+            },
+        }
+    }
+
+    async fn whats_holding(&self, scene: &Scene) -> Result<String, ApiError> {
+        let pods = surroundings::pods(self.context.cluster, &scene.name).await?;
+        let names: Vec<&str> = pods.iter().map(|(pod, _)| pod.as_str()).collect();
+        Ok(match names.as_slice() {
+            [] => "the claim is to be gone".to_owned(),
+            names => format!("the claim is to be gone, which the pods {} use", names.join(", ")),
+        })
+    }
+
+    async fn last_warning(&self, scene: &Scene) -> Option<String> {
+        let uid = scene.claim.as_ref()?.uid()?;
+        newest_warning(self.context.cluster, &scene.name.namespace, &uid).await
+    }
+
+    fn tell_plan(&self, scene: &Scene, step: ImportStep) -> Result<(), TransferError> {
+        let claim = &self.request.claim;
+        match step {
+            ImportStep::Refuse(refusal) => Err(TransferError::NotImported(claim.clone(), refusal)),
+            ImportStep::TakeBack(why) => {
+                (self.context.tell)(&format!("would be taken back: {why}"));
+                Ok(())
+            }
+            ImportStep::Done => {
+                (self.context.tell)("there is nothing to do: the claim is a volume of this driver");
+                Ok(())
+            }
+            ImportStep::Mark | ImportStep::Untouch => {
+                let volume = scene
+                    .volume
+                    .as_ref()
+                    .map(ResourceExt::name_any)
+                    .unwrap_or_default();
+                (self.context.tell)(&format!(
+                    "nothing speaks against it. The PersistentVolume {volume} would be retained, the claim {claim} deleted and made again with a class of \
+                     this driver, and the PersistentVolume given to it"
+                ));
+                Ok(())
+            }
+            step => {
+                (self.context.tell)(&format!("the import has begun; it would go on ({step:?})"));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What the API server says, if it is a refusal of this content.
+fn refused(error: ApiError) -> Result<String, ApiError> {
+    match &error.cause {
+        Cause::Forbidden(_) | Cause::Invalid(_) => Ok(error.to_string()),
+        _ => Err(error),
+    }
+}
+
+fn old_claim(claim: &PersistentVolumeClaim) -> OldClaim {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    OldClaim {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+        uid: claim.uid().unwrap_or_default(),
+        labels: claim.labels().clone(),
+        annotations: OldClaim::own_annotations(claim.annotations()),
+        owners: owners
+            .filter_map(|owner| serde_json::to_value(owner).ok())
+            .collect(),
+        spec: claim
+            .spec
+            .as_ref()
+            .and_then(|spec| serde_json::to_value(spec).ok())
+            .unwrap_or(Value::Null),
+    }
+}
+
+fn new_claim(
+    old: &OldClaim,
+    class: &str,
+    volume: &str,
+    node: Option<&str>,
+) -> Result<PersistentVolumeClaim, serde_json::Error> {
+    let mut claim = old.adopting(class, volume);
+    if let Some(node) = node {
+        claim["metadata"]["annotations"][SELECTED_NODE] = node.into();
+    }
+    serde_json::from_value(claim)
+}

@@ -1,0 +1,251 @@
+//! One look at an import: the claim, the PV, the record on it. Everything is read live, the
+//! claim before the PV: whoever finds the PV ready to be imported and then deletes the claim
+//! in the version that it found, has not been undone in between.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::{Context, TransferError};
+use crate::{
+    cluster::{ApiError, Cluster, facts},
+    placement::transfer::{ClaimNow, Holder, NamedVolume, Progress},
+    twin::{holder_uid, reclaim_policy},
+    volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
+};
+
+/// Set by Kubernetes on a PV that it bound by itself: if it ever thinks that the PV is not
+/// bound any more, it offers it to anybody.
+pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+
+/// What there is.
+pub(super) struct Scene {
+    pub(super) name: ClaimName,
+    /// What has the name.
+    pub(super) claim: Option<PersistentVolumeClaim>,
+    /// The PV with the data.
+    pub(super) volume: Option<PersistentVolume>,
+    /// What stands on it.
+    pub(super) record: Option<ImportRecord>,
+    /// The PV that the claim names, if that is another one.
+    other: Option<PersistentVolume>,
+}
+
+/// Looks again and again at the same PV.
+#[derive(Default)]
+pub(super) struct Looking {
+    volume: Option<String>,
+}
+
+impl Looking {
+    pub(super) async fn look(&mut self, cluster: &Cluster, name: &ClaimName) -> Result<Scene, TransferError> {
+        let claims = cluster.within::<PersistentVolumeClaim>(&name.namespace);
+        let volumes = cluster.all::<PersistentVolume>();
+        let claim = claims.get(&name.name).await?;
+        let named = claim.as_ref().and_then(volume_name);
+        let volume = match &self.volume {
+            Some(known) => volumes.get(known).await?,
+            None => match recorded(cluster, name).await? {
+                Some(found) => Some(found),
+                None => match named {
+                    Some(named) => volumes.get(named).await?,
+                    None => None,
+                },
+            },
+        };
+        let record = match &volume {
+            Some(volume) => ImportRecord::read(volume.annotations())
+                .map_err(|error| TransferError::Record(volume.name_any(), error))?,
+            None => None,
+        };
+        if record.is_some() {
+            self.volume = volume.as_ref().map(ResourceExt::name_any);
+        }
+        let is_another =
+            |named: &&str| volume.as_ref().and_then(|it| it.metadata.name.as_deref()) != Some(*named);
+        let other = match named.filter(is_another) {
+            Some(named) => volumes.get(named).await?,
+            None => None,
+        };
+        Ok(Scene {
+            name: name.clone(),
+            claim,
+            volume,
+            record,
+            other,
+        })
+    }
+}
+
+/// The PV that is being imported for a claim of this name.
+async fn recorded(cluster: &Cluster, name: &ClaimName) -> Result<Option<PersistentVolume>, TransferError> {
+    let is_its = |volume: &PersistentVolume| {
+        let annotations = volume.annotations();
+        if !annotations.contains_key(mark::IMPORT) {
+            return false;
+        }
+        let recorded = ImportRecord::read(annotations).ok().flatten();
+        let recorded = recorded.map(|record| record.claim.full_name());
+        recorded.as_ref() == Some(name) || adoptable_by(annotations).as_ref() == Some(name)
+    };
+    let mut found = cluster.all::<PersistentVolume>().find(is_its).await?;
+    if found.len() > 1 {
+        return Err(TransferError::Several {
+            claim: name.clone(),
+            volumes: found.iter().map(ResourceExt::name_any).collect(),
+        });
+    }
+    Ok(found.pop())
+}
+
+pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
+}
+
+pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
+    let status = claim.status.as_ref();
+    status
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
+}
+
+/// Whether a PV is a virtual one of this driver.
+pub(super) fn is_virtual(volume: &PersistentVolume) -> bool {
+    let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    source.is_some_and(|source| source.driver == DRIVER_NAME)
+}
+
+impl Scene {
+    pub(super) fn progress(&self) -> Progress {
+        match (&self.record, &self.volume) {
+            (Some(_), Some(volume)) if volume.annotations().contains_key(mark::ADOPT_FOR) => {
+                Progress::Permitted
+            }
+            (Some(_), _) => Progress::Withdrawn,
+            (None, _) => Progress::NotRecorded,
+        }
+    }
+
+    /// Whether the data of the PV stays whatever happens to claims, and nobody is offered it.
+    pub(super) fn is_secured(&self) -> bool {
+        self.volume.as_ref().is_some_and(|volume| {
+            let marked = |key| volume.annotations().contains_key(key);
+            reclaim_policy(volume) == "Retain" && !marked(BOUND_BY_CONTROLLER) && !marked(mark::POLICY_BEFORE)
+        })
+    }
+
+    pub(super) fn claim_now(&self) -> ClaimNow {
+        let Some(claim) = &self.claim else {
+            return ClaimNow::Absent;
+        };
+        let annotations = claim.annotations();
+        let deleting = claim.metadata.deletion_timestamp.is_some();
+        let old = || ClaimNow::Old {
+            deleting,
+            touched: annotations.contains_key(mark::IMPORT_UNDONE),
+        };
+        let new = |bound| ClaimNow::New {
+            deleting,
+            has_node: annotations.contains_key(crate::cluster::slim::SELECTED_NODE),
+            bound,
+        };
+        let Some(record) = &self.record else {
+            // One that has a virtual volume is what an import leaves.
+            return match self.other.as_ref().or(self.volume.as_ref()) {
+                Some(volume) if is_virtual(volume) => new(phase(claim) == "Bound"),
+                _ => old(),
+            };
+        };
+        if claim.metadata.uid.as_deref() == Some(&record.claim.uid) {
+            return old();
+        }
+        let data = self
+            .volume
+            .as_ref()
+            .and_then(|volume| volume.metadata.name.as_deref());
+        let adopts = annotations.get(mark::ADOPT).map(String::as_str) == data;
+        if let Some(other) = self.other.as_ref().filter(|other| is_virtual(other)) {
+            let of_data = crate::twin::real_volume_of(other).as_deref() == data;
+            if of_data || adopts {
+                return new(true);
+            }
+        }
+        if adopts {
+            return new(false);
+        }
+        let named = match volume_name(claim) {
+            None => NamedVolume::None,
+            Some(named) if Some(named) == data => NamedVolume::Imported {
+                bound: phase(claim) == "Bound",
+            },
+            Some(_) => NamedVolume::Another,
+        };
+        ClaimNow::Other {
+            deleting,
+            volume: named,
+            fits: self.fits(claim, &record.claim.spec),
+        }
+    }
+
+    /// Whether a claim that somebody made asks for what the PV is.
+    fn fits(&self, claim: &PersistentVolumeClaim, old: &Value) -> bool {
+        let (Some(spec), Some(volume)) = (&claim.spec, &self.volume) else {
+            return false;
+        };
+        let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
+        let real = volume.spec.clone().unwrap_or_default();
+        spec.storage_class_name.as_deref() == old["storageClassName"].as_str()
+            && facts::claim_size(claim).requested <= facts::volume_size(volume).unwrap_or_default()
+            && facts::volume_mode(spec.volume_mode.as_deref())
+                == facts::volume_mode(real.volume_mode.as_deref())
+            && modes(spec.access_modes.as_ref()).is_subset(&modes(real.access_modes.as_ref()))
+    }
+
+    /// Whom the PV names.
+    pub(super) async fn holder(&self, context: &Context<'_>) -> Result<Holder, ApiError> {
+        let Some(volume) = &self.volume else {
+            return Ok(Holder::Gone);
+        };
+        let Some(named) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+            return Ok(Holder::Gone);
+        };
+        let named = facts::claim_name(named);
+        if named == self.name {
+            let uid = holder_uid(volume).filter(|uid| !uid.is_empty());
+            let existing = self
+                .claim
+                .as_ref()
+                .and_then(|claim| claim.metadata.uid.as_deref());
+            return Ok(match uid {
+                None => Holder::Name,
+                Some(_) if uid == existing => Holder::Claim,
+                Some(_) => Holder::Gone,
+            });
+        }
+        if named.namespace != context.storage_namespace {
+            return Ok(Holder::Other(format!("the claim {named}")));
+        }
+        Ok(match self.twin(context).await? {
+            Some(twin) => Holder::Twin {
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+            },
+            None => Holder::Gone,
+        })
+    }
+
+    /// The twin that the PV names.
+    pub(super) async fn twin(
+        &self,
+        context: &Context<'_>,
+    ) -> Result<Option<PersistentVolumeClaim>, ApiError> {
+        let spec = self.volume.as_ref().and_then(|volume| volume.spec.as_ref());
+        let Some(named) = spec.and_then(|spec| spec.claim_ref.as_ref()) else {
+            return Ok(None);
+        };
+        let twins = context
+            .cluster
+            .within::<PersistentVolumeClaim>(context.storage_namespace);
+        twins.get(&facts::claim_name(named).name).await
+    }
+}

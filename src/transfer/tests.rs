@@ -1,0 +1,628 @@
+//! Whole imports against a fake API server, with stand-ins for Kubernetes' PV controller and
+//! for csi-provisioner in front of the real `CreateVolume`, whatever write is the last one.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::{
+        events::Events,
+        testing::{Act, FakeApi, Fault},
+    },
+    fleet::Registry,
+    placement::transfer::Obstacle,
+    topology::{CLUSTER_KEY, NODE_KEY, Segments},
+    twin::{CreateError, CreateRequest, Policy, create},
+    volume::{
+        Access, AccessMode, Capabilities, Capability, DRIVER_NAME, Parameters, SizeRange, VolumeName,
+        VolumeSpec, mark,
+    },
+};
+
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const CLAIMS: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/";
+const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims/";
+const VOLUMES: &str = "/api/v1/persistentvolumes/";
+const REAL: &str = "/api/v1/persistentvolumes/pv-1";
+const OLD_UID: &str = "11111111-1111-4111-8111-111111111111";
+/// How many writes it takes until the PV is marked, and until the claim is made anew: each
+/// time that it is asked whether the new claim would be accepted counts.
+const MARKED: usize = 2;
+const MADE: usize = 5;
+const POD: &str = "/api/v1/namespaces/shop/pods/web";
+
+struct World {
+    api: Arc<FakeApi>,
+    home: Cluster,
+}
+
+impl World {
+    /// A claim of a real class with its PV, which nobody uses.
+    async fn new(policy: &str) -> Self {
+        let api = Arc::new(FakeApi::start().await);
+        for node in ["n1", "n2"] {
+            let labels = json!({CLUSTER_KEY: "home", NODE_KEY: node, "kubernetes.io/hostname": node});
+            api.put(
+                &format!("/api/v1/nodes/{node}"),
+                json!({"metadata": {"labels": labels}}),
+            );
+        }
+        for (name, provisioner) in [("liqo", DRIVER_NAME), ("fast", "real.test")] {
+            let class = json!({"provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer"});
+            api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+        }
+        api.put(
+            CLAIM,
+            json!({
+                "metadata": {
+                    "uid": OLD_UID, "labels": {"app": "db"},
+                    "annotations": {"team": "blue", "pv.kubernetes.io/bind-completed": "yes"},
+                    "finalizers": ["kubernetes.io/pvc-protection"],
+                },
+                "spec": {
+                    "storageClassName": "fast", "volumeName": "pv-1", "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Filesystem", "resources": {"requests": {"storage": "1Gi"}},
+                    "dataSource": {"kind": "PersistentVolumeClaim", "name": "origin"},
+                },
+                "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+            }),
+        );
+        let here = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]});
+        api.put(
+            REAL,
+            json!({
+                "metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}},
+                "spec": {
+                    "storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Filesystem", "persistentVolumeReclaimPolicy": policy,
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": OLD_UID},
+                    "csi": {"driver": "real.test", "volumeHandle": "h"},
+                    "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+                },
+                "status": {"phase": "Bound"},
+            }),
+        );
+        let home = api.cluster().await;
+        tokio::spawn(kubernetes(Arc::clone(&api)));
+        Self { api, home }
+    }
+
+    /// The controller as well, from now on.
+    fn with_driver(self) -> Self {
+        tokio::spawn(driver(Arc::clone(&self.api), self.home.clone()));
+        self
+    }
+
+    async fn import(&self) -> Result<(), TransferError> {
+        self.run(false, Duration::from_secs(10)).await
+    }
+
+    async fn undo(&self) -> Result<(), TransferError> {
+        self.run(true, Duration::from_secs(10)).await
+    }
+
+    async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
+        let context = Context {
+            cluster: &self.home,
+            storage_namespace: "liqo-storage",
+            patience,
+            dry_run: false,
+            tell: &|_| {},
+        };
+        let claim: ClaimName = "shop/data".parse().unwrap();
+        if undo {
+            return undo_import(&context, &claim).await;
+        }
+        let request = ImportRequest {
+            claim,
+            class: None,
+            force_managed: false,
+        };
+        import(&context, &request).await
+    }
+
+    /// Imports until so many writes are done, by whomever, and dies.
+    async fn import_and_die_after(&self, writes: usize) {
+        let mut changes = self.api.store().changes();
+        let enough = async {
+            while self.api.writes() < writes {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::select! {
+            _ = self.run(false, Duration::from_secs(1)) => {}
+            () = enough => {}
+        }
+    }
+
+    fn claim(&self) -> Value {
+        self.api.object(CLAIM).unwrap()
+    }
+
+    /// The PV, which nobody may ever delete.
+    fn real(&self) -> Value {
+        self.api.object(REAL).expect("the data is lost")
+    }
+
+    fn assert_imported(&self, policy: &str) {
+        let (claim, real) = (self.claim(), self.real());
+        assert_ne!(claim["metadata"]["uid"], OLD_UID);
+        assert_eq!(claim["spec"]["storageClassName"], "liqo");
+        assert_eq!(claim["spec"]["dataSource"], Value::Null);
+        assert_eq!(claim["metadata"]["labels"]["app"], "db");
+        assert_eq!(claim["metadata"]["annotations"]["team"], "blue");
+        assert_eq!(claim["status"]["phase"], "Bound");
+        let twin = self.api.store().below(TWINS);
+        assert_eq!(twin.len(), 1);
+        assert_eq!(real["spec"]["claimRef"]["uid"], twin[0]["metadata"]["uid"]);
+        self.assert_clean(policy);
+    }
+
+    fn assert_as_before(&self, policy: &str) {
+        let (claim, real) = (self.claim(), self.real());
+        assert_eq!(claim["spec"]["storageClassName"], "fast");
+        assert_eq!(claim["spec"]["volumeName"], "pv-1");
+        assert_eq!(claim["spec"]["dataSource"]["name"], "origin");
+        assert_eq!(claim["metadata"]["annotations"][mark::IMPORT_UNDONE], Value::Null);
+        assert_eq!(claim["metadata"]["annotations"][mark::ADOPT], Value::Null);
+        assert_eq!(real["spec"]["claimRef"]["uid"], claim["metadata"]["uid"]);
+        assert!(self.api.store().below(TWINS).is_empty(), "a twin is left");
+        self.assert_clean(policy);
+    }
+
+    fn assert_clean(&self, policy: &str) {
+        let real = self.real();
+        assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], policy);
+        for key in [mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE] {
+            assert_eq!(real["metadata"]["annotations"][key], Value::Null, "{key}");
+        }
+    }
+}
+
+/// What kube-controller-manager does about claims and PVs.
+async fn kubernetes(api: Arc<FakeApi>) {
+    let mut changes = api.store().changes();
+    loop {
+        for volume in api.store().below(VOLUMES) {
+            follow(&api, &volume);
+        }
+        // Its finalizer holds a claim only while a pod uses it.
+        for claim in api.store().below(CLAIMS) {
+            let deleting = !claim["metadata"]["deletionTimestamp"].is_null();
+            if deleting && api.object(POD).is_none() {
+                api.remove(&format!(
+                    "{CLAIMS}{}",
+                    claim["metadata"]["name"].as_str().unwrap()
+                ));
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn follow(api: &FakeApi, volume: &Value) {
+    let path = format!("{VOLUMES}{}", volume["metadata"]["name"].as_str().unwrap());
+    let named = &volume["spec"]["claimRef"];
+    let (Some(namespace), Some(name)) = (named["namespace"].as_str(), named["name"].as_str()) else {
+        return;
+    };
+    let claim_path = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}");
+    let claim = api.object(&claim_path);
+    let uid = claim.as_ref().map(|claim| claim["metadata"]["uid"].clone());
+    if named["uid"].is_null() {
+        let Some(claim) = claim.filter(|claim| claim["spec"]["volumeName"] == volume["metadata"]["name"])
+        else {
+            return;
+        };
+        api.change(&path, |volume| {
+            volume["spec"]["claimRef"]["uid"] = claim["metadata"]["uid"].clone();
+            volume["status"]["phase"] = "Bound".into();
+        });
+        api.change(&claim_path, |claim| {
+            claim["status"] = json!({"phase": "Bound", "capacity": volume["spec"]["capacity"]});
+        });
+    } else if uid.as_ref() != Some(&named["uid"]) && volume["status"]["phase"] != "Released" {
+        if volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" {
+            api.remove(&path);
+        } else {
+            api.change(&path, |volume| volume["status"]["phase"] = "Released".into());
+        }
+    }
+}
+
+/// csi-provisioner in front of this driver, and the loop that ends imports.
+async fn driver(api: Arc<FakeApi>, home: Cluster) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let Some(claim) = api.object(CLAIM) else { continue };
+        if claim["spec"]["storageClassName"] != "liqo" || !claim["metadata"]["deletionTimestamp"].is_null() {
+            continue;
+        }
+        if claim["status"]["phase"] == "Bound" {
+            settled(&api);
+        } else if provision(&api, &home, &claim).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn provision(api: &FakeApi, home: &Cluster, claim: &Value) -> Result<(), CreateError> {
+    let uid = claim["metadata"]["uid"].as_str().unwrap();
+    let name = format!("pvc-{uid}");
+    let Some(node) = claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].as_str() else {
+        return Ok(());
+    };
+    let request = request(&name, node);
+    let events = Events::new(home.client().clone());
+    let until = Instant::now() + Duration::from_secs(2);
+    let made = create(
+        home,
+        &Registry::default(),
+        &Policy::default(),
+        &events,
+        &request,
+        until,
+    )
+    .await?;
+    assert_eq!(made.bytes, 1 << 30, "its capacity is the PV's");
+    let still = api
+        .object(CLAIM)
+        .is_some_and(|claim| claim["metadata"]["uid"] == uid);
+    api.put(
+        &format!("{VOLUMES}{name}"),
+        json!({
+            "spec": {
+                "csi": {"driver": DRIVER_NAME, "volumeHandle": format!("v1:home:{name}"), "volumeAttributes": made.context},
+                "claimRef": {"namespace": "shop", "name": "data", "uid": uid},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    if still {
+        api.change(CLAIM, |claim| {
+            claim["spec"]["volumeName"] = name.into();
+            claim["status"]["phase"] = "Bound".into();
+        });
+    }
+    Ok(())
+}
+
+fn settled(api: &FakeApi) {
+    let Some(real) = api.object(REAL) else { return };
+    let Some(record) = real["metadata"]["annotations"][mark::IMPORT].as_str() else {
+        return;
+    };
+    let record: Value = serde_json::from_str(record).unwrap();
+    let policy = record["policy"].clone();
+    api.change(REAL, |real| {
+        real["spec"]["persistentVolumeReclaimPolicy"] = policy;
+        let annotations = real["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(mark::IMPORT);
+        annotations.remove(mark::ADOPT_FOR);
+    });
+}
+
+fn request(name: &str, node: &str) -> CreateRequest {
+    let capability = Capability {
+        mode: AccessMode::ReadWriteOnce,
+        access: Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+    };
+    CreateRequest {
+        volume: VolumeName::from_request(name),
+        request_name: name.to_owned(),
+        spec: VolumeSpec {
+            size: SizeRange::new(1 << 30, 0).unwrap(),
+            capabilities: Capabilities::new([capability]).unwrap(),
+            parameters: Parameters {
+                claim: Some("shop/data".parse().unwrap()),
+                ..Parameters::default()
+            },
+            source: None,
+            attributes: None,
+        },
+        requisite: vec![Segments::of_node(&"home".parse().unwrap(), node)],
+        preferred: Vec::new(),
+    }
+}
+
+fn pod(api: &FakeApi) {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    api.put(
+        POD,
+        json!({"spec": {"volumes": volumes, "containers": []}, "status": {"phase": "Pending"}}),
+    );
+}
+
+fn told(error: &TransferError) -> Vec<Obstacle> {
+    match error {
+        TransferError::NotImported(_, ImportRefusal::Obstacles(all))
+        | TransferError::TakenBack(_, Interruption::Obstacles(all)) => all.clone(),
+        other => panic!("no obstacles: {other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_claim_gets_a_class_of_this_driver_and_keeps_its_volume() {
+    for policy in ["Delete", "Retain"] {
+        let world = World::new(policy).await.with_driver();
+        world.import().await.unwrap();
+        world.assert_imported(policy);
+        let node = &world.claim()["metadata"]["annotations"]["volume.kubernetes.io/selected-node"];
+        assert_eq!(node, "n2", "where the PV can be reached");
+        // Again, there is nothing to do.
+        let writes = world.api.writes();
+        world.import().await.unwrap();
+        assert_eq!(world.api.writes(), writes);
+        world.assert_imported(policy);
+        assert!(matches!(
+            world.undo().await,
+            Err(TransferError::NotUndone(_, UndoRefusal::Finished))
+        ));
+    }
+}
+
+#[tokio::test]
+async fn it_goes_on_wherever_it_died() {
+    for writes in MARKED..=MADE + 3 {
+        let world = World::new("Delete").await.with_driver();
+        world.import_and_die_after(writes).await;
+        world.import().await.unwrap();
+        world.assert_imported("Delete");
+    }
+}
+
+#[tokio::test]
+async fn it_is_undone_wherever_it_died() {
+    for writes in MARKED..=MADE + 3 {
+        // Without the driver the last step is never reached; with it some tries may be too late.
+        let world = World::new("Delete").await;
+        world.import_and_die_after(writes).await;
+        world.undo().await.unwrap();
+        world.assert_as_before("Delete");
+
+        let world = World::new("Delete").await.with_driver();
+        world.import_and_die_after(writes).await;
+        match world.undo().await {
+            Ok(()) => world.assert_as_before("Delete"),
+            Err(TransferError::NotUndone(_, UndoRefusal::Finished)) => {
+                world.import().await.unwrap();
+                world.assert_imported("Delete");
+            }
+            Err(other) => panic!("after {writes} writes: {other}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_undo_goes_on_wherever_it_died() {
+    for until in 1..=8 {
+        let world = World::new("Delete").await;
+        // With a twin that is bound, as when the controller died before it answered.
+        world.import_and_die_after(MADE).await;
+        let claim = world.claim();
+        let _unanswered = provision(&world.api, &world.home, &claim).await;
+        world.api.change(CLAIM, |claim| {
+            claim["spec"].as_object_mut().unwrap().remove("volumeName");
+            claim["status"] = json!({"phase": "Pending"});
+        });
+        let before = world.api.writes();
+        let mut changes = world.api.store().changes();
+        let enough = async {
+            while world.api.writes() < before + until {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::select! {
+            _ = world.undo() => {}
+            () = enough => {}
+        }
+        world.undo().await.unwrap();
+        world.assert_as_before("Delete");
+    }
+}
+
+#[tokio::test]
+async fn two_imports_of_one_claim_at_once_are_one() {
+    let world = World::new("Delete").await.with_driver();
+    let (one, other) = tokio::join!(world.import(), world.import());
+    one.unwrap();
+    other.unwrap();
+    world.assert_imported("Delete");
+}
+
+#[tokio::test]
+async fn an_import_and_its_undo_at_once_lose_nothing() {
+    for pause in [0, 5, 10, 20, 40, 80] {
+        let world = World::new("Delete").await.with_driver();
+        let undo = async {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            world.undo().await
+        };
+        let _whoever_wins = tokio::join!(world.import(), undo);
+        world.real();
+        if world.undo().await.is_ok() {
+            world.assert_as_before("Delete");
+        } else {
+            world.import().await.unwrap();
+            world.assert_imported("Delete");
+        }
+    }
+}
+
+#[tokio::test]
+async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
+    let world = World::new("Delete").await;
+    pod(&world.api);
+    let attachment = json!({"spec": {"attacher": "real.test", "nodeName": "n2", "source": {"persistentVolumeName": "pv-1"}}});
+    world
+        .api
+        .put("/apis/storage.k8s.io/v1/volumeattachments/a", attachment);
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"]["meta.helm.sh/release-name"] = "shop".into();
+        claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
+    });
+    let error = world.import().await.unwrap_err();
+    assert_eq!(told(&error).len(), 5, "{error}");
+    world.assert_clean("Delete");
+    assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
+}
+
+#[tokio::test]
+async fn a_replica_that_is_wanted_is_not_taken() {
+    let world = World::new("Delete").await;
+    let set = json!({"spec": {
+        "replicas": 1, "selector": {}, "serviceName": "s", "template": {},
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}}],
+    }});
+    let sets = "/apis/apps/v1/namespaces/shop/statefulsets/";
+    world.api.put(&format!("{sets}db"), set);
+    let old = world.api.object(CLAIM).unwrap();
+    world.api.put(
+        &format!("{CLAIMS}data-db-0"),
+        json!({"metadata": {"uid": "x"}, "spec": old["spec"], "status": old["status"]}),
+    );
+    let context = Context {
+        cluster: &world.home,
+        storage_namespace: "liqo-storage",
+        patience: Duration::from_secs(1),
+        dry_run: true,
+        tell: &|_| {},
+    };
+    let request = ImportRequest {
+        claim: "shop/data-db-0".parse().unwrap(),
+        class: None,
+        force_managed: false,
+    };
+    let error = import(&context, &request).await.unwrap_err();
+    let wanted = Obstacle::StatefulSet {
+        set: "db".into(),
+        ordinal: 0,
+    };
+    assert!(told(&error).contains(&wanted), "{error}");
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MARKED).await;
+    pod(&world.api);
+    let error = world.import().await.unwrap_err();
+    assert!(matches!(error, TransferError::TakenBack(..)), "{error}");
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_claim_that_may_not_be_made_is_found_before() {
+    let world = World::new("Delete").await;
+    let quota = "exceeded quota: liqo";
+    world
+        .api
+        .fault(Fault::new("POST", "persistentvolumeclaims", Act::Forbid(quota)));
+    let error = world.import().await.unwrap_err();
+    assert!(
+        matches!(&told(&error)[..], [Obstacle::NotAccepted(why)] if why.contains(quota)),
+        "{error}"
+    );
+    world.assert_clean("Delete");
+}
+
+#[tokio::test]
+async fn a_claim_made_in_the_gap_gets_the_data_back() {
+    let world = World::new("Delete").await;
+    let theirs = json!({
+        "metadata": {"uid": "theirs"},
+        "spec": {
+            "storageClassName": "fast", "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+        "status": {"phase": "Pending"},
+    });
+    let collection = CLAIM.strip_suffix("/data").unwrap();
+    // The first POST is the one that is only tried.
+    world.api.before("POST", collection, |_| {});
+    world.api.before("POST", collection, move |store| {
+        store.put(CLAIM, theirs);
+    });
+    let error = world.import().await.unwrap_err();
+    assert!(
+        matches!(error, TransferError::TakenBack(_, Interruption::NameTaken)),
+        "{error}"
+    );
+    assert_eq!(world.claim()["metadata"]["uid"], "theirs");
+    assert_eq!(world.real()["spec"]["claimRef"]["uid"], "theirs");
+    world.assert_clean("Delete");
+}
+
+#[tokio::test]
+async fn a_claim_deleted_before_the_end_keeps_its_data() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    let claim = world.claim();
+    provision(&world.api, &world.home, &claim).await.unwrap();
+    // Its user deletes the claim, and csi-provisioner the volume, before the loop came by.
+    world.api.remove(CLAIM);
+    for twin in world.api.store().below(TWINS) {
+        world
+            .api
+            .remove(&format!("{TWINS}{}", twin["metadata"]["name"].as_str().unwrap()));
+    }
+    world
+        .api
+        .until(|store| store.get(REAL).unwrap()["status"]["phase"] == "Released")
+        .await;
+    let virtual_volume = format!("{VOLUMES}pvc-{}", claim["metadata"]["uid"].as_str().unwrap());
+    world.api.remove(&virtual_volume);
+    // The command makes the claim again.
+    let world = world.with_driver();
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+}
+
+#[tokio::test]
+async fn a_wish_alone_gives_nobody_anything() {
+    let world = World::new("Delete").await;
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["uid"] = "22222222-2222-4222-8222-222222222222".into();
+        claim["metadata"]["annotations"][mark::ADOPT] = "pv-1".into();
+        claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "n2".into();
+        claim["spec"]["storageClassName"] = "liqo".into();
+        claim["status"] = json!({"phase": "Pending"});
+    });
+    world.api.change(REAL, |real| {
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    });
+    let error = provision(&world.api, &world.home, &world.claim())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, CreateError::Adopt(_)), "{error}");
+    assert!(error.to_string().contains("may not be adopted"), "{error}");
+    assert!(world.api.store().below(TWINS).is_empty());
+}
+
+#[tokio::test]
+async fn what_is_only_to_be_said_changes_nothing() {
+    let world = World::new("Delete").await;
+    let context = Context {
+        cluster: &world.home,
+        storage_namespace: "liqo-storage",
+        patience: Duration::from_secs(1),
+        dry_run: true,
+        tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
+    };
+    let request = ImportRequest {
+        claim: "shop/data".parse().unwrap(),
+        class: Some("liqo".into()),
+        force_managed: false,
+    };
+    import(&context, &request).await.unwrap();
+    assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
+    world.assert_clean("Delete");
+}

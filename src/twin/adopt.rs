@@ -1,0 +1,223 @@
+//! Making a volume of an existing PV: looking at the PV that a claim asks to adopt, and having
+//! it name the twin. Whether that may be is decided in [`crate::placement`].
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{
+    CreateError, CreateRequest, Site, data_path,
+    not_taken::not_taken,
+    observation::Observation,
+    reading,
+    record::{self, Adopted, Chosen},
+};
+use crate::{
+    cluster::{ApiError, Cluster, facts, unless_conflict},
+    observe::crash::{self, Step},
+    placement::{
+        AdoptFacts, AdoptStep, AdoptableVolume, AskedOfAdopted, ReclaimPolicy, VolumeHeld, adopt_step,
+    },
+    volume::{ClaimName, adoptable_by, mark},
+};
+
+/// The PV that a claim asks to adopt, if it asks for one.
+pub(super) fn wish(claim: Option<&PersistentVolumeClaim>) -> Option<&str> {
+    let wanted = claim?.annotations().get(mark::ADOPT)?;
+    Some(wanted.as_str())
+}
+
+/// The PV that a twin was made for, if it was made for one.
+pub(super) fn adopted(twin: &PersistentVolumeClaim) -> Option<&str> {
+    twin.annotations().get(mark::ADOPTED).map(String::as_str)
+}
+
+/// Why this driver cannot mount a PV, if it cannot.
+#[must_use]
+pub fn unmountable(volume: &PersistentVolume) -> Option<String> {
+    data_path::of(volume, None).err()
+}
+
+/// Has a PV name the twin, or makes the twin that it names: one step, after which the caller
+/// looks again.
+pub(super) async fn adopt(
+    site: &Site,
+    request: &CreateRequest,
+    observation: &mut Observation,
+    wanted: String,
+) -> Result<(), CreateError> {
+    let found = site.home().all::<PersistentVolume>().get(&wanted).await?;
+    let claim = observation.claim.as_ref();
+    let facts = AdoptFacts {
+        volume: match &found {
+            Some(volume) => Some(look(site, claim, volume).await?),
+            None => None,
+        },
+        asked: asked(site, request),
+        name: wanted,
+    };
+    let step = adopt_step(&facts);
+    let Some(volume) = found else {
+        return match step {
+            AdoptStep::Refuse(refusal) => Err(refusal.into()),
+            // A PV that does not exist is refused.
+            AdoptStep::Reserve | AdoptStep::Make => Ok(()),
+        };
+    };
+    match step {
+        AdoptStep::Refuse(refusal) => Err(refusal.into()),
+        AdoptStep::Reserve => {
+            if !Box::pin(observation.is_within_reach(site, request, &volume)).await? {
+                return Err(CreateError::Elsewhere(format!(
+                    "the PersistentVolume {} cannot be reached from the selected node",
+                    facts.name
+                )));
+            }
+            reserve(site, &volume).await?;
+            Ok(())
+        }
+        AdoptStep::Make => make(site, request, observation, &volume).await,
+    }
+}
+
+fn asked(site: &Site, request: &CreateRequest) -> AskedOfAdopted {
+    let spec = &request.spec;
+    AskedOfAdopted {
+        claim: spec.parameters.claim.clone(),
+        bytes: spec.size.request(),
+        mode: spec.capabilities.volume_mode(),
+        access_modes: spec
+            .capabilities
+            .access_modes()
+            .iter()
+            .copied()
+            .collect::<BTreeSet<_>>(),
+        has_source: spec.source.is_some(),
+        at_home: site.remote_cluster().is_none(),
+    }
+}
+
+async fn look(
+    site: &Site,
+    claim: Option<&PersistentVolumeClaim>,
+    volume: &PersistentVolume,
+) -> Result<AdoptableVolume, ApiError> {
+    let spec = volume.spec.clone().unwrap_or_default();
+    let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
+    Ok(AdoptableVolume {
+        permitted: adoptable_by(volume.annotations()),
+        retained: policy == ReclaimPolicy::Retain,
+        deleting: volume.metadata.deletion_timestamp.is_some(),
+        bytes: facts::volume_size(volume).unwrap_or_default(),
+        mode: facts::volume_mode(spec.volume_mode.as_deref()),
+        access_modes: facts::access_modes(spec.access_modes.iter().flatten()),
+        unmountable: unmountable(volume),
+        held: held(site, claim, volume).await?,
+    })
+}
+
+/// Whom a PV names, seen from the twin that is to be made.
+async fn held(
+    site: &Site,
+    claim: Option<&PersistentVolumeClaim>,
+    volume: &PersistentVolume,
+) -> Result<VolumeHeld, ApiError> {
+    let Some(named) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Ok(VolumeHeld::ByNobody);
+    };
+    let uid = reading::holder_uid(volume).filter(|uid| !uid.is_empty());
+    let name = facts::claim_name(named);
+    if name.namespace == site.namespace() {
+        if name.name == site.name() {
+            return Ok(VolumeHeld::ByTwin {
+                with_uid: uid.is_some(),
+            });
+        }
+        let found = site.twins().get(&name.name).await?;
+        return Ok(VolumeHeld::ByEarlierTwin {
+            exists: found.is_some(),
+            name: name.to_string(),
+        });
+    }
+    let is_of_the_name = claim.is_some_and(|claim| {
+        name == ClaimName {
+            namespace: claim.namespace().unwrap_or_default(),
+            name: claim.name_any(),
+        }
+    });
+    Ok(if is_of_the_name {
+        VolumeHeld::ByClaimOfTheName {
+            is_it: uid.is_some() && uid == claim.and_then(|claim| claim.metadata.uid.as_deref()),
+        }
+    } else {
+        VolumeHeld::ByOther(name)
+    })
+}
+
+/// Has a PV name the twin. Without a uid: Kubernetes writes that when it binds the two.
+async fn reserve(site: &Site, volume: &PersistentVolume) -> Result<(), ApiError> {
+    let patch = json!({
+        "metadata": {"uid": volume.uid(), "resourceVersion": volume.resource_version()},
+        "spec": {"claimRef": claim_ref(site.namespace(), site.name())},
+    });
+    let volumes = site.volumes();
+    let name = volume.name_any();
+    let reserved = crash::around(Step::AdoptReserve, volumes.merge(&name, &patch)).await;
+    // Whoever was faster: the next look tells.
+    unless_conflict(reserved).map(drop)
+}
+
+/// A `claimRef` by name only, as a merge patch.
+#[must_use]
+pub fn claim_ref(namespace: &str, name: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": namespace,
+        "name": name,
+        "uid": null,
+        "resourceVersion": null,
+    })
+}
+
+async fn make(
+    site: &Site,
+    request: &CreateRequest,
+    observation: &Observation,
+    volume: &PersistentVolume,
+) -> Result<(), CreateError> {
+    let spec = volume.spec.clone().unwrap_or_default();
+    let name = volume.name_any();
+    let chosen = Chosen {
+        // An empty name means "no class", none at all would mean the default one.
+        class: spec.storage_class_name.as_deref().unwrap_or_default(),
+        provisioner: None,
+        node: None,
+        access_modes: None,
+        // A claim is bound only to a PV of the same attributes.
+        attributes: spec.volume_attributes_class_name.as_deref(),
+        source: None,
+        adopted: Some(Adopted { volume: &name }),
+    };
+    let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
+    let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
+    created.map(drop).map_err(|error| not_taken(site, error))
+}
+
+/// Takes the wish off a claim whose volume is made: a copy of the claim, as of a backup, is not
+/// to ask for the same PV. False if it has changed meanwhile and has to be looked at again.
+pub async fn forget_wish(home: &Cluster, claim: &PersistentVolumeClaim) -> Result<bool, ApiError> {
+    if wish(Some(claim)).is_none() {
+        return Ok(true);
+    }
+    let claims = home.within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
+    let patch = json!({"metadata": {
+        "uid": claim.uid(),
+        "resourceVersion": claim.resource_version(),
+        "annotations": {mark::ADOPT: null},
+    }});
+    let forgotten = crash::around(Step::SettleClaim, claims.merge(&claim.name_any(), &patch)).await;
+    Ok(unless_conflict(forgotten)?.is_some())
+}

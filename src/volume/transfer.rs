@@ -1,0 +1,343 @@
+//! What is written on a PV whose claim is being imported: who may adopt it, and what it and
+//! its claim were before. These annotations are all that an import remembers.
+
+use std::{collections::BTreeMap, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ClaimName, mark};
+
+type Map = BTreeMap<String, String>;
+
+const VERSION: u8 = 1;
+
+/// What Kubernetes and its sidecars note on a claim about its binding: true of that claim only,
+/// and part of nothing that a user asked for.
+const BINDING: [&str; 9] = [
+    "pv.kubernetes.io/bind-completed",
+    "pv.kubernetes.io/bound-by-controller",
+    "volume.kubernetes.io/selected-node",
+    "volume.kubernetes.io/storage-provisioner",
+    "volume.beta.kubernetes.io/storage-provisioner",
+    "volume.kubernetes.io/storage-resizer",
+    mark::ADOPT,
+    mark::IMPORT_UNDONE,
+    "pv.kubernetes.io/migrated-to",
+];
+
+/// Annotation that names the class of a claim as its spec does, and wins.
+const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
+
+/// Keys by which deployment tools know what is theirs: the domain, or one key of it. (The
+/// label `app.kubernetes.io/managed-by` says only who once wrote a template.)
+const OWNED_BY: [(&str, &str); 8] = [
+    ("meta.helm.sh/", "Helm"),
+    ("argocd.argoproj.io/", "Argo CD"),
+    ("kustomize.toolkit.fluxcd.io/", "Flux"),
+    ("helm.toolkit.fluxcd.io/", "Flux"),
+    ("kapp.k14s.io/", "kapp"),
+    ("objectset.rio.cattle.io/", "Fleet"),
+    ("applyset.kubernetes.io/part-of", "kubectl apply --prune"),
+    ("config.k8s.io/owning-inventory", "kpt"),
+];
+
+/// The deployment tool that considers an object with this metadata its own, and the key that
+/// says so.
+#[must_use]
+pub fn managed_by(labels: &Map, annotations: &Map) -> Option<(&'static str, String)> {
+    labels.keys().chain(annotations.keys()).find_map(|key| {
+        let (_, tool) = OWNED_BY.iter().find(|(start, _)| key.starts_with(start))?;
+        Some((*tool, key.clone()))
+    })
+}
+
+/// A claim as its user wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OldClaim {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub labels: Map,
+    /// Its annotations, without those about its binding.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub annotations: Map,
+    /// Its `ownerReferences`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owners: Vec<Value>,
+    /// Its `spec`.
+    pub spec: Value,
+}
+
+impl OldClaim {
+    /// How people know it.
+    #[must_use]
+    pub fn full_name(&self) -> ClaimName {
+        ClaimName {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+
+    /// The annotations of a claim that say nothing about its binding.
+    #[must_use]
+    pub fn own_annotations(annotations: &Map) -> Map {
+        let mut own = annotations.clone();
+        own.retain(|key, _| !BINDING.contains(&key.as_str()));
+        own
+    }
+
+    /// The claim of a virtual class that is to adopt this one's PV.
+    ///
+    /// Its source, selector and attributes class are left out: they chose the volume that is
+    /// there already, and csi-provisioner would delete a volume that does not echo its source.
+    #[must_use]
+    pub fn adopting(&self, class: &str, volume: &str) -> Value {
+        let mut claim = self.manifest();
+        for key in [
+            "volumeName",
+            "dataSource",
+            "dataSourceRef",
+            "selector",
+            "volumeAttributesClassName",
+        ] {
+            if let Some(spec) = claim["spec"].as_object_mut() {
+                spec.remove(key);
+            }
+        }
+        claim["spec"]["storageClassName"] = class.into();
+        if let Some(annotations) = claim["metadata"]["annotations"].as_object_mut() {
+            annotations.remove(CLASS_BETA);
+        }
+        claim["metadata"]["annotations"][mark::ADOPT] = volume.into();
+        claim
+    }
+
+    /// The claim as it was, bound to its PV by name.
+    #[must_use]
+    pub fn as_before(&self, volume: &str) -> Value {
+        let mut claim = self.manifest();
+        claim["spec"]["volumeName"] = volume.into();
+        claim
+    }
+
+    fn manifest(&self) -> Value {
+        serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "namespace": self.namespace,
+                "name": self.name,
+                "labels": self.labels,
+                "annotations": self.annotations,
+                "ownerReferences": self.owners,
+            },
+            "spec": self.spec,
+        })
+    }
+}
+
+/// What a PV and its claim were before an import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImportRecord {
+    version: u8,
+    /// The virtual class that the claim is to have.
+    pub class: String,
+    /// The reclaim policy that the PV had.
+    pub policy: String,
+    /// The claim.
+    pub claim: OldClaim,
+}
+
+/// A record that this driver cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// It is none.
+    #[error("the annotation {key} cannot be read: {why}", key = mark::IMPORT)]
+    Malformed {
+        /// Why not.
+        why: String,
+    },
+    /// It is of another version of this driver.
+    #[error(
+        "the annotation {key} is of version {0}, and this program knows {VERSION}: use the liqo-csi that began the import",
+        key = mark::IMPORT
+    )]
+    Version(u8),
+}
+
+impl ImportRecord {
+    /// A record of the version that this driver writes.
+    #[must_use]
+    pub fn new(class: String, policy: String, claim: OldClaim) -> Self {
+        Self {
+            version: VERSION,
+            class,
+            policy,
+            claim,
+        }
+    }
+
+    /// As it stands in the annotation.
+    pub fn to_annotation(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+
+    /// The record on a PV, if there is one.
+    pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u8,
+        }
+        let Some(text) = annotations.get(mark::IMPORT) else {
+            return Ok(None);
+        };
+        let malformed = |error: serde_json::Error| RecordError::Malformed {
+            why: error.to_string(),
+        };
+        let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
+        if version != VERSION {
+            return Err(RecordError::Version(version));
+        }
+        serde_json::from_str(text).map(Some).map_err(malformed)
+    }
+}
+
+/// No name of a claim.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no name of a claim: it is NAMESPACE/NAME")]
+pub struct ClaimNameError(String);
+
+impl FromStr for ClaimName {
+    type Err = ClaimNameError;
+
+    fn from_str(text: &str) -> Result<Self, ClaimNameError> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                })
+            }
+            _ => Err(ClaimNameError(text.to_owned())),
+        }
+    }
+}
+
+/// The claim that may adopt a PV with these annotations.
+#[must_use]
+pub fn adoptable_by(annotations: &Map) -> Option<ClaimName> {
+    annotations.get(mark::ADOPT_FOR)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> Map {
+        let owned = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
+        pairs.iter().map(owned).collect()
+    }
+
+    fn record() -> ImportRecord {
+        let claim = OldClaim {
+            namespace: "shop".into(),
+            name: "data".into(),
+            uid: "u1".into(),
+            labels: map(&[("app", "db")]),
+            annotations: map(&[("team", "blue"), (CLASS_BETA, "fast")]),
+            owners: vec![json!({"kind": "StatefulSet", "name": "db", "uid": "s"})],
+            spec: json!({
+                "storageClassName": "fast", "volumeName": "pv-1", "accessModes": ["ReadWriteOnce"],
+                "dataSource": {"kind": "VolumeSnapshot", "name": "s"}, "dataSourceRef": {"kind": "VolumeSnapshot", "name": "s"},
+                "selector": {"matchLabels": {"a": "b"}}, "volumeAttributesClassName": "gold",
+            }),
+        };
+        ImportRecord::new("liqo".into(), "Delete".into(), claim)
+    }
+
+    #[test]
+    fn a_record_survives_the_annotation() {
+        let annotations = map(&[(mark::IMPORT, &record().to_annotation().unwrap())]);
+        assert_eq!(ImportRecord::read(&annotations), Ok(Some(record())));
+        assert_eq!(ImportRecord::read(&Map::new()), Ok(None));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_absence() {
+        let read = |text: &str| ImportRecord::read(&map(&[(mark::IMPORT, text)]));
+        assert!(matches!(read("{}"), Err(RecordError::Malformed { .. })));
+        assert!(matches!(read("x"), Err(RecordError::Malformed { .. })));
+        assert_eq!(read(r#"{"version":2,"new":1}"#), Err(RecordError::Version(2)));
+    }
+
+    #[test]
+    fn the_adopting_claim_asks_for_nothing_that_would_have_it_deleted_again() {
+        let claim = record().claim.adopting("liqo", "pv-1");
+        assert_eq!(
+            claim["spec"],
+            json!({"storageClassName": "liqo", "accessModes": ["ReadWriteOnce"]})
+        );
+        assert_eq!(
+            claim["metadata"]["annotations"],
+            json!({"team": "blue", mark::ADOPT: "pv-1"})
+        );
+        assert_eq!(claim["metadata"]["labels"]["app"], "db");
+        assert_eq!(claim["metadata"]["ownerReferences"][0]["name"], "db");
+    }
+
+    #[test]
+    fn the_old_claim_comes_back_as_it_was() {
+        let claim = record().claim.as_before("pv-1");
+        assert_eq!(claim["spec"], record().claim.spec);
+        assert_eq!(claim["metadata"]["annotations"][CLASS_BETA], "fast");
+    }
+
+    #[test]
+    fn what_was_noted_about_the_binding_is_not_the_users() {
+        let all = map(&[
+            ("team", "blue"),
+            ("pv.kubernetes.io/bind-completed", "yes"),
+            ("volume.kubernetes.io/selected-node", "n1"),
+            (mark::ADOPT, "another"),
+        ]);
+        assert_eq!(OldClaim::own_annotations(&all), map(&[("team", "blue")]));
+    }
+
+    #[test]
+    fn tools_are_known_by_their_keys() {
+        let none = Map::new();
+        let tool = |key: &str| managed_by(&none, &map(&[(key, "x")])).map(|(tool, _)| tool);
+        assert_eq!(tool("meta.helm.sh/release-name"), Some("Helm"));
+        assert_eq!(tool("argocd.argoproj.io/tracking-id"), Some("Argo CD"));
+        assert_eq!(tool("kustomize.toolkit.fluxcd.io/name"), Some("Flux"));
+        for key in ["helm.sh/chart", "app.kubernetes.io/managed-by", "team"] {
+            assert_eq!(tool(key), None, "a claim template of a chart has it too: {key}");
+        }
+        let labels = map(&[("kapp.k14s.io/app", "1")]);
+        assert_eq!(
+            managed_by(&labels, &none),
+            Some(("kapp", "kapp.k14s.io/app".to_owned()))
+        );
+    }
+
+    #[test]
+    fn claims_are_named_with_their_namespace() {
+        assert_eq!("shop/data".parse::<ClaimName>().unwrap().to_string(), "shop/data");
+        for wrong in ["data", "/data", "shop/", "a/b/c", ""] {
+            assert!(wrong.parse::<ClaimName>().is_err(), "{wrong}");
+        }
+        let permitted = map(&[(mark::ADOPT_FOR, "shop/data")]);
+        assert_eq!(adoptable_by(&permitted).unwrap().name, "data");
+        assert_eq!(adoptable_by(&map(&[(mark::ADOPT_FOR, "data")])), None);
+    }
+}
