@@ -26,7 +26,7 @@ func etcd(pod *corev1.Pod) {
 	container := &pod.Spec.Containers[0]
 	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "programs", MountPath: programs, ReadOnly: true})
 	container.Command = []string{filepath.Join(programs, "etcd"), "--data-dir=" + filepath.Join(user.DataPath, "etcd")}
-	container.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+	container.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 10, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"wget", "-qO-", "http://127.0.0.1:2379/health"}},
 	}}
 }
@@ -38,12 +38,12 @@ func ask(n *user.Namespace, pod, call, request string) string {
 
 // writeKeys writes the keys 1, 2, 3… one after the other until the pod ends. The number of
 // the last one that the database has confirmed is in a file that is not on the volume.
-const writeKeys = `nohup sh -c '
+const writeKeys = `(
 	number=1
 	while key=$(printf %s $number | base64) &&
 		wget -qO- --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://127.0.0.1:2379/v3/kv/put
 	do echo $number > /tmp/draft && mv /tmp/draft /tmp/confirmed && number=$((number + 1))
-	done' > /dev/null 2>&1 &`
+	done) > /dev/null 2>&1 < /dev/null &`
 
 func confirmed(t *testing.T, n *user.Namespace, pod string) int {
 	t.Helper()
