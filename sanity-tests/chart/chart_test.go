@@ -67,6 +67,7 @@ var everything = Values{
 		{"name": "liqo-slow", "realStorageClass": "slow", "fsType": "", "allowVolumeExpansion": false},
 		{"name": "liqo-waiting", "remoteBindingPolicy": "WaitForBound"},
 		{"name": "liqo-shared", "allowSharedNamespace": true},
+		{"name": "liqo-zonal", "restoreTopology": "source"},
 	},
 }
 
@@ -213,6 +214,10 @@ func TestClassParameters(t *testing.T) {
 	shared := classes["liqo-shared"]
 	if len(shared.Parameters) != 1 || shared.Parameters["allowSharedNamespace"] != "true" {
 		t.Errorf("parameters of liqo-shared: %v", shared.Parameters)
+	}
+	zonal := classes["liqo-zonal"]
+	if len(zonal.Parameters) != 1 || zonal.Parameters["restoreTopology"] != "source" {
+		t.Errorf("parameters of liqo-zonal: %v", zonal.Parameters)
 	}
 	if *slow.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("binding mode of liqo-slow: %s", *slow.VolumeBindingMode)

@@ -69,6 +69,7 @@ impl Coded for SpecError {
             | Self::UnknownAttribute(_)
             | Self::HalfAClaim { .. }
             | Self::UnknownBindingPolicy(_)
+            | Self::UnknownRestoreTopology(_)
             | Self::NotRemotely { .. }
             | Self::NoBoolean { .. }
             | Self::EmptyParameter(_) => Code::InvalidArgument,
@@ -88,7 +89,9 @@ impl Coded for CreateError {
             Self::Source(refusal) => refusal.code(),
             Self::Spec(error) => error.code(),
             Self::NoSite(error) => error.code(),
-            Self::Elsewhere(_) | Self::NotThisClaim(_) => Code::ResourceExhausted,
+            Self::Elsewhere(_) | Self::NotThisClaim(_) | Self::SourceElsewhere { .. } => {
+                Code::ResourceExhausted
+            }
             Self::Refused { refusal, .. } => refusal.code(),
             Self::Api(_) | Self::SourceUnknown(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
@@ -216,6 +219,14 @@ mod tests {
         }
     }
 
+    fn source_elsewhere() -> CreateError {
+        CreateError::SourceElsewhere {
+            source_name: "the snapshot s".into(),
+            place: "in this cluster".into(),
+            cluster: "home".parse().unwrap(),
+        }
+    }
+
     fn attach_refused(code: Option<i32>) -> PublishError {
         PublishError::Refused {
             node: "n".into(),
@@ -284,6 +295,7 @@ mod tests {
                 code(CreateError::NotThisClaim("ephemeral".into())),
                 Code::ResourceExhausted,
             ),
+            (code(source_elsewhere()), Code::ResourceExhausted),
             (code(CreateError::Api(api())), Code::Unavailable),
             (code(still_waiting()), Code::DeadlineExceeded),
             (not_made(Refusal::Differs(vec![])), Code::AlreadyExists),

@@ -86,6 +86,10 @@ steps! {
     Sync = "sync",
     /// The claim of a pod with a fixed node is told that node.
     SelectNode = "select-node",
+    /// It is noted on a claim that its source is elsewhere.
+    NoteSource = "note-source",
+    /// A claim is told a node that can have a copy of its source.
+    SelectSourceNode = "select-source-node",
     /// The PV of a dying twin is set to Retain.
     Rescue = "rescue",
     /// The PV of a remote twin is marked with its volume.

@@ -5,6 +5,7 @@
 mod adopt;
 mod capacity;
 mod class;
+mod consumer;
 mod create;
 mod delete;
 mod diagnosis;
@@ -16,6 +17,7 @@ mod possible;
 mod reclaim;
 mod snapshot;
 mod source;
+mod steer;
 mod template;
 pub mod transfer;
 
@@ -28,6 +30,7 @@ pub use class::{
     AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy,
     ReclaimPolicy, Wishes, choose_class, is_loop,
 };
+pub use consumer::{Consumer, Taint, Toleration};
 pub use create::{
     Afterwards, ClaimFact, CreateFacts, CreateStep, Prebinding, Reach, Refusal, Target, Twin, TwinFact,
     TwinState, Withdrawal, create_step,
@@ -54,4 +57,5 @@ pub use snapshot::{
     SnapshotTwin, UserContent, choose_snapshot_class, snapshot_step,
 };
 pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
+pub use steer::{Original, SourcePlace, Steer, steer};
 pub use template::{Expands, expanding};

@@ -9,6 +9,7 @@
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
+//! | `sources` | gives claims of copies a node where their source is |
 //! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
 //! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync, ends imports |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
@@ -30,6 +31,7 @@ mod recovery;
 mod reports;
 mod retention;
 mod rounds;
+mod sources;
 mod sync;
 mod twin_condition;
 mod unserved;
@@ -45,7 +47,7 @@ pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
     health::Health, lease::Lease, orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive,
-    virtual_nodes::VirtualNodes, watched::Watched,
+    sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -116,6 +118,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             metrics
         ),
         drive(Pinned::new(home, &watched, events), metrics),
+        drive(Sources::new(home, &watched, events, reports()), metrics),
         drive_each(
             home,
             registry,

@@ -19,6 +19,7 @@ use crate::{
     cluster::{
         Cluster, facts,
         slim::{SELECTED_NODE, free_volume},
+        snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
     placement::{ReclaimPolicy, StaticVolume},
@@ -58,12 +59,23 @@ pub(super) struct Claim {
     pub(super) pending: bool,
     pub(super) has_node: bool,
     pub(super) deleting: bool,
+    /// What it is to be a copy of, as long as it is not bound.
+    pub(super) source: Option<ClaimSource>,
     /// How large it is.
     pub(super) size: ClaimSize,
     /// Digest of what its twin is to carry.
     pub(super) carried: String,
     /// What it says about its twin.
     pub(super) said: Option<Said>,
+}
+
+/// What a claim is to be a copy of: an object of its namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ClaimSource {
+    /// The `VolumeSnapshot` of this name.
+    Snapshot(String),
+    /// The claim of this name.
+    Claim(String),
 }
 
 /// A PV that matters to the loops.
@@ -269,10 +281,21 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
         deleting: claim.metadata.deletion_timestamp.is_some(),
+        source: claim_source(claim).filter(|_| pending),
         size: facts::claim_size(claim),
         carried: rules.carried(claim.labels(), annotations).digest(),
         said: twin_condition::said(claim),
     })
+}
+
+/// What a claim is to be a copy of. Sources of other kinds are other people's business.
+pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource> {
+    let source = claim.spec.as_ref()?.data_source.as_ref()?;
+    match (source.api_group.as_deref(), source.kind.as_str()) {
+        (Some(SNAPSHOT_GROUP), "VolumeSnapshot") => Some(ClaimSource::Snapshot(source.name.clone())),
+        (None | Some(""), "PersistentVolumeClaim") => Some(ClaimSource::Claim(source.name.clone())),
+        _ => None,
+    }
 }
 
 fn volume(volume: &PersistentVolume) -> Option<Volume> {
@@ -309,27 +332,29 @@ fn volume(volume: &PersistentVolume) -> Option<Volume> {
 fn starting(pod: &Pod) -> Option<Starting> {
     let spec = pod.spec.as_ref()?;
     let node = spec.node_name.clone().filter(|node| !node.is_empty())?;
-    let name = pod.name_any();
-    let claims: Vec<String> = spec
-        .volumes
-        .iter()
-        .flatten()
-        .filter_map(
-            |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-                (Some(claim), _) => Some(claim.claim_name.clone()),
-                // Kubernetes names the claim of a generic ephemeral volume so.
-                (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
-                (None, None) => None,
-            },
-        )
-        .collect();
+    let claims = claims_of(pod);
     let waits = !claims.is_empty() && pod.metadata.deletion_timestamp.is_none();
     waits.then(|| Starting {
         namespace: pod.namespace().unwrap_or_default(),
-        name,
+        name: pod.name_any(),
         node,
         claims,
     })
+}
+
+/// The claims of a pod's volumes, by name.
+pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
+    let name = pod.name_any();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let claims = volumes.filter_map(
+        |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(claim), _) => Some(claim.claim_name.clone()),
+            // Kubernetes names the claim of a generic ephemeral volume so.
+            (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
+            (None, None) => None,
+        },
+    );
+    claims.collect()
 }
 
 fn outer(attachment: &VolumeAttachment) -> Option<Outer> {

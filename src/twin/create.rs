@@ -67,8 +67,12 @@ pub async fn create(
                 }
             }
             Err(error) => {
-                if matches!(error, CreateError::Elsewhere(_)) {
-                    note_refusal(&site, policy, request, &observation).await;
+                match &error {
+                    CreateError::Elsewhere(_) => note_refusal(&site, policy, request, &observation).await,
+                    CreateError::SourceElsewhere { cluster, .. } => {
+                        source::note_miss(home, observation.claim.as_ref(), cluster).await;
+                    }
+                    _ => {}
                 }
                 return Err(error);
             }
@@ -200,7 +204,7 @@ async fn make_twin(
         check::<CreateError>(site, class, planned.provisioner.as_deref()).await?;
     }
     let source = match source {
-        Some(source) => Some(source::copied(site, request, &planned, source).await?),
+        Some(source) => Some(Box::pin(source::copied(site, request, &planned, source)).await?),
         None => None,
     };
     let chosen = Chosen {

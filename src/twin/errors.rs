@@ -5,7 +5,7 @@ use crate::{
     cluster::ApiError,
     fleet::Unreachable,
     placement::{AdoptRefusal, ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped},
-    volume::{SpecError, VolumeId, VolumeName},
+    volume::{ClusterId, SpecError, VolumeId, VolumeName},
 };
 
 /// Why a claim has no place for its twin.
@@ -51,6 +51,16 @@ pub enum CreateError {
     /// is not to change what room they are shown there.
     #[error("{0}")]
     NotThisClaim(String),
+    /// What it should be a copy of is not where its pod was sent.
+    #[error("{source_name} is {place}, and a copy of it can only be made there")]
+    SourceElsewhere {
+        /// The snapshot or volume.
+        source_name: String,
+        /// Where it is, for people.
+        place: String,
+        /// Its cluster.
+        cluster: ClusterId,
+    },
     /// There will be no volume.
     #[error("{refusal} (twin {twin} in cluster {cluster})")]
     Refused {

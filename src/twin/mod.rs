@@ -61,7 +61,7 @@ pub use self::{
     site::Site,
     snapshot::{
         CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotReadError, SnapshotRequest,
-        SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots,
+        SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots, source_affinity,
     },
     withdraw::withdraw,
 };

@@ -15,18 +15,21 @@ use super::{
     planned::Planned,
     reading,
     site::find_again,
-    snapshot::{SnapshotSite, SnapshotSiteError, is_ready, user_content},
+    snapshot::{SnapshotSite, SnapshotSiteError, is_ready, source_affinity, user_content},
     waiter::settled_twin,
 };
 use crate::{
     cluster::{
-        ApiError, Cluster,
+        ApiError, Cluster, facts,
         snapshots::{ALLOW_MODE_CHANGE, SNAPSHOT_GROUP, VolumeSnapshot, VolumeSnapshotContent},
     },
-    fleet::{NodeKind, Registry},
+    fleet::Registry,
     observe::crash::{self, Step},
-    placement::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name},
-    volume::{ContentSource, SnapshotId, VolumeId},
+    placement::{
+        CopyFacts, Original, SourceDriver, SourcePlace, SourceRefusal, copy_flaw, may_copy, mode_name,
+    },
+    topology::NodeSelector,
+    volume::{ClusterId, ContentSource, SnapshotId, VolumeId, mark},
 };
 
 /// How long a source may take to be bound that was answered for just now.
@@ -77,8 +80,9 @@ pub(super) async fn within_reach(
         Place::Volume(there, _) => (there.cluster(), there.namespace()),
     };
     if cluster.id() != site.cluster().id() {
-        let why = elsewhere(site.home(), registry, &name, cluster);
-        return Err(CreateError::NotThisClaim(why));
+        // Which nodes of its cluster that are is looked at when the pod is sent there.
+        let nodes = place_of(site, cluster.id(), &Original::Volume(None));
+        return Err(elsewhere(name, &nodes, cluster.id()));
     }
     if namespace != site.namespace() {
         return Err(CreateError::Source(SourceRefusal::OtherNamespace {
@@ -106,29 +110,55 @@ fn name(asked: &ContentSource, claim: Option<&PersistentVolumeClaim>) -> String 
     }
 }
 
-/// Where a pod has to go for the sake of a source that is in another cluster.
-fn elsewhere(home: &Cluster, registry: &Registry, name: &str, cluster: &Cluster) -> String {
-    if cluster.id() == home.id() {
-        return format!(
-            "{name} is in this cluster, so its copy can only be made here: let the pod run on a node of this cluster"
-        );
+/// Where copies of what is in this cluster can be made, in nodes of the home cluster.
+fn place_of(site: &Site, cluster: &ClusterId, original: &Original) -> SourcePlace {
+    let home = site.home();
+    SourcePlace::of(original, cluster, home.id(), &reading::nodes(home))
+}
+
+fn elsewhere(source_name: String, place: &SourcePlace, cluster: &ClusterId) -> CreateError {
+    CreateError::SourceElsewhere {
+        source_name,
+        place: place.describe(),
+        cluster: cluster.clone(),
     }
-    let leads_there = |kind: NodeKind| match kind {
-        NodeKind::Virtual(remote) => remote.id == *cluster.id(),
-        NodeKind::Real | NodeKind::Disputed(_) => false,
+}
+
+/// Refuses a node of this cluster that cannot have a copy. Where in another cluster it is
+/// made is for the scheduler there.
+fn check_node(site: &Site, planned: &Planned, name: &str, original: &Original) -> Result<(), CreateError> {
+    let Some(node) = planned
+        .node
+        .as_deref()
+        .filter(|_| site.remote_cluster().is_none())
+    else {
+        return Ok(());
     };
-    let nodes = reading::nodes(home);
-    let leading = nodes.iter().filter(|node| leads_there(registry.behind(node)));
-    let mut names: Vec<&str> = leading.map(|node| node.name.as_str()).collect();
-    names.sort_unstable();
-    let nodes = match names.as_slice() {
-        [] => "no node stands for that cluster now".to_owned(),
-        names => format!("let the pod run on {}", names.join(" or ")),
-    };
-    format!(
-        "{name} is in the cluster {}, so its copy can only be made there: {nodes}",
-        cluster.id()
-    )
+    let cluster = site.cluster().id();
+    let place = place_of(site, cluster, original);
+    if place.has(node) {
+        return Ok(());
+    }
+    Err(elsewhere(name.to_owned(), &place, cluster))
+}
+
+/// Notes on a claim that its pod was sent where its source is not: from then on a node is
+/// selected for it that can have the copy. If that cannot be written the scheduler tries
+/// on, as it would without.
+pub(super) async fn note_miss(home: &Cluster, claim: Option<&PersistentVolumeClaim>, cluster: &ClusterId) {
+    let Some(claim) = claim else { return };
+    if claim.annotations().get(mark::SOURCE_AT).map(String::as_str) == Some(cluster.as_str()) {
+        return;
+    }
+    let claims = home.within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
+    let patch = json!({"metadata": {
+        "uid": claim.uid(),
+        "annotations": {mark::SOURCE_AT: cluster.as_str()},
+    }});
+    let name = claim.name_any();
+    if let Err(error) = crash::around(Step::NoteSource, claims.merge(&name, &patch)).await {
+        tracing::warn!(claim = name, %error, "where the source of a claim is could not be noted on it");
+    }
 }
 
 fn unknown_snapshot(error: SnapshotSiteError) -> CreateError {
@@ -180,12 +210,21 @@ pub(super) async fn copied(
                 Err(error) => return Err(not_allowed(error)),
             };
             allowed(SourceDriver::Csi(&content.spec.driver))?;
+            let original = Original::Snapshot {
+                reached_from: source_affinity(&twin),
+                restore: request.spec.parameters.restore_topology,
+            };
+            check_node(site, planned, &name, &original)?;
             allow_mode(request, &name, &there, &content).await?;
             Ok(reference(Some(SNAPSHOT_GROUP), SNAPSHOT, there.name()))
         }
         Place::Volume(there, id) => {
             let twin = volume(&there, &name, &id).await?;
-            allowed(driver(&there, &twin, &name).await?.as_fact())?;
+            let copier = copier(&there, &twin, &name).await?;
+            allowed(copier.as_fact())?;
+            if let Copier::Driver { reached_from, .. } = copier {
+                check_node(site, planned, &name, &Original::Volume(reached_from))?;
+            }
             Ok(reference(None, CLAIM, there.name().to_owned()))
         }
     }
@@ -300,7 +339,11 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
 
 /// Who can copy a twin.
 enum Copier {
-    Driver(String),
+    Driver {
+        name: String,
+        /// From where its PV can be reached.
+        reached_from: Option<NodeSelector>,
+    },
     Nobody,
     Unreadable,
 }
@@ -308,14 +351,14 @@ enum Copier {
 impl Copier {
     fn as_fact(&self) -> SourceDriver<'_> {
         match self {
-            Self::Driver(name) => SourceDriver::Csi(name),
+            Self::Driver { name, .. } => SourceDriver::Csi(name),
             Self::Nobody => SourceDriver::None,
             Self::Unreadable => SourceDriver::Unreadable("PersistentVolumes"),
         }
     }
 }
 
-async fn driver(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Result<Copier, CreateError> {
+async fn copier(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Result<Copier, CreateError> {
     if !there.shows_volumes() {
         return Ok(Copier::Unreadable);
     }
@@ -327,7 +370,10 @@ async fn driver(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Resul
         return Err(not_usable(name, "has lost its PersistentVolume").into());
     };
     Ok(match reading::driver(&real) {
-        Some(driver) => Copier::Driver(driver.to_owned()),
+        Some(driver) => Copier::Driver {
+            name: driver.to_owned(),
+            reached_from: facts::affinity(&real),
+        },
         None => Copier::Nobody,
     })
 }

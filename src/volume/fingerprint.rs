@@ -59,6 +59,7 @@ impl Fingerprint {
                 Part::Source => source(spec),
                 // The claim's name is left out: the volume's own name says which claim it is.
                 // So is the binding policy: when a volume is answered for changes nothing about it.
+                // And where snapshots are restored, which is topology.
                 // And the attributes class, which may be another one any time.
                 Part::Parameters => spec.parameters.real_class.iter().cloned().collect(),
             };

@@ -74,6 +74,10 @@ pub const SNAPSHOT_NAME: &str = "storage.liqo.io/snapshot-name";
 /// Annotation of a snapshot's twin: from where the volume it is of could be reached, as the
 /// node affinity of a PV.
 pub const SOURCE_AFFINITY: &str = "storage.liqo.io/source-affinity";
+/// Annotation of a claim with a data source whose pod was sent where no copy can be made:
+/// the cluster of its source. From then on this driver chooses the node.
+pub const SOURCE_AT: &str = "storage.liqo.io/source-at";
+
 /// Annotation of the content of a snapshot's twin: the deletion policy it had before this
 /// driver set it to Retain, because the user's content has that policy.
 pub const DELETION_POLICY_BEFORE: &str = "storage.liqo.io/deletion-policy-before";

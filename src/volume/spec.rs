@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{Capabilities, SizeRange};
+use super::{Capabilities, RestoreTopology, SizeRange};
 
 /// Why a request does not describe a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum SpecError {
     /// A parameter this driver does not know.
     #[error(
         "the storage class has an unknown parameter {0:?}; this driver knows {known:?}",
-        known = [Parameters::REAL_CLASS, Parameters::BINDING_POLICY, Parameters::SHARED_NAMESPACE]
+        known = Parameters::OF_CLASSES
     )]
     UnknownParameter(String),
     /// A parameter of an attributes class that this driver does not know.
@@ -59,6 +59,9 @@ pub enum SpecError {
     /// A binding policy nobody knows.
     #[error("{0:?} is no binding policy: it is Optimistic or WaitForBound")]
     UnknownBindingPolicy(String),
+    /// A place that nobody knows.
+    #[error("the parameter restoreTopology is {0:?}: it is \"cluster\" or \"source\"")]
+    UnknownRestoreTopology(String),
     /// Something a volume in a remote cluster cannot have.
     #[error("{field} cannot be honoured by a volume in a remote cluster: {why}")]
     NotRemotely {
@@ -143,6 +146,8 @@ pub struct Parameters {
     pub binding_policy: Option<BindingPolicy>,
     /// Whether real classes may expand the namespace that all twins here share.
     pub shared_namespace: bool,
+    /// From where snapshots can be restored, if the class says.
+    pub restore_topology: Option<RestoreTopology>,
     /// The claim the volume is for.
     pub claim: Option<ClaimName>,
     /// Name of the PV that will be made.
@@ -157,6 +162,14 @@ impl Parameters {
     /// Parameter of the virtual class: it is known that twins of all namespaces share one
     /// in this cluster, and real classes may expand it.
     pub const SHARED_NAMESPACE: &'static str = "allowSharedNamespace";
+    /// Parameter of the virtual class: from where snapshots can be restored.
+    pub const RESTORE_TOPOLOGY: &'static str = "restoreTopology";
+    const OF_CLASSES: [&'static str; 4] = [
+        Self::REAL_CLASS,
+        Self::BINDING_POLICY,
+        Self::SHARED_NAMESPACE,
+        Self::RESTORE_TOPOLOGY,
+    ];
     const CLAIM_NAMESPACE: &'static str = "csi.storage.k8s.io/pvc/namespace";
     const CLAIM_NAME: &'static str = "csi.storage.k8s.io/pvc/name";
     const VOLUME: &'static str = "csi.storage.k8s.io/pv/name";
@@ -181,6 +194,10 @@ impl Parameters {
                 Self::SHARED_NAMESPACE => {
                     let value = value.ok_or(SpecError::EmptyParameter(Self::SHARED_NAMESPACE))?;
                     read.shared_namespace = boolean(Self::SHARED_NAMESPACE, value)?;
+                }
+                Self::RESTORE_TOPOLOGY => {
+                    let value = value.ok_or(SpecError::EmptyParameter(Self::RESTORE_TOPOLOGY))?;
+                    read.restore_topology = Some(value.parse()?);
                 }
                 Self::CLAIM_NAMESPACE => namespace = value,
                 Self::CLAIM_NAME => name = value,
@@ -300,6 +317,14 @@ mod tests {
             parse(&[("allowSharedNamespace", "yes")]),
             Err(SpecError::NoBoolean { .. })
         ));
+        assert_eq!(
+            parse(&[("restoreTopology", "zone")]),
+            Err(SpecError::UnknownRestoreTopology("zone".into()))
+        );
+        assert_eq!(
+            parse(&[("restoreTopology", "source")]).unwrap().restore_topology,
+            Some(RestoreTopology::Source)
+        );
         assert!(
             parse(&[("allowSharedNamespace", "true")])
                 .unwrap()

@@ -67,11 +67,7 @@ func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
 			}
 			n.Claim("source", one.class, "320Mi", claims...)
 			n.Pod("writer", "source", pods...)
-			writer := n.WaitReady("writer")
-			if one.class == "liqo-reference-local" {
-				// The scheduler does not know that only this node can have the copies.
-				pods = append(pods, user.OnNode(writer.Spec.NodeName))
-			}
+			n.WaitReady("writer")
 			old := scramble(n, "writer", one.block)
 			n.Snapshot("backup", "source", one.snapshots)
 			current := scramble(n, "writer", one.block)

@@ -54,6 +54,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a volume to be retained in another cluster", w.remoteRetained},
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},
 		{"a volume that grows in another cluster", w.remoteGrown},
+		{"a restore that is sent back to its snapshot", w.restoreSentBack},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
@@ -102,4 +104,32 @@ func (w *walk) snapshotGivenUp(t *testing.T, n *user.Namespace) {
 	}
 	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
 	discard(n, "user", "data")
+}
+
+// The scheduler prefers the other cluster for a pod whose snapshot is here.
+func (w *walk) restoreSentBack(t *testing.T, b *neighbour) {
+	b.declare(t)
+	b.ready()
+	b.here.Claim("data", "liqo-reference", "64Mi")
+	b.here.Pod("writer", "data", user.OnNode(w.cluster.Nodes()[0].Name))
+	b.here.WaitReady("writer")
+	write(b.here, "writer", b.here.Name)
+	b.here.Snapshot("backup", "data", "liqo")
+	controller := w.onController(t, b.here, both("note-source", "select-source-node"))
+	b.here.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	b.here.Pod("reader", "copy", func(pod *corev1.Pod) {
+		there := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{b.id}},
+		}}
+		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: there}},
+		}}
+	})
+	w.carriedOut(t, b.here, controller)
+	b.here.WaitReady("reader")
+	read(t, b.here, "reader", b.here.Name)
+	b.here.DeleteSnapshot("backup")
+	discard(b.here, "reader", "copy")
+	discard(b.here, "writer", "data")
 }

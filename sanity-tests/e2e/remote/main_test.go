@@ -246,18 +246,9 @@ func (p *pair) pinned(pod *corev1.Pod) {
 
 // either lets the pod run at home too, if it must, but not on nodes of other tests.
 func (p *pair) either(pod *corev1.Pod) {
-	in := func(nodes ...string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
-		}}
-	}
-	all := []string{p.node}
+	var here []string
 	for _, node := range p.home.Cluster.Nodes() {
-		all = append(all, node.Name)
+		here = append(here, node.Name)
 	}
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-		RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{in(all...)}},
-		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: in(p.node)}},
-	}}
+	preferring([]string{p.node}, here)(pod)
 }

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,13 +43,14 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
 }
 
-// The scheduler does not know where a snapshot is: a pod that it sends elsewhere is told.
-func TestRestoreInTheWrongClusterSaysWhereToGo(t *testing.T) {
+// A pod that may not run where the source of its claim is: nobody can help but the user.
+func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p := offloaded(t)
+	here := user.OnNode(p.home.Cluster.Nodes()[0].Name)
 	p.home.Claim("there", "liqo-reference", "64Mi")
 	p.home.Pod("there", "there", p.there)
 	p.home.Claim("here", "liqo-reference", "64Mi")
-	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+	p.home.Pod("here", "here", here)
 	p.home.WaitReady("there")
 	p.remote.WaitReady("there")
 	p.home.WaitReady("here")
@@ -56,12 +58,14 @@ func TestRestoreInTheWrongClusterSaysWhereToGo(t *testing.T) {
 	p.home.Snapshot("of-there", "there", snapshotClass)
 	p.home.Snapshot("of-here", "here", snapshotClass)
 
+	// The pods first: where only one node can have a copy it is selected at once.
+	p.home.Pod("from-there", "from-there", here)
 	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
-	p.home.Pod("from-there", "from-there", user.OnNode(p.home.Cluster.Nodes()[0].Name))
-	p.home.WaitEvent("from-there", "of-there", "cluster "+p.cluster, p.node)
-	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
+	p.home.WaitEvent("from-there", "SourceElsewhere", "of-there", "cluster "+p.cluster, p.node, "pod from-there")
 	p.home.Pod("from-here", "from-here", p.there)
-	p.home.WaitEvent("from-here", "of-here", "node of this cluster")
+	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
+	p.home.WaitEvent("from-here", "ProvisioningFailed", "of-here", "in this cluster")
+	p.home.WaitEvent("from-here", "SourceElsewhere", "of-here", "in this cluster", "pod from-here")
 	for _, claim := range []string{"from-there", "from-here"} {
 		if phase := claimIn(p.home, t, claim).Status.Phase; phase != corev1.ClaimPending {
 			t.Errorf("the claim %s is %s", claim, phase)
@@ -70,7 +74,7 @@ func TestRestoreInTheWrongClusterSaysWhereToGo(t *testing.T) {
 	}
 
 	p.home.Pod("from-there", "from-there", p.there)
-	p.home.Pod("from-here", "from-here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+	p.home.Pod("from-here", "from-here", here)
 	p.home.WaitReady("from-there")
 	p.remote.WaitReady("from-there")
 	p.home.WaitReady("from-here")
@@ -79,6 +83,71 @@ func TestRestoreInTheWrongClusterSaysWhereToGo(t *testing.T) {
 	}
 	if got := p.home.Exec("from-here", sum); got != want["here"] {
 		t.Errorf("here the bytes are %s, want %s", got, want["here"])
+	}
+}
+
+// Where several nodes can have a copy, the scheduler chooses first, and cannot know which
+// those are. The pods here prefer the wrong ones: they are sent back, both ways.
+func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
+	p := apart(t, spec{})
+	second := p.node + "-b"
+	start(t, virtualNode(second, p.cluster))
+	if err := awaitMarked(t.Context(), p.home.Cluster, second, p.cluster); err != nil {
+		t.Fatal(err)
+	}
+	p.home.Claim("there", "liqo-reference", "64Mi")
+	p.home.Pod("there", "there", p.there)
+	p.home.Claim("here", "liqo-reference", "64Mi")
+	p.home.Pod("here", "here", user.OnNode(p.home.Cluster.Nodes()[0].Name))
+	p.home.WaitReady("there")
+	p.remote.WaitReady("there")
+	p.home.WaitReady("here")
+	want := map[string]string{"from-there": p.scramble("there"), "from-here": fillHere(p, "here")}
+	p.home.Snapshot("of-there", "there", snapshotClass)
+	p.home.Snapshot("of-here", "here", snapshotClass)
+
+	real := make([]string, 0, 2)
+	for _, node := range p.home.Cluster.Nodes() {
+		real = append(real, node.Name)
+	}
+	standing := []string{p.node, second}
+	p.home.Claim("from-there", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-there"))
+	p.home.Claim("from-here", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "of-here"))
+	p.home.Pod("from-there", "from-there", preferring(real, standing))
+	p.home.Pod("from-here", "from-here", preferring(standing, real))
+	for _, claim := range []string{"from-there", "from-here"} {
+		p.home.WaitEvent(claim, "ProvisioningFailed", "of-"+strings.TrimPrefix(claim, "from-"))
+		p.home.WaitEvent(claim, "NodeSelected")
+	}
+	p.home.WaitReady("from-there")
+	p.remote.WaitReady("from-there")
+	p.home.WaitReady("from-here")
+	if got := p.checksum("from-there"); got != want["from-there"] {
+		t.Errorf("there the bytes are %s, want %s", got, want["from-there"])
+	}
+	if got := p.home.Exec("from-here", sum); got != want["from-here"] {
+		t.Errorf("here the bytes are %s, want %s", got, want["from-here"])
+	}
+	if at := claimIn(p.home, t, "from-there").Annotations[sourceAt]; at != p.cluster {
+		t.Errorf("the miss is noted as %q", at)
+	}
+}
+
+// preferring lets a pod run on all of these nodes, on the first ones if it can.
+func preferring(first, others []string) func(*corev1.Pod) {
+	in := func(nodes ...string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
+		}}
+	}
+	return func(pod *corev1.Pod) {
+		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{in(first...), in(others...)},
+			},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: in(first...)}},
+		}}
 	}
 }
 

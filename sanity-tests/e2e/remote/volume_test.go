@@ -24,6 +24,7 @@ const (
 	virtualLabel = "storage.liqo.io/virtual-node"
 	claimUID     = "storage.liqo.io/claim-uid"
 	selectedNode = "volume.kubernetes.io/selected-node"
+	sourceAt     = "storage.liqo.io/source-at"
 	twinReady    = corev1.PersistentVolumeClaimConditionType("storage.liqo.io/TwinReady")
 )
 

@@ -236,7 +236,9 @@ fn wanted(object: &Value, query: &Parameters) -> bool {
         .all(|term| holds(term, |key| object["metadata"]["labels"][key].as_str()))
         && fields.iter().all(|term| {
             holds(term, |key| {
-                key.split('.').fold(object, |value, key| &value[key]).as_str()
+                let field = key.split('.').fold(object, |value, key| &value[key]);
+                // To Kubernetes a field that is absent is empty.
+                Some(field.as_str().unwrap_or_default())
             })
         })
 }

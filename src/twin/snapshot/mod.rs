@@ -18,6 +18,7 @@ pub use self::{
     delete::delete_snapshot,
     errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     list::{SnapshotFilter, find_snapshot, list_snapshots},
+    record::source_affinity,
 };
 pub(super) use self::{
     observation::{is_ready, user_content},

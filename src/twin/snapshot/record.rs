@@ -1,11 +1,16 @@
 //! The twin of a snapshot as an object: everything this driver will ever know about the
 //! snapshot is written on it in its first version.
 
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{NodeSelector as KubeSelector, PersistentVolume};
+use kube::ResourceExt;
 
 use super::{SnapshotRequest, site::SnapshotSite};
 use crate::{
-    cluster::snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotSpec},
+    cluster::{
+        facts,
+        snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotSpec},
+    },
+    topology::NodeSelector,
     volume::{SnapshotMarks, mark},
 };
 
@@ -38,6 +43,14 @@ pub(super) fn twin(
     twin.metadata.labels = Some(marks.labels());
     twin.metadata.annotations = Some(annotations);
     twin
+}
+
+/// From where the volume could be reached that a twin is a snapshot of, if that is on it.
+#[must_use]
+pub fn source_affinity(twin: &VolumeSnapshot) -> Option<NodeSelector> {
+    let text = twin.annotations().get(mark::SOURCE_AFFINITY)?;
+    let read: KubeSelector = serde_json::from_str(text).ok()?;
+    Some(facts::node_selector(&read))
 }
 
 /// From where the volume could be reached. When it is gone, nothing else says where its

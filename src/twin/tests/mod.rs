@@ -219,6 +219,7 @@ fn request() -> CreateRequest {
                 real_class: Some("real".into()),
                 binding_policy: None,
                 shared_namespace: false,
+                restore_topology: None,
                 claim: Some(ClaimName {
                     namespace: "shop".into(),
                     name: "data".into(),

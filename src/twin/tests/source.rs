@@ -270,3 +270,39 @@ async fn another_volume_mode_has_to_be_allowed() {
     let real = world.api.object(&content("real")).unwrap();
     assert_eq!(real["metadata"]["annotations"], allowed);
 }
+
+/// From where the volume could be reached that the snapshot is of.
+fn reached_from(world: &World, node: &str) {
+    world.api.change(&twin_of_snapshot(), |twin| {
+        let expression = json!({"key": NODE_KEY, "operator": "In", "values": [node]});
+        let affinity = json!({"nodeSelectorTerms": [{"matchExpressions": [expression]}]});
+        twin["metadata"]["annotations"] = json!({mark::SOURCE_AFFINITY: affinity.to_string()});
+    });
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_have_the_copy_is_given_back() {
+    let mut world = with_snapshot("real.test").await;
+    reached_from(&world, "n2");
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::SourceElsewhere { .. }), "{error}");
+    assert!(error.to_string().contains("only n2 can have its copy"), "{error}");
+    let noted = &world.api.object(CLAIM).unwrap()["metadata"]["annotations"][mark::SOURCE_AT];
+    assert_eq!(noted, "home");
+    assert_eq!(world.twin(), None);
+
+    world.request.spec.parameters.restore_topology = Some(crate::volume::RestoreTopology::Cluster);
+    world.create().await.unwrap();
+    let world = with_snapshot("real.test").await;
+    reached_from(&world, "n1");
+    world.create().await.unwrap();
+
+    let world = with_volume(Real::Works).await;
+    world.api.change(SOURCE_PV, |volume| {
+        let expression = json!({"key": NODE_KEY, "operator": "In", "values": ["n2"]});
+        let required = json!({"nodeSelectorTerms": [{"matchExpressions": [expression]}]});
+        volume["spec"]["nodeAffinity"] = json!({"required": required});
+    });
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::SourceElsewhere { .. }), "{error}");
+}

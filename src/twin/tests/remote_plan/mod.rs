@@ -195,6 +195,7 @@ fn request() -> CreateRequest {
 fn elsewhere(outcome: Result<ProvisionedVolume, CreateError>) -> String {
     match outcome {
         Err(CreateError::Elsewhere(why) | CreateError::NotThisClaim(why)) => why,
+        Err(miss @ CreateError::SourceElsewhere { .. }) => miss.to_string(),
         other => panic!("{other:?}"),
     }
 }

@@ -45,6 +45,11 @@ async fn a_snapshot_is_restored_in_its_cluster() {
     assert_eq!(source["name"], format!("snapshot-{SNAPSHOT}"));
 }
 
+/// What is noted on the claim of the cluster of its source.
+fn miss(world: &World) -> serde_json::Value {
+    world.home_api.object(CLAIM).unwrap()["metadata"]["annotations"][mark::SOURCE_AT].clone()
+}
+
 #[tokio::test]
 async fn elsewhere_the_pod_is_told_where_to_go() {
     let world = copying(&format!("s1:home::{SNAPSHOT}")).await;
@@ -52,6 +57,7 @@ async fn elsewhere_the_pod_is_told_where_to_go() {
     let why = elsewhere(world.create().await);
     assert!(why.contains("the snapshot backup is in this cluster"), "{why}");
     assert_eq!(world.noted(), None, "that says nothing about other claims");
+    assert_eq!(miss(&world), "home");
 
     // And the other way round, from a node of this cluster.
     let world = copying(&format!("s1:milan:shop-home:{SNAPSHOT}")).await;
@@ -75,7 +81,14 @@ async fn elsewhere_the_pod_is_told_where_to_go() {
     let why = elsewhere(world.create().await);
     assert!(why.contains("is in the cluster milan"), "{why}");
     assert!(why.contains("to-milan"), "{why}");
-    assert_eq!(world.there.writes() + world.home_api.writes(), 0);
+    assert_eq!(miss(&world), "milan");
+    // It is noted once: csi-provisioner would find its own change in conflict with each.
+    let before = world.home_api.writes();
+    assert!(matches!(
+        world.create().await,
+        Err(CreateError::SourceElsewhere { .. })
+    ));
+    assert_eq!((world.there.writes(), world.home_api.writes()), (0, before));
 }
 
 #[tokio::test]
