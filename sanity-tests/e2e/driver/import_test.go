@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,7 +32,10 @@ func runImport(t *testing.T, n *user.Namespace, claim string, args ...string) (s
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append([]string{"import", "pvc", n.Name + "/" + claim, "--timeout", "3m", "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
+	args = append([]string{"import", "pvc", n.Name + "/" + claim, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
+	if !slices.Contains(args, "--timeout") {
+		args = append(args, "--timeout", "3m")
+	}
 	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
 	return string(out), err
