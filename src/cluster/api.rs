@@ -140,6 +140,26 @@ where
     }
 }
 
+impl<K> Objects<K> {
+    pub(super) fn error(&self, verb: &'static str, name: &str, cause: Cause) -> ApiError {
+        ApiError {
+            verb,
+            object: self.describe(name),
+            cluster: self.cluster.clone(),
+            cause,
+        }
+    }
+
+    fn describe(&self, name: &str) -> String {
+        match (&self.namespace, name) {
+            (Some(namespace), "") => format!("every {} of namespace {namespace}", self.kind),
+            (None, "") => format!("every {}", self.kind),
+            (Some(namespace), name) => format!("{} {namespace}/{name}", self.kind),
+            (None, name) => format!("{} {name}", self.kind),
+        }
+    }
+}
+
 impl<K> Objects<K>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
@@ -157,20 +177,23 @@ where
 
     /// Every object with these labels and fields, read live, page by page.
     pub async fn select(&self, labels: Option<&str>, fields: Option<&str>) -> Result<Vec<K>, ApiError> {
-        self.pick(labels, fields, |_| true).await
+        self.pick(labels, fields, Some).await
     }
 
     /// Every object that is wanted, read live; of the others no more than a page is held.
     pub async fn find(&self, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, ApiError> {
-        self.pick(None, None, wanted).await
+        self.pick(None, None, |object| wanted(&object).then_some(object))
+            .await
     }
 
-    async fn pick(
+    /// What is wanted of all objects with these labels and fields, read live; of the others no
+    /// more than a page is held.
+    pub async fn pick<T>(
         &self,
         labels: Option<&str>,
         fields: Option<&str>,
-        wanted: impl Fn(&K) -> bool,
-    ) -> Result<Vec<K>, ApiError> {
+        wanted: impl Fn(K) -> Option<T>,
+    ) -> Result<Vec<T>, ApiError> {
         let _turn = match &self.lists {
             Some(lists) => lists.acquire().await.ok(),
             None => None,
@@ -184,13 +207,11 @@ where
         for _ in 0..MOST_OBJECTS / size {
             let list = self.bounded("list", "", || self.api.list(&page)).await?;
             for Lean(object) in list.items {
-                if !wanted(&object) {
-                    continue;
+                let size = if limited { length(&object) } else { 0 };
+                if let Some(object) = wanted(object) {
+                    held = size.saturating_add(held);
+                    found.push(object);
                 }
-                if limited {
-                    held = length(&object).saturating_add(held);
-                }
-                found.push(object);
             }
             if held > MOST_LISTED {
                 let why = format!("the list is longer than {} MiB", MOST_LISTED >> 20);
@@ -303,24 +324,6 @@ where
         let answer = outcome.as_ref().map(|_| ());
         metrics.record(&self.cluster, verb, answer, began.elapsed());
         outcome.map_err(|cause| self.error(verb, name, cause))
-    }
-
-    fn error(&self, verb: &'static str, name: &str, cause: Cause) -> ApiError {
-        ApiError {
-            verb,
-            object: self.describe(name),
-            cluster: self.cluster.clone(),
-            cause,
-        }
-    }
-
-    fn describe(&self, name: &str) -> String {
-        match (&self.namespace, name) {
-            (Some(namespace), "") => format!("every {} of namespace {namespace}", self.kind),
-            (None, "") => format!("every {}", self.kind),
-            (Some(namespace), name) => format!("{} {namespace}/{name}", self.kind),
-            (None, name) => format!("{} {name}", self.kind),
-        }
     }
 }
 

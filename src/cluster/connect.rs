@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ApiError, Calls, Cluster, Inner, REMOTE_LISTS, Rights, Views,
+    ApiError, Calls, Cluster, Inner, REMOTE_LISTS, RecentLists, Rights, Views,
     budget::Budget,
     cap::{Cap, Limits},
     view::WATCH_SECONDS,
@@ -132,6 +132,7 @@ impl Cluster {
             rights: Rights::ALL,
             budget: Budget::home(),
             lists: None,
+            recent: RecentLists::default(),
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),
@@ -161,6 +162,7 @@ impl Cluster {
             rights,
             budget,
             lists: Some(Arc::new(Semaphore::new(REMOTE_LISTS))),
+            recent: RecentLists::default(),
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),

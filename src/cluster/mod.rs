@@ -11,13 +11,16 @@ pub mod events;
 pub mod facts;
 mod finalizers;
 mod lean;
+mod recent;
 mod rights;
 pub mod slim;
 pub mod snapshots;
+mod static_volumes;
 #[cfg(test)]
 pub mod testing;
 pub mod view;
 mod views;
+mod warnings;
 
 use std::{
     collections::BTreeMap,
@@ -38,8 +41,16 @@ pub use self::{
     rights::Rights,
     views::Views,
 };
-use self::{budget::Budget, view::View};
-use crate::volume::{CarriedAnnotations, ClusterId};
+use self::{
+    budget::Budget,
+    recent::Recent,
+    view::{Slim, View},
+    warnings::Warnings,
+};
+use crate::{
+    placement::{SnapshotClass, StaticVolume},
+    volume::{CarriedAnnotations, ClusterId},
+};
 
 /// Objects in one page of a list of a remote cluster. A page must not be too large for us,
 /// however fat the objects are that honest clusters have.
@@ -65,12 +76,21 @@ struct Inner {
     budget: Budget,
     /// Who may list something of it now, if that is limited.
     lists: Option<Arc<Semaphore>>,
+    recent: RecentLists,
     /// Watches of single namespaces, where not all may be watched.
     by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
     /// Counts the changes in those.
     by_namespace_changes: watch::Sender<u64>,
     stop: CancellationToken,
     _stops: DropGuard,
+}
+
+/// What was listed there a moment ago.
+#[derive(Default)]
+struct RecentLists {
+    warnings: Recent<Warnings>,
+    snapshot_classes: Recent<Result<Vec<SnapshotClass>, ApiError>>,
+    static_volumes: Recent<Result<Vec<StaticVolume>, ApiError>>,
 }
 
 impl Cluster {
@@ -153,6 +173,18 @@ impl Cluster {
         } else {
             self.0.by_namespace_changes.subscribe()
         }
+    }
+
+    /// Waits until a view of objects of this kind, which nobody may have asked before, has seen
+    /// all of them, for as long as a call may take.
+    pub async fn filled<K, S>(&self, view: &View<S>) -> Result<(), ApiError>
+    where
+        K: Resource<DynamicType = ()>,
+        S: Slim,
+    {
+        let most = self.calls().timeout;
+        let filled = tokio::time::timeout(most, view.complete()).await;
+        filled.map_err(|_| self.all::<K>().error("watch", "", Cause::Timeout(most)))
     }
 
     /// What may be kept of it.

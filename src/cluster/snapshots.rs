@@ -17,7 +17,7 @@ use kube::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::Cluster;
+use super::{ApiError, Cluster};
 use crate::placement::SnapshotClass;
 
 /// The API group of snapshots.
@@ -158,6 +158,17 @@ impl VolumeSnapshotClass {
                 .is_some_and(|value| value == "true"),
         }
     }
+}
+
+/// The classes of snapshots of a cluster, as they were at most two seconds ago. They are not
+/// watched: a snapshot needs them once, and only if its class names none of them.
+pub async fn classes(cluster: &Cluster) -> Result<Vec<SnapshotClass>, ApiError> {
+    let read = || async {
+        let all = cluster.all::<VolumeSnapshotClass>();
+        all.pick(None, None, |class| Some(class.read())).await
+    };
+    let classes = cluster.0.recent.snapshot_classes.get("", read).await;
+    Result::clone(&classes)
 }
 
 /// Whether the kinds of snapshots are seen not to be installed in a cluster. Asked for when

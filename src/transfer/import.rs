@@ -16,7 +16,7 @@ use crate::{
         ClaimNow, ImportFacts, ImportRefusal, ImportStep, Interruption, Obstacle, Progress, class_for,
         import_step, obstacles,
     },
-    twin::{newest_warning, reclaim_policy},
+    twin::reclaim_policy,
     volume::{ClaimName, ImportRecord, OldClaim, mark},
 };
 
@@ -351,7 +351,10 @@ impl Run<'_> {
 
     async fn last_warning(&self, scene: &Scene) -> Option<String> {
         let uid = scene.claim.as_ref()?.uid()?;
-        newest_warning(self.context.cluster, &scene.name.namespace, &uid).await
+        self.context
+            .cluster
+            .newest_warning(&scene.name.namespace, &uid)
+            .await
     }
 
     fn tell_plan(&self, scene: &Scene, step: ImportStep) -> Result<(), TransferError> {

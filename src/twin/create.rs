@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
@@ -26,7 +26,7 @@ use super::{
     withdraw::withdraw,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events, facts, short, unless_conflict},
+    cluster::{ApiError, Cause, Cluster, events::Events, facts, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
@@ -382,20 +382,9 @@ async fn still_waiting(site: &Site, awaited: &'static str) -> CreateError {
 
 /// The newest warning about a twin: what the real provisioner says, the user must hear.
 pub async fn last_warning(site: &Site, twin: &PersistentVolumeClaim) -> Option<String> {
-    newest_warning(site.cluster(), site.namespace(), &twin.uid()?).await
-}
-
-/// The newest warning about the object with this uid.
-pub async fn newest_warning(cluster: &Cluster, namespace: &str, uid: &str) -> Option<String> {
-    let about = format!("involvedObject.uid={uid},type=Warning");
-    let events = cluster.within::<Event>(namespace);
-    let warnings = events.select(None, Some(&about)).await.ok()?;
-    let newest = warnings.into_iter().max_by_key(|warning| {
-        let seen = warning.last_timestamp.as_ref().map(|time| time.0);
-        let noted = warning.event_time.as_ref().map(|time| time.0);
-        seen.max(noted)
-    })?;
-    newest.message.map(|message| short(message.trim()))
+    site.cluster()
+        .newest_warning(site.namespace(), &twin.uid()?)
+        .await
 }
 
 fn with_reason(what: String, reason: Option<String>) -> String {

@@ -46,7 +46,7 @@ pub use self::{
     adopt::{claim_ref, forget_wish, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
-    create::{create, last_warning, newest_warning},
+    create::{create, last_warning},
     delete::delete,
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     expand::{Expanded, expand, finish_expansion, grown},

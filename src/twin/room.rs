@@ -8,10 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    Policy, refusals,
-    surroundings::{classes, static_volumes},
-};
+use super::{Policy, refusals, surroundings::classes};
 use crate::{
     cluster::{ApiError, Cluster},
     fleet::{Registry, Remote, Unreachable},
@@ -70,9 +67,7 @@ async fn beforehand(home: &Cluster) -> Result<Vec<StaticVolume>, ApiError> {
     let mut found = Vec::new();
     for class in classes(home) {
         if class.provisioner == NO_PROVISIONER {
-            let mut volumes = static_volumes(home, &class.name).await?;
-            volumes.retain(|volume| volume.class == class.name);
-            found.append(&mut volumes);
+            found.append(&mut home.static_volumes(&class.name).await?);
         }
     }
     Ok(found)

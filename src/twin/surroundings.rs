@@ -3,11 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
-
 use super::CreateRequest;
 use crate::{
-    cluster::{ApiError, Cluster, slim::free_volume},
+    cluster::{ApiError, Cluster},
     placement::{Ask, Capacity, Class, NO_PROVISIONER, RealDriver, StaticVolume, Surroundings},
 };
 
@@ -39,7 +37,7 @@ impl Known {
         let views = home.views();
         let capacities = views.capacities.of_topic(&class.name);
         let volumes = if class.provisioner == NO_PROVISIONER {
-            static_volumes(home, &class.name).await?
+            home.static_volumes(&class.name).await?
         } else {
             Vec::new()
         };
@@ -58,18 +56,6 @@ impl Known {
             volumes: &self.volumes,
         }
     }
-}
-
-/// The PVs of a class that nobody provisions. They are watched from the first claim of such
-/// a class on; until all were seen they are listed.
-pub(super) async fn static_volumes(home: &Cluster, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
-    let seen = &home.views().static_volumes;
-    if seen.outdated_since().is_none() {
-        let of_class = seen.of_topic(class);
-        return Ok(of_class.iter().map(|it| StaticVolume::clone(it)).collect());
-    }
-    let found = home.all::<PersistentVolume>().list(None).await?;
-    Ok(found.iter().filter_map(free_volume).collect())
 }
 
 fn driver(home: &Cluster, provisioner: &str, only: Option<&str>) -> RealDriver {

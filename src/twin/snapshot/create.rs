@@ -16,12 +16,15 @@ use crate::{
     cluster::{
         ApiError, Cause, Cluster, Precondition,
         events::Events,
-        snapshots::{VolumeSnapshot, VolumeSnapshotClass, not_installed},
+        snapshots::{self, VolumeSnapshot, VolumeSnapshotClass, not_installed},
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::{KnownSnapshotClasses, SnapshotRefusal, SnapshotStep, choose_snapshot_class, snapshot_step},
-    twin::{DeleteError, Site, create::newest_warning, reading, site, waiter::settled_twin},
+    placement::{
+        KnownSnapshotClasses, SnapshotClass, SnapshotRefusal, SnapshotStep, choose_snapshot_class,
+        snapshot_step,
+    },
+    twin::{DeleteError, Site, reading, site, waiter::settled_twin},
     volume::VolumeId,
 };
 
@@ -159,13 +162,15 @@ async fn class(
         let mapped = mapping.and_then(|mapping| mapping.get(name));
         mapped.map_or(name, String::as_str)
     });
-    let classes = cluster.all::<VolumeSnapshotClass>();
     let read = match named {
-        Some(name) => classes.get(name).await.map(|class| class.into_iter().collect()),
-        None => classes.list(None).await,
+        Some(name) => {
+            let class = cluster.all::<VolumeSnapshotClass>().get(name).await;
+            class.map(|class| class.iter().map(VolumeSnapshotClass::read).collect())
+        }
+        None => snapshots::classes(cluster).await,
     };
-    let read: Vec<VolumeSnapshotClass> = match read {
-        Ok(read) => read,
+    let classes: Vec<SnapshotClass> = match read {
+        Ok(classes) => classes,
         Err(error) if error.is_forbidden() => {
             return Ok(choose_snapshot_class(
                 named,
@@ -177,10 +182,9 @@ async fn class(
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    if read.is_empty() && not_installed(cluster).await {
+    if classes.is_empty() && not_installed(cluster).await {
         return Err(CutError::NotInstalled(cluster.id().to_string()));
     }
-    let classes: Vec<_> = read.iter().map(VolumeSnapshotClass::read).collect();
     let known = KnownSnapshotClasses::Listed(&classes);
     Ok(choose_snapshot_class(named, known, driver, cluster.id())?)
 }
@@ -265,7 +269,10 @@ async fn still_waiting(
 ) -> CutError {
     let why = match twin {
         Some(twin) => match said_about(twin) {
-            None => newest_warning(site.cluster(), site.namespace(), &twin.uid().unwrap_or_default()).await,
+            None => {
+                let uid = twin.uid().unwrap_or_default();
+                site.cluster().newest_warning(site.namespace(), &uid).await
+            }
             said => said,
         },
         None => None,

@@ -16,7 +16,6 @@ use crate::{
     cluster::{ApiError, Cluster, Precondition, events::Events, snapshots::VolumeSnapshot},
     fleet::Registry,
     observe::crash::{self, Step},
-    twin::create::newest_warning,
     volume::SnapshotId,
 };
 
@@ -90,7 +89,7 @@ fn not_taken(error: ApiError) -> SnapshotDeleteError {
 
 async fn still_there(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDeleteError {
     let uid = twin.uid().unwrap_or_default();
-    let warning = newest_warning(site.cluster(), site.namespace(), &uid).await;
+    let warning = site.cluster().newest_warning(site.namespace(), &uid).await;
     SnapshotDeleteError::StillWaiting {
         twin: site.place(),
         cluster: site.cluster_name(),

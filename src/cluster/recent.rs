@@ -1,0 +1,81 @@
+//! Lists that only a failure or a rare request needs. However many ask at once, each is read
+//! at most every two seconds and shared: its cost must not grow with how many fail.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time;
+
+/// For how long what was read is not read again.
+const AGE: Duration = Duration::from_secs(2);
+
+/// What was read a moment ago, by where it was read. Nothing is held for longer than that.
+pub(super) struct Recent<T>(Mutex<HashMap<String, Slot<T>>>);
+
+/// What was read at one place. Who asks while it is read waits for that.
+type Slot<T> = Arc<tokio::sync::Mutex<Option<Arc<T>>>>;
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Send + Sync + 'static> Recent<T> {
+    /// What is to be read at a place, unless it was read a moment ago. A failure is shared like
+    /// any other outcome: those who wait do not all wait for a server that does not answer.
+    pub(super) async fn get<F>(&self, place: &str, read: impl FnOnce() -> F) -> Arc<T>
+    where
+        F: Future<Output = T>,
+    {
+        let slot = {
+            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.retain(|name, slot| name == place || Arc::strong_count(slot) > 1);
+            Arc::clone(slots.entry(place.to_owned()).or_default())
+        };
+        let mut held = slot.lock().await;
+        if let Some(known) = &*held {
+            return Arc::clone(known);
+        }
+        let outcome = Arc::new(read().await);
+        *held = Some(Arc::clone(&outcome));
+        drop(held);
+        tokio::spawn(async move {
+            time::sleep(AGE).await;
+            *slot.lock().await = None;
+        });
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_ask_it_is_read_once_in_a_while() {
+        let recent = Recent::default();
+        let reads = AtomicUsize::new(0);
+        let ask = async |place: &str| {
+            let read = || async {
+                time::sleep(Duration::from_millis(100)).await;
+                reads.fetch_add(1, Ordering::SeqCst) + 1
+            };
+            *recent.get(place, read).await
+        };
+        let (first, second, elsewhere) = tokio::join!(ask("a"), ask("a"), ask("b"));
+        assert_eq!((first, second), (first, first), "who comes meanwhile shares it");
+        assert_ne!(elsewhere, first);
+        assert_eq!(ask("a").await, first);
+        time::sleep(AGE + Duration::from_millis(10)).await;
+        assert_eq!(ask("a").await, 3, "it is old by now");
+        time::sleep(AGE + Duration::from_millis(10)).await;
+        ask("c").await;
+        assert_eq!(recent.0.lock().unwrap().len(), 1, "nothing is held of the others");
+    }
+}
