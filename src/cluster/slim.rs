@@ -1,16 +1,28 @@
 //! What this driver keeps of the objects of a cluster.
 
+mod pods;
+mod volumes;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
-    core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim},
+    core::v1::{Node as KubeNode, PersistentVolumeClaim},
     storage::v1::{CSINode, VolumeAttachment},
 };
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
+pub use self::{
+    pods::{OpenNode, PendingPod, claims_of},
+    volumes::{RealVolume, VirtualVolume, Volume, free_volume},
+};
+pub(super) use self::{
+    pods::{open_node, pending_pod},
+    volumes::volume,
+};
 use super::{facts, has_finalizer, view::Slim};
 use crate::{
-    placement::{Capacity, Class, Phase, ReclaimPolicy, StaticVolume, TwinHealth},
+    api::remote_cluster::RemoteCluster,
+    placement::{Capacity, Class, Phase, TwinHealth},
     topology::Node,
     volume::{
         Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, digest, mark,
@@ -65,32 +77,6 @@ impl Twin {
     }
 }
 
-/// A PV that belongs to, or is reserved for, a claim of the storage namespace.
-/// Its topic is the name of that claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
-pub struct Volume {
-    /// Its name.
-    pub name: String,
-    /// The twin it is for.
-    pub twin: String,
-    /// That twin's uid; empty while the PV is only reserved.
-    pub twin_uid: String,
-    /// Its phase.
-    pub phase: String,
-    /// Whether it is being deleted.
-    pub deleting: bool,
-    /// Whether its data stays when its twin goes.
-    pub retain: bool,
-    /// Whether this driver replaced its reclaim policy.
-    pub policy_replaced: bool,
-    /// Whether it carries the record of an import.
-    pub imported: bool,
-}
-
 /// Which drivers run on a node. Its topic is the node's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiNode {
@@ -130,15 +116,9 @@ pub struct Attachment {
     pub deleting: bool,
 }
 
-impl Slim for Volume {
+impl Slim for RemoteCluster {
     fn topic(&self) -> &str {
-        &self.twin
-    }
-}
-
-impl Slim for StaticVolume {
-    fn topic(&self) -> &str {
-        &self.class
+        self.metadata.name.as_deref().unwrap_or_default()
     }
 }
 
@@ -277,31 +257,6 @@ fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
     let messages = messages.map(|one| one.message.as_deref().unwrap_or_default());
     let parts = [current, target, stage].map(Option::unwrap_or_default);
     Some(digest(16, parts.into_iter().chain(messages)))
-}
-
-pub(super) fn volume(volume: PersistentVolume, storage_namespace: &str) -> Option<Volume> {
-    let policy_replaced = volume.annotations().contains_key(mark::POLICY_BEFORE);
-    let imported = volume.annotations().contains_key(mark::IMPORT);
-    let spec = volume.spec?;
-    let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
-    let claim = spec.claim_ref?;
-    (claim.namespace.as_deref() == Some(storage_namespace)).then(|| Volume {
-        name: volume.metadata.name.unwrap_or_default(),
-        twin: claim.name.unwrap_or_default(),
-        twin_uid: claim.uid.unwrap_or_default(),
-        phase: volume.status.and_then(|status| status.phase).unwrap_or_default(),
-        deleting: volume.metadata.deletion_timestamp.is_some(),
-        retain: policy == ReclaimPolicy::Retain,
-        policy_replaced,
-        imported,
-    })
-}
-
-/// A PV that nobody has. One that a driver makes for a claim never is in that phase; those
-/// that say who made them, as sig-storage-local-static-provisioner's do, may be.
-#[must_use]
-pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
-    Some(facts::static_volume(volume)).filter(|read| read.available)
 }
 
 /// Only the metadata is kept: the status of a node is large and changes all the time.

@@ -1,25 +1,19 @@
 //! PVs of classes that nobody provisions, from which the driver chooses one by itself.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use super::{ApiError, Cluster, slim::free_volume};
 use crate::placement::StaticVolume;
 
 impl Cluster {
-    /// The free PVs of a class. At home they are watched from the first such claim on. PVs of
-    /// remote clusters are not watched, for nearly all of them are not our business: those that
-    /// are free are listed, for all claims of two seconds at once.
+    /// The free PVs of a class. PVs of remote clusters are not watched, for nearly all of them
+    /// are not our business: those that are free are listed, for all claims of two seconds at
+    /// once.
     pub async fn static_volumes(&self, class: &str) -> Result<Vec<StaticVolume>, ApiError> {
         if self.0.id == self.0.home {
-            let seen = &self.views().static_volumes;
+            let seen = &self.views().volumes;
             self.filled::<PersistentVolume, _>(seen).await?;
-            return Ok(seen
-                .of_topic(class)
-                .into_iter()
-                .map(Arc::unwrap_or_clone)
-                .collect());
+            return Ok(seen.free(Some(class)));
         }
         let read = || async {
             let all = self.all::<PersistentVolume>();

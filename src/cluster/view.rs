@@ -10,6 +10,7 @@ mod watching;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    iter,
     sync::{Arc, Mutex, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
@@ -25,6 +26,11 @@ use super::budget::{Budget, Place};
 pub trait Slim: PartialEq + Send + Sync + 'static {
     /// What those who wait for it wait on. Several objects may share a topic.
     fn topic(&self) -> &str;
+
+    /// All of these, where there is more than one.
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.topic())
+    }
 
     /// How many bytes of text it holds. It matters for objects of remote clusters, which
     /// are believed nothing.
@@ -52,8 +58,18 @@ struct Shared<S> {
     /// Counts events; never zero once the first list is complete.
     version: watch::Sender<u64>,
     feeds: Feeds<S>,
+    counters: Mutex<Vec<Counter<S>>>,
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
+    /// How many objects were given out.
+    #[cfg(test)]
+    given: std::sync::atomic::AtomicUsize,
+}
+
+/// Counts the changes of the objects that matter to somebody.
+struct Counter<S> {
+    matters: Box<dyn Fn(&S) -> bool + Send + Sync>,
+    count: watch::Sender<u64>,
 }
 
 struct State<S> {
@@ -81,12 +97,6 @@ impl<S: Slim> View<S> {
         view
     }
 
-    /// A view of what is not watched, for ever outdated.
-    #[must_use]
-    pub fn unwatched() -> Self {
-        Self::begun_by(None)
-    }
-
     fn begun_by(begin: Option<Begin<S>>) -> Self {
         Self(Arc::new(Shared {
             begin: Mutex::new(begin),
@@ -98,7 +108,10 @@ impl<S: Slim> View<S> {
             }),
             version: watch::Sender::new(0),
             feeds: Feeds::default(),
+            counters: Mutex::default(),
             outdated: RwLock::new(Some(Instant::now())),
+            #[cfg(test)]
+            given: std::sync::atomic::AtomicUsize::default(),
         }))
     }
 
@@ -148,8 +161,7 @@ impl<S: Slim> View<S> {
         let mut state = self.write();
         state.topics.clear();
         for (key, kept) in &listed {
-            let topic = kept.value.topic().to_owned();
-            state.topics.entry(topic).or_default().insert(key.clone());
+            state.enter(&*kept.value, key);
         }
         state.objects = listed;
         // What vanished during a gap in the watch must wake its waiters too.
@@ -158,6 +170,7 @@ impl<S: Slim> View<S> {
         }
         drop(state);
         self.0.feeds.note_everything();
+        self.count(|_| true);
         self.0.version.send_modify(|version| *version += 1);
     }
 
@@ -170,37 +183,50 @@ impl<S: Slim> View<S> {
         }
         let mut touched = Vec::new();
         if let Some(old) = state.objects.remove(key) {
-            state.leave(old.value.topic(), key);
+            state.leave(&*old.value, key);
             touched.push(old.value);
         }
         if let Some(new) = kept {
-            let topic = new.value.topic().to_owned();
-            state.topics.entry(topic).or_default().insert(key.to_owned());
+            state.enter(&*new.value, key);
             touched.push(Arc::clone(&new.value));
             state.objects.insert(key.to_owned(), new);
         }
-        for value in &touched {
-            if let Some(listener) = state.listeners.get(value.topic()) {
+        for topic in touched.iter().flat_map(|value| value.topics()) {
+            if let Some(listener) = state.listeners.get(topic) {
                 listener.send_replace(());
             }
         }
         drop(state);
         self.0.feeds.note(&touched);
+        self.count(|matters| touched.iter().any(|value| matters(value)));
         self.0.version.send_modify(|version| *version += 1);
+    }
+
+    /// Counts one more change for all to whom what has changed matters.
+    fn count(&self, has_changed: impl Fn(&dyn Fn(&S) -> bool) -> bool) {
+        let mut counters = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.retain(|counter| !counter.count.is_closed());
+        for counter in counters.iter().filter(|counter| has_changed(&counter.matters)) {
+            counter.count.send_modify(|count| *count += 1);
+        }
     }
 
     /// The object with this key: its name, or `namespace/name`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Arc<S>> {
         self.begin();
-        self.read().objects.get(key).map(Kept::value)
+        let found = self.read().objects.get(key).map(Kept::value);
+        self.given(found.iter().len());
+        found
     }
 
     /// Everything.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<S>> {
         self.begin();
-        self.read().objects.values().map(Kept::value).collect()
+        let all: Vec<_> = self.read().objects.values().map(Kept::value).collect();
+        self.given(all.len());
+        all
     }
 
     /// The objects of a topic.
@@ -209,8 +235,28 @@ impl<S: Slim> View<S> {
         self.begin();
         let state = self.read();
         let keys = state.topics.get(topic).into_iter().flatten();
-        keys.filter_map(|key| state.objects.get(key).map(Kept::value))
-            .collect()
+        let found: Vec<_> = keys
+            .filter_map(|key| state.objects.get(key).map(Kept::value))
+            .collect();
+        self.given(found.len());
+        found
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "tests count what is given out")]
+    const fn given(&self, _objects: usize) {}
+
+    #[cfg(test)]
+    fn given(&self, objects: usize) {
+        self.0
+            .given
+            .fetch_add(objects, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// How many objects were given out so far: what it has cost those who asked.
+    #[cfg(test)]
+    pub(crate) fn objects_given(&self) -> usize {
+        self.0.given.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// How many objects a topic has.
@@ -240,11 +286,18 @@ impl<S: Slim> View<S> {
         self.0.feeds.add()
     }
 
-    /// The topics that there are objects of.
+    /// Counts the changes of objects for which this holds, before the change or after it.
     #[must_use]
-    pub fn topics(&self) -> Vec<String> {
+    pub fn changes_of(&self, matters: impl Fn(&S) -> bool + Send + Sync + 'static) -> watch::Receiver<u64> {
         self.begin();
-        self.read().topics.keys().cloned().collect()
+        let (count, changes) = watch::channel(0);
+        let counter = Counter {
+            matters: Box::new(matters),
+            count,
+        };
+        let mut counters = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.push(counter);
+        changes
     }
 
     /// Counts all changes; zero until the first list is complete.
@@ -294,12 +347,23 @@ impl<S> Kept<S> {
     }
 }
 
-impl<S> State<S> {
-    fn leave(&mut self, topic: &str, key: &str) {
-        if let Some(keys) = self.topics.get_mut(topic) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.topics.remove(topic);
+impl<S: Slim> State<S> {
+    fn enter(&mut self, value: &S, key: &str) {
+        for topic in value.topics() {
+            self.topics
+                .entry(topic.to_owned())
+                .or_default()
+                .insert(key.to_owned());
+        }
+    }
+
+    fn leave(&mut self, value: &S, key: &str) {
+        for topic in value.topics() {
+            if let Some(keys) = self.topics.get_mut(topic) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.topics.remove(topic);
+                }
             }
         }
     }

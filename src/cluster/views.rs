@@ -9,13 +9,14 @@ use super::{
     facts,
     rights::Rights,
     slim::{
-        Attachment, CsiNode, Driver, Twin, Volume, attachment, csi_node, driver, free_volume, node, twin,
-        volume,
+        Attachment, CsiNode, Driver, OpenNode, PendingPod, Twin, Volume, attachment, csi_node, driver, node,
+        open_node, pending_pod, twin, volume,
     },
     view::View,
 };
 use crate::{
-    placement::{Capacity, Class, StaticVolume},
+    api::remote_cluster::RemoteCluster,
+    placement::{Capacity, Class},
     topology::Node,
     volume::{ClusterId, mark},
 };
@@ -24,12 +25,16 @@ use crate::{
 pub struct Views {
     /// The twins.
     pub twins: View<Twin>,
-    /// Their PVs.
+    /// PVs, at home only: those of twins, those that users see, and those that are free.
     pub volumes: View<Volume>,
-    /// PVs that are free; at home only.
-    pub static_volumes: View<StaticVolume>,
     /// All nodes.
     pub nodes: View<Node>,
+    /// Nodes that take pods. Few installations need them.
+    pub open_nodes: View<OpenNode>,
+    /// All `RemoteCluster`s, at home only. Nobody may have installed their kind.
+    pub remote_clusters: View<RemoteCluster>,
+    /// Pods that wait for claims, at home only. Few installations need all of them.
+    pub pending_pods: View<PendingPod>,
     /// All `CSINodes`.
     pub csi_nodes: View<CsiNode>,
     /// All storage classes.
@@ -59,11 +64,18 @@ impl Views {
             volumes: View::start(
                 Api::all(client()),
                 everything(),
-                move |it| volume(it, &storage_namespace),
+                move |it| volume(&it, &storage_namespace),
                 stop,
             ),
-            static_volumes: View::start(Api::all(client()), everything(), |it| free_volume(&it), stop),
             nodes: View::start(Api::all(client()), everything(), |it| Some(node(it)), stop),
+            open_nodes: View::start(Api::all(client()), everything(), |it| open_node(&it), stop),
+            remote_clusters: View::start(Api::all(client()), everything(), Some, stop),
+            pending_pods: View::start(
+                Api::all(client()),
+                everything().fields("status.phase=Pending"),
+                |it| pending_pod(&it),
+                stop,
+            ),
             csi_nodes: View::start(Api::all(client()), everything(), |it| Some(csi_node(it)), stop),
             classes: View::start(
                 Api::all(client()),
@@ -105,6 +117,8 @@ impl Views {
         if rights.nodes {
             let nodes = Api::all(client.clone());
             views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), budget, stop);
+            let nodes = Api::all(client.clone());
+            views.open_nodes = View::start_within(nodes, everything(), |it| open_node(&it), budget, stop);
         }
         if rights.classes {
             let class = |it: StorageClass| Some(facts::class(&it));
@@ -127,8 +141,10 @@ impl Views {
         Self {
             twins: View::none(),
             volumes: View::none(),
-            static_volumes: View::unwatched(),
             nodes: View::none(),
+            open_nodes: View::none(),
+            remote_clusters: View::none(),
+            pending_pods: View::none(),
             csi_nodes: View::none(),
             classes: View::none(),
             drivers: View::none(),
@@ -137,8 +153,7 @@ impl Views {
         }
     }
 
-    /// Waits until every view has been filled once, but for the one that few installations
-    /// need.
+    /// Waits until every view has been filled once, but for those that few installations need.
     pub async fn complete(&self) {
         tokio::join!(
             self.twins.complete(),

@@ -6,6 +6,8 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::{
+    api::remote_cluster::RemoteCluster,
+    cluster::view::View,
     fleet::kubeconfig::Allowed,
     placement::{Adjustments, Declared},
     volume::ClusterId,
@@ -52,6 +54,8 @@ pub(super) struct ClusterDeclaration {
 #[derive(Clone)]
 pub(super) struct Context {
     pub(super) client: Client,
+    /// The `RemoteCluster`s of this cluster.
+    pub(super) remote_clusters: View<RemoteCluster>,
     /// Namespace of this driver.
     pub(super) namespace: String,
     /// What kubeconfigs of `RemoteCluster`s and Kosmos may contain.

@@ -22,7 +22,7 @@ pub(super) const NATIVE: &str = "storage.liqo.io";
 
 /// The fabrics this driver knows, by the API group that tells whether they are installed.
 const FABRICS: [(&str, Start); 3] = [
-    (NATIVE, |context, stop| Box::new(Native::start(context, stop))),
+    (NATIVE, |context, _| Box::new(Native::start(context))),
     (DiscoveringFabric::Liqo.api_group(), |context, stop| {
         Box::new(Liqo::start(context, stop))
     }),

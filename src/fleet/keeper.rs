@@ -53,6 +53,7 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
     let mut keeper = Keeper {
         context: Context {
             client: home.client().clone(),
+            remote_clusters: home.views().remote_clusters.clone(),
             namespace: settings.namespace,
             allowed: Allowed {
                 proxy: settings.allow_proxy,
@@ -239,6 +240,7 @@ impl Keeper {
                 let ends = stop.clone().drop_guard();
                 let known = link::start(
                     self.registry.notifier(),
+                    self.registry.twin_notifier(id),
                     id.clone(),
                     self.home.id().clone(),
                     access.clone(),

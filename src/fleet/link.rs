@@ -8,6 +8,7 @@ use kube::{Client, Config, config::KubeConfigOptions};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
+use super::registry::TwinChanges;
 use crate::{
     cluster::{Calls, Cause, Cluster, Rights, nameless, plain, remote_client, short},
     fleet::kubeconfig::{Allowed, vet},
@@ -86,6 +87,7 @@ pub(super) struct Access {
 /// Connects, and watches over the connection until `stop`.
 pub(super) fn start(
     changes: Changes,
+    twin_changes: TwinChanges,
     id: ClusterId,
     home: ClusterId,
     access: Access,
@@ -95,6 +97,7 @@ pub(super) fn start(
     let (link, known) = watch::channel(Link::Connecting("it has not answered yet".to_owned()));
     let keeper = Keeper {
         changes,
+        twin_changes,
         id,
         home,
         calls,
@@ -109,6 +112,7 @@ pub(super) fn start(
 
 struct Keeper {
     changes: Changes,
+    twin_changes: TwinChanges,
     id: ClusterId,
     home: ClusterId,
     calls: Calls,
@@ -274,11 +278,11 @@ impl Keeper {
             let link = links.borrow_and_update().clone();
             let twins = link.connected().map(|connected| connected.cluster.twin_changes());
             // They may have changed before we listened.
-            self.notify();
+            self.twin_changes.notify();
             let pass_on = async {
                 if let Some(mut twins) = twins {
                     while twins.changed().await.is_ok() {
-                        self.notify();
+                        self.twin_changes.notify();
                     }
                 }
                 std::future::pending::<()>().await;
@@ -290,13 +294,9 @@ impl Keeper {
         }
     }
 
-    fn notify(&self) {
-        self.changes.send_modify(|count| *count += 1);
-    }
-
     fn tell(&self, link: Link) {
         self.link.send_replace(link);
-        self.notify();
+        self.changes.send_modify(|count| *count += 1);
     }
 }
 

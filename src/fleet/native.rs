@@ -1,29 +1,24 @@
 //! Clusters that an administrator declares by a `RemoteCluster` each, and what
 //! is said in those of clusters that another fabric declares.
 
-use kube::{Api, ResourceExt, runtime::watcher};
+use kube::ResourceExt;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
     api::remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
-    cluster::{
-        Lean,
-        view::{Slim, View},
-    },
+    cluster::view::View,
     placement::{Adjustments, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
     volume::{BindingPolicy, ClusterId},
 };
 
 /// The `RemoteCluster`s.
 pub(super) struct Native {
-    clusters: View<Object>,
+    clusters: View<RemoteCluster>,
     context: Context,
 }
 
 /// A `RemoteCluster`.
-#[derive(PartialEq)]
 enum Object {
     /// It declares a cluster.
     Declaring(Box<Declaration>),
@@ -32,7 +27,6 @@ enum Object {
 }
 
 /// What a `RemoteCluster` declares.
-#[derive(PartialEq)]
 struct Declaration {
     declared: Declared,
     leaving: bool,
@@ -40,34 +34,31 @@ struct Declaration {
     key: String,
 }
 
-impl Slim for Object {
-    fn topic(&self) -> &str {
-        match self {
-            Self::Declaring(declaration) => declaration.declared.id.as_str(),
-            Self::Discovered(id, _) => id.as_str(),
-        }
-    }
-}
-
 impl Native {
-    pub(super) fn start(context: &Context, stop: &CancellationToken) -> Self {
-        let all: Api<Lean<RemoteCluster>> = Api::all(context.client.clone());
+    pub(super) fn start(context: &Context) -> Self {
         Self {
-            clusters: View::start(all, watcher::Config::default(), object, stop),
+            clusters: context.remote_clusters.clone(),
             context: context.clone(),
         }
     }
 
-    fn read(&self, declaration: &Declaration) -> ClusterDeclaration {
+    fn objects(&self) -> impl Iterator<Item = Object> {
+        self.clusters
+            .all()
+            .into_iter()
+            .filter_map(|cluster| object(&cluster))
+    }
+
+    fn read(&self, declaration: Declaration) -> ClusterDeclaration {
         ClusterDeclaration {
-            declared: declaration.declared.clone(),
+            declared: declaration.declared,
             leaving: declaration.leaving,
             credentials: Credentials::Secret {
                 secret: SecretRef {
                     namespace: self.context.namespace.clone(),
-                    name: declaration.secret.clone(),
+                    name: declaration.secret,
                 },
-                key: declaration.key.clone(),
+                key: declaration.key,
             },
             allowed: self.context.allowed,
             believed: true,
@@ -80,19 +71,17 @@ impl Source for Native {
         if *self.clusters.version().borrow() == 0 {
             return None;
         }
-        let all = self.clusters.all();
-        let declaring = all.iter().filter_map(|one| match &**one {
-            Object::Declaring(declaration) => Some(self.read(declaration)),
+        let declaring = self.objects().filter_map(|one| match one {
+            Object::Declaring(declaration) => Some(self.read(*declaration)),
             Object::Discovered(..) => None,
         });
         Some(declaring.collect())
     }
 
     fn adjustments(&self) -> Vec<(ClusterId, Adjustments)> {
-        let all = self.clusters.all();
-        let discovered = all.iter().filter_map(|one| match &**one {
+        let discovered = self.objects().filter_map(|one| match one {
             Object::Declaring(_) => None,
-            Object::Discovered(id, adjustments) => Some((id.clone(), adjustments.clone())),
+            Object::Discovered(id, adjustments) => Some((id, adjustments)),
         });
         discovered.collect()
     }
@@ -102,12 +91,12 @@ impl Source for Native {
     }
 }
 
-fn object(cluster: RemoteCluster) -> Option<Object> {
+fn object(cluster: &RemoteCluster) -> Option<Object> {
     let name = cluster.name_any();
     // The API server refuses longer names; one that came from elsewhere is no label.
     let id = name.parse().ok()?;
     let leaving = cluster.metadata.deletion_timestamp.is_some();
-    let spec = cluster.spec;
+    let spec = cluster.spec.clone();
     let classes = ClassMap {
         mapping: spec.storage_classes.mapping,
         default: spec.storage_classes.default,
@@ -167,7 +156,7 @@ mod tests {
                 "storageClasses": {"mapping": {"liqo-fast": "ssd"}, "default": "hdd"},
                 "bindingPolicy": "WaitForBound",
             });
-            match object(RemoteCluster::new("milan", from_value(spec).unwrap())) {
+            match object(&RemoteCluster::new("milan", from_value(spec).unwrap())) {
                 Some(Object::Declaring(declaration)) => *declaration,
                 _ => unreachable!(),
             }
@@ -201,7 +190,7 @@ mod tests {
             "protectTwins": false,
         });
         let Some(Object::Discovered(id, adjustments)) =
-            object(RemoteCluster::new("milan", from_value(spec).unwrap()))
+            object(&RemoteCluster::new("milan", from_value(spec).unwrap()))
         else {
             unreachable!()
         };
@@ -217,6 +206,6 @@ mod tests {
     fn a_name_that_is_no_id_is_nobody() {
         let spec = json!({"kubeconfigSecretRef": {"name": "x"}, "nodeSelector": {"matchLabels": {"a": "b"}}});
         let long = RemoteCluster::new(&"x".repeat(64), from_value(spec).unwrap());
-        assert!(object(long).is_none());
+        assert!(object(&long).is_none());
     }
 }

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Deref,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokio::sync::watch;
@@ -24,11 +24,30 @@ pub struct Registry {
     remotes: watch::Sender<Arc<Remotes>>,
     /// Changes whenever anything about a remote cluster does.
     changes: Changes,
+    /// Changes whenever a twin in that cluster does.
+    twins: Arc<Mutex<BTreeMap<ClusterId, TwinChanges>>>,
+    /// Changes whenever a twin in any of them does.
+    all_twins: Changes,
     /// The API groups whose declarations cannot be read; `None` before any were.
     unread: watch::Sender<Option<BTreeSet<&'static str>>>,
 }
 
 type Remotes = BTreeMap<ClusterId, Arc<Remote>>;
+
+/// Counts what has changed about the twins of a cluster.
+#[derive(Clone)]
+pub(super) struct TwinChanges {
+    cluster: Changes,
+    all: Changes,
+}
+
+impl TwinChanges {
+    pub(super) fn notify(&self) {
+        for changes in [&self.cluster, &self.all] {
+            changes.send_modify(|count| *count += 1);
+        }
+    }
+}
 
 /// A remote cluster: as it was declared, and how it is reached.
 pub struct Remote {
@@ -146,6 +165,8 @@ impl Default for Registry {
         Self {
             remotes: watch::Sender::default(),
             changes: watch::Sender::new(0),
+            twins: Arc::default(),
+            all_twins: watch::Sender::new(0),
             unread: watch::Sender::default(),
         }
     }
@@ -184,10 +205,22 @@ impl Registry {
         }
     }
 
-    /// Changes whenever anything about a remote cluster does.
+    /// Changes whenever anything about a remote cluster does, but for the twins there.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Changes whenever a twin in this cluster does, however often it is connected anew.
+    #[must_use]
+    pub fn twin_changes(&self, cluster: &ClusterId) -> watch::Receiver<u64> {
+        self.twin_notifier(cluster).cluster.subscribe()
+    }
+
+    /// Changes whenever a twin in any remote cluster does.
+    #[must_use]
+    pub fn all_twin_changes(&self) -> watch::Receiver<u64> {
+        self.all_twins.subscribe()
     }
 
     /// Whether all declarations have been seen: before that a cluster that is
@@ -207,6 +240,16 @@ impl Registry {
     /// By which links tell that something about them has changed.
     pub(super) fn notifier(&self) -> Changes {
         self.changes.clone()
+    }
+
+    /// By which the link to a cluster tells that a twin there has changed.
+    pub(super) fn twin_notifier(&self, cluster: &ClusterId) -> TwinChanges {
+        let mut twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = twins.entry(cluster.clone()).or_insert_with(|| TwinChanges {
+            cluster: watch::Sender::new(0),
+            all: self.all_twins.clone(),
+        });
+        known.clone()
     }
 
     pub(super) fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {

@@ -47,9 +47,10 @@ impl<'a> Attachments<'a> {
     fn needed(&self) -> HashSet<(VolumeName, String)> {
         let volumes: HashMap<String, VolumeName> = self
             .watched
+            .volumes
             .virtual_volumes()
-            .into_iter()
-            .map(|volume| (volume.name, volume.volume))
+            .iter()
+            .map(|volume| (volume.name.clone(), volume.volume.clone()))
             .collect();
         let attachments = self.watched.outer.all();
         let needed = attachments.iter().filter_map(|outer| {

@@ -16,7 +16,15 @@ use super::{
     rounds::{Rounds, SETTLE, drive},
     watched::Watched,
 };
-use crate::{cluster::Cluster, fleet::Registry, volume::ClusterId};
+use crate::{
+    cluster::{
+        Cluster,
+        slim::Volume,
+        view::{Changed, Feed, View},
+    },
+    fleet::Registry,
+    volume::ClusterId,
+};
 
 /// Drives one loop for the home cluster, one for each remote cluster that is declared, and
 /// one for each where volumes are.
@@ -27,14 +35,18 @@ pub(super) async fn drive_each<R: Rounds>(
     make: impl Fn(ClusterId) -> R,
     metrics: &Metrics,
 ) {
-    let mut triggers = [registry.changes(), watched.volumes.version()];
+    let mut populated = Populated::new(&watched.volumes);
+    let of_virtual = |volume: &Volume| volume.as_virtual().is_some();
+    let mut triggers = [registry.changes(), watched.volumes.changes_of(of_virtual)];
     let mut ends: BTreeMap<ClusterId, DropGuard> = BTreeMap::new();
     let mut running = FuturesUnordered::new();
     loop {
         for trigger in &mut triggers {
             trigger.mark_unchanged();
         }
-        let clusters = clusters(home, registry, watched);
+        let mut clusters = populated.now().clone();
+        clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
+        clusters.insert(home.id().clone());
         ends.retain(|id, _| clusters.contains(id));
         for id in clusters {
             if !ends.contains_key(&id) {
@@ -63,11 +75,35 @@ pub(super) async fn drive_each<R: Rounds>(
     }
 }
 
-fn clusters(home: &Cluster, registry: &Registry, watched: &Watched) -> BTreeSet<ClusterId> {
-    let mut clusters = watched.clusters_of_volumes();
-    clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
-    clusters.insert(home.id().clone());
-    clusters
+/// The clusters that there are volumes in.
+struct Populated<'a> {
+    volumes: &'a View<Volume>,
+    changes: Feed<Volume>,
+    clusters: BTreeSet<ClusterId>,
+}
+
+impl<'a> Populated<'a> {
+    fn new(volumes: &'a View<Volume>) -> Self {
+        Self {
+            volumes,
+            changes: volumes.feed(),
+            clusters: BTreeSet::new(),
+        }
+    }
+
+    /// Those of this moment: what changed says where there may be volumes now, and only those
+    /// clusters are looked at.
+    fn now(&mut self) -> &BTreeSet<ClusterId> {
+        let changed = match self.changes.take() {
+            Changed::Everything => self.volumes.all(),
+            Changed::These(changed) => changed,
+        };
+        let changed = changed.iter().filter_map(|volume| volume.as_virtual());
+        self.clusters.extend(changed.map(|volume| volume.cluster.clone()));
+        self.clusters
+            .retain(|id| self.volumes.count_of_topic(id.as_str()) > 0);
+        &self.clusters
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl<'a> Capacities<'a> {
     }
 
     fn wanted(&self) -> Vec<Published> {
-        let rooms = Rooms::look(self.home, self.registry, self.watched.static_volumes());
+        let rooms = Rooms::look(self.home, self.registry, self.watched.volumes.free(None));
         let now = jiff::Timestamp::now().as_second();
         let noted = self.refusals.all();
         let refused: Vec<&Refused> = noted
@@ -163,7 +163,7 @@ impl Rounds for Capacities<'_> {
             views.csi_nodes.version(),
             views.drivers.version(),
             views.capacities.version(),
-            self.watched.volumes.version(),
+            self.watched.volumes.changes_of_free(),
             self.refusals.version(),
             self.shown.version(),
             self.registry.changes(),

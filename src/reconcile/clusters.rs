@@ -10,29 +10,29 @@
 mod report;
 mod status;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
-use kube::{Api, ResourceExt, api::ObjectMeta, runtime::watcher};
+use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
-use tokio::sync::watch;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::{sync::watch, time::Instant};
 
 use self::{
-    report::{ClusterReport, State, claims_in, reports, unfinished},
+    report::{ClusterReport, claims_in, report, unfinished},
     status::Holdings,
 };
-use super::{
-    Metrics, Settings,
-    rounds::{Rounds, each},
-    watched::Watched,
-};
+use super::{Metrics, Settings, queue::Queue, rounds::Rounds, watched::Watched};
 use crate::{
     api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
     cluster::{
-        ApiError, Cause, Cluster, Lean, Objects, Precondition, has_finalizer, unless_conflict,
-        view::{Slim, View},
+        ApiError, Cause, Cluster, Objects, Precondition, has_finalizer,
+        slim::Volume,
+        unless_conflict,
+        view::{Changed, Feed, Slim},
     },
-    fleet::{Link, Registry},
+    fleet::{Link, Registry, Remote},
     observe::crash::{self, Step},
     placement::Fabric,
     volume::{ClusterId, mark},
@@ -43,23 +43,27 @@ const FINALIZER: &str = "storage.liqo.io/volumes";
 
 /// The loop that keeps them.
 pub(super) struct Clusters<'a> {
+    reconciler: Reconciler<'a>,
+    metrics: &'a Metrics,
+    objects: Feed<RemoteCluster>,
+    volumes: Feed<Volume>,
+    /// Whatever concerns them all.
+    shared: Vec<watch::Receiver<u64>>,
+    /// The twins of each cluster.
+    twins: HashMap<ClusterId, watch::Receiver<u64>>,
+    /// When all clusters are looked at next.
+    all: Instant,
+    /// The clusters to be looked at.
+    queue: Queue,
+    has_failed: bool,
+}
+
+/// Makes the object of one cluster as it should be.
+struct Reconciler<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     watched: &'a Watched,
     settings: &'a Settings,
-    metrics: &'a Metrics,
-    objects: View<Known>,
-    _stops: DropGuard,
-}
-
-/// A `RemoteCluster` as it was seen.
-#[derive(PartialEq)]
-struct Known(RemoteCluster);
-
-impl Slim for Known {
-    fn topic(&self) -> &str {
-        self.0.metadata.name.as_deref().unwrap_or_default()
-    }
 }
 
 impl<'a> Clusters<'a> {
@@ -70,17 +74,88 @@ impl<'a> Clusters<'a> {
         settings: &'a Settings,
         metrics: &'a Metrics,
     ) -> Self {
-        let stop = CancellationToken::new();
-        let all: Api<Lean<RemoteCluster>> = Api::all(home.client().clone());
-        let known = |object| Some(Known(object));
+        let views = home.views();
+        let shared = [registry.changes(), views.nodes.version(), views.classes.version()];
         Self {
-            home,
-            registry,
-            watched,
-            settings,
             metrics,
-            objects: View::start(all, watcher::Config::default(), known, &stop),
-            _stops: stop.drop_guard(),
+            objects: views.remote_clusters.feed(),
+            volumes: watched.volumes.feed(),
+            shared: shared.into(),
+            twins: HashMap::new(),
+            all: Instant::now(),
+            queue: Queue::default(),
+            has_failed: false,
+            reconciler: Reconciler {
+                home,
+                registry,
+                watched,
+                settings,
+            },
+        }
+    }
+
+    /// Notes the clusters about which something has changed: their object, the volumes that are
+    /// there, twins where no volumes are. All of them when it may concern all, and now and then.
+    fn note_changes(&mut self) {
+        let changes = (self.objects.take(), self.volumes.take());
+        let concerns_all = self.shared.iter().any(|it| it.has_changed().unwrap_or(true));
+        let (Changed::These(objects), Changed::These(volumes), false, true) =
+            (changes.0, changes.1, concerns_all, self.all > Instant::now())
+        else {
+            return self.note_all();
+        };
+        for object in objects {
+            self.queue.add(object.topic());
+        }
+        for volume in volumes.iter().filter_map(|volume| volume.as_virtual()) {
+            if volume.cluster != *self.reconciler.home.id() {
+                self.queue.add(volume.cluster.as_str());
+            }
+        }
+        for (id, twins) in &mut self.twins {
+            let has_changed = twins.has_changed().unwrap_or(true);
+            twins.mark_unchanged();
+            if has_changed && self.reconciler.volumes(id) == 0 {
+                self.queue.add(id.as_str());
+            }
+        }
+    }
+
+    fn note_all(&mut self) {
+        self.all = Instant::now() + Self::RESYNC;
+        self.shared.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        let Reconciler { home, registry, .. } = &self.reconciler;
+        let remotes = registry.all();
+        let is_ready = |remote: &Remote| matches!(remote.link(), Link::Up(_));
+        let reachable = remotes
+            .iter()
+            .map(|remote| (remote.id.as_str(), is_ready(remote)));
+        self.metrics.reachable(reachable);
+        self.twins.retain(|id, _| registry.get(id).is_ok());
+        for remote in &remotes {
+            self.queue.add(remote.id.as_str());
+            let twins = self.twins.entry(remote.id.clone());
+            twins
+                .or_insert_with(|| registry.twin_changes(&remote.id))
+                .mark_unchanged();
+        }
+        for object in home.views().remote_clusters.all() {
+            self.queue.add(object.topic());
+        }
+    }
+}
+
+impl Reconciler<'_> {
+    async fn reconcile(&self, name: &str, unread: &BTreeSet<&'static str>) -> Result<(), ApiError> {
+        let id: Option<ClusterId> = name.parse().ok();
+        let remote = id.and_then(|id| self.registry.get(&id).ok());
+        if let Some(remote) = remote {
+            let report = report(self.home, &remote, self.settings);
+            return self.reconcile_declared(&report).await;
+        }
+        match self.home.views().remote_clusters.get(name) {
+            Some(object) => self.reconcile_undeclared(&object, unread).await,
+            None => Ok(()),
         }
     }
 
@@ -88,16 +163,12 @@ impl<'a> Clusters<'a> {
         self.home.all()
     }
 
-    fn object(&self, id: &ClusterId) -> Option<Arc<Known>> {
-        self.objects.get(id.as_str())
-    }
-
     /// How many volumes live in a remote cluster.
     fn volumes(&self, id: &ClusterId) -> usize {
         if id == self.home.id() {
             return 0;
         }
-        self.watched.count_in(id)
+        self.watched.volumes.count_of_topic(id.as_str())
     }
 
     fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Holdings {
@@ -123,14 +194,14 @@ impl<'a> Clusters<'a> {
     /// The object of a cluster that is declared.
     async fn reconcile_declared(&self, report: &ClusterReport) -> Result<(), ApiError> {
         let discovered = discovered_from(report.fabric);
-        let Some(known) = self.object(&report.id) else {
+        let known = self.home.views().remote_clusters.get(report.id.as_str());
+        let Some(object) = &known else {
             return match discovered {
                 Some(fabric) => self.create(&report.id, fabric).await,
                 // It was deleted a moment ago.
                 None => Ok(()),
             };
         };
-        let Known(object) = &*known;
         if let (Some(fabric), Some(from)) = (discovered, &object.spec.discovered_from)
             && from.fabric != fabric
         {
@@ -229,40 +300,47 @@ impl Rounds for Clusters<'_> {
     const NAME: &'static str = "clusters";
     const RESYNC: Duration = Duration::from_mins(1);
 
+    fn due(&self) -> Option<Duration> {
+        self.queue.left()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        vec![
-            self.registry.changes(),
-            self.objects.version(),
-            self.watched.volumes.version(),
-            self.home.views().nodes.version(),
-            self.home.views().classes.version(),
-        ]
+        let Reconciler {
+            home,
+            registry,
+            watched,
+            ..
+        } = &self.reconciler;
+        let here = home.id().clone();
+        let elsewhere = move |volume: &Volume| volume.as_virtual().is_some_and(|it| it.cluster != here);
+        let mut triggers = self.shared.clone();
+        triggers.extend([
+            registry.all_twin_changes(),
+            home.views().remote_clusters.version(),
+            watched.volumes.changes_of(elsewhere),
+        ]);
+        triggers
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        let Some(unread) = self.registry.unread() else {
+        let Reconciler { home, registry, .. } = self.reconciler;
+        let Some(unread) = registry.unread() else {
             return Ok(());
         };
-        let reports = reports(self.home, self.registry, self.settings);
         self.metrics.fabrics_unread(&unread);
-        let reachable = reports
-            .iter()
-            .map(|report| (report.id.as_str(), report.state == State::Ready));
-        self.metrics.reachable(reachable);
-        if *self.objects.version().borrow() == 0 {
+        self.note_changes();
+        if *home.views().remote_clusters.version().borrow() == 0 {
             // It is to be looked at when they were listed.
             return Ok(());
         }
-        let this = &*self;
-        let reconciled = each(&reports, async |report| this.reconcile_declared(report).await).await;
-        let declared: BTreeSet<&str> = reports.iter().map(|report| report.id.as_str()).collect();
-        let objects = self.objects.all();
-        let others = objects.iter().filter(|known| !declared.contains(known.topic()));
-        let others = each(others, async |known| {
-            this.reconcile_undeclared(&known.0, &unread).await
-        })
-        .await;
-        reconciled.and(others)
+        let reconciler = &self.reconciler;
+        let reconcile = async |name: String| reconciler.reconcile(&name, &unread).await;
+        self.has_failed = !self.queue.work(reconcile).await;
+        Ok(())
     }
 }
 

@@ -100,9 +100,9 @@ impl<'a> Health<'a> {
     }
 
     /// The volumes that this round looks at.
-    fn volumes(&mut self) -> Vec<VirtualVolume> {
+    fn volumes(&mut self) -> Vec<Arc<VirtualVolume>> {
         let Scope::Some(mut names) = self.due.take(self.reached()) else {
-            let all = self.watched.virtual_volumes_in(&self.cluster);
+            let all = self.watched.volumes.virtual_volumes_in(&self.cluster);
             self.census.clear();
             let names: HashSet<&str> = all.iter().map(|volume| volume.name.as_str()).collect();
             self.settled.retain(|name, _| names.contains(name.as_str()));
@@ -111,7 +111,7 @@ impl<'a> Health<'a> {
         names.extend(self.census.unwell().cloned());
         let mut volumes = Vec::new();
         for name in names {
-            match self.watched.virtual_volume(&name) {
+            match self.watched.volumes.virtual_volume(&name) {
                 Some(volume) if volume.cluster == self.cluster => volumes.push(volume),
                 _ => self.census.note(&name, None),
             }
@@ -120,7 +120,7 @@ impl<'a> Health<'a> {
     }
 
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
-    fn examine(&self, volume: VirtualVolume) -> Option<VolumeStatus> {
+    fn examine(&self, volume: Arc<VirtualVolume>) -> Option<VolumeStatus> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
         let id = VolumeId {
             cluster: volume.cluster.clone(),
@@ -363,14 +363,20 @@ impl Rounds for Health<'_> {
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let views = self.home.views();
-        vec![
-            views.twins.version(),
-            views.volumes.version(),
-            self.watched.volumes.version(),
-            self.watched.claims.version(),
-            self.registry.changes(),
-        ]
+        let is_home = self.cluster == *self.home.id();
+        let (claims, links) = (self.watched.claims.version(), self.registry.changes());
+        let twins = if is_home {
+            self.home.views().twins.version()
+        } else {
+            self.registry.twin_changes(&self.cluster)
+        };
+        let cluster = self.cluster.clone();
+        let volumes = self.watched.volumes.changes_of(move |volume| match volume {
+            slim::Volume::Virtual(volume) => volume.cluster == cluster,
+            slim::Volume::Real(_) => is_home,
+            slim::Volume::OtherVersion(_) | slim::Volume::Free(_) => false,
+        });
+        vec![twins, volumes, claims, links]
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {

@@ -27,6 +27,7 @@ mod metrics;
 mod mirror;
 mod orphans;
 mod pinned;
+mod queue;
 mod recovery;
 mod reports;
 mod retention;

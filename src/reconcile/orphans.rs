@@ -30,7 +30,7 @@ use crate::{
     fleet::Registry,
     observe::crash::Step,
     twin::{CreateError, Site, retain, withdraw},
-    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError},
+    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName},
 };
 
 /// For one twin to be gone.
@@ -322,14 +322,16 @@ impl<'a> Orphans<'a> {
         let Some(cluster) = self.reached() else {
             return Vec::new();
         };
-        let here = self.watched.volumes_in(&self.cluster);
+        let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
+        let here: HashSet<&VolumeName> = here.iter().map(|volume| &volume.volume).collect();
         let twins = cluster.all_twins();
         let mut alone: Vec<_> = twins.iter().filter(|twin| !here.contains(&twin.volume)).collect();
         if alone.is_empty() {
             return Vec::new();
         }
-        let everywhere = self.watched.all_volumes();
-        let unreadable: BTreeSet<String> = self.watched.volumes_of_other_versions().into_iter().collect();
+        let everywhere = self.watched.volumes.virtual_volumes();
+        let everywhere: HashSet<&VolumeName> = everywhere.iter().map(|volume| &volume.volume).collect();
+        let unreadable: BTreeSet<String> = self.watched.volumes.of_other_versions().into_iter().collect();
         alone.retain(|twin| !unreadable.contains(twin.volume.as_str()));
         let alone = alone.into_iter().map(|twin| Alone {
             cluster: cluster.clone(),

@@ -1,7 +1,7 @@
 //! Pods with `spec.nodeName` bypass the scheduler, so nobody tells their claims
 //! which node they are for, and they would wait for ever. We tell them.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
@@ -10,13 +10,13 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     rounds::Rounds,
-    watched::{Claim, Starting, Watched},
+    watched::{Claim, Watched},
 };
 use crate::{
     cluster::{
         ApiError, Cluster,
         events::{Events, Weight},
-        slim::SELECTED_NODE,
+        slim::{PendingPod, SELECTED_NODE},
     },
     observe::crash::{self, Step},
     volume::{ClaimMark, DRIVER_NAME},
@@ -47,13 +47,13 @@ impl<'a> Pinned<'a> {
     }
 
     /// Claims of ours that wait for a node, each with a pod that has one.
-    fn waiting(&self) -> Vec<(Claim, Starting)> {
+    fn waiting(&self) -> Vec<(Arc<Claim>, Arc<PendingPod>)> {
         let mut waiting = Vec::new();
-        for pod in self.watched.starting.all() {
-            for name in &pod.claims {
-                let claim = self.watched.claims.get(&format!("{}/{name}", pod.namespace));
+        for pod in self.watched.pods.all() {
+            for claim in pod.claims.iter().filter(|_| pod.node.is_some()) {
+                let claim = self.watched.claims.get(claim);
                 if let Some(claim) = claim.filter(|claim| self.is_ours(claim)) {
-                    waiting.push((Claim::clone(&claim), Starting::clone(&pod)));
+                    waiting.push((claim, Arc::clone(&pod)));
                 }
             }
         }
@@ -77,7 +77,7 @@ impl<'a> Pinned<'a> {
             .is_none_or(|(since, pause)| since.elapsed() >= *pause)
     }
 
-    async fn tell(&mut self, claim: &Claim, pod: &Starting) -> Result<(), ApiError> {
+    async fn tell(&mut self, claim: &Claim, pod: &PendingPod) -> Result<(), ApiError> {
         let claims = self.home.within::<PersistentVolumeClaim>(&claim.name.namespace);
         let Some(found) = claims.get(&claim.name.name).await? else {
             return Ok(());
@@ -111,7 +111,8 @@ impl<'a> Pinned<'a> {
         };
         let note = format!(
             "the pod {} bypasses the scheduler: its node {} was selected",
-            pod.name, pod.node
+            pod.name,
+            pod.node.as_deref().unwrap_or_default()
         );
         self.events
             .tell(&mark, Weight::Normal, "NodeSelected", &note)
@@ -120,13 +121,11 @@ impl<'a> Pinned<'a> {
     }
 
     /// Whether the pod is still there and still waits.
-    async fn needs_it(&self, pod: &Starting) -> Result<bool, ApiError> {
+    async fn needs_it(&self, pod: &PendingPod) -> Result<bool, ApiError> {
         let found = self.home.within::<Pod>(&pod.namespace).get(&pod.name).await?;
         Ok(found.is_some_and(|found| {
             found.metadata.deletion_timestamp.is_none()
-                && found
-                    .spec
-                    .is_some_and(|spec| spec.node_name.as_ref() == Some(&pod.node))
+                && found.spec.is_some_and(|spec| spec.node_name == pod.node)
         }))
     }
 }
@@ -138,7 +137,7 @@ impl Rounds for Pinned<'_> {
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
-            self.watched.starting.version(),
+            self.watched.pods.changes_of(|pod| pod.node.is_some()),
             self.watched.claims.version(),
             self.home.views().classes.version(),
         ]

@@ -361,7 +361,7 @@ async fn candidates(
         return volumes.find(wanted).await;
     }
     let mut found = Vec::new();
-    for seen in site.cluster().views().volumes.of_topic(site.name()) {
+    for seen in site.cluster().views().volumes.of_twin(site.name()) {
         found.extend(volumes.get(&seen.name).await?);
     }
     Ok(found)

@@ -40,6 +40,11 @@ pub(super) trait Rounds {
         None
     }
 
+    /// Whether something failed in the last round that is tried again by itself.
+    fn has_failed(&self) -> bool {
+        false
+    }
+
     /// Change whenever a round may find something to do.
     fn triggers(&self) -> Vec<watch::Receiver<u64>>;
 
@@ -57,7 +62,8 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
         }
         let began = Instant::now();
         let outcome = time::timeout(LONGEST_ROUND, rounds.round()).await;
-        metrics.round(R::NAME, matches!(outcome, Ok(Ok(()))), began.elapsed());
+        let has_succeeded = matches!(outcome, Ok(Ok(()))) && !rounds.has_failed();
+        metrics.round(R::NAME, has_succeeded, began.elapsed());
         match outcome {
             Ok(Ok(())) => {
                 pause = FIRST_PAUSE;
@@ -91,7 +97,7 @@ async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration) {
 }
 
 /// How many things one loop does at once.
-const AT_ONCE: usize = 8;
+pub(super) const AT_ONCE: usize = 8;
 
 /// Does something for each of many objects, a few at a time. Where it fails the
 /// others are done all the same; the first error is the round's.

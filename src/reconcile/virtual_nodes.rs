@@ -3,7 +3,7 @@
 //! entry by which both know where volumes can be. Repairs them, and removes them
 //! when a node stands for nothing any more.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use k8s_openapi::{
     api::{
@@ -14,11 +14,15 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use super::rounds::{Rounds, each};
+use super::{queue::Queue, rounds::Rounds};
 use crate::{
-    cluster::{ApiError, Cluster, slim::CsiNode},
+    cluster::{
+        ApiError, Cluster,
+        slim::CsiNode,
+        view::{Changed, Feed},
+    },
     fleet::{NodeKind, Registry},
     observe::crash::{self, Step},
     topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE},
@@ -27,6 +31,19 @@ use crate::{
 
 /// The loop for virtual nodes.
 pub(super) struct VirtualNodes<'a> {
+    reconciler: Reconciler<'a>,
+    nodes: Feed<Node>,
+    csi_nodes: Feed<CsiNode>,
+    clusters: watch::Receiver<u64>,
+    /// When all nodes are looked at next.
+    all: Instant,
+    /// The nodes to be looked at.
+    queue: Queue,
+    has_failed: bool,
+}
+
+/// Makes one node as it should be.
+struct Reconciler<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
 }
@@ -42,7 +59,51 @@ enum Deed {
 
 impl<'a> VirtualNodes<'a> {
     pub(super) fn new(home: &'a Cluster, registry: &'a Registry) -> Self {
-        Self { home, registry }
+        let views = home.views();
+        Self {
+            reconciler: Reconciler { home, registry },
+            nodes: views.nodes.feed(),
+            csi_nodes: views.csi_nodes.feed(),
+            clusters: registry.changes(),
+            all: Instant::now(),
+            queue: Queue::default(),
+            has_failed: false,
+        }
+    }
+
+    /// Notes the nodes about which something has changed; all of them if a cluster has, after a
+    /// new list, and now and then.
+    fn note_changes(&mut self) {
+        let has_new_clusters = self.clusters.has_changed().unwrap_or(true);
+        let changes = (self.nodes.take(), self.csi_nodes.take());
+        if let (Changed::These(nodes), Changed::These(csi_nodes)) = changes
+            && !has_new_clusters
+            && self.all > Instant::now()
+        {
+            let names = nodes.iter().map(|node| &node.name);
+            for name in names.chain(csi_nodes.iter().map(|node| &node.node)) {
+                self.queue.add(name);
+            }
+            return;
+        }
+        self.clusters.mark_unchanged();
+        self.all = Instant::now() + Self::RESYNC;
+        for node in self.reconciler.home.views().nodes.all() {
+            self.queue.add(&node.name);
+        }
+    }
+}
+
+impl Reconciler<'_> {
+    async fn reconcile(&self, name: &str) -> Result<(), ApiError> {
+        let Some(node) = self.home.views().nodes.get(name) else {
+            return Ok(());
+        };
+        match self.deed(&node) {
+            Some(Deed::Mark(cluster)) => self.mark(name, &cluster).await,
+            Some(Deed::Unmark) => self.unmark(name).await,
+            None => Ok(()),
+        }
     }
 
     /// What the node lacks, as far as what is watched tells.
@@ -204,25 +265,29 @@ impl Rounds for VirtualNodes<'_> {
     const RESYNC: Duration = Duration::from_secs(30);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let views = self.home.views();
+        let Reconciler { home, registry } = &self.reconciler;
+        let views = home.views();
         vec![
-            self.registry.changes(),
+            registry.changes(),
             views.nodes.version(),
             views.csi_nodes.version(),
         ]
     }
 
+    fn due(&self) -> Option<Duration> {
+        self.queue.left()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     async fn round(&mut self) -> Result<(), ApiError> {
-        let nodes = self.home.views().nodes.all();
-        let deeds = nodes
-            .iter()
-            .filter_map(|node| Some((Arc::clone(node), self.deed(node)?)));
-        let this = &*self;
-        each(deeds, async |(node, deed): (Arc<Node>, Deed)| match deed {
-            Deed::Mark(cluster) => this.mark(&node.name, &cluster).await,
-            Deed::Unmark => this.unmark(&node.name).await,
-        })
-        .await
+        self.note_changes();
+        let reconciler = &self.reconciler;
+        let reconcile = async |name: String| reconciler.reconcile(&name).await;
+        self.has_failed = !self.queue.work(reconcile).await;
+        Ok(())
     }
 }
 

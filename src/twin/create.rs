@@ -396,7 +396,7 @@ fn with_reason(what: String, reason: Option<String>) -> String {
 
 /// Whether something has to be done: a twin on its way is changed several times before that.
 fn wants_attention(site: &Site) -> bool {
-    let volumes = site.cluster().views().volumes.of_topic(site.name());
+    let volumes = site.cluster().views().volumes.of_twin(site.name());
     if volumes.iter().any(|volume| !volume.twin_uid.is_empty()) {
         return true;
     }

@@ -164,7 +164,7 @@ impl Awaited {
 
 /// Whether a PV is gone, or will not go, as far as what is watched tells.
 fn may_be_gone(site: &Site, name: &str) -> bool {
-    let seen = site.cluster().views().volumes.of_topic(site.name());
+    let seen = site.cluster().views().volumes.of_twin(site.name());
     let seen = seen.iter().find(|seen| seen.name == *name);
     seen.is_none_or(|seen| seen.phase == "Failed" || seen.retain)
 }
@@ -255,7 +255,7 @@ async fn find_volume(
     }
     let volumes = site.volumes();
     let mut found = Vec::new();
-    let seen = site.cluster().views().volumes.of_topic(site.name());
+    let seen = site.cluster().views().volumes.of_twin(site.name());
     if let Some(name) = known {
         found.extend(volumes.get(name).await?);
     } else if seen.is_empty() {

@@ -65,20 +65,11 @@ pub use self::{
     },
     withdraw::withdraw,
 };
+pub use crate::volume::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME};
 use crate::{
     topology::Segments,
     volume::{ClusterId, VolumeName, VolumeSpec},
 };
-
-/// Attribute of the virtual PV: namespace of the twin.
-pub const TWIN_NAMESPACE: &str = "storage.liqo.io/twin-namespace";
-/// Attribute of the virtual PV: name of the twin.
-pub const TWIN_NAME: &str = "storage.liqo.io/twin-name";
-/// Attribute of the virtual PV: the twin's PV. Without the twin, this is how it is found.
-pub const TWIN_VOLUME: &str = "storage.liqo.io/twin-volume";
-
-/// Attribute of the virtual PV: the real class, for people who cannot look at the twin.
-pub const TWIN_CLASS: &str = "storage.liqo.io/twin-class";
 
 /// Name of the twin of a volume in its home cluster: the claim's uid, or the
 /// volume's name when no claim is known.

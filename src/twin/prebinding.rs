@@ -58,7 +58,7 @@ async fn reserved(home: &Cluster, twin: &PersistentVolumeClaim) -> Result<Option
     let is_its = |found: &PersistentVolume| {
         is_reservation(found, home.storage_namespace(), &twin.name_any()) || reading::is_bound_to(found, twin)
     };
-    let seen = home.views().volumes.of_topic(&twin.name_any());
+    let seen = home.views().volumes.of_twin(&twin.name_any());
     for seen in seen.iter().filter(|seen| !seen.deleting) {
         let found = home.all::<PersistentVolume>().get(&seen.name).await?;
         if found.as_ref().is_some_and(is_its) {

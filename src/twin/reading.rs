@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME};
+pub use crate::volume::{twin_in, twin_volume_in};
 use crate::{
     cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
-    volume::{ClaimMark, ClaimName},
+    volume::ClaimMark,
 };
 
 pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -33,24 +33,6 @@ pub(super) fn driver(volume: &PersistentVolume) -> Option<&str> {
 /// The attributes by which the PV that users see remembers its twin.
 pub(super) fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
     outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
-}
-
-/// The twin that the attributes of a PV name.
-#[must_use]
-pub fn twin_in(attributes: &BTreeMap<String, String>) -> Option<ClaimName> {
-    Some(ClaimName {
-        namespace: attributes.get(TWIN_NAMESPACE)?.clone(),
-        name: attributes.get(TWIN_NAME)?.clone(),
-    })
-}
-
-/// The twin's PV that the attributes of a PV name, if it was known when they were written.
-#[must_use]
-pub fn twin_volume_in(attributes: &BTreeMap<String, String>) -> Option<String> {
-    attributes
-        .get(TWIN_VOLUME)
-        .filter(|name| !name.is_empty())
-        .cloned()
 }
 
 /// The twin's PV that a virtual PV remembers.
@@ -91,7 +73,7 @@ pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Op
         return volume_name(twin).map(str::to_owned);
     }
     let uid = twin.uid()?;
-    let seen = cluster.views().volumes.of_topic(&twin.name_any());
+    let seen = cluster.views().volumes.of_twin(&twin.name_any());
     let made = seen
         .iter()
         .find(|volume| volume.twin_uid == uid && !volume.deleting);

@@ -2,6 +2,8 @@
 //! for all claims of a pod, because that is where it will have to run. Each claim is
 //! asked for by itself and at the same time, so only what they all see alike decides.
 
+use std::{sync::Arc, time::Duration};
+
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
@@ -12,12 +14,15 @@ use super::{
     surroundings::{self, Known},
 };
 use crate::{
-    cluster::{ApiError, facts},
+    cluster::{ApiError, Cluster, facts, slim::PendingPod},
     fleet::Remote,
     placement::{Ask, ChosenClass, Class, KnownClasses},
     topology::Node,
     volume::{DRIVER_NAME, digest},
 };
+
+/// How long a pod that must be there is waited for.
+const LAG: Duration = Duration::from_millis(500);
 
 /// A pod that waits for its volumes.
 struct Waiting {
@@ -40,14 +45,10 @@ pub(super) async fn node(
     let known = Known::about(cluster, class, None).await?;
     let surroundings = known.surroundings(class);
     let ask = surroundings::ask(request);
-    let open: Vec<Node> = cluster
-        .all::<KubeNode>()
-        .list(None)
-        .await?
-        .into_iter()
-        .filter(takes_pods)
-        .map(|node| facts::node(node.metadata))
-        .collect();
+    let takes_pods = &cluster.views().open_nodes;
+    cluster.filled::<KubeNode, _>(takes_pods).await?;
+    let mut open = reading::nodes(cluster);
+    open.retain(|node| takes_pods.get(&node.name).is_some());
     let roomiest = match surroundings.choose_node(&open, &ask) {
         Ok(node) => node.name.clone(),
         Err(none) => return Ok(Err(format!("in the cluster {} {none}", cluster.id()))),
@@ -127,53 +128,46 @@ fn size(claim: &PersistentVolumeClaim) -> u64 {
     storage.and_then(facts::bytes).unwrap_or_default()
 }
 
-/// Whether an ordinary pod may be sent to a node.
-fn takes_pods(node: &KubeNode) -> bool {
-    let Some(spec) = &node.spec else { return true };
-    let closed = spec
-        .taints
-        .iter()
-        .flatten()
-        .any(|taint| taint.effect != "PreferNoSchedule");
-    !closed && spec.unschedulable != Some(true)
-}
-
 /// The pod that waits for this claim and others that go, or may go, to the same place.
 async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Option<Waiting>, ApiError> {
     let Some(claim) = claim else { return Ok(None) };
     let namespace = claim.namespace().unwrap_or_default();
-    let waiting = site
-        .home()
-        .within::<Pod>(&namespace)
-        .select(None, Some("status.phase=Pending"))
-        .await?;
-    let Some((pod, names)) = waiting
-        .iter()
-        .map(|pod| (pod, claims_of(pod)))
-        .find(|(_, names)| names.len() > 1 && names.contains(&claim.name_any()))
-    else {
+    let pods = waiting_pods(site.home(), claim, &namespace).await?;
+    let Some(pod) = pods.iter().find(|pod| pod.claims.len() > 1) else {
         return Ok(None);
     };
     let all = site.home().within::<PersistentVolumeClaim>(&namespace);
     let mut claims = Vec::new();
-    for name in names {
+    for name in pod.claim_names() {
         // The scheduler notes its node on one after the other.
         let same_place = |found: &PersistentVolumeClaim| {
             let node = reading::selected_node(found);
             node.is_none() || node == reading::selected_node(claim)
         };
-        claims.extend(all.get(&name).await?.filter(same_place));
+        claims.extend(all.get(name).await?.filter(same_place));
     }
     Ok(Some(Waiting {
-        name: pod.name_any(),
-        lot: pod.uid().unwrap_or_default(),
+        name: pod.name.clone(),
+        lot: pod.uid.clone(),
         claims,
     }))
 }
 
-fn claims_of(pod: &Pod) -> Vec<String> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
-        .collect()
+/// The pods that wait for a claim, as they are watched from the first such claim on. If its node
+/// is selected there is one: what is watched may lag behind the scheduler.
+async fn waiting_pods(
+    home: &Cluster,
+    claim: &PersistentVolumeClaim,
+    namespace: &str,
+) -> Result<Vec<Arc<PendingPod>>, ApiError> {
+    let pods = &home.views().pending_pods;
+    home.filled::<Pod, _>(pods).await?;
+    let of_claim = format!("{namespace}/{}", claim.name_any());
+    let mut changes = pods.subscribe(&of_claim);
+    let waiting = pods.of_topic(&of_claim);
+    if !waiting.is_empty() || reading::selected_node(claim).is_none() {
+        return Ok(waiting);
+    }
+    changes.next(LAG).await;
+    Ok(pods.of_topic(&of_claim))
 }

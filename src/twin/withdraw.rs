@@ -91,7 +91,7 @@ pub(super) async fn await_gone(
 
 /// Frees the static volumes that are reserved for a twin but were never bound.
 pub(super) async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
-    for seen in cluster.views().volumes.of_topic(twin) {
+    for seen in cluster.views().volumes.of_twin(twin) {
         clear_claim_ref(cluster, &seen.name, twin).await?;
     }
     Ok(())

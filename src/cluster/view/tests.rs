@@ -207,6 +207,7 @@ async fn colors_within(api: &FakeApi, budget: &Budget) -> (View<Color>, Cancella
     let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
     let everything = watcher::Config::default();
     let view = View::start_within(Api::all(client), everything, slim, budget, &stop);
+    drop(view.version());
     (view, stop)
 }
 
@@ -276,4 +277,51 @@ async fn fat_objects_are_as_good_as_many() {
     paint(&api, "b", &"x".repeat(60_000));
     exhausts(&budget).await;
     assert_eq!(view.all().len(), 1);
+}
+
+/// A thing with two topics.
+#[derive(Debug, PartialEq)]
+struct Pair(String, String);
+
+impl Slim for Pair {
+    fn topic(&self) -> &str {
+        &self.0
+    }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        [&self.0, &self.1].into_iter().map(String::as_str)
+    }
+}
+
+#[tokio::test]
+async fn an_object_is_found_under_all_its_topics_and_changes_are_counted_for_whom_they_matter() {
+    let api = FakeApi::start().await;
+    let client = api.cluster_unwatched().await.client().clone();
+    let stop = CancellationToken::new();
+    let slim = |map: ConfigMap| {
+        let data = map.data?;
+        Some(Pair(data.get("color")?.clone(), data.get("shape")?.clone()))
+    };
+    let view = View::start(Api::all(client), watcher::Config::default(), slim, &stop);
+    view.complete().await;
+    let red = view.changes_of(|pair| pair.0 == "red");
+    let put = async |name: &str, color: &str, shape: &str| {
+        let mut version = view.version();
+        version.mark_unchanged();
+        let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
+        api.put(&path, json!({"data": {"color": color, "shape": shape}}));
+        version.changed().await.unwrap();
+    };
+    put("a", "blue", "round").await;
+    assert!(!red.has_changed().unwrap());
+    put("a", "red", "round").await;
+    assert_eq!(*red.borrow(), 1, "what it has become matters");
+    put("b", "red", "square").await;
+    put("a", "blue", "square").await;
+    assert_eq!(*red.borrow(), 3, "so does what it was");
+    let names = |topic: &str| view.of_topic(topic).len();
+    assert_eq!(
+        (names("red"), names("blue"), names("square"), names("round")),
+        (1, 1, 2, 0)
+    );
 }

@@ -34,28 +34,17 @@ impl<S: Slim> View<S> {
         K::DynamicType: Send + Sync,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let stop = stop.clone();
-        Self::begun_by(Some(Box::new(move |keeper: Self| {
-            let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
-            tokio::spawn(async move {
-                let keep = async {
-                    loop {
-                        let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Budget::home()).await
-                        else {
-                            return;
-                        };
-                        tracing::warn!(
-                            url = api.resource_url(),
-                            "a list is longer than what is kept of a cluster: it is not used"
-                        );
-                        keeper.set_outdated(true);
-                        time::sleep(PAUSE_AFTER_TOO_MUCH).await;
-                    }
-                };
-                stop.run_until_cancelled(keep).await;
+        let config = config.timeout(WATCH_SECONDS).page_size(PAGE);
+        Self::begun_with(stop, move |keeper: Self| async move {
+            while let Err(Exhausted) = keeper.keep(&api, config.clone(), &slim, &Budget::home()).await {
+                tracing::warn!(
+                    url = api.resource_url(),
+                    "a list is longer than what is kept of a cluster: it is not used"
+                );
                 keeper.set_outdated(true);
-            });
-        })))
+                time::sleep(PAUSE_AFTER_TOO_MUCH).await;
+            }
+        })
     }
 
     /// Watches a remote cluster while it has room. When it has none, what is known of it
@@ -69,21 +58,31 @@ impl<S: Slim> View<S> {
     ) -> Self
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+        K::DynamicType: Send + Sync,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let view = Self::begun_by(None);
-        let keeper = view.clone();
-        let (stop, budget) = (stop.clone(), budget.clone());
         let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
-        tokio::spawn(async move {
-            let keep = keeper.keep(&api, config, &slim, &budget);
-            if let Some(Err(Exhausted)) = stop.run_until_cancelled(keep).await {
-                keeper.set_outdated(true);
+        let budget = budget.clone();
+        Self::begun_with(stop, move |keeper: Self| async move {
+            if let Err(Exhausted) = keeper.keep(&api, config, &slim, &budget).await {
                 let kind = api.resource_url();
                 budget.exhaust(kind.rsplit('/').next().unwrap_or_default());
             }
-        });
-        view
+        })
+    }
+
+    fn begun_with<F>(stop: &CancellationToken, keep: impl FnOnce(Self) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let stop = stop.clone();
+        Self::begun_by(Some(Box::new(move |view: Self| {
+            let keep = keep(view.clone());
+            tokio::spawn(async move {
+                stop.run_until_cancelled_owned(keep).await;
+                view.set_outdated(true);
+            });
+        })))
     }
 
     async fn keep<K, F>(

@@ -36,6 +36,7 @@ async fn there() -> (FakeApi, Client) {
 fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
     Arc::new(Keeper {
         changes: registry.notifier(),
+        twin_changes: registry.twin_notifier(&"milan".parse().unwrap()),
         id: "milan".parse().unwrap(),
         home: "home".parse().unwrap(),
         calls: Calls::without_metrics(call_timeout),
@@ -82,7 +83,7 @@ async fn a_change_while_the_cluster_is_asked_is_passed_on() {
     }
     let mut seen = connected.cluster.twin_changes();
     seen.mark_unchanged();
-    let mut news = registry.changes();
+    let mut news = registry.twin_changes(&keeper.id);
     put_twin(&api);
     tokio::time::timeout(LONG, seen.changed())
         .await
@@ -118,7 +119,7 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
     let passing = Arc::clone(&keeper);
     let _runs = tokio::spawn(async move { passing.pass_changes_on().await });
     cluster.twins_in("shop").complete().await;
-    let mut news = registry.changes();
+    let mut news = registry.twin_changes(&keeper.id);
     let hears = async {
         // What was passed on before is not what is waited for.
         while cluster.all_twins().is_empty() {

@@ -102,6 +102,7 @@ fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
 /// What is said of the clusters, by their ids.
 async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
     let context = Context {
+        remote_clusters: View::none(),
         client: api.cluster_unwatched().await.client().clone(),
         namespace: "ours".into(),
         allowed: Allowed::default(),

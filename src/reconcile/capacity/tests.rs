@@ -276,3 +276,31 @@ async fn what_was_refused_is_too_large_for_a_while() {
     round_with(&api, &registry, &settings).await.unwrap();
     assert_eq!(published(&api), ["milan=4Ei", "milan=4Ei"]);
 }
+
+#[tokio::test]
+async fn only_a_volume_that_nobody_has_wakes_it() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let (registry, settings) = (Registry::default(), settings());
+    let capacities = Capacities::new(&home, &registry, &watched, &settings);
+    capacities.shown.complete().await;
+    capacities.refusals.complete().await;
+    let triggers = capacities.triggers();
+    let mut version = watched.volumes.version();
+    let mut is_woken_by = async |name: &str, volume: Value| {
+        version.mark_unchanged();
+        api.put(&format!("/api/v1/persistentvolumes/{name}"), volume);
+        version.changed().await.unwrap();
+        triggers.iter().any(|trigger| trigger.has_changed().unwrap())
+    };
+    let ours =
+        json!({"driver": DRIVER_NAME, "volumeHandle": "v1:home:pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"});
+    assert!(!is_woken_by("ours", json!({"spec": {"csi": ours}})).await);
+    let twins = json!({"spec": {"claimRef": {"namespace": "liqo-storage", "name": "twin"}}});
+    assert!(!is_woken_by("twins", twins).await);
+    let free = json!({"spec": {"storageClassName": "static"}, "status": {"phase": "Available"}});
+    assert!(is_woken_by("free", free).await);
+}

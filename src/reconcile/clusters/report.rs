@@ -1,10 +1,10 @@
-//! What there is to say about each remote cluster, and which are known at all.
+//! What there is to say about a remote cluster.
 
 use std::sync::Arc;
 
 use crate::{
     cluster::Cluster,
-    fleet::{Link, Registry, Remote},
+    fleet::{Link, Remote},
     placement::Fabric,
     reconcile::{Settings, unserved::unserved, watched::Watched},
     topology::Node,
@@ -54,24 +54,21 @@ pub(super) enum State {
     Refused,
 }
 
-/// All clusters that are declared now.
-pub(super) fn reports(home: &Cluster, registry: &Registry, settings: &Settings) -> Vec<ClusterReport> {
+/// What there is to say of a cluster that is declared.
+pub(super) fn report(home: &Cluster, remote: &Remote, settings: &Settings) -> ClusterReport {
     let nodes = home.views().nodes.all();
-    let report = |remote: Arc<Remote>| {
-        let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
-        let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
-        let mut report = connection(&remote, names(&standing));
-        let unserved = unserved(home, &remote, settings);
-        report.limits.extend(unserved.into_iter().map(|one| one.message));
-        if !real.is_empty() {
-            report.limits.push(format!(
-                "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
-                some_of(&names(&real))
-            ));
-        }
-        report
-    };
-    registry.all().into_iter().map(report).collect()
+    let selected = nodes.iter().filter(|node| remote.nodes.admits(node));
+    let (real, standing): (Vec<_>, Vec<_>) = selected.partition(|node| node.has_driver());
+    let mut report = connection(remote, names(&standing));
+    let unserved = unserved(home, remote, settings);
+    report.limits.extend(unserved.into_iter().map(|one| one.message));
+    if !real.is_empty() {
+        report.limits.push(format!(
+            "these nodes are selected, but are real and stand for nothing: {}. Narrow the selector",
+            some_of(&names(&real))
+        ));
+    }
+    report
 }
 
 fn names(nodes: &[&Arc<Node>]) -> Vec<String> {
@@ -137,10 +134,10 @@ pub(super) fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
 
 /// The volumes in a cluster, as claims that people know.
 pub(super) fn claims_in(watched: &Watched, cluster: &ClusterId) -> Vec<String> {
-    let volumes = watched.virtual_volumes_in(cluster).into_iter();
-    let named = volumes.map(|volume| match volume.claim {
+    let volumes = watched.volumes.virtual_volumes_in(cluster);
+    let named = volumes.iter().map(|volume| match &volume.claim {
         Some(claim) => format!("{}/{}", claim.namespace, claim.name),
-        None => volume.name,
+        None => volume.name.clone(),
     });
     let mut claims: Vec<String> = named.collect();
     claims.sort();

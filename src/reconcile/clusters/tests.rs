@@ -58,24 +58,26 @@ fn put_volume(api: &FakeApi) {
     );
 }
 
-async fn round(api: &FakeApi, registry: &Registry) {
-    let home = api.cluster().await;
-    let watched = Watched::start(&home);
-    watched.complete().await;
-    let metrics = Metrics::default();
-    let settings = Settings {
+fn settings() -> Settings {
+    Settings {
         namespace: "ours".into(),
         identity: "a".into(),
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
-    };
-    let mut clusters = Clusters::new(&home, registry, &watched, &settings, &metrics);
-    clusters.objects.complete().await;
+    }
+}
+
+async fn round(api: &FakeApi, registry: &Registry) {
+    let (settings, metrics) = (settings(), Metrics::default());
     // What is written is looked at again, as it would be.
     for _ in 0..2 {
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        home.views().remote_clusters.complete().await;
+        let mut clusters = Clusters::new(&home, registry, &watched, &settings, &metrics);
         clusters.round().await.unwrap();
-        clusters = Clusters::new(&home, registry, &watched, &settings, &metrics);
-        clusters.objects.complete().await;
+        assert!(!clusters.has_failed());
     }
 }
 
@@ -308,4 +310,58 @@ async fn a_leader_that_has_just_begun_does_not_forget_how_it_was() {
     )
     .await;
     assert_eq!(status(&api), before);
+}
+
+/// The PV that users see of a volume in this cluster.
+fn put_volume_in(api: &FakeApi, cluster: &str, number: usize) -> String {
+    let name = format!("pvc-0c4f3f2e-8a51-4f0e-9f0f-{number:012}");
+    api.put(
+        &format!("/api/v1/persistentvolumes/{name}"),
+        json!({"spec": {"csi": {"driver": DRIVER_NAME, "volumeHandle": format!("v1:{cluster}:{name}")}}}),
+    );
+    name
+}
+
+#[tokio::test]
+async fn what_one_volume_costs_does_not_depend_on_how_many_there_are() {
+    let api = world().await;
+    for number in 0..100 {
+        put_volume_in(&api, if number < 50 { "home" } else { "milan" }, number);
+    }
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    home.views().remote_clusters.complete().await;
+    let (registry, metrics) = (registry(Link::Unreachable("no route".into())), Metrics::default());
+    let settings = settings();
+    let mut clusters = Clusters::new(&home, &registry, &watched, &settings, &metrics);
+    let mut count = async |expected: usize| {
+        let counted = async {
+            while status(&api)["volumes"] != expected {
+                clusters.round().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let counted = tokio::time::timeout(Duration::from_secs(10), counted).await;
+        assert!(counted.is_ok(), "{}", status(&api));
+    };
+    count(50).await;
+    let seen = async |name: String| {
+        let mut version = watched.volumes.version();
+        let is_seen = |_: &u64| watched.volumes.virtual_volume(&name).is_some();
+        version.wait_for(is_seen).await.unwrap();
+    };
+    seen(put_volume_in(&api, "milan", 100)).await;
+    let before = watched.volumes.objects_given();
+    count(51).await;
+    assert_eq!(
+        watched.volumes.objects_given(),
+        before,
+        "the volumes of a cluster are counted where they are kept"
+    );
+
+    let triggers = clusters.triggers();
+    seen(put_volume_in(&api, "home", 101)).await;
+    let woken = triggers.iter().any(|trigger| trigger.has_changed().unwrap());
+    assert!(!woken, "a volume at home is in no remote cluster");
 }

@@ -15,7 +15,7 @@ use crate::{
         view::{Changed, Feed},
     },
     placement::Diagnosis,
-    reconcile::watched::{self, Watched},
+    reconcile::watched::{Claim, Watched},
     volume::VolumeName,
 };
 
@@ -26,8 +26,8 @@ const ALL: Duration = Duration::from_secs(30);
 pub(super) struct Due {
     /// The cluster as it was reached last, and what has changed there.
     reached: Option<Reached>,
-    volumes: Feed<watched::Volume>,
-    claims: Feed<watched::Claim>,
+    volumes: Feed<slim::Volume>,
+    claims: Feed<Claim>,
     /// When all volumes were to be looked at last.
     all: Option<Instant>,
     /// Whether this round looks at all.
@@ -70,7 +70,7 @@ impl Reached {
             return None;
         };
         let mut names: BTreeSet<String> = twins.iter().map(|twin| twin.volume.to_string()).collect();
-        for real in real {
+        for real in real.iter().filter_map(|volume| volume.as_real()) {
             // A twin is named after its claim, and if there is none after its volume.
             names.extend([VolumeName::requested_for(&real.twin), real.twin.clone()]);
             let twins = self.cluster.views().twins.of_topic(&real.twin);
@@ -113,10 +113,8 @@ impl Due {
             return Scope::All;
         };
         self.is_all = false;
-        names.extend(volumes.iter().filter_map(|volume| match volume.as_ref() {
-            watched::Volume::Virtual(volume) => Some(volume.name.clone()),
-            watched::Volume::OtherVersion(_) | watched::Volume::Static(_) => None,
-        }));
+        let virtual_volumes = volumes.iter().filter_map(|volume| volume.as_virtual());
+        names.extend(virtual_volumes.map(|volume| volume.name.clone()));
         // A PV of another name, as after a restore or where it was given to another claim, is
         // looked at when all are.
         names.extend(claims.iter().map(|claim| VolumeName::requested_for(&claim.uid)));

@@ -119,7 +119,7 @@ impl Health<'_> {
         let real = twin
             .real_volume
             .as_ref()
-            .and_then(|name| self.home.views().volumes.get(name));
+            .and_then(|name| self.home.views().volumes.real(name));
         let Some(real) = real else {
             return Ok(None);
         };

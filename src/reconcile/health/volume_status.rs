@@ -11,7 +11,7 @@ use crate::{
 
 /// A volume as it is seen now.
 pub(super) struct VolumeStatus {
-    pub(super) volume: VirtualVolume,
+    pub(super) volume: Arc<VirtualVolume>,
     pub(super) claim: Option<Arc<Claim>>,
     /// Whether its twin is in another cluster.
     pub(super) is_remote: bool,

@@ -13,10 +13,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     cluster::{
         Cluster, facts,
+        slim::claims_of,
         view::{Changed, Feed, Slim, View},
     },
     placement::{Consumer, Toleration},
-    reconcile::watched::claims_of,
     volume::ClaimName,
 };
 
@@ -103,7 +103,7 @@ impl WaitingPods {
 fn consumer(pod: &Pod) -> Option<Consumer> {
     let spec = pod.spec.as_ref()?;
     let is_scheduled = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
-    let claims = claims_of(pod);
+    let claims: Vec<String> = claims_of(pod).collect();
     if is_scheduled || claims.is_empty() || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }

@@ -119,6 +119,9 @@ async fn volumes_made_beforehand_are_found_without_a_loop() {
         });
         world.api.put(&format!("{VOLUMES}/{name}"), volume);
     }
+    let volumes = &world.home.views().volumes;
+    let are_seen = |_: &u64| volumes.free(None).len() == 3;
+    volumes.version().wait_for(are_seen).await.unwrap();
     let room = world.room(&nobody, Some("static"), &world.node("n1")).await;
     assert_eq!((room.maximum(), room.capacity()), (3 * GIB, 5 * GIB));
 }

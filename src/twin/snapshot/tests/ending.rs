@@ -63,7 +63,9 @@ async fn one_that_vanished_is_not_cut_again_at_another_time() {
 
 #[tokio::test]
 async fn a_deletion_waits_and_says_what_for() {
-    let world = World::new().await.with_snapshot().await;
+    let mut world = World::new().await.with_snapshot().await;
+    // This replica has just listed what there was to say.
+    world.home = world.api.cluster().await;
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["finalizers"] = json!(["in-use"]);
     });

@@ -1,0 +1,271 @@
+//! What is kept of PVs at home. There are three kinds that matter: those of twins, those that
+//! users of a volume see, and those that nobody has. One watch shows them all; the PVs of other
+//! drivers are dropped on arrival.
+
+use std::{iter, sync::Arc};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use tokio::sync::watch;
+
+use super::facts;
+use crate::{
+    cluster::view::{Slim, View},
+    placement::{ReclaimPolicy, StaticVolume},
+    volume::{
+        ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError, VolumeName, mark, twin_in,
+        twin_volume_in,
+    },
+};
+
+/// Topics of PVs that are in no cluster: no cluster has such an id.
+const OTHER_VERSION: &str = "/other-version";
+const FREE: &str = "/free";
+
+/// A PV that matters to this driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Volume {
+    /// It belongs to, or is reserved for, a claim of the storage namespace.
+    Real(Arc<RealVolume>),
+    /// The users of a volume see it.
+    Virtual(Arc<VirtualVolume>),
+    /// The same, made by another version of this driver: the name of the PV is all that can be read.
+    OtherVersion(String),
+    /// Nobody has it.
+    Free(Arc<StaticVolume>),
+}
+
+/// A PV that belongs to, or is reserved for, a claim of the storage namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
+pub struct RealVolume {
+    /// Its name.
+    pub name: String,
+    /// The twin it is for.
+    pub twin: String,
+    /// That twin's uid; empty while the PV is only reserved.
+    pub twin_uid: String,
+    /// Its phase.
+    pub phase: String,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether its data stays when its twin goes.
+    pub retain: bool,
+    /// Whether this driver replaced its reclaim policy.
+    pub policy_replaced: bool,
+    /// Whether it carries the record of an import.
+    pub imported: bool,
+}
+
+/// The PV that users of a volume see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualVolume {
+    /// Name of the PV.
+    pub name: String,
+    /// The volume.
+    pub volume: VolumeName,
+    /// The cluster of its twin.
+    pub cluster: ClusterId,
+    /// The twin, where its name does not follow from the volume's.
+    pub twin: Option<ClaimName>,
+    /// The twin's PV, where it was known when the volume was answered for.
+    pub real: Option<String>,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its virtual class.
+    pub class: String,
+    /// The claim that it names.
+    pub claim: Option<ClaimMark>,
+    /// Whether it is bound to that.
+    pub bound: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether its data is to stay when its claim goes.
+    pub retain: bool,
+}
+
+/// The PV of a twin is about that; the one that users see about the cluster of its twin; a free
+/// one about its class.
+impl Slim for Volume {
+    fn topic(&self) -> &str {
+        match self {
+            Self::Real(volume) => &volume.twin,
+            Self::Virtual(volume) => volume.cluster.as_str(),
+            Self::OtherVersion(_) => OTHER_VERSION,
+            Self::Free(_) => FREE,
+        }
+    }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        let class = match self {
+            Self::Free(volume) => Some(volume.class.as_str()),
+            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) => None,
+        };
+        iter::once(self.topic()).chain(class)
+    }
+}
+
+impl Volume {
+    /// The PV of a twin.
+    #[must_use]
+    pub fn as_real(&self) -> Option<&Arc<RealVolume>> {
+        match self {
+            Self::Real(volume) => Some(volume),
+            Self::Virtual(_) | Self::OtherVersion(_) | Self::Free(_) => None,
+        }
+    }
+
+    /// The PV that users of a volume see.
+    #[must_use]
+    pub fn as_virtual(&self) -> Option<&Arc<VirtualVolume>> {
+        match self {
+            Self::Virtual(volume) => Some(volume),
+            Self::Real(_) | Self::OtherVersion(_) | Self::Free(_) => None,
+        }
+    }
+
+    /// The PV that nobody has.
+    #[must_use]
+    pub fn as_free(&self) -> Option<&Arc<StaticVolume>> {
+        match self {
+            Self::Free(volume) => Some(volume),
+            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) => None,
+        }
+    }
+
+    fn other_version(&self) -> Option<&String> {
+        match self {
+            Self::OtherVersion(name) => Some(name),
+            Self::Real(_) | Self::Virtual(_) | Self::Free(_) => None,
+        }
+    }
+}
+
+// One name may be that of a twin, a cluster and a class: what is of another kind is left out.
+impl View<Volume> {
+    /// The PVs of the twin with this name, and those reserved for it.
+    #[must_use]
+    pub fn of_twin(&self, name: &str) -> Vec<Arc<RealVolume>> {
+        let all = self.of_topic(name);
+        all.iter()
+            .filter_map(|volume| volume.as_real().cloned())
+            .collect()
+    }
+
+    /// The PV of a twin, by its own name.
+    #[must_use]
+    pub fn real(&self, name: &str) -> Option<Arc<RealVolume>> {
+        self.get(name)?.as_real().cloned()
+    }
+
+    /// The PV of this name that users of a volume see.
+    #[must_use]
+    pub fn virtual_volume(&self, name: &str) -> Option<Arc<VirtualVolume>> {
+        self.get(name)?.as_virtual().cloned()
+    }
+
+    /// The PVs that users see of all volumes.
+    #[must_use]
+    pub fn virtual_volumes(&self) -> Vec<Arc<VirtualVolume>> {
+        let all = self.all();
+        all.iter()
+            .filter_map(|volume| volume.as_virtual().cloned())
+            .collect()
+    }
+
+    /// The PVs that users see of volumes whose twins are in this cluster.
+    #[must_use]
+    pub fn virtual_volumes_in(&self, cluster: &ClusterId) -> Vec<Arc<VirtualVolume>> {
+        let all = self.of_topic(cluster.as_str());
+        all.iter()
+            .filter_map(|volume| volume.as_virtual().cloned())
+            .collect()
+    }
+
+    /// Names of PVs that only another version of this driver can read.
+    #[must_use]
+    pub fn of_other_versions(&self) -> Vec<String> {
+        let all = self.of_topic(OTHER_VERSION);
+        all.iter()
+            .filter_map(|volume| volume.other_version().cloned())
+            .collect()
+    }
+
+    /// The free PVs of a class; of all classes if none is given.
+    #[must_use]
+    pub fn free(&self, class: Option<&str>) -> Vec<StaticVolume> {
+        let all = self.of_topic(class.unwrap_or(FREE));
+        let free = all.iter().filter_map(|volume| volume.as_free());
+        free.map(|volume| StaticVolume::clone(volume)).collect()
+    }
+
+    /// Counts the changes of free PVs.
+    #[must_use]
+    pub fn changes_of_free(&self) -> watch::Receiver<u64> {
+        self.changes_of(|volume| volume.as_free().is_some())
+    }
+}
+
+/// What is kept of a PV at home.
+pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &str) -> Option<Volume> {
+    let spec = volume.spec.as_ref()?;
+    if let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME) {
+        let id: VolumeId = match csi.volume_handle.parse() {
+            Ok(id) => id,
+            Err(VolumeIdError::UnknownVersion(_)) => return Some(Volume::OtherVersion(volume.name_any())),
+            Err(VolumeIdError::Foreign(_)) => return None,
+        };
+        return Some(Volume::Virtual(Arc::new(VirtualVolume {
+            name: volume.name_any(),
+            volume: id.name,
+            cluster: id.cluster,
+            twin: csi.volume_attributes.as_ref().and_then(twin_in),
+            real: csi.volume_attributes.as_ref().and_then(twin_volume_in),
+            bytes: facts::volume_size(volume).unwrap_or_default(),
+            class: spec.storage_class_name.clone().unwrap_or_default(),
+            claim: spec.claim_ref.as_ref().map(|claim| ClaimMark {
+                namespace: claim.namespace.clone().unwrap_or_default(),
+                name: claim.name.clone().unwrap_or_default(),
+                uid: claim.uid.clone().unwrap_or_default(),
+            }),
+            bound: phase(volume) == Some("Bound"),
+            deleting: volume.metadata.deletion_timestamp.is_some(),
+            retain: is_retained(volume),
+        })));
+    }
+    let claim = spec.claim_ref.as_ref();
+    let of_twin = claim.filter(|claim| claim.namespace.as_deref() == Some(storage_namespace));
+    let Some(claim) = of_twin else {
+        return free_volume(volume).map(|free| Volume::Free(Arc::new(free)));
+    };
+    Some(Volume::Real(Arc::new(RealVolume {
+        name: volume.name_any(),
+        twin: claim.name.clone().unwrap_or_default(),
+        twin_uid: claim.uid.clone().unwrap_or_default(),
+        phase: phase(volume).unwrap_or_default().to_owned(),
+        deleting: volume.metadata.deletion_timestamp.is_some(),
+        retain: is_retained(volume),
+        policy_replaced: volume.annotations().contains_key(mark::POLICY_BEFORE),
+        imported: volume.annotations().contains_key(mark::IMPORT),
+    })))
+}
+
+fn phase(volume: &PersistentVolume) -> Option<&str> {
+    volume.status.as_ref()?.phase.as_deref()
+}
+
+fn is_retained(volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    facts::reclaim_policy(policy) == ReclaimPolicy::Retain
+}
+
+/// A PV that nobody has. One that a driver makes for a claim never is in that phase; those
+/// that say who made them, as sig-storage-local-static-provisioner's do, may be.
+#[must_use]
+pub fn free_volume(volume: &PersistentVolume) -> Option<StaticVolume> {
+    Some(facts::static_volume(volume)).filter(|read| read.available)
+}
