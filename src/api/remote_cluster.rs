@@ -301,11 +301,19 @@ impl RemoteClusterSpec {
 impl DiscoveringFabric {
     /// Its name, as in messages and in the output of commands.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Liqo => "liqo",
             Self::Kosmos => "kosmos",
         }
+    }
+
+    /// The fabric of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Liqo, Self::Kosmos]
+            .into_iter()
+            .find(|fabric| fabric.name() == name)
     }
 
     /// The API group of its objects.

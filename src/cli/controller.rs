@@ -100,6 +100,7 @@ async fn serve(args: Args) -> Outcome {
         id: args.cluster_id,
         storage_namespace: args.storage_namespace,
         carried: CarriedAnnotations::new(args.carry_annotations),
+        node_annotations: fleet::NODE_ANNOTATIONS,
         calls: Calls {
             timeout: args.call_timeout,
             metrics: api_metrics,

@@ -1,5 +1,5 @@
 //! How calls to an API server are made: for how long at most, and where the time and outcome of
-//! each are recorded. Watches are not: each lasts for minutes.
+//! each are recorded. A watch is recorded when it has begun, or failed to.
 
 use std::time::Duration;
 
@@ -81,14 +81,21 @@ impl Metrics {
         outcome: Result<(), &Cause>,
         took: Duration,
     ) {
+        let verb = match verb {
+            "read" => "get",
+            "change" | "change the status of" => "patch",
+            other => other,
+        };
+        let outcome = outcome.map_or_else(name, |()| "success");
+        self.observe(cluster, verb, outcome, took);
+    }
+
+    /// Records a call.
+    pub(super) fn observe(&self, cluster: &str, verb: &'static str, outcome: &'static str, took: Duration) {
         let call = Call {
             cluster: cluster.to_owned(),
-            verb: match verb {
-                "read" => "get",
-                "change" | "change the status of" => "patch",
-                other => other,
-            },
-            outcome: outcome.map_or_else(name, |()| "success"),
+            verb,
+            outcome,
         };
         self.took.get_or_create(&call).observe(took.as_secs_f64());
     }

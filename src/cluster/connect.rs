@@ -17,10 +17,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ApiError, Calls, Cluster, Inner, REMOTE_LISTS, RecentLists, Rights, Views,
+    ApiError, AwaitedVolumes, Calls, Cluster, Inner, REMOTE_LISTS, RecentLists, Rights, Views,
     budget::Budget,
     cap::{Cap, Limits},
-    view::WATCH_SECONDS,
+    view::SILENCE,
+    watches::Watches,
 };
 use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 
@@ -29,9 +30,6 @@ const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
 
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
-
-/// Longest silence on a connection: API servers end each of our watches before.
-const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
 /// How to treat a cluster.
 #[derive(Clone)]
@@ -42,6 +40,8 @@ pub struct Settings {
     pub storage_namespace: String,
     /// The annotations of claims that twins carry.
     pub carried: CarriedAnnotations,
+    /// The annotations by which a node says which cluster is behind it.
+    pub node_annotations: &'static [&'static str],
     /// How calls on it are made.
     pub calls: Calls,
 }
@@ -94,7 +94,7 @@ impl Cluster {
             Some(path) => from_file(path).await?,
             None => Config::infer().await?,
         };
-        let client = client(config, call_timeout, Limits::HOME)?;
+        let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
         match answer {
             Err(_) => Err(ConnectError::Silent(format!("nothing within {call_timeout:?}"))),
@@ -110,17 +110,20 @@ impl Cluster {
         settings: Settings,
         stop: &CancellationToken,
     ) -> Result<Self, ConnectError> {
-        let client = client(config, settings.calls.timeout, Limits::HOME)?;
+        let timeout = settings.calls.timeout;
+        let client = |watches: &Watches| client(config.clone(), timeout, Limits::HOME, watches);
         let id = match settings.id.clone() {
             Some(id) => id,
-            None => identify(&client, settings.calls.timeout).await?,
+            None => identify(client(&Watches::default())?, timeout).await?,
         };
+        let client = client(&Watches::of(id.as_str(), &settings.calls.metrics))?;
         Ok(Self::assemble(id, client, settings, stop))
     }
 
     fn assemble(id: ClusterId, client: Client, settings: Settings, stop: &CancellationToken) -> Self {
         let stop = stop.child_token();
-        let views = Views::start(&client, &id, &settings.storage_namespace, &stop);
+        let annotations = settings.node_annotations;
+        let views = Views::start(&client, &id, &settings.storage_namespace, annotations, &stop);
         Self(Arc::new(Inner {
             home: id.clone(),
             id,
@@ -133,6 +136,8 @@ impl Cluster {
             budget: Budget::home(),
             lists: None,
             recent: RecentLists::default(),
+            awaited: AwaitedVolumes::default(),
+            node_annotations: annotations,
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),
@@ -163,6 +168,8 @@ impl Cluster {
             budget,
             lists: Some(Arc::new(Semaphore::new(REMOTE_LISTS))),
             recent: RecentLists::default(),
+            awaited: AwaitedVolumes::default(),
+            node_annotations: &[],
             by_namespace: Mutex::default(),
             by_namespace_changes: watch::Sender::default(),
             stop: stop.clone(),
@@ -172,8 +179,9 @@ impl Cluster {
 }
 
 /// A client of a remote cluster, which is believed little.
-pub(crate) fn remote_client(config: Config, call_timeout: Duration) -> Result<Client, kube::Error> {
-    client(config, call_timeout, Limits::REMOTE)
+pub(crate) fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Result<Client, kube::Error> {
+    let watches = Watches::of(id.as_str(), &calls.metrics);
+    client(config, calls.timeout, Limits::REMOTE, &watches)
 }
 
 /// A client that is bounded in time and size, and tells the audit log who asks.
@@ -181,6 +189,7 @@ pub(super) fn client(
     mut config: Config,
     call_timeout: Duration,
     limits: Limits,
+    watches: &Watches,
 ) -> Result<Client, kube::Error> {
     // kube would retry for minutes; sidecars give up after seconds.
     config.default_retry = false;
@@ -193,6 +202,7 @@ pub(super) fn client(
         .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
     Ok(ClientBuilder::try_from(config)?
         .with_layer(&Cap::new(limits))
+        .with_layer(watches)
         .build())
 }
 
@@ -201,15 +211,15 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
-async fn identify(client: &Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
-    let nameless = nameless(client.clone(), call_timeout)?;
+async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
+    let nameless = nameless(client, call_timeout)?;
     let namespace = nameless.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
     let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
     Ok(uid.parse()?)
 }
 
 /// A cluster to look into, of which nothing is watched.
-pub(crate) fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
+fn nameless(client: Client, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = "unknown".parse()?;
     let none = Rights::default();
     let calls = Calls::without_metrics(call_timeout);

@@ -24,24 +24,21 @@ use crate::{
     volume::{AccessMode, ClaimName, ClaimSize, VolumeMode, parse_quantity},
 };
 
-/// Annotation by which Kosmos names the cluster behind a node.
-pub const KOSMOS_CLUSTER: &str = "kosmos-io/owned-by-cluster";
-
 const IS_DEFAULT: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 
-/// A node, with the annotations by which fabrics tell which cluster is behind it.
+/// A node with these of its annotations.
 #[must_use]
-pub fn node(metadata: ObjectMeta) -> Node {
+pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
     let told = metadata.annotations.unwrap_or_default();
     Node {
         name: metadata.name.unwrap_or_default(),
         labels: metadata.labels.unwrap_or_default(),
         annotations: told
             .into_iter()
-            .filter(|(key, _)| key == KOSMOS_CLUSTER)
+            .filter(|(key, _)| annotations.contains(&key.as_str()))
             .collect(),
     }
 }
@@ -280,6 +277,16 @@ mod tests {
             "metadata": {"name": "pv"}, "spec": spec, "status": {"phase": "Available"},
         });
         from_value(volume).unwrap()
+    }
+
+    #[test]
+    fn of_a_node_only_what_tells_its_cluster_is_kept() {
+        let metadata = from_value(json!({
+            "name": "n", "labels": {"zone": "a"}, "annotations": {"wanted": "x", "other": "y"},
+        }));
+        let node = node(metadata.unwrap(), &["wanted"]);
+        assert_eq!(node.annotations, [("wanted".to_owned(), "x".to_owned())].into());
+        assert_eq!(node.labels.len(), 1);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! is no global client.
 
 mod api;
+mod awaited;
 mod budget;
 mod calls;
 mod cap;
@@ -21,19 +22,21 @@ pub mod testing;
 pub mod view;
 mod views;
 mod warnings;
+mod watches;
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kube::{Client, Resource, core::NamespaceResourceScope};
+use kube::{Client, Resource, api::ObjectMeta, core::NamespaceResourceScope};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use self::connect::{nameless, remote_client};
+pub(crate) use self::connect::remote_client;
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
+    awaited::AwaitedVolumes,
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings},
     finalizers::has_finalizer,
@@ -49,6 +52,7 @@ use self::{
 };
 use crate::{
     placement::{SnapshotClass, StaticVolume},
+    topology::Node,
     volume::{CarriedAnnotations, ClusterId},
 };
 
@@ -77,6 +81,9 @@ struct Inner {
     /// Who may list something of it now, if that is limited.
     lists: Option<Arc<Semaphore>>,
     recent: RecentLists,
+    awaited: AwaitedVolumes,
+    /// The annotations of its nodes that are kept.
+    node_annotations: &'static [&'static str],
     /// Watches of single namespaces, where not all may be watched.
     by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
     /// Counts the changes in those.
@@ -173,6 +180,18 @@ impl Cluster {
         } else {
             self.0.by_namespace_changes.subscribe()
         }
+    }
+
+    /// The PVs there whose end somebody waits for.
+    #[must_use]
+    pub fn awaited_volumes(&self) -> &AwaitedVolumes {
+        &self.0.awaited
+    }
+
+    /// A node with this metadata, as far as it is kept.
+    #[must_use]
+    pub fn node(&self, metadata: ObjectMeta) -> Node {
+        facts::node(metadata, self.0.node_annotations)
     }
 
     /// Waits until a view of objects of this kind, which nobody may have asked before, has seen

@@ -260,8 +260,8 @@ fn attributes(claim: &PersistentVolumeClaim) -> Option<String> {
 }
 
 /// Only the metadata is kept: the status of a node is large and changes all the time.
-pub(super) fn node(node: PartialObjectMeta<KubeNode>) -> Node {
-    facts::node(node.metadata)
+pub(super) fn node(node: PartialObjectMeta<KubeNode>, annotations: &[&str]) -> Node {
+    facts::node(node.metadata, annotations)
 }
 
 pub(super) fn csi_node(node: CSINode) -> CsiNode {

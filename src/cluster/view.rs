@@ -19,7 +19,8 @@ use tokio::{sync::watch, time::Instant};
 
 use self::feed::Feeds;
 pub use self::feed::{Changed, Feed};
-pub(super) use self::watching::WATCH_SECONDS;
+pub use self::watching::RUNS_AGAIN;
+pub(super) use self::watching::SILENCE;
 use super::budget::{Budget, Place};
 
 /// What a view keeps of an object.

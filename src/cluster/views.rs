@@ -52,6 +52,7 @@ impl Views {
         client: &Client,
         home: &ClusterId,
         namespace: &str,
+        node_annotations: &'static [&'static str],
         stop: &CancellationToken,
     ) -> Self {
         let client = || client.clone();
@@ -67,7 +68,12 @@ impl Views {
                 move |it| volume(&it, &storage_namespace),
                 stop,
             ),
-            nodes: View::start(Api::all(client()), everything(), |it| Some(node(it)), stop),
+            nodes: View::start(
+                Api::all(client()),
+                everything(),
+                move |it| Some(node(it, node_annotations)),
+                stop,
+            ),
             open_nodes: View::start(Api::all(client()), everything(), |it| open_node(&it), stop),
             remote_clusters: View::start(Api::all(client()), everything(), Some, stop),
             pending_pods: View::start(
@@ -116,7 +122,7 @@ impl Views {
         }
         if rights.nodes {
             let nodes = Api::all(client.clone());
-            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it)), budget, stop);
+            views.nodes = View::start_within(nodes, everything(), |it| Some(node(it, &[])), budget, stop);
             let nodes = Api::all(client.clone());
             views.open_nodes = View::start_within(nodes, everything(), |it| open_node(&it), budget, stop);
         }

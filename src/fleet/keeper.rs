@@ -25,7 +25,7 @@ use crate::{
         view::{Slim, View},
     },
     fleet::kubeconfig::Allowed,
-    placement::{Adjustments, Declared, Fabric},
+    placement::{Adjustments, Declared},
     volume::ClusterId,
 };
 
@@ -277,7 +277,7 @@ fn with_settings(
     adjustments: &mut BTreeMap<ClusterId, Adjustments>,
     is_unread: bool,
 ) -> (Declared, Option<Closed>) {
-    if one.declared.fabric == Fabric::Native {
+    if one.declared.fabric.is_none() {
         return (one.declared, one.leaving.then_some(Closed::Leaving));
     }
     if is_unread {
@@ -309,7 +309,7 @@ fn without_disputes(
             all.truncate(1);
         }
         let names: Vec<String> = all.iter().map(|one| one.declared.object.clone()).collect();
-        all.sort_by_key(|one| (one.declared.fabric != Fabric::Native, one.declared.fabric));
+        all.sort_by_key(|one| one.declared.fabric.map(|fabric| fabric.name));
         let many = all.len() > 1;
         let first = all.into_iter().next()?;
         let trouble = if id == *home {
@@ -399,9 +399,13 @@ fn text(secret: Secret) -> Text {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{placement::ClassMap, volume::BindingPolicy};
+    use crate::{
+        fleet::liqo::LIQO,
+        placement::{ClassMap, Fabric},
+        volume::BindingPolicy,
+    };
 
-    fn found(fabric: Fabric) -> ClusterDeclaration {
+    fn found(fabric: Option<&'static Fabric>) -> ClusterDeclaration {
         ClusterDeclaration {
             declared: Declared {
                 fabric,
@@ -429,18 +433,18 @@ mod tests {
 
     #[test]
     fn what_a_remote_cluster_says_counts_for_one_that_was_found() {
-        let (declared, closed) = with_settings(found(Fabric::Liqo), &mut said(), false);
+        let (declared, closed) = with_settings(found(Some(&LIQO)), &mut said(), false);
         assert_eq!((declared.classes.real(None), closed), (Some("gold"), None));
         assert_eq!(declared.policy, BindingPolicy::WaitForBound);
-        let (declared, _) = with_settings(found(Fabric::Native), &mut said(), false);
+        let (declared, _) = with_settings(found(None), &mut said(), false);
         assert_eq!(declared.classes.real(None), None, "that one speaks for itself");
     }
 
     #[test]
     fn while_it_cannot_be_read_nothing_is_done_that_it_may_forbid() {
-        let (declared, closed) = with_settings(found(Fabric::Liqo), &mut BTreeMap::new(), true);
+        let (declared, closed) = with_settings(found(Some(&LIQO)), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
-        let (declared, closed) = with_settings(found(Fabric::Native), &mut BTreeMap::new(), true);
+        let (declared, closed) = with_settings(found(None), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (true, None));
     }
 }

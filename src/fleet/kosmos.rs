@@ -15,14 +15,30 @@ use tokio_util::sync::CancellationToken;
 
 use super::declaration::{ClusterDeclaration, Context, Credentials, Source};
 use crate::{
-    cluster::{
-        facts::KOSMOS_CLUSTER,
-        view::{Slim, View},
-    },
+    api::remote_cluster::DiscoveringFabric,
+    cluster::view::{Slim, View},
     fleet::kubeconfig::Allowed,
     placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
+    topology::Node,
     volume::BindingPolicy,
 };
+
+/// Annotation of a node that names the cluster behind it.
+pub(super) const CLUSTER: &str = "kosmos-io/owned-by-cluster";
+/// Label of a node that stands for a cluster.
+const VIRTUAL_NODE: &str = "kosmos.io/node";
+
+/// What the rest of the driver is to know of Kosmos.
+static KOSMOS: Fabric = Fabric {
+    name: DiscoveringFabric::Kosmos.name(),
+    class_annotations: &[],
+    default_class: None,
+};
+
+/// Whether Kosmos made a node to stand for a cluster.
+pub(super) fn is_virtual(node: &Node) -> bool {
+    node.labels.contains_key(VIRTUAL_NODE)
+}
 
 /// The clusters of Kosmos.
 pub(super) struct Kosmos {
@@ -90,10 +106,10 @@ fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> 
     Some(ClusterDeclaration {
         declared: Declared {
             id,
-            fabric: Fabric::Kosmos,
+            fabric: Some(&KOSMOS),
             object,
             nodes: NodeRule::Annotation {
-                key: KOSMOS_CLUSTER.to_owned(),
+                key: CLUSTER.to_owned(),
                 value: member.name.clone(),
             },
             namespaces: Namespaces {

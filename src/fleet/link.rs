@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::registry::TwinChanges;
 use crate::{
-    cluster::{Calls, Cause, Cluster, Rights, nameless, plain, remote_client, short},
+    cluster::{Calls, Cause, Cluster, Rights, plain, remote_client, short},
     fleet::kubeconfig::{Allowed, vet},
     volume::ClusterId,
 };
@@ -205,7 +205,8 @@ impl Keeper {
             // kube takes the one of our environment, which nobody meant for this.
             config.proxy_url = None;
         }
-        remote_client(config, self.calls.timeout).map_err(|error| format!("no client can be made: {error}"))
+        remote_client(config, &self.id, &self.calls)
+            .map_err(|error| format!("no client can be made: {error}"))
     }
 
     /// Asks whether the cluster answers, and now and then what we may do there.
@@ -214,13 +215,16 @@ impl Keeper {
         if !answered.is_multiple_of(RIGHTS_EVERY) {
             return Ok(());
         }
-        let visitor = nameless(client.clone(), self.calls.timeout).map_err(|error| error.to_string())?;
+        let connect = |rights| {
+            let (id, calls) = (self.id.clone(), self.calls.clone());
+            Cluster::remote(id, &self.home, client.clone(), rights, calls)
+        };
         let before = self
             .link
             .borrow()
             .connected()
             .map(|connected| connected.cluster.rights());
-        let rights = Rights::ask(&visitor, before)
+        let rights = Rights::ask(&connect(Rights::default()), before)
             .await
             .map_err(|error| error.to_string())?;
         if let Some(connected) = self.link.borrow().connected()
@@ -230,8 +234,7 @@ impl Keeper {
         {
             return Ok(());
         }
-        let (id, home) = (self.id.clone(), &self.home);
-        let cluster = Cluster::remote(id, home, client.clone(), rights, self.calls.clone());
+        let cluster = connect(rights);
         self.fill(&cluster).await?;
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
         self.tell(Link::Up(Arc::new(Connected { cluster, version })));

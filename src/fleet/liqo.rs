@@ -20,14 +20,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
+    api::remote_cluster::DiscoveringFabric,
     cluster::{
         Lean, short,
         view::{Slim, View},
     },
     fleet::kubeconfig::Allowed,
     placement::{ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
-    topology::{LabelSelector, Requirement},
-    volume::{BindingPolicy, ClusterId},
+    topology::{LabelSelector, Node, Requirement},
+    volume::{BindingPolicy, ClusterId, mark},
 };
 
 const CLUSTER_LABEL: &str = "liqo.io/remote-cluster-id";
@@ -45,6 +46,18 @@ const TENANT: &str = "liqo-tenant-";
 const MOST_NOT_BELIEVED: usize = 20;
 /// Data key of a kubeconfig in a Secret of Liqo.
 const KEY: &str = "kubeconfig";
+
+/// What the rest of the driver is to know of Liqo.
+pub(super) static LIQO: Fabric = Fabric {
+    name: DiscoveringFabric::Liqo.name(),
+    class_annotations: &[mark::LIQO_REAL_CLASS],
+    default_class: Some("which Liqo only fills if that cluster has Liqo's storage.enabled=true"),
+};
+
+/// Whether Liqo made a node to stand for a cluster.
+pub(super) fn is_virtual(node: &Node) -> bool {
+    node.labels.get(TYPE_LABEL).is_some_and(|it| it == VIRTUAL_NODE)
+}
 
 /// The clusters of Liqo.
 ///
@@ -264,7 +277,7 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
     Some(ClusterDeclaration {
         declared: Declared {
             id,
-            fabric: Fabric::Liqo,
+            fabric: Some(&LIQO),
             object,
             nodes: NodeRule::Labels(nodes),
             namespaces: Namespaces {

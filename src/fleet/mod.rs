@@ -23,3 +23,44 @@ pub use self::{
     link::{Connected, Link},
     registry::{Closed, NodeKind, Registry, Remote, Unreachable},
 };
+use crate::topology::{Node, VIRTUAL_NODE};
+
+/// The annotations by which a node says which cluster is behind it.
+pub const NODE_ANNOTATIONS: &[&str] = &[kosmos::CLUSTER];
+
+/// The label of virtual nodes that this driver's documentation advises, and its value.
+const ADVISED: (&str, &str) = ("type", "virtual-kubelet");
+
+/// Whether a node stands for another cluster, by what it says itself: no kubelet of ours runs
+/// there.
+#[must_use]
+pub fn is_virtual(node: &Node) -> bool {
+    let (key, value) = ADVISED;
+    node.labels.contains_key(VIRTUAL_NODE)
+        || node.labels.get(key).is_some_and(|it| it == value)
+        || liqo::is_virtual(node)
+        || kosmos::is_virtual(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fabric_knows_its_nodes() {
+        for (key, value, expected) in [
+            ("liqo.io/type", "virtual-node", true),
+            ("liqo.io/type", "physical", false),
+            ("kosmos.io/node", "", true),
+            ("type", "virtual-kubelet", true),
+            (VIRTUAL_NODE, "true", true),
+            ("zone", "a", false),
+        ] {
+            let node = Node {
+                labels: [(key.to_owned(), value.to_owned())].into(),
+                ..Node::default()
+            };
+            assert_eq!(is_virtual(&node), expected, "{key}={value}");
+        }
+    }
+}

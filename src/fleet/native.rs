@@ -8,7 +8,7 @@ use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, So
 use crate::{
     api::remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
     cluster::view::View,
-    placement::{Adjustments, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule},
+    placement::{Adjustments, ClassMap, Declared, Mapped, Namespaces, NodeRule},
     volume::{BindingPolicy, ClusterId},
 };
 
@@ -122,7 +122,7 @@ fn object(cluster: &RemoteCluster) -> Option<Object> {
     Some(Object::Declaring(Box::new(Declaration {
         declared: Declared {
             id,
-            fabric: Fabric::Native,
+            fabric: None,
             object: format!("RemoteCluster {name}"),
             nodes: NodeRule::Labels(nodes.selector()),
             namespaces: Namespaces {

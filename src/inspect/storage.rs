@@ -143,7 +143,7 @@ async fn nodes(cluster: &Cluster) -> (Listing<Node>, BTreeMap<String, String>) {
         .iter()
         .filter_map(|node| Some((node.name_any(), gravity::closed(node)?)))
         .collect();
-    (nodes.map(|node| facts::node(node.metadata)), closed)
+    (nodes.map(|node| facts::node(node.metadata, &[])), closed)
 }
 
 async fn claims(

@@ -3,7 +3,7 @@
 //! has, which real class a virtual one, and whether a volume is answered before
 //! it is bound. How the cluster is reached is not said here.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use crate::{
     topology::{LabelSelector, Node},
@@ -120,25 +120,16 @@ impl ClassMap {
     }
 }
 
-/// Where a cluster was declared, for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fabric {
-    /// By a `RemoteCluster`.
-    Native,
-    /// By Liqo.
-    Liqo,
-    /// By Kosmos.
-    Kosmos,
-}
-
-impl fmt::Display for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Native => "native",
-            Self::Liqo => "liqo",
-            Self::Kosmos => "kosmos",
-        })
-    }
+/// A fabric that declares clusters, as far as it matters here. Which there are is known to
+/// [`crate::fleet`] alone.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fabric {
+    /// Its name.
+    pub name: &'static str,
+    /// Annotations of its own by which claims name a real class.
+    pub class_annotations: &'static [&'static str],
+    /// If the object that declares a cluster names the default class there: what that takes.
+    pub default_class: Option<&'static str>,
 }
 
 /// A remote cluster as it was declared.
@@ -146,8 +137,8 @@ impl fmt::Display for Fabric {
 pub struct Declared {
     /// Its id.
     pub id: ClusterId,
-    /// Who declared it.
-    pub fabric: Fabric,
+    /// The fabric that declared it; `None` if an administrator did.
+    pub fabric: Option<&'static Fabric>,
     /// The object that did, as kind and name.
     pub object: String,
     /// The nodes that stand for it.
@@ -229,7 +220,7 @@ impl Declared {
     pub(crate) fn plain(id: &str) -> Self {
         Self {
             id: id.parse().unwrap(),
-            fabric: Fabric::Native,
+            fabric: None,
             object: format!("RemoteCluster {id}"),
             nodes: NodeRule::Labels(LabelSelector(vec![crate::topology::Requirement::is_in(
                 "to",

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Class, ClassError, ClassMap, Declared, Fabric, KnownClasses, Wishes, choose_class};
+use super::{Asked, Class, ClassError, ClassMap, Declared, KnownClasses, Wishes, choose_class};
 use crate::volume::{ClusterId, Parameters, mark};
 
 /// All that claims of a virtual class may wish for, first what one does that names no
@@ -63,10 +63,8 @@ pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<Stri
         "by the parameter {} of the class {virtual_class}",
         Parameters::REAL_CLASS
     )];
-    let annotation = match cluster.fabric {
-        Fabric::Liqo => format!("{} or {}", mark::REAL_CLASS, mark::LIQO_REAL_CLASS),
-        Fabric::Native | Fabric::Kosmos => mark::REAL_CLASS.to_owned(),
-    };
+    let of_fabric = cluster.fabric.map_or(&[][..], |fabric| fabric.class_annotations);
+    let annotation = [&[mark::REAL_CLASS], of_fabric].concat().join(" or ");
     ways.push(if allowed.is_empty() {
         format!(
             "by the annotation {annotation} of the claim, once the chart's allowedRealStorageClasses lists it"
@@ -82,10 +80,9 @@ pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<Stri
         "by spec.storageClasses of the RemoteCluster {}",
         cluster.id
     ));
-    if cluster.fabric == Fabric::Liqo {
+    if let Some(takes) = cluster.fabric.and_then(|fabric| fabric.default_class) {
         ways.push(format!(
-            "as the default in spec.storageClasses of the {}, which Liqo only fills if that cluster has Liqo's \
-             storage.enabled=true",
+            "as the default in spec.storageClasses of the {}, {takes}",
             cluster.object
         ));
     }
@@ -99,7 +96,10 @@ pub fn ways_out(cluster: &Declared, virtual_class: &str, allowed: &BTreeSet<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{placement::class::tests::class, volume::DRIVER_NAME};
+    use crate::{
+        placement::{Fabric, class::tests::class},
+        volume::DRIVER_NAME,
+    };
 
     fn set(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|&name| name.to_owned()).collect()
@@ -130,6 +130,17 @@ mod tests {
         assert_eq!(super::served(&ours, &set(&[]), &default, known, &milan), Ok(()));
     }
 
+    static NAMING: Fabric = Fabric {
+        name: "naming",
+        class_annotations: &["naming.test/class"],
+        default_class: Some("which takes much"),
+    };
+    static SILENT: Fabric = Fabric {
+        name: "silent",
+        class_annotations: &[],
+        default_class: None,
+    };
+
     #[test]
     fn the_ways_out_are_those_of_the_fabric() {
         let ways = |fabric, allowed: &[&str]| {
@@ -139,22 +150,22 @@ mod tests {
             };
             ways_out(&declared, "liqo", &set(allowed))
         };
-        let native = ways(Fabric::Native, &[]);
+        let native = ways(None, &[]);
         assert!(
             native.contains("spec.storageClasses of the RemoteCluster milan"),
             "{native}"
         );
         assert!(native.contains("realStorageClass") && native.contains("once the chart's"));
-        let liqo = ways(Fabric::Liqo, &["gold"]);
+        let naming = ways(Some(&NAMING), &["gold"]);
         assert!(
-            liqo.contains("storage.enabled=true") && liqo.contains("allowed: gold"),
-            "{liqo}"
+            naming.contains(", which takes much") && naming.contains("allowed: gold"),
+            "{naming}"
         );
-        assert!(liqo.contains(mark::LIQO_REAL_CLASS));
-        let kosmos = ways(Fabric::Kosmos, &[]);
+        assert!(naming.contains(" or naming.test/class of the claim"), "{naming}");
+        let silent = ways(Some(&SILENT), &[]);
         assert!(
-            kosmos.contains("RemoteCluster milan") && !kosmos.contains("Liqo"),
-            "{kosmos}"
+            silent.contains("RemoteCluster milan") && !silent.contains("as the default"),
+            "{silent}"
         );
     }
 }

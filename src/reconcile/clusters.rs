@@ -34,7 +34,6 @@ use crate::{
     },
     fleet::{Link, Registry, Remote},
     observe::crash::{self, Step},
-    placement::Fabric,
     volume::{ClusterId, mark},
 };
 
@@ -193,7 +192,9 @@ impl Reconciler<'_> {
 
     /// The object of a cluster that is declared.
     async fn reconcile_declared(&self, report: &ClusterReport) -> Result<(), ApiError> {
-        let discovered = discovered_from(report.fabric);
+        let discovered = report
+            .fabric
+            .and_then(|fabric| DiscoveringFabric::named(fabric.name));
         let known = self.home.views().remote_clusters.get(report.id.as_str());
         let Some(object) = &known else {
             return match discovered {
@@ -285,14 +286,6 @@ impl Reconciler<'_> {
         let (all, name, patch) = (self.all(), object.name_any(), status::patch(status));
         let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
         written.map(drop)
-    }
-}
-
-fn discovered_from(fabric: Fabric) -> Option<DiscoveringFabric> {
-    match fabric {
-        Fabric::Native => None,
-        Fabric::Liqo => Some(DiscoveringFabric::Liqo),
-        Fabric::Kosmos => Some(DiscoveringFabric::Kosmos),
     }
 }
 

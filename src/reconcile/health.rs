@@ -29,15 +29,16 @@ use super::{
     watched::{VirtualVolume, Watched},
 };
 use crate::{
-    cluster::{ApiError, Cluster, slim},
+    cluster::{ApiError, Cluster, slim, view::RUNS_AGAIN},
     fleet::{Registry, Unreachable},
     placement::Diagnosis,
     twin::{Site, last_warning},
     volume::{ClusterId, VolumeId},
 };
 
-/// Twins that cannot be watched for so long are not just being listed.
-const LONGEST_LIST: Duration = Duration::from_mins(1);
+/// Twins that cannot be watched for so long are not just being listed, nor is their watch one
+/// that was interrupted and has nothing to say.
+const LONGEST_LIST: Duration = RUNS_AGAIN.saturating_add(Duration::from_secs(15));
 /// A cluster that takes so long for one twin is not asked for the next in the same round.
 const SLOW: Duration = Duration::from_secs(5);
 

@@ -135,6 +135,8 @@ async fn held(
     Ok(held)
 }
 
+/// Those that bear the volume's label. They are listed where neither the watch nor a name shows
+/// one: while the watch does not work, or when the twin and its PV are gone already.
 async fn labelled(
     home: &Cluster,
     volume: &VolumeName,

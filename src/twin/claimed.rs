@@ -27,6 +27,15 @@ pub(super) async fn virtual_volume(
     Ok(found.filter(is_ours))
 }
 
+/// The virtual PV of a volume as it was read, if there was one.
+pub(super) struct VirtualPv(pub(super) Option<Box<PersistentVolume>>);
+
+impl VirtualPv {
+    pub(super) async fn read(home: &Cluster, volume: &VolumeName) -> Result<Self, ApiError> {
+        Ok(Self(virtual_volume(home, volume).await?.map(Box::new)))
+    }
+}
+
 /// Asks for the claim of a volume again and again. One that is gone is not asked for
 /// twice: no other claim ever has its uid.
 #[derive(Default)]

@@ -44,7 +44,7 @@ pub async fn create(
     deadline: Instant,
 ) -> Result<ProvisionedVolume, CreateError> {
     let mut claim = target::claim(home, request).await?;
-    let site = Box::pin(site::find(home, registry, request, &claim)).await?;
+    let site = Box::pin(site::find_new(home, registry, request, &claim)).await?;
     let mut waiter = TwinWaiter::of(&site);
     loop {
         let mut observation = Box::pin(Observation::take(&site, registry, request, claim)).await?;

@@ -12,13 +12,13 @@ use tokio::time::Instant;
 use super::{
     DeleteError, Holder, Site,
     attach::attached_to,
-    claimed::{ClaimCheck, virtual_volume},
+    claimed::{ClaimCheck, VirtualPv},
     data_of,
     finalizer::remove_finalizer,
     holder,
     reading::{self, twin_volume_in},
     reclaim::give_policy_back,
-    site,
+    site::{self, Found},
     waiter::TwinWaiter,
     withdraw::{clear_claim_ref, is_reservation},
 };
@@ -43,19 +43,29 @@ pub async fn delete(
 ) -> Result<(), DeleteError> {
     let volume = &id.name;
     let mut claim = ClaimCheck::default();
-    let Some(site) = site::find_again(home, registry, id).await? else {
-        let outer = virtual_volume(home, volume).await?;
-        return match claim.existing(home, outer.as_ref()).await? {
+    let Found { site, mut outer } = site::find(home, registry, id).await?;
+    let Some(site) = site else {
+        let outer = outer.and_then(|VirtualPv(outer)| outer);
+        return match claim.existing(home, outer.as_deref()).await? {
             Some(claim) => Err(claimed(events, id, "not found".to_owned(), claim).await),
             None => Ok(()),
         };
     };
     let mut waiter = TwinWaiter::of(&site);
-    let mut real_volume = None;
+    let awaited_volumes = site.cluster().awaited_volumes();
+    let mut real_volume = awaited_volumes.get(volume);
     // Asked once: a twin that is being deleted is attached nowhere any more.
     let mut attached = attached_to(home, volume).await?;
     loop {
-        let (facts, twin) = look(&site, volume, &mut claim, attached.take(), &mut real_volume).await?;
+        let look = look(
+            &site,
+            volume,
+            outer.take(),
+            &mut claim,
+            attached.take(),
+            &mut real_volume,
+        );
+        let (facts, twin) = Box::pin(look).await?;
         let awaited = match delete_step(&facts) {
             DeleteStep::DeleteTwin => {
                 if let Some(twin) = &twin {
@@ -82,7 +92,10 @@ pub async fn delete(
                 give_back(&site, volume, &retained).await?;
                 continue;
             }
-            DeleteStep::Done => return Ok(()),
+            DeleteStep::Done => {
+                awaited_volumes.note(volume, None);
+                return Ok(());
+            }
             DeleteStep::Unavailable(why) => return Err(DeleteError::Unknown(why)),
             DeleteStep::Refuse(DeleteRefusal::Claimed(claim)) => {
                 return Err(claimed(events, id, site.place(), claim).await);
@@ -96,6 +109,7 @@ pub async fn delete(
             }
         };
         if !waiter.wait(deadline, || awaited.may_be_over(&site)).await {
+            awaited_volumes.note(volume, real_volume);
             return Err(awaited.still_there(&site).await);
         }
     }
@@ -172,13 +186,21 @@ fn may_be_gone(site: &Site, name: &str) -> bool {
 async fn look(
     site: &Site,
     volume: &VolumeName,
+    outer: Option<VirtualPv>,
     claim: &mut ClaimCheck,
     attached: Option<String>,
     real_volume: &mut Option<String>,
 ) -> Result<(DeleteFacts, Option<PersistentVolumeClaim>), ApiError> {
     let twins = site.twins();
-    let (found, outer) = tokio::try_join!(twins.get(site.name()), virtual_volume(site.home(), volume))?;
-    let claim = claim.existing(site.home(), outer.as_ref()).await?;
+    let outer = async {
+        match outer {
+            Some(read) => Ok(read),
+            None => VirtualPv::read(site.home(), volume).await,
+        }
+    };
+    let (found, VirtualPv(outer)) = tokio::try_join!(twins.get(site.name()), outer)?;
+    let outer = outer.as_deref();
+    let claim = claim.existing(site.home(), outer).await?;
     let owner = site.owner(volume);
     let twin = match &found {
         None => DeleteTwin::Absent,
@@ -196,10 +218,7 @@ async fn look(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer
-            .as_ref()
-            .and_then(reading::attributes)
-            .and_then(twin_volume_in);
+        *real_volume = outer.and_then(reading::attributes).and_then(twin_volume_in);
     }
     let seen = match twin {
         DeleteTwin::Absent => {
@@ -233,8 +252,9 @@ async fn delete_twin(site: &Site, twin: &PersistentVolumeClaim) -> Result<(), Ap
 }
 
 /// The PV of a twin that is gone: the one whose name we know; without a name, what we watch,
-/// or else every PV there is. What belongs to the occupant, a later claim of the twin's
-/// name, is not ours.
+/// or else every PV there is. That is once for a volume: nobody knows the name only where the
+/// volume was answered for before it was bound, and its twin went before this process saw it.
+/// What belongs to the occupant, a later claim of the twin's name, is not ours.
 async fn find_volume(
     site: &Site,
     volume: &VolumeName,

@@ -1,5 +1,6 @@
-//! Which volumes there are, and what they can do. Read live: whoever lists
-//! expects to see what he has just made.
+//! Which volumes there are, and what they can do. Read live: whoever lists expects to see what
+//! he has just made. No component of Kubernetes does while volumes come and go; a health
+//! monitor, if somebody runs one, does so every few minutes.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 
 pub use crate::volume::{twin_in, twin_volume_in};
 use crate::{
-    cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
+    cluster::{ApiError, Cluster, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
     volume::ClaimMark,
@@ -113,7 +113,7 @@ pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> 
         return Ok(Some(Node::clone(&node)));
     }
     let found = home.all::<KubeNode>().get(name).await?;
-    Ok(found.map(|node| facts::node(node.metadata)))
+    Ok(found.map(|node| home.node(node.metadata)))
 }
 
 /// The class of a claim in its cluster, if classes can be read there.

@@ -8,11 +8,13 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    CreateError, CreateRequest, DeleteError, NoSite, name_of,
+    CreateError, CreateRequest, DeleteError, NoSite,
+    claimed::VirtualPv,
+    name_of,
     reading::{self, twin_in},
 };
 use crate::{
-    cluster::{ApiError, Cluster, Objects, slim, view::View},
+    cluster::{Cluster, Objects, slim, view::View},
     fleet::{NodeKind, Registry, Remote, Unreachable},
     placement::{ClaimFact, Refusal},
     topology::{CLUSTER_KEY, Segments},
@@ -176,7 +178,7 @@ impl Site {
 }
 
 /// Finds where the twin of a request is to be, from where its claim's pod was sent.
-pub(super) async fn find(
+pub(super) async fn find_new(
     home: &Cluster,
     registry: &Registry,
     request: &CreateRequest,
@@ -258,25 +260,58 @@ fn requested_cluster(home: &ClusterId, volume: &VolumeName, requisite: &[Segment
         .min_by_key(|id| digest(16, [volume.as_str(), id.as_str()]))
 }
 
-/// Finds where the twin of a volume to be deleted is: as its PV remembers, or by
-/// looking for it. `None` if it is seen to be nowhere.
+/// Where the twin of a volume is.
+pub(super) struct Found {
+    /// `None` if it is seen to be nowhere.
+    pub(super) site: Option<Site>,
+    /// The virtual PV, if it was read to find that.
+    pub(super) outer: Option<VirtualPv>,
+}
+
+/// Finds where the twin of a volume is; `None` if it is seen to be nowhere.
 pub(super) async fn find_again(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
 ) -> Result<Option<Site>, DeleteError> {
+    Ok(find(home, registry, id).await?.site)
+}
+
+/// Finds where the twin of a volume is: as its PV remembers, or by looking for it.
+pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Found, DeleteError> {
     if id.cluster == *home.id() {
-        return Ok(Some(Site::local(home, &id.name)));
+        return Ok(Found {
+            site: Some(Site::local(home, &id.name)),
+            outer: None,
+        });
     }
     let remote = registry.get(&id.cluster)?;
     let cluster = remote.reach()?;
+    let outer = VirtualPv::read(home, &id.name).await?;
+    let attributes = outer.0.as_deref().and_then(reading::attributes);
+    let remembered = attributes.and_then(twin_in);
+    let site = match remembered {
+        Some(twin) => Some(Site::recorded(home, remote, twin.namespace, twin.name)?),
+        None => search(home, &remote, &cluster, id).await?,
+    };
+    Ok(Found {
+        site,
+        outer: Some(outer),
+    })
+}
+
+/// Looks for the twin of a volume whose PV does not say where it is. Kubernetes asks for nothing
+/// of a volume without a PV, so this is not needed but for what people do by hand.
+async fn search(
+    home: &Cluster,
+    remote: &Arc<Remote>,
+    cluster: &Cluster,
+    id: &VolumeId,
+) -> Result<Option<Site>, DeleteError> {
     let at = |twin: &PersistentVolumeClaim| {
         let namespace = twin.namespace().unwrap_or_default();
-        Site::recorded(home, Arc::clone(&remote), namespace, twin.name_any())
+        Site::recorded(home, Arc::clone(remote), namespace, twin.name_any())
     };
-    if let Some(twin) = remembered(home, &id.name).await? {
-        return Ok(Some(Site::recorded(home, remote, twin.namespace, twin.name)?));
-    }
     let ours = mark::volume_selector(home.id(), &id.name);
     if cluster.rights().all_claims {
         let found = cluster.all::<PersistentVolumeClaim>().list(Some(&ours)).await?;
@@ -296,10 +331,4 @@ pub(super) async fn find_again(
          namespaces that are offloaded now",
         id.name, id.cluster
     )))
-}
-
-/// Where the PV of a volume says its twin is.
-async fn remembered(home: &Cluster, volume: &VolumeName) -> Result<Option<ClaimName>, ApiError> {
-    let found = home.all::<PersistentVolume>().get(volume.as_str()).await?;
-    Ok(found.as_ref().and_then(reading::attributes).and_then(twin_in))
 }

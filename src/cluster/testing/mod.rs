@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
 use self::store::Store;
-use super::{Calls, Cluster, Rights, Settings, cap::Limits, connect};
+use super::{Calls, Cluster, Rights, Settings, connect};
 
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
@@ -57,13 +57,20 @@ impl FakeApi {
     }
 
     pub(crate) async fn cluster_unwatched(&self) -> Cluster {
+        self.cluster_with(Calls::without_metrics(Duration::from_secs(1)))
+            .await
+    }
+
+    /// The cluster, called like this.
+    pub(crate) async fn cluster_with(&self, calls: Calls) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
         let settings = Settings {
             id: Some("home".parse().unwrap()),
             storage_namespace: "liqo-storage".into(),
             carried: crate::volume::CarriedAnnotations::new(["team", "note"].map(str::to_owned)),
-            calls: Calls::without_metrics(Duration::from_secs(1)),
+            node_annotations: &["example.test/cluster"],
+            calls,
         };
         Cluster::from_config(config, settings, &self.stop).await.unwrap()
     }
@@ -72,16 +79,10 @@ impl FakeApi {
     pub(crate) async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
-        let timeout = Duration::from_secs(1);
-        let client = connect::client(config, timeout, Limits::REMOTE).unwrap();
-        let home = "home".parse().unwrap();
-        let cluster = Cluster::remote(
-            id.parse().unwrap(),
-            &home,
-            client,
-            rights,
-            Calls::without_metrics(timeout),
-        );
+        let calls = Calls::without_metrics(Duration::from_secs(1));
+        let (id, home) = (id.parse().unwrap(), "home".parse().unwrap());
+        let client = connect::remote_client(config, &id, &calls).unwrap();
+        let cluster = Cluster::remote(id, &home, client, rights, calls);
         cluster.views().complete().await;
         cluster
     }

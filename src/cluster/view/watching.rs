@@ -17,13 +17,15 @@ use crate::cluster::{REMOTE_PAGE, budget::Budget, lean::Lean, plain};
 
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
 /// looks for himself, and whoever deletes or answers that nothing is there reads live.
-pub(crate) const WATCH_SECONDS: u32 = 60;
+const WATCH_SECONDS: u32 = 60;
+/// Longest silence on a connection: API servers end each of our watches before.
+pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 const PAGE: u32 = 250;
 /// Before it is tried again.
 const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
-/// A watch that was interrupted and resumed says so only by the next change. Attempts are
-/// at most half a minute apart: when nothing fails for longer than that, it runs again.
-const RUNS_AGAIN: Duration = Duration::from_secs(45);
+/// A watch that was interrupted and resumed says so only by the next change. When nothing has
+/// failed for longer than an attempt can be silent, it runs again.
+pub const RUNS_AGAIN: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 
 impl<S: Slim> View<S> {
     /// Watches from the first question until `stop`, keeping what `slim` makes of the

@@ -12,20 +12,12 @@ use super::{
 };
 use crate::{
     cluster::facts,
+    fleet::is_virtual,
     inspect::words::full_name,
     placement::BindingMode,
-    topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE, node_value},
+    topology::{CLUSTER_KEY, NODE_KEY, Node, node_value},
     volume::DRIVER_NAME,
 };
-
-/// Stands for another cluster; no kubelet of ours runs there.
-fn is_virtual(node: &Node) -> bool {
-    let is = |key: &str, value: &str| node.labels.get(key).is_some_and(|it| it == value);
-    node.labels.contains_key(VIRTUAL_NODE)
-        || is("liqo.io/type", "virtual-node")
-        || node.labels.contains_key("kosmos.io/node")
-        || is("type", "virtual-kubelet")
-}
 
 fn serves(csi_node: Option<&CSINode>, driver: &str) -> bool {
     csi_node.is_some_and(|it| it.spec.drivers.iter().any(|entry| entry.name == driver))

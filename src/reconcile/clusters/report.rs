@@ -23,8 +23,8 @@ const LONGEST_NAME: usize = 253;
 pub(super) struct ClusterReport {
     /// Its id.
     pub(super) id: ClusterId,
-    /// Who declares it.
-    pub(super) fabric: Fabric,
+    /// The fabric that declares it, if one does.
+    pub(super) fabric: Option<&'static Fabric>,
     /// The object that does.
     pub(super) object: String,
     /// Its state.

@@ -8,10 +8,7 @@ use super::{
     FINALIZER,
     report::{ClusterReport, State, some_of},
 };
-use crate::{
-    api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
-    placement::Fabric,
-};
+use crate::api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus};
 
 /// What of ours is in a cluster.
 #[derive(Debug)]
@@ -73,7 +70,7 @@ pub(super) fn declared(
         State::Unreachable => ("False", "Unreachable"),
         State::Refused => ("Unknown", "Refused"),
     };
-    let discovered = report.fabric != Fabric::Native;
+    let discovered = report.fabric.is_some();
     let leaving = object.metadata.deletion_timestamp.is_some() && !discovered;
     let held = if leaving {
         holdings.message()

@@ -7,10 +7,15 @@ use serde_json::Value;
 use super::*;
 use crate::{
     cluster::{Rights, testing::FakeApi},
-    placement::Declared,
+    placement::{Declared, Fabric},
     volume::{DRIVER_NAME, mark},
 };
 
+static LIQO: Fabric = Fabric {
+    name: "liqo",
+    class_annotations: &[],
+    default_class: None,
+};
 const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -98,7 +103,7 @@ fn found(link: Link) -> Registry {
 
 fn by_liqo() -> Declared {
     Declared {
-        fabric: Fabric::Liqo,
+        fabric: Some(&LIQO),
         object: "VirtualNode liqo-tenant-milan/milan".into(),
         ..Declared::plain("milan")
     }

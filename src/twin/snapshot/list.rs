@@ -1,4 +1,5 @@
 //! Which snapshots there are, read live. Only those that are cut exist for their users.
+//! csi-snapshotter asks for one by its id, which is read by its name; only people list them all.
 
 use kube::ResourceExt;
 

@@ -147,7 +147,8 @@ impl SnapshotSite {
     }
 }
 
-/// The namespace whose name is too long for an id.
+/// The namespace whose name is too long for an id. Where it is offloaded no more, it is looked
+/// for among the snapshots that are there: nothing else has its name.
 async fn hashed(
     home: &Cluster,
     remote: &Arc<Remote>,

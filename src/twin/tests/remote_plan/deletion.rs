@@ -18,6 +18,50 @@ async fn a_volume_is_deleted_with_its_data() {
     world.delete().await.unwrap();
 }
 
+/// It was answered for before it was bound, so its PV does not name the twin's.
+#[tokio::test]
+async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.context[TWIN_VOLUME], "");
+    world.bind().await;
+    world.remember(made);
+    let registry = world.registry().await;
+    let events = Events::new(world.home.client().clone());
+    let id = VolumeId {
+        cluster: "milan".parse().unwrap(),
+        name: world.request.volume.clone(),
+    };
+    let delete = || {
+        let until = Instant::now() + Duration::from_millis(200);
+        delete(&world.home, &registry, &events, &id, until)
+    };
+    for _ in 0..3 {
+        let waiting = delete().await;
+        assert!(
+            matches!(waiting, Err(DeleteError::StillWaiting { .. })),
+            "{waiting:?}"
+        );
+    }
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    let count = |api: &FakeApi, path: &str| {
+        let requests = api.requests();
+        requests
+            .iter()
+            .filter(|call| **call == format!("GET {path}"))
+            .count()
+    };
+    let outer = format!("/api/v1/persistentvolumes/pvc-{UID}");
+    let before = count(&world.home_api, &outer);
+    delete().await.unwrap();
+    assert_eq!(count(&world.there, "/api/v1/persistentvolumes"), 0);
+    assert_eq!(
+        count(&world.home_api, &outer) - before,
+        1,
+        "where the twin is and whose it is says the same object"
+    );
+}
+
 #[tokio::test]
 async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     let world = World::new().await;
