@@ -175,7 +175,7 @@ impl<'a> Sources<'a> {
                 continue;
             };
             let taints = taints(&found);
-            let node = facts::node(found.metadata);
+            let node = self.home.node(found.metadata);
             if let Some(bond) = bonds.iter().find(|bond| !bond.admits(&node)) {
                 why = format!("its claim {} is elsewhere", bond.claim);
             } else if let Some(taint) = pod.kept_away_by(&taints) {

@@ -174,7 +174,7 @@ pub(super) async fn node_for(
     let found = cluster.all::<KubeNode>().list(None).await?;
     let mut nodes: Vec<(bool, Node)> = found
         .into_iter()
-        .map(|node| (takes_pods(&node), facts::node(node.metadata)))
+        .map(|node| (takes_pods(&node), facts::node(node.metadata, &[])))
         .filter(|(_, node)| node.has_driver())
         .collect();
     nodes.sort_by(|(a, node), (b, other)| b.cmp(a).then_with(|| node.name.cmp(&other.name)));
