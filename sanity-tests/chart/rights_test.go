@@ -113,7 +113,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list,watch,create,patch,delete persistentvolumeclaims -n "+StorageNamespace,
 		"get,list,watch,create,delete volumesnapshots.snapshot.storage.k8s.io -n "+StorageNamespace,
 		"get volumesnapshots.snapshot.storage.k8s.io -n anywhere",
-		"get,patch volumesnapshotcontents.snapshot.storage.k8s.io",
+		"get,list,watch,patch volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list volumesnapshotclasses.snapshot.storage.k8s.io",
 	)
 	controller.check(t, false,

@@ -263,6 +263,10 @@ pub struct RemoteClusterStatus {
     #[serde(default)]
     pub volumes: i64,
 
+    /// How many snapshots have their twin there.
+    #[serde(default)]
+    pub snapshots: i64,
+
     /// The Kubernetes version of its API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_version: Option<String>,

@@ -18,7 +18,16 @@ use crate::{
     },
 };
 
-const HEADER: [&str; 7] = ["ID", "FABRIC", "STATE", "VERSION", "POLICY", "NODES", "VOLUMES"];
+const HEADER: [&str; 8] = [
+    "ID",
+    "FABRIC",
+    "STATE",
+    "VERSION",
+    "POLICY",
+    "NODES",
+    "VOLUMES",
+    "SNAPSHOTS",
+];
 /// The state of a cluster where twins can be made.
 const IS_READY: &str = "Ready";
 /// The state of a cluster where volumes are left.
@@ -28,7 +37,7 @@ const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "cannotBeTold": [.
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
 Refused, HoldsVolumes while it is being deleted, Undeclared where volumes are left, or Unknown
 before the controller has said anything), message, serverVersion, policy, nodes, volumes,
-classes, limits (what the driver may not do there, and what that costs) and
+snapshots, classes, limits (what the driver may not do there, and what that costs) and
 waiting (pods that wait because their data is there, and why)."#;
 
 /// Lists the remote clusters whose virtual nodes this cluster has: how they are
@@ -53,6 +62,7 @@ struct Shown {
     policy: String,
     nodes: Vec<String>,
     volumes: usize,
+    snapshots: usize,
     classes: Vec<String>,
     limits: Vec<String>,
     waiting: Vec<String>,
@@ -132,6 +142,7 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
         policy: format!("{:?}", object.spec.binding_policy),
         nodes: status.nodes,
         volumes: status.volumes.try_into().unwrap_or_default(),
+        snapshots: status.snapshots.try_into().unwrap_or_default(),
         classes: status.classes,
         limits: status.limits,
         waiting: waiting(rows),
@@ -152,6 +163,7 @@ fn undeclared(id: &str, rows: &[&Row]) -> Shown {
         policy: String::new(),
         nodes: Vec::new(),
         volumes: rows.len(),
+        snapshots: 0,
         classes: Vec::new(),
         limits: Vec::new(),
         waiting: waiting(rows),
@@ -185,6 +197,7 @@ fn table(clusters: &[Shown]) -> String {
             or_dash(&cluster.policy),
             or_dash(&cluster.nodes.join(",")),
             cluster.volumes.to_string(),
+            cluster.snapshots.to_string(),
         ]);
         if cluster.state != IS_READY && !cluster.message.is_empty() {
             let object = match cluster.object.as_str() {
@@ -259,12 +272,12 @@ mod tests {
         }));
         let rows = [waits_in("milan"), waits_in("rome"), waits_in("here")];
         let expected = "\
-ID      FABRIC   STATE         VERSION   POLICY       NODES   VOLUMES
-milan   liqo     Unreachable   -         Optimistic   milan   2
+ID      FABRIC   STATE         VERSION   POLICY       NODES   VOLUMES   SNAPSHOTS
+milan   liqo     Unreachable   -         Optimistic   milan   2         0
   └ VirtualNode liqo-tenant-milan/milan: no answer within 10s
   └ nodes cannot be read
   → shop/data: its pod web-0 waits
-rome    -        Undeclared    -         -            -       1
+rome    -        Undeclared    -         -            -       1         0
 ";
         let shown = table(&all(vec![found], &rows, Some("here")));
         assert!(shown.starts_with(expected), "{shown}");

@@ -86,10 +86,20 @@ pub(super) fn block_on<T>(common: impl Future<Output = Outcome<T>>) -> Outcome<T
 
 /// Prints JSON, with a version that changes when a field changes its meaning.
 pub(super) fn print_json<T: Serialize>(kind: &str, objects: &[T], unknown: &[String]) -> Outcome {
-    let mut answer = serde_json::json!({"version": 1, "cannotBeTold": unknown});
-    answer[kind] = serde_json::to_value(objects)?;
-    println!("{answer:#}");
+    print_json_of([(kind, serde_json::to_value(objects)?)], unknown);
     Ok(())
+}
+
+/// Prints JSON as `print_json` does, of several kinds of objects.
+pub(super) fn print_json_of<const KINDS: usize>(
+    kinds: [(&str, serde_json::Value); KINDS],
+    unknown: &[String],
+) {
+    let mut answer = serde_json::json!({"version": 1, "cannotBeTold": unknown});
+    for (kind, objects) in kinds {
+        answer[kind] = objects;
+    }
+    println!("{answer:#}");
 }
 
 /// Says on stderr what could not be read.

@@ -1,14 +1,15 @@
-//! `liqo-csi volumes`: the volumes of the driver as a table or as JSON. What is
-//! in a row is decided by `inspect`.
+//! `liqo-csi volumes`: the volumes of the driver, and its snapshots, as tables or as JSON.
+//! What is in a row is decided by `inspect`.
 
 use super::{
     Outcome,
-    common::{CommonArgs, Format, block_on, print_json, print_unknown},
+    common::{CommonArgs, Format, block_on, print_json_of, print_unknown},
     table::Table,
 };
 use crate::inspect::{
-    Name, Scope, State, Storage,
+    Name, Scope, SnapshotRow, SnapshotState, Snapshots, State, Storage,
     rows::{Row, rows},
+    snapshot_rows,
 };
 
 const HEADER: [&str; 9] = [
@@ -23,10 +24,21 @@ const HEADER: [&str; 9] = [
     "TWIN",
 ];
 
+const SNAPSHOTS_HEADER: [&str; 8] = [
+    "NAMESPACE",
+    "SNAPSHOT",
+    "CLASS",
+    "SIZE",
+    "STATE",
+    "SOURCE",
+    "CLUSTER",
+    "TWIN",
+];
+
 /// As many nodes as fit in a line.
 const NODES_SHOWN: usize = 2;
 
-const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "cannotBeTold": [...]}. A volume has
+const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "snapshots": [...], "cannotBeTold": [...]}. A volume has
 volume, claim {namespace, name}, class, size, growingTo, state, message, advice,
 twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
@@ -34,10 +46,14 @@ cluster). What is not there or not known is null.
 States: Bound, Waiting, Pending, Deleting, Retained, Abandoned, Orphaned, Guest,
 Foreign, Lost, Unreachable (no node is where the data is), Unknown, and of claims that are
 bound: TwinPending, TwinTerminating, TwinVanished, TwinReturning, TwinLost,
-ClusterUnreachable."#;
+ClusterUnreachable.
+A snapshot has snapshot {namespace, name}, class, source (a claim, or the id of a volume), size,
+state, message, advice, id, twin {namespace, name} and cluster. Its states: Ready, Pending,
+Deleting, Retained (its content is left), Orphaned (its twin is), Guest, TwinVanished, Unknown."#;
 
 /// Lists claims of every class of the driver with their twins, and twins without
-/// a claim: orphans, what a restored etcd left, what Retain kept.
+/// a claim: orphans, what a restored etcd left, what Retain kept. Below them snapshots, if
+/// there are any, in the same way.
 #[derive(clap::Args)]
 #[command(after_long_help = FORM)]
 pub(super) struct Args {
@@ -64,9 +80,22 @@ async fn list(args: Args) -> Outcome {
         Scope::Namespace(args.namespace.unwrap_or_else(current))
     };
     let storage = Storage::read(&place.cluster, &scope, &place.storage_namespace, place.id).await;
-    let (rows, unknown) = (rows(&storage, &scope), storage.unknown());
+    let snapshots = Snapshots::read(
+        &place.cluster,
+        &scope,
+        &place.storage_namespace,
+        storage.home.clone(),
+    );
+    let snapshots = snapshots.await;
+    let (rows, mut unknown) = (rows(&storage, &scope), storage.unknown());
+    unknown.extend(snapshots.unknown());
+    let snapshots = snapshot_rows(&snapshots, &scope);
     match args.common.output {
-        Format::Json => print_json("volumes", &rows, &unknown)?,
+        Format::Json => {
+            let volumes = serde_json::to_value(&rows)?;
+            let snapshots = serde_json::to_value(&snapshots)?;
+            print_json_of([("volumes", volumes), ("snapshots", snapshots)], &unknown);
+        }
         Format::Table => {
             print_unknown(&unknown);
             match &scope {
@@ -78,6 +107,9 @@ async fn list(args: Args) -> Outcome {
                 }
                 Scope::All if rows.is_empty() => println!("No volumes of this driver."),
                 _ => print!("{}", table(&rows)),
+            }
+            if !snapshots.is_empty() {
+                print!("\n{}", snapshot_table(&snapshots));
             }
         }
     }
@@ -93,6 +125,34 @@ fn table(rows: &[Row]) -> String {
             table.note(&format!("  └ {}", row.message));
         }
         if !row.advice.is_empty() && row.state != State::Pending {
+            table.note(&format!("    → {}", row.advice));
+        }
+    }
+    table.to_string()
+}
+
+fn snapshot_table(rows: &[SnapshotRow]) -> String {
+    let or_dash = |text: Option<&String>| text.map_or_else(|| "-".to_owned(), Clone::clone);
+    let mut table = Table::new(SNAPSHOTS_HEADER);
+    for row in rows {
+        let twin = row
+            .twin
+            .as_ref()
+            .map(|twin| format!("{}/{}", twin.namespace, twin.name));
+        table.row([
+            or_dash(row.snapshot.as_ref().map(|it| &it.namespace)),
+            or_dash(row.snapshot.as_ref().map(|it| &it.name)),
+            or_dash(row.class.as_ref()),
+            or_dash(row.size.as_ref()),
+            row.state.name().to_owned(),
+            or_dash(row.source.as_ref()),
+            or_dash(row.cluster.as_ref()),
+            or_dash(twin.as_ref()),
+        ]);
+        if !row.message.is_empty() {
+            table.note(&format!("  └ {}", row.message));
+        }
+        if !row.advice.is_empty() && row.state != SnapshotState::Pending {
             table.note(&format!("    → {}", row.advice));
         }
     }
@@ -164,6 +224,35 @@ mod tests {
             gravity: None,
             nodes: Some(places.iter().map(|&it| it.to_owned()).collect()),
         }
+    }
+
+    #[test]
+    fn snapshots_stand_in_a_table_of_their_own() {
+        let row = SnapshotRow {
+            snapshot: Some(Name {
+                namespace: "shop".into(),
+                name: "backup".into(),
+            }),
+            class: None,
+            source: Some("v1:home:pvc-1".into()),
+            size: Some("1Gi".into()),
+            state: SnapshotState::Orphaned,
+            message: "nothing leads to it".into(),
+            advice: "delete it".into(),
+            id: None,
+            twin: Some(Name {
+                namespace: "liqo-storage".into(),
+                name: "snapshot-1".into(),
+            }),
+            cluster: Some("home".into()),
+        };
+        let expected = "\
+NAMESPACE   SNAPSHOT   CLASS   SIZE   STATE      SOURCE          CLUSTER   TWIN
+shop        backup     -       1Gi    Orphaned   v1:home:pvc-1   home      liqo-storage/snapshot-1
+  └ nothing leads to it
+    → delete it
+";
+        assert_eq!(snapshot_table(&[row]), expected);
     }
 
     #[test]

@@ -171,6 +171,13 @@ pub async fn classes(cluster: &Cluster) -> Result<Vec<SnapshotClass>, ApiError> 
     Result::clone(&classes)
 }
 
+/// Whether volumes can be made of a snapshot.
+#[must_use]
+pub fn is_ready(snapshot: &VolumeSnapshot) -> bool {
+    let status = snapshot.status.as_ref();
+    status.is_some_and(|status| status.ready_to_use == Some(true))
+}
+
 /// Whether the kinds of snapshots are seen not to be installed in a cluster. Asked for when
 /// something is missing, to say what it is.
 pub async fn not_installed(cluster: &Cluster) -> bool {

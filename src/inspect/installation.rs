@@ -10,12 +10,12 @@ use k8s_openapi::api::{
 };
 
 use super::{
-    Listing, Scope, Setup, Storage,
+    Listing, Scope, Setup, Snapshots, Storage,
     checks::rights::{self, Right},
     setup,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster},
+    cluster::Cluster,
     volume::{ClusterId, mark},
 };
 
@@ -50,6 +50,8 @@ pub(crate) struct Installation {
     pub(super) strangers: Listing<Pod>,
     /// Mounts and attachments that failed.
     pub(super) failures: Listing<Event>,
+    /// The snapshots.
+    pub(super) snapshots: Snapshots,
     /// What the controller may not do; `None` where that cannot be told.
     pub(super) missing_rights: Option<Vec<Right>>,
 }
@@ -85,6 +87,7 @@ impl Installation {
             attributes_classes(cluster),
             missing_rights(cluster, &setup),
         );
+        let snapshots = Snapshots::read(cluster, &Scope::All, &storage.namespace, storage.home.clone()).await;
         Self {
             now: Timestamp::now(),
             setup,
@@ -100,6 +103,7 @@ impl Installation {
             pods,
             strangers,
             failures,
+            snapshots,
             missing_rights,
         }
     }
@@ -108,6 +112,7 @@ impl Installation {
     pub(crate) fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = self.setup.unknown().into_iter().collect();
         unknown.extend(self.storage.unknown());
+        unknown.extend(self.snapshots.unknown());
         let told = [
             (
                 "whether the namespace of the twins exists",
@@ -155,13 +160,7 @@ async fn failures(cluster: &Cluster) -> Listing<Event> {
 
 /// There are none before Kubernetes 1.34.
 async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass> {
-    match cluster.all().select(None, None).await {
-        Err(ApiError {
-            cause: Cause::NotFound(_),
-            ..
-        }) => Listing::default(),
-        other => Listing::from_answer(other),
-    }
+    Listing::of_installed(cluster.all().select(None, None).await)
 }
 
 /// Asks the API server in the controller's name.

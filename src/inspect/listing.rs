@@ -121,6 +121,17 @@ where
         Self::from_answer(objects.select(labels, fields).await)
     }
 
+    /// As `from_answer`, of a kind that need not be installed: then there are none.
+    pub(crate) fn of_installed(answer: Result<Vec<K>, ApiError>) -> Self {
+        match answer {
+            Err(ApiError {
+                cause: Cause::NotFound(_),
+                ..
+            }) => Self::default(),
+            other => Self::from_answer(other),
+        }
+    }
+
     /// The listing that the answer to a LIST gives.
     pub(crate) fn from_answer(answer: Result<Vec<K>, ApiError>) -> Self {
         match answer {

@@ -13,6 +13,7 @@ mod leftovers;
 mod listing;
 mod remote;
 mod setup;
+mod snapshots;
 mod state;
 mod storage;
 mod words;
@@ -30,6 +31,7 @@ pub(crate) use self::{
     installation::Installation,
     listing::Listing,
     setup::Setup,
+    snapshots::{SnapshotRow, SnapshotState, Snapshots, snapshot_rows},
     state::State,
     storage::{Scope, Storage},
     words::Name,

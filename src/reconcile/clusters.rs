@@ -2,8 +2,8 @@
 //! loop makes one for a cluster that a fabric declares. It says in its status how it is with
 //! the cluster. Nothing is ever decided by what is written there.
 //!
-//! One that declares a cluster is held while volumes live there, or twins that became none,
-//! and says which they are: without it nobody could delete their data. One that was made
+//! One that declares a cluster is held while volumes or snapshots live there, or twins that
+//! became none, and says which they are: without it nobody could delete their data. One that was made
 //! here, and says no more than that, goes with the last volume when its fabric declares the
 //! cluster no longer.
 
@@ -173,17 +173,20 @@ impl Reconciler<'_> {
     fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Holdings {
         let remote = self.registry.get(id);
         let volumes = self.volumes(id);
+        let snapshots = self.watched.snapshots.in_cluster(id);
+        let has_snapshots = snapshots.as_ref().is_some_and(|all| !all.is_empty());
         let is_leaving = object.metadata.deletion_timestamp.is_some();
         let declares = object.spec.discovered_from.is_none();
         Holdings {
             volumes,
+            snapshots,
             claims: if is_leaving && volumes > 0 {
                 claims_in(self.watched, id)
             } else {
                 Vec::new()
             },
             unfinished: match &remote {
-                Ok(remote) if declares && volumes == 0 => unfinished(remote),
+                Ok(remote) if declares && volumes == 0 && !has_snapshots => unfinished(remote),
                 Ok(_) | Err(_) => Ok(Vec::new()),
             },
             disputed: remote.is_ok_and(|remote| matches!(remote.link(), Link::Disputed(_))),
@@ -231,9 +234,17 @@ impl Reconciler<'_> {
             == Some(mark::MANAGED_BY_US)
             && object.spec == RemoteClusterSpec::discovered(from.fabric);
         let unread = unread.contains(from.fabric.api_group());
-        let id = object.name_any().parse().ok().filter(|id| self.volumes(id) > 0);
-        let claims = id.map_or_else(Vec::new, |id| claims_in(self.watched, &id));
-        if untouched && claims.is_empty() && !unread {
+        let id: Option<ClusterId> = object.name_any().parse().ok();
+        let id = id.filter(|id| id != self.home.id());
+        let claims = id
+            .as_ref()
+            .map_or_else(Vec::new, |id| claims_in(self.watched, id));
+        let snapshots = match &id {
+            Some(id) => self.watched.snapshots.in_cluster(id),
+            None => Some(Vec::new()),
+        };
+        let is_empty = claims.is_empty() && snapshots.as_ref().is_some_and(Vec::is_empty);
+        if untouched && is_empty && !unread {
             let exactly = Precondition {
                 uid: object.uid().unwrap_or_default(),
                 resource_version: object.resource_version(),
@@ -242,7 +253,8 @@ impl Reconciler<'_> {
             let deleted = crash::around(Step::ClusterWrite, all.delete(&name, exactly)).await;
             return unless_conflict(deleted.map(Some)).map(drop);
         }
-        let status = status::undeclared(object, &claims, unread);
+        let snapshots = snapshots.unwrap_or_default();
+        let status = status::undeclared(object, &claims, &snapshots, unread);
         self.write(object, &status).await
     }
 
@@ -324,6 +336,7 @@ impl Rounds for Clusters<'_> {
         let Some(unread) = registry.unread() else {
             return Ok(());
         };
+        self.reconciler.watched.snapshots.look(home).await;
         self.metrics.fabrics_unread(&unread);
         self.note_changes();
         if *home.views().remote_clusters.version().borrow() == 0 {

@@ -5,7 +5,7 @@
 //! | loop | what it does |
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
-//! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes |
+//! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
@@ -32,6 +32,7 @@ mod recovery;
 mod reports;
 mod retention;
 mod rounds;
+mod snapshots;
 mod sources;
 mod sync;
 mod twin_condition;

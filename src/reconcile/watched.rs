@@ -7,7 +7,10 @@ use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::VolumeAttac
 use kube::{Api, ResourceExt, runtime::watcher};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::twin_condition::{self, Said};
+use super::{
+    snapshots::Snapshots,
+    twin_condition::{self, Said},
+};
 pub(super) use crate::cluster::slim::VirtualVolume;
 use crate::{
     cluster::{
@@ -34,6 +37,8 @@ pub(super) struct Watched {
     /// Pods that do not run yet.
     pub(super) pods: View<PendingPod>,
     pub(super) outer: View<Outer>,
+    /// Begun by whoever needs it: its kind may not be installed.
+    pub(super) snapshots: Snapshots,
     _stops: DropGuard,
 }
 
@@ -102,6 +107,7 @@ impl Watched {
             volumes: home.views().volumes.clone(),
             pods: home.views().pending_pods.clone(),
             outer: View::start(Api::all(client()), everything(), |it| outer(&it), &stop),
+            snapshots: Snapshots::start(home),
             _stops: stop.drop_guard(),
         }
     }

@@ -15,13 +15,13 @@ use super::{
     planned::Planned,
     reading,
     site::find_again,
-    snapshot::{SnapshotSite, SnapshotSiteError, is_ready, source_affinity, user_content},
+    snapshot::{SnapshotSite, SnapshotSiteError, source_affinity, user_content},
     waiter::settled_twin,
 };
 use crate::{
     cluster::{
         ApiError, Cluster, facts,
-        snapshots::{ALLOW_MODE_CHANGE, SNAPSHOT_GROUP, VolumeSnapshot, VolumeSnapshotContent},
+        snapshots::{ALLOW_MODE_CHANGE, SNAPSHOT_GROUP, VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
     fleet::Registry,
     observe::crash::{self, Step},

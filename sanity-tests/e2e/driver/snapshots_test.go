@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -252,6 +253,7 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	if _, err := os.Stat(data); err != nil {
 		t.Errorf("the data of a retained snapshot: %v", err)
 	}
+	wantListed(t, n, found, "Retained")
 
 	// What an administrator does who wants it gone after all.
 	content := found.Content.Metadata.Name
@@ -263,6 +265,93 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	}
 	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, found)
+}
+
+// Whoever removes a retained snapshot together with its content leaves the data behind, and
+// nothing but the twin knows of it.
+func TestWhatIsLeftOfARetainedSnapshotIsNamedAndCanBeUsed(t *testing.T) {
+	n := home(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("writer", "data")
+	n.WaitReady("writer")
+	want := scramble(n, "writer", false)
+	n.Snapshot("backup", "data", retainClass)
+	found := n.FollowSnapshot("backup")
+	wantListed(t, n, found, "Ready")
+	n.DeleteSnapshot("backup")
+	content := found.Content.Metadata.Name
+	n.Eventually("the snapshot goes away", func(ctx context.Context) (string, error) {
+		now, err := n.BehindSnapshot(ctx, "backup")
+		if err != nil || now.Object != nil {
+			return "it is still there", err
+		}
+		return "", nil
+	})
+	if _, err := n.Kubectl("delete", "volumesnapshotcontent", content); err != nil {
+		t.Fatal(err)
+	}
+	row := wantListed(t, n, found, "Orphaned")
+	doctor, _ := look(t, n, "doctor")
+	if twin := chart.StorageNamespace + "/" + found.Twin.Metadata.Name; !strings.Contains(doctor, twin) {
+		t.Errorf("doctor does not name the twin %s:\n%s", twin, doctor)
+	}
+
+	// The advice, to use it: another content for the same id.
+	if !strings.Contains(row.Advice, row.ID) {
+		t.Errorf("the advice %q does not name the id %s", row.Advice, row.ID)
+	}
+	n.Apply(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata: {name: again-%[1]s}
+spec:
+  driver: %[2]s
+  deletionPolicy: Delete
+  source: {snapshotHandle: %[3]q}
+  volumeSnapshotRef: {namespace: %[1]s, name: again}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: again}
+spec:
+  volumeSnapshotClassName: %[4]s
+  source: {volumeSnapshotContentName: again-%[1]s}
+`, n.Name, driver.CSIName, row.ID, snapshotClass))
+	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "again"))
+	n.Pod("reader", "restored")
+	n.WaitReady("reader")
+	if got := checksum(n, "reader", false); got != want {
+		t.Errorf("the bytes are %s, want %s", got, want)
+	}
+	n.DeleteSnapshot("again")
+	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)
+	wantNoSnapshotData(t, n, found)
+}
+
+// listed is what the program says of a snapshot.
+type listed struct {
+	State, Advice, ID string
+	Snapshot, Twin    *struct{ Namespace, Name string }
+}
+
+// wantListed is that the program lists a snapshot in this state, with its twin.
+func wantListed(t *testing.T, n *user.Namespace, s user.Snapshot, state string) (found listed) {
+	t.Helper()
+	n.Eventually(fmt.Sprintf("snapshot %s is listed as %s", s.Object.Metadata.Name, state), func(context.Context) (string, error) {
+		out, exit := look(t, n, "volumes", "--namespace", n.Name, "--output", "json")
+		var list struct{ Snapshots []listed }
+		if err := json.Unmarshal([]byte(out), &list); err != nil || exit != 0 {
+			return "", fmt.Errorf("exit code %d, %v: %s", exit, err, out)
+		}
+		for _, found = range list.Snapshots {
+			is := found.Snapshot != nil && found.Snapshot.Name == s.Object.Metadata.Name && found.Snapshot.Namespace == n.Name
+			if is && found.Twin != nil && found.Twin.Name == s.Twin.Metadata.Name && found.State == state {
+				return "", nil
+			}
+		}
+		return "listed is " + out, nil
+	})
+	return found
 }
 
 // A snapshot of a file system becomes a block device only if its content says so.

@@ -28,7 +28,7 @@ type status struct {
 	Conditions                           []metav1.Condition
 	Classes, Limits                      []string
 	ServerVersion, LastError, DeclaredBy string
-	Volumes                              int
+	Volumes, Snapshots                   int
 }
 
 // shownCluster is a cluster as `liqo-csi clusters` shows it, shownVolume a volume

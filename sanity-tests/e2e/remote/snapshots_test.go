@@ -1,11 +1,15 @@
 package remote
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
@@ -149,6 +153,44 @@ func preferring(first, others []string) func(*corev1.Pod) {
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: in(first...)}},
 		}}
 	}
+}
+
+// A cluster where nothing but a snapshot is left is held as one with volumes.
+func TestClusterWithASnapshotIsHeld(t *testing.T) {
+	p := apart(t, spec{})
+	p.home.Claim("source", "liqo-reference", "64Mi")
+	p.home.Pod("writer", "source", p.there)
+	p.home.WaitReady("writer")
+	p.remote.WaitReady("writer")
+	p.scramble("writer")
+	p.home.Snapshot("backup", "source", snapshotClass)
+	snapshot := p.home.FollowSnapshotTo(p.remote, "backup")
+	p.home.DeletePod("writer")
+	volume := p.follow("source")
+	p.deleteClaim("source")
+	p.wantGone(volume)
+	p.waitStatus("it says that a snapshot is there", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
+
+	all, err := remoteClusters(p.home.Cluster)
+	if err == nil {
+		err = all.Delete(t.Context(), p.cluster, metav1.DeleteOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.waitStatus("it says what holds it", func(s status) bool {
+		ready := meta.FindStatusCondition(s.Conditions, "Ready")
+		return is(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") && strings.Contains(ready.Message, p.home.Name+"/backup")
+	})
+	p.home.DeleteSnapshot("backup")
+	p.home.WantSnapshotGone(snapshot, p.remote.Client, p.remote.Name)
+	p.home.Eventually("the RemoteCluster goes", func(ctx context.Context) (string, error) {
+		_, err := all.Get(ctx, p.cluster, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is still there", err
+	})
 }
 
 func TestSnapshotsNeedRightsThere(t *testing.T) {

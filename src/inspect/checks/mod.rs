@@ -8,6 +8,7 @@ mod driver;
 mod namespaces;
 mod nodes;
 pub(super) mod rights;
+mod snapshots;
 mod transfers;
 mod volumes;
 
@@ -101,6 +102,7 @@ pub(crate) const ALL: &[Check] = &[
     volumes::unwell,
     changes::failed_expansions,
     changes::failed_modifications,
+    snapshots::unwell,
     volumes::pods_on_twins,
     volumes::stray_attachments,
     volumes::attach_errors,

@@ -37,7 +37,12 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
             &["get", "list", "watch", "create", "patch", "delete"],
         ),
         (SNAPSHOTS, "volumesnapshotclasses", &["get", "list"]),
-        (SNAPSHOTS, "volumesnapshotcontents", &["get", "patch"]),
+        (SNAPSHOTS, "volumesnapshots", &["get"]),
+        (
+            SNAPSHOTS,
+            "volumesnapshotcontents",
+            &["get", "list", "watch", "patch"],
+        ),
     ];
     let with_twins: &[(&str, &str, &[&str])] = &[
         ("", "persistentvolumeclaims", &["create", "delete"]),

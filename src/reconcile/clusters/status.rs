@@ -15,9 +15,11 @@ use crate::api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterS
 pub(super) struct Holdings {
     /// How many volumes live there.
     pub(super) volumes: usize,
-    /// Their claims, where they are to be named.
+    /// The snapshots whose twins are there; `None` if that cannot be told.
+    pub(super) snapshots: Option<Vec<String>>,
+    /// The claims of the volumes, where they are to be named.
     pub(super) claims: Vec<String>,
-    /// Where no volumes are: claims for which there are twins that nobody was given (yet), or
+    /// Where neither are: claims for which there are twins that nobody was given (yet), or
     /// why that cannot be told.
     pub(super) unfinished: Result<Vec<String>, String>,
     /// Whether somebody else declares the cluster too.
@@ -31,23 +33,39 @@ impl Holdings {
         if self.disputed {
             return held && !leaving;
         }
-        let unfinished = self.unfinished.as_ref();
-        self.volumes > 0 || unfinished.map_or(held, |twins| !twins.is_empty())
+        let is_used = |names: &Vec<String>| !names.is_empty();
+        if self.volumes > 0 || self.snapshots.as_ref().is_some_and(is_used) {
+            return true;
+        }
+        match (&self.snapshots, &self.unfinished) {
+            (None, _) | (_, Err(_)) => held,
+            (Some(_), Ok(twins)) => is_used(twins),
+        }
     }
 
     fn message(&self) -> String {
-        match &self.unfinished {
+        match (&self.unfinished, &self.snapshots) {
             _ if self.volumes > 0 => format!(
                 "it is being deleted, but volumes live there and would be out of reach: {}. Delete their claims, or move \
                  their data, and it goes",
                 some_of(&self.claims)
             ),
-            Ok(twins) => format!(
+            (_, Some(snapshots)) if !snapshots.is_empty() => format!(
+                "it is being deleted, but snapshots are there and would be out of reach: {}. Delete them, and their contents \
+                 if those stay, and it goes",
+                some_of(snapshots)
+            ),
+            (_, None) => {
+                "it is being deleted, but whether snapshots are there cannot be told: their contents in this \
+                          cluster cannot be read. It goes when none is there"
+                    .to_owned()
+            }
+            (Ok(twins), _) => format!(
                 "it is being deleted, but twins that nobody was given are there, of the claims {}. They are removed after \
                  the grace period of the driver, and it goes",
                 some_of(twins)
             ),
-            Err(why) => format!(
+            (Err(why), _) => format!(
                 "it is being deleted, but whether twins that nobody was given are there cannot be told: {why}. It goes when \
                  they are gone; if that cluster is gone for good, take off the finalizer {FINALIZER}"
             ),
@@ -100,6 +118,7 @@ pub(super) fn declared(
         return RemoteClusterStatus {
             nodes: report.nodes.clone(),
             volumes: count(holdings.volumes),
+            snapshots: count(holdings.snapshots.as_ref().map_or(0, Vec::len)),
             ..before.clone()
         };
     }
@@ -107,6 +126,7 @@ pub(super) fn declared(
         declared_by: discovered.then(|| report.object.clone()),
         nodes: report.nodes.clone(),
         volumes: count(holdings.volumes),
+        snapshots: count(holdings.snapshots.as_ref().map_or(0, Vec::len)),
         server_version: report.server_version.clone(),
         classes: report.classes.clone(),
         limits: report.limits.clone(),
@@ -117,7 +137,12 @@ pub(super) fn declared(
 
 /// The status of a discovered cluster that is declared no longer, or not yet; `unread`: as far
 /// as can be read.
-pub(super) fn undeclared(object: &RemoteCluster, claims: &[String], unread: bool) -> RemoteClusterStatus {
+pub(super) fn undeclared(
+    object: &RemoteCluster,
+    claims: &[String],
+    snapshots: &[String],
+    unread: bool,
+) -> RemoteClusterStatus {
     let fabric = object.spec.discovered_from.as_ref();
     let fabric = fabric.map_or_else(String::new, |from| format!("{:?}", from.fabric));
     let why = if unread {
@@ -125,18 +150,23 @@ pub(super) fn undeclared(object: &RemoteCluster, claims: &[String], unread: bool
     } else {
         format!("{fabric} does not declare it")
     };
-    let message = if claims.is_empty() {
+    let are_there: Vec<String> = [("Volumes", claims), ("Snapshots", snapshots)]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(what, names)| format!("{what} are there: {}", some_of(names)))
+        .collect();
+    let message = if are_there.is_empty() {
         why
     } else {
         format!(
-            "{why}. Volumes are there: {}. They can be neither used anew nor deleted until it is declared again, under \
-             this very id",
-            some_of(claims)
+            "{why}. {}. They can be neither used anew nor deleted until it is declared again, under this very id",
+            are_there.join(". ")
         )
     };
     let wanted: Wanted<'_> = ("False", "Undeclared", &message);
     RemoteClusterStatus {
         volumes: count(claims.len()),
+        snapshots: count(snapshots.len()),
         last_error: Some(message.clone()),
         ..with_conditions(object, wanted, ("Unknown", "Undeclared", &message))
     }
@@ -167,8 +197,8 @@ fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<
     }
 }
 
-fn count(volumes: usize) -> i64 {
-    volumes.try_into().unwrap_or(i64::MAX)
+fn count(objects: usize) -> i64 {
+    objects.try_into().unwrap_or(i64::MAX)
 }
 
 /// The merge patch that makes the status this one: what it does not say is taken out.

@@ -6,7 +6,10 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    cluster::{Rights, testing::FakeApi},
+    cluster::{
+        Rights,
+        testing::{Act, FakeApi, Fault},
+    },
     placement::{Declared, Fabric},
     volume::{DRIVER_NAME, mark},
 };
@@ -171,6 +174,71 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
 
     round(&api, &registry(up(&there).await)).await;
     assert!(!is_held(&api));
+}
+
+const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/content";
+
+/// A snapshot of a user, whose twin is in this cluster.
+fn put_snapshot(api: &FakeApi, cluster: &str) {
+    let group = json!({"groupVersion": "snapshot.storage.k8s.io/v1", "resources": []});
+    api.put("/apis/snapshot.storage.k8s.io/v1", group);
+    let handle = format!("s1:{cluster}:shop-home:5d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a222");
+    api.put(
+        CONTENT,
+        json!({
+            "spec": {"driver": DRIVER_NAME, "volumeSnapshotRef": {"namespace": "shop", "name": "backup"}},
+            "status": {"snapshotHandle": handle},
+        }),
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_with_nothing_but_snapshots_is_held_and_says_which() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    put_snapshot(&api, "rome");
+    let registry = registry(up(&there).await);
+    round(&api, &registry).await;
+    assert!(!is_held(&api), "they are elsewhere");
+    put_snapshot(&api, "milan");
+    round(&api, &registry).await;
+    assert!(is_held(&api));
+    assert_eq!(status(&api)["snapshots"], 1);
+    delete(&api);
+    round(&api, &registry).await;
+    let (state, message) = condition(&api, 0);
+    assert!(state == "False" && message.contains("shop/backup"), "{message}");
+
+    api.remove(CONTENT);
+    round(&api, &registry).await;
+    assert!(!is_held(&api));
+}
+
+#[tokio::test]
+async fn snapshots_that_cannot_be_read_change_nothing() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    put_snapshot(&api, "milan");
+    let registry = registry(up(&there).await);
+    round(&api, &registry).await;
+    delete(&api);
+    let unread = Fault::new("GET", "/volumesnapshotcontents", Act::Forbid("no right"));
+    api.fault(unread.times(100));
+    round(&api, &registry).await;
+    let message = condition(&api, 0).1;
+    assert!(is_held(&api) && message.contains("cannot be read"), "{message}");
+}
+
+#[tokio::test]
+async fn an_object_of_a_found_cluster_with_snapshots_outlives_the_declaration() {
+    let api = world().await;
+    api.remove(OBJECT);
+    round(&api, &found(Link::Unreachable("no route".into()))).await;
+    put_snapshot(&api, "milan");
+    round(&api, &Registry::fixed([])).await;
+    let message = condition(&api, 0).1;
+    assert!(message.contains("Snapshots are there: shop/backup"), "{message}");
+    api.remove(CONTENT);
+    round(&api, &Registry::fixed([])).await;
+    assert!(api.object(OBJECT).is_none());
 }
 
 #[tokio::test]

@@ -20,10 +20,7 @@ pub use self::{
     list::{SnapshotFilter, find_snapshot, list_snapshots},
     record::source_affinity,
 };
-pub(super) use self::{
-    observation::{is_ready, user_content},
-    site::SnapshotSite,
-};
+pub(super) use self::{observation::user_content, site::SnapshotSite};
 use crate::volume::{SnapshotId, SnapshotKey, SnapshotParameters, VolumeId};
 
 /// A snapshot to be made.

@@ -7,7 +7,7 @@ use super::{CutError, CutSnapshot, SnapshotRequest, site::SnapshotSite};
 use crate::{
     cluster::{
         ApiError, facts,
-        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
     placement::{SnapshotFacts, SnapshotTwin, UserContent},
     volume::{SnapshotId, SnapshotMarks},
@@ -114,12 +114,6 @@ fn is_cut(twin: &VolumeSnapshot) -> bool {
     twin.status
         .as_ref()
         .is_some_and(|status| status.creation_time.is_some())
-}
-
-/// Whether volumes can be made of a twin.
-pub(in crate::twin) fn is_ready(twin: &VolumeSnapshot) -> bool {
-    let status = twin.status.as_ref();
-    status.is_some_and(|status| status.ready_to_use == Some(true))
 }
 
 /// The snapshot as it is answered for; `None` if it is not cut.

@@ -2,6 +2,7 @@
 
 mod changes;
 mod classes;
+mod snapshots;
 mod volumes;
 mod workloads;
 

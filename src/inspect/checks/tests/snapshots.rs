@@ -1,0 +1,58 @@
+//! Snapshots that need somebody.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    inspect::checks::snapshots::unwell,
+    volume::{DRIVER_NAME, mark},
+};
+
+const KEY: &str = "5d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a222";
+
+fn twin() -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+        "metadata": {
+            "namespace": "liqo-storage", "name": format!("snapshot-{KEY}"),
+            "labels": {mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::SNAPSHOT: KEY},
+            "annotations": {mark::SNAPSHOT_NAMESPACE: "shop", mark::SNAPSHOT_NAME: "backup"},
+        },
+        "spec": {"source": {}},
+    })
+}
+
+fn content(policy: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {"name": "content"},
+        "spec": {
+            "driver": DRIVER_NAME, "deletionPolicy": policy,
+            "volumeSnapshotRef": {"namespace": "shop", "name": "backup", "uid": KEY},
+        },
+        "status": {"snapshotHandle": format!("s1:home::{KEY}")},
+    })
+}
+
+#[test]
+fn what_is_left_of_a_retained_snapshot_is_named() {
+    let mut installation = installation();
+    installation.snapshots.home = Some("home".parse().unwrap());
+    installation.snapshots.twins = told([twin()]);
+    let found = unwell(&installation);
+    assert_eq!(found[0].severity, Severity::Warning);
+    assert_eq!(
+        found[0].object,
+        format!("VolumeSnapshot liqo-storage/snapshot-{KEY}")
+    );
+    assert!(found[0].problem.starts_with("Orphaned"), "{found:?}");
+    assert!(
+        found[0].mend.contains("kubectl delete volumesnapshot"),
+        "{found:?}"
+    );
+
+    installation.snapshots.contents = told([content("Retain")]);
+    let found = unwell(&installation);
+    assert_eq!((found.len(), found[0].severity), (1, Severity::Note));
+    assert_eq!(found[0].object, "VolumeSnapshot shop/backup");
+}

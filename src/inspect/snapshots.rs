@@ -1,0 +1,552 @@
+//! One line for each snapshot of this driver: what `liqo-csi volumes` shows below the
+//! volumes. Twins in other clusters cannot be seen from here; their ids say where they are.
+
+use std::collections::BTreeSet;
+
+use kube::ResourceExt;
+use serde::{Serialize, Serializer};
+
+use super::{Listing, Scope, words::Name};
+use crate::{
+    cluster::{
+        Cluster,
+        snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
+    },
+    volume::{ClusterId, DRIVER_NAME, SnapshotId, SnapshotMarks, mark},
+};
+
+const RETAIN: &str = "Retain";
+
+/// What snapshots of this driver are made of. Where nobody has installed their kinds there
+/// are none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshots {
+    /// The id of this cluster.
+    pub(super) home: Option<ClusterId>,
+    /// Snapshots of users, of whatever driver.
+    pub(super) of_users: Listing<VolumeSnapshot>,
+    /// Snapshots with the marks of this driver.
+    pub(super) twins: Listing<VolumeSnapshot>,
+    /// Contents, of whatever driver.
+    pub(super) contents: Listing<VolumeSnapshotContent>,
+    /// Classes, of whatever driver.
+    pub(super) classes: Listing<VolumeSnapshotClass>,
+}
+
+impl Snapshots {
+    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    pub(crate) async fn read(
+        cluster: &Cluster,
+        scope: &Scope,
+        storage_namespace: &str,
+        home: Option<ClusterId>,
+    ) -> Self {
+        let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
+        let taken = match scope {
+            Scope::All => cluster.all::<VolumeSnapshot>(),
+            Scope::Namespace(namespace) => cluster.within(namespace),
+        };
+        let (stored, contents, classes) = (cluster.within(storage_namespace), cluster.all(), cluster.all());
+        let (snapshots, twins, contents, classes) = tokio::join!(
+            taken.select(None, None),
+            stored.select(Some(&ours), None),
+            contents.select(None, None),
+            classes.select(None, None),
+        );
+        let (marked, of_users) = Listing::of_installed(snapshots).partition(is_twin);
+        Self {
+            home,
+            of_users,
+            twins: match scope {
+                // In another cluster than their home they are anywhere.
+                Scope::All => marked,
+                Scope::Namespace(_) => Listing::of_installed(twins),
+            },
+            contents: Listing::of_installed(contents),
+            classes: Listing::of_installed(classes),
+        }
+    }
+
+    /// What cannot be told, and why.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let told = [
+            ("which snapshots there are", self.of_users.refusal()),
+            ("which twins of snapshots there are", self.twins.refusal()),
+            ("which contents of snapshots there are", self.contents.refusal()),
+        ];
+        let unknown = told
+            .into_iter()
+            .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}")));
+        unknown.collect()
+    }
+
+    fn is_of_ours(&self, snapshot: &VolumeSnapshot) -> bool {
+        let class = snapshot.spec.volume_snapshot_class_name.as_deref();
+        let class = class.and_then(|name| self.classes.named(None, name));
+        class.is_some_and(|class| class.driver == DRIVER_NAME)
+    }
+}
+
+fn is_twin(snapshot: &VolumeSnapshot) -> bool {
+    let manager = snapshot.labels().get(mark::MANAGED_BY);
+    manager.is_some_and(|by| by == mark::MANAGED_BY_US)
+}
+
+/// The state of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SnapshotState {
+    /// Volumes can be made of it.
+    Ready,
+    /// It is not cut, or not ready yet.
+    Pending,
+    /// It is on its way out.
+    Deleting,
+    /// The user's object is gone, its content keeps the data on purpose.
+    Retained,
+    /// Nothing but the twin is left; nobody but people may delete it.
+    Orphaned,
+    /// The twin serves another home cluster.
+    Guest,
+    /// Its twin is gone.
+    TwinVanished,
+    /// It may not be read.
+    Unknown,
+}
+
+impl SnapshotState {
+    /// As commands show it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "Ready",
+            Self::Pending => "Pending",
+            Self::Deleting => "Deleting",
+            Self::Retained => "Retained",
+            Self::Orphaned => "Orphaned",
+            Self::Guest => "Guest",
+            Self::TwinVanished => "TwinVanished",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl Serialize for SnapshotState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// A snapshot, in the words of `-o json`. Fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SnapshotRow {
+    /// The user's object, even if only others remember it.
+    pub(crate) snapshot: Option<Name>,
+    /// Its class.
+    pub(crate) class: Option<String>,
+    /// What it is of: a claim, or the id of a volume.
+    pub(crate) source: Option<String>,
+    /// The size that a volume made of it has at least.
+    pub(crate) size: Option<String>,
+    /// How it is.
+    pub(crate) state: SnapshotState,
+    /// Why, in a sentence; empty when all is well.
+    pub(crate) message: String,
+    /// The way out, if there is one to know.
+    pub(crate) advice: String,
+    /// The id by which the driver knows it.
+    pub(crate) id: Option<String>,
+    /// The twin.
+    pub(crate) twin: Option<Name>,
+    /// The cluster of the twin.
+    pub(crate) cluster: Option<String>,
+}
+
+/// The objects of one snapshot.
+#[derive(Default)]
+struct Case<'a> {
+    snapshot: Option<&'a VolumeSnapshot>,
+    content: Option<&'a VolumeSnapshotContent>,
+    twin: Option<&'a VolumeSnapshot>,
+    marks: Option<SnapshotMarks>,
+    id: Option<SnapshotId>,
+}
+
+/// The snapshots of this driver, by the names of the user's objects.
+pub(crate) fn snapshot_rows(all: &Snapshots, scope: &Scope) -> Vec<SnapshotRow> {
+    let cases = cases(all).into_iter();
+    let mut rows: Vec<SnapshotRow> = cases
+        .map(|case| row(&case, all))
+        .filter(|row| match scope {
+            Scope::All => true,
+            Scope::Namespace(asked) => row.snapshot.as_ref().is_some_and(|it| it.namespace == *asked),
+        })
+        .collect();
+    rows.sort_by(|a, b| {
+        let key = |row: &SnapshotRow| (row.snapshot.is_none(), row.snapshot.clone(), row.id.clone());
+        key(a).cmp(&key(b))
+    });
+    rows
+}
+
+fn cases(all: &Snapshots) -> Vec<Case<'_>> {
+    let twins: Vec<(&VolumeSnapshot, SnapshotMarks)> = all
+        .twins
+        .iter()
+        .filter_map(|twin| Some((twin, SnapshotMarks::read(twin.labels(), twin.annotations()).ok()?)))
+        .collect();
+    let twin_of = |id: &SnapshotId| {
+        let is_here = all.home.as_ref() == Some(&id.cluster);
+        let found = twins.iter().find(|(_, marks)| is_here && marks.key == id.key);
+        found.map(|(twin, marks)| (*twin, marks.clone()))
+    };
+    let mut cases = Vec::new();
+    let (mut bound, mut held) = (BTreeSet::new(), BTreeSet::new());
+    for content in all.contents.iter().filter(|it| it.spec.driver == DRIVER_NAME) {
+        let user = &content.spec.volume_snapshot_ref;
+        let name = (
+            user.namespace.as_deref(),
+            user.name.as_deref().unwrap_or_default(),
+        );
+        let found = all.of_users.named(name.0, name.1);
+        let snapshot = found.filter(|it| user.uid.is_none() || it.metadata.uid == user.uid);
+        let handle = content
+            .status
+            .as_ref()
+            .and_then(|status| status.snapshot_handle.as_deref());
+        let id = handle.and_then(|handle| handle.parse::<SnapshotId>().ok());
+        let twin = id.as_ref().and_then(twin_of);
+        bound.extend(snapshot.and_then(ResourceExt::uid));
+        held.extend(id.as_ref().map(|id| id.key.clone()));
+        let (twin, marks) = twin.unzip();
+        cases.push(Case {
+            snapshot,
+            content: Some(content),
+            twin,
+            marks,
+            id,
+        });
+    }
+    let unbound = all
+        .of_users
+        .iter()
+        .filter(|it| all.is_of_ours(it) && it.uid().is_none_or(|uid| !bound.contains(&uid)));
+    cases.extend(unbound.map(|snapshot| Case {
+        snapshot: Some(snapshot),
+        ..Case::default()
+    }));
+    let alone = twins.into_iter().filter(|(_, marks)| !held.contains(&marks.key));
+    for (twin, marks) in alone {
+        // Before it is cut, its content does not name it.
+        let user = cases
+            .iter_mut()
+            .find(|case| case.id.is_none() && is_of(case, &marks));
+        let id = || SnapshotId::new(all.home.clone()?, None, marks.key.clone()).into();
+        match user {
+            Some(case) => (case.twin, case.marks) = (Some(twin), Some(marks)),
+            None => cases.push(Case {
+                id: id(),
+                twin: Some(twin),
+                marks: Some(marks),
+                ..Case::default()
+            }),
+        }
+    }
+    cases
+}
+
+/// Whether a twin is that of the user's object, whose uid is in its key.
+fn is_of(case: &Case<'_>, marks: &SnapshotMarks) -> bool {
+    let from_content = || case.content?.spec.volume_snapshot_ref.uid.clone();
+    let uid = case.snapshot.and_then(ResourceExt::uid).or_else(from_content);
+    uid.is_some_and(|uid| uid == marks.key.as_str())
+}
+
+fn row(case: &Case<'_>, all: &Snapshots) -> SnapshotRow {
+    let marks = case.marks.as_ref();
+    let (state, message, advice) = state(case, all);
+    let status = |of: Option<&VolumeSnapshot>| of.and_then(|it| it.status.clone()).unwrap_or_default();
+    let size = status(case.snapshot)
+        .restore_size
+        .or_else(|| status(case.twin).restore_size);
+    let claim = case
+        .snapshot
+        .and_then(|it| it.spec.source.persistent_volume_claim_name.clone());
+    SnapshotRow {
+        snapshot: user_name(case),
+        class: case
+            .snapshot
+            .and_then(|it| it.spec.volume_snapshot_class_name.clone()),
+        source: claim.or_else(|| marks.map(|marks| marks.source.clone())),
+        size: size.map(|size| size.0),
+        state,
+        message,
+        advice,
+        id: case.id.as_ref().map(ToString::to_string),
+        twin: case.twin.map(name),
+        cluster: case.id.as_ref().map(|id| id.cluster.to_string()),
+    }
+}
+
+fn name(object: &VolumeSnapshot) -> Name {
+    Name {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+    }
+}
+
+fn user_name(case: &Case<'_>) -> Option<Name> {
+    let from_content = || {
+        let user = &case.content?.spec.volume_snapshot_ref;
+        Some(Name {
+            namespace: user.namespace.clone()?,
+            name: user.name.clone()?,
+        })
+    };
+    let from_twin = || {
+        let user = case.marks.as_ref()?.snapshot.as_ref()?;
+        Some(Name {
+            namespace: user.namespace.clone(),
+            name: user.name.clone(),
+        })
+    };
+    case.snapshot.map(name).or_else(from_content).or_else(from_twin)
+}
+
+type Told = (SnapshotState, String, String);
+
+fn state(case: &Case<'_>, all: &Snapshots) -> Told {
+    let fine = |state| (state, String::new(), String::new());
+    if let (Some(home), Some(marks)) = (&all.home, &case.marks)
+        && *home != marks.home
+    {
+        let message = format!("it serves the cluster {}", marks.home);
+        return (SnapshotState::Guest, message, String::new());
+    }
+    let is_going = case
+        .snapshot
+        .is_some_and(|it| it.metadata.deletion_timestamp.is_some())
+        || case
+            .content
+            .is_some_and(|it| it.metadata.deletion_timestamp.is_some());
+    if is_going {
+        let message = "it is being deleted; events of its content say what it waits for".to_owned();
+        return (SnapshotState::Deleting, message, String::new());
+    }
+    match (case.snapshot, case.content, case.twin) {
+        (Some(snapshot), ..) => of_snapshot(snapshot, case, all),
+        (None, Some(content), _) => of_content(content, all),
+        (None, None, Some(twin)) => of_twin(twin, case, all),
+        (None, None, None) => fine(SnapshotState::Unknown),
+    }
+}
+
+fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
+    let is_here = case.id.as_ref().map(|id| &id.cluster) == all.home.as_ref() && case.id.is_some();
+    if is_here && case.twin.is_none() && all.twins.is_complete() {
+        return (
+            SnapshotState::TwinVanished,
+            "its twin is gone: no volume can be made of it".to_owned(),
+            "Somebody deleted it. Whether its data is left, the real storage knows; delete the snapshot if not.".to_owned(),
+        );
+    }
+    if is_ready(snapshot) {
+        return (SnapshotState::Ready, String::new(), String::new());
+    }
+    let error = snapshot.status.as_ref().and_then(|status| status.error.as_ref());
+    let message = error.and_then(|error| error.message.clone()).unwrap_or_default();
+    (SnapshotState::Pending, message, String::new())
+}
+
+/// A content whose `VolumeSnapshot` is gone.
+fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Told {
+    let name = content.name_any();
+    if !all.of_users.is_complete() {
+        let message = format!("whether the VolumeSnapshot of the content {name} exists cannot be told");
+        return (SnapshotState::Unknown, message, String::new());
+    }
+    if content.spec.deletion_policy != RETAIN {
+        let message = format!("the VolumeSnapshot is gone, and its content {name} goes, too");
+        return (SnapshotState::Deleting, message, String::new());
+    }
+    (
+        SnapshotState::Retained,
+        format!("the VolumeSnapshot is gone; its content {name} keeps the data (Retain)"),
+        format!(
+            "To discard it: kubectl patch volumesnapshotcontent {name} --type=merge -p \
+             '{{\"spec\":{{\"deletionPolicy\":\"Delete\"}}}}', then delete it"
+        ),
+    )
+}
+
+/// A twin to which nothing leads any more.
+fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
+    if !all.contents.is_complete() {
+        let message = "whether anything leads to the twin cannot be told".to_owned();
+        return (SnapshotState::Unknown, message, String::new());
+    }
+    if twin.metadata.deletion_timestamp.is_some() {
+        let message = "nothing leads to the twin any more, and it is being deleted".to_owned();
+        return (SnapshotState::Deleting, message, String::new());
+    }
+    let (namespace, name) = (twin.namespace().unwrap_or_default(), twin.name_any());
+    let id = case.id.as_ref().map(ToString::to_string).unwrap_or_default();
+    let real = twin
+        .status
+        .as_ref()
+        .and_then(|status| status.bound_volume_snapshot_content_name.clone())
+        .unwrap_or_default();
+    (
+        SnapshotState::Orphaned,
+        "the twin holds the data of a snapshot whose content is gone (retained and removed, or etcd was restored)".to_owned(),
+        format!(
+            "The driver never deletes it. To use it, make a VolumeSnapshotContent of the driver {DRIVER_NAME} with \
+             source.snapshotHandle {id}. If nobody needs it: set the deletion policy of the content {real} to Delete, then \
+             kubectl delete volumesnapshot -n {namespace} {name}"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::inspect::fixtures::told;
+
+    const KEY: &str = "5d1c3f2e-8a51-4f0e-9f0f-0d2c7ef1a222";
+
+    fn snapshot() -> Value {
+        json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"namespace": "shop", "name": "backup", "uid": KEY},
+            "spec": {"volumeSnapshotClassName": "liqo", "source": {"persistentVolumeClaimName": "data"}},
+            "status": {"boundVolumeSnapshotContentName": "content", "readyToUse": true, "restoreSize": "1Gi"},
+        })
+    }
+
+    fn content(handle: &str, policy: &str) -> Value {
+        json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "content"},
+            "spec": {
+                "driver": DRIVER_NAME, "deletionPolicy": policy,
+                "volumeSnapshotRef": {"namespace": "shop", "name": "backup", "uid": KEY},
+            },
+            "status": {"snapshotHandle": handle},
+        })
+    }
+
+    fn twin(home: &str) -> Value {
+        json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {
+                "namespace": "liqo-storage", "name": format!("snapshot-{KEY}"),
+                "labels": {
+                    mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: home, mark::SNAPSHOT: KEY,
+                },
+                "annotations": {
+                    mark::SNAPSHOT_NAMESPACE: "shop", mark::SNAPSHOT_NAME: "backup",
+                    mark::SNAPSHOT_SOURCE: "v1:home:pvc-1",
+                },
+            },
+            "spec": {"source": {}},
+            "status": {"boundVolumeSnapshotContentName": "real"},
+        })
+    }
+
+    fn all(
+        snapshots: impl IntoIterator<Item = Value>,
+        contents: impl IntoIterator<Item = Value>,
+        twins: impl IntoIterator<Item = Value>,
+    ) -> Snapshots {
+        let class = json!({"metadata": {"name": "liqo"}, "driver": DRIVER_NAME});
+        Snapshots {
+            home: Some("home".parse().unwrap()),
+            of_users: told(snapshots),
+            contents: told(contents),
+            twins: told(twins),
+            classes: told([class]),
+        }
+    }
+
+    fn here() -> String {
+        format!("s1:home::{KEY}")
+    }
+
+    fn only(all: &Snapshots) -> SnapshotRow {
+        let mut rows = snapshot_rows(all, &Scope::All);
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        rows.remove(0)
+    }
+
+    #[test]
+    fn a_snapshot_is_followed_to_its_twin() {
+        let row = only(&all([snapshot()], [content(&here(), "Delete")], [twin("home")]));
+        assert_eq!(row.state, SnapshotState::Ready);
+        assert_eq!(row.snapshot.unwrap().name, "backup");
+        assert_eq!(row.source.as_deref(), Some("data"));
+        assert_eq!(row.size.as_deref(), Some("1Gi"));
+        assert_eq!(row.cluster.as_deref(), Some("home"));
+        assert_eq!(row.twin.unwrap().namespace, "liqo-storage");
+
+        let there = format!("s1:milan:shop-home:{KEY}");
+        let row = only(&all([snapshot()], [content(&there, "Delete")], []));
+        assert_eq!(
+            (row.state, row.cluster.as_deref()),
+            (SnapshotState::Ready, Some("milan"))
+        );
+    }
+
+    #[test]
+    fn one_that_is_not_cut_says_why() {
+        let mut pending = snapshot();
+        pending["status"] = json!({"error": {"message": "no disks"}});
+        let row = only(&all([pending.clone()], [], [twin("home")]));
+        assert_eq!(
+            (row.state, row.message.as_str()),
+            (SnapshotState::Pending, "no disks")
+        );
+        assert!(row.twin.is_some());
+        pending["spec"]["volumeSnapshotClassName"] = "another".into();
+        assert_eq!(snapshot_rows(&all([pending], [], []), &Scope::All), []);
+    }
+
+    #[test]
+    fn what_is_kept_says_how_it_is_discarded() {
+        let row = only(&all([], [content(&here(), "Retain")], [twin("home")]));
+        assert_eq!(row.state, SnapshotState::Retained);
+        assert!(row.advice.contains("deletionPolicy"));
+        assert_eq!(row.snapshot.as_ref().unwrap().namespace, "shop");
+
+        let left = all([], [], [twin("home")]);
+        let row = only(&left);
+        assert_eq!(row.state, SnapshotState::Orphaned);
+        assert_eq!(row.source.as_deref(), Some("v1:home:pvc-1"));
+        for part in [here().as_str(), "content real", "liqo-storage"] {
+            assert!(row.advice.contains(part), "{}", row.advice);
+        }
+        let of = |namespace: &str| snapshot_rows(&left, &Scope::Namespace(namespace.into())).len();
+        assert_eq!((of("shop"), of("another")), (1, 0));
+    }
+
+    #[test]
+    fn what_is_gone_or_somebody_elses_is_said() {
+        let row = only(&all([snapshot()], [content(&here(), "Delete")], []));
+        assert_eq!(row.state, SnapshotState::TwinVanished);
+        assert_eq!(only(&all([], [], [twin("rome")])).state, SnapshotState::Guest);
+        let mut going = content(&here(), "Delete");
+        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(
+            only(&all([], [going], [twin("home")])).state,
+            SnapshotState::Deleting
+        );
+    }
+
+    #[test]
+    fn where_something_may_not_be_read_nothing_is_concluded() {
+        let mut unread = all([], [], [twin("home")]);
+        unread.contents = Listing::refused("no right");
+        assert_eq!(only(&unread).state, SnapshotState::Unknown);
+        assert_eq!(unread.unknown().len(), 1);
+    }
+}

@@ -1,0 +1,92 @@
+//! The snapshots of users, by the cluster of their twins: what their contents say. Only what
+//! has an id counts, for before that there is nothing to lose.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use kube::{Api, ResourceExt, runtime::watcher};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    cluster::{
+        Cluster,
+        snapshots::{VolumeSnapshotContent, not_installed},
+        view::{Slim, View},
+    },
+    volume::{ClusterId, DRIVER_NAME, SnapshotId},
+};
+
+/// For the first list.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The contents of this driver's snapshots. Their kind may be installed later, or never.
+pub(super) struct Snapshots {
+    contents: View<Content>,
+    is_installed: AtomicBool,
+    _stops: DropGuard,
+}
+
+/// The content of a snapshot. Its topic is the cluster of the twin.
+#[derive(Debug, PartialEq, Eq)]
+struct Content {
+    cluster: ClusterId,
+    /// Namespace and name of the user's snapshot.
+    snapshot: String,
+}
+
+impl Slim for Content {
+    fn topic(&self) -> &str {
+        self.cluster.as_str()
+    }
+}
+
+impl Snapshots {
+    pub(super) fn start(home: &Cluster) -> Self {
+        let stop = CancellationToken::new();
+        let all = Api::all(home.client().clone());
+        Self {
+            contents: View::start(all, watcher::Config::default(), |it| content(&it), &stop),
+            is_installed: AtomicBool::new(false),
+            _stops: stop.drop_guard(),
+        }
+    }
+
+    /// Begins to watch, once the kind is installed.
+    pub(super) async fn look(&self, home: &Cluster) {
+        if self.is_installed.load(Ordering::Relaxed) || not_installed(home).await {
+            return;
+        }
+        self.is_installed.store(true, Ordering::Relaxed);
+        let _listed = tokio::time::timeout(PATIENCE, self.contents.complete()).await;
+    }
+
+    /// Names of the snapshots whose twins are in a cluster; `None` if they are not known.
+    pub(super) fn in_cluster(&self, cluster: &ClusterId) -> Option<Vec<String>> {
+        if !self.is_installed.load(Ordering::Relaxed) {
+            return Some(Vec::new());
+        }
+        if *self.contents.version().borrow() == 0 {
+            return None;
+        }
+        let there = self.contents.of_topic(cluster.as_str());
+        let mut names: Vec<String> = there.iter().map(|content| content.snapshot.clone()).collect();
+        names.sort();
+        Some(names)
+    }
+}
+
+fn content(content: &VolumeSnapshotContent) -> Option<Content> {
+    let handle = content.status.as_ref()?.snapshot_handle.as_deref()?;
+    let id: SnapshotId = handle.parse().ok()?;
+    let user = &content.spec.volume_snapshot_ref;
+    let snapshot = match (&user.namespace, &user.name) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => content.name_any(),
+    };
+    (content.spec.driver == DRIVER_NAME).then_some(Content {
+        cluster: id.cluster,
+        snapshot,
+    })
+}
