@@ -50,7 +50,7 @@ pub async fn expand(
                 let real = changing.real_volume(&twin).await?;
                 return Ok(expanded(&twin, real.as_ref(), node));
             }
-            ExpandStep::Finish => finish(site, &twin).await?,
+            ExpandStep::Finish => finish(site, &twin).await.map_err(not_finished)?,
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
                 // More than it has, but maybe less than it was asked for before.
@@ -160,6 +160,15 @@ pub async fn finish_expansion(site: &Site, volume: &VolumeName, virtual_pv: &str
     match seen(site, &outer).await? {
         Some(seen) if has_finished(facts::claim_size(&twin), seen) => finish(site, &twin).await,
         _ => Ok(()),
+    }
+}
+
+/// A right that is missing is not there in a minute either, and nothing is under way.
+fn not_finished(error: ApiError) -> ChangeError {
+    if error.is_forbidden() {
+        ChangeError::NotAccepted(error)
+    } else {
+        error.into()
     }
 }
 

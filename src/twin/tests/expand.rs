@@ -151,6 +151,24 @@ async fn a_twin_that_no_pod_mounts_grows_again_and_again() {
     assert_eq!(status["capacity"]["storage"], "2Gi");
 }
 
+/// Nothing is under way then, and csi-resizer is to hear what is missing, not to wait.
+#[tokio::test]
+async fn a_right_that_ends_an_expansion_and_is_missing_is_named() {
+    let world = world().await;
+    world.resizer(2, pending_on_node(2));
+    world.real_is(2);
+    world.expand(2).await.unwrap();
+    world.claim_says(&json!({"capacity": {"storage": "2Gi"}}));
+    let right = "cannot patch resource persistentvolumeclaims/status";
+    let status = format!("{}/status", twin_path());
+    world.api.fault(Fault::new("PATCH", &status, Act::Forbid(right)));
+    let refused = world.expand(3).await.unwrap_err();
+    assert!(matches!(refused, ChangeError::NotAccepted(_)), "{refused}");
+    for part in [right, "cluster home"] {
+        assert!(refused.to_string().contains(part), "{refused}");
+    }
+}
+
 #[tokio::test]
 async fn what_ends_an_expansion_leaves_the_conditions_of_others() {
     let world = world().await;
