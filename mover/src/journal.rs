@@ -1,0 +1,546 @@
+//! What the target remembers from pass to pass, in a folder in its own root: of each
+//! directory its listing as the source told it, with the hash of each file's content as
+//! it is on disk. A cache: if it is lost, the target's files are hashed anew.
+//!
+//! ```text
+//! entries      header, then blocks of records in the order of the walk, of the last
+//!              pass that was completed
+//! entries.new  the same of the pass that is under way; blocks are appended only when
+//!              what they say is on disk
+//! changed      files of `entries` whose content is being written, in the order of the walk
+//! verified     up to which pass the disk was read back
+//! chunks/      hashes of the chunks of files with more than one
+//! links/       a hard link to each inode with several names, by the source's number
+//! ```
+//!
+//! A block is its length (u32), the first 8 bytes of its hash, and protobuf. A process may
+//! be killed at any moment, and a machine may lose its power: a block that is not whole is
+//! the end of its file.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write},
+    os::unix::fs::{DirBuilderExt, FileExt},
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+
+use crate::{
+    credentials::MoveId,
+    entry::{Entry, Hash, Inode},
+    message::{BadMessage, ClockReading, RawEntry, RawInode},
+    path::{Name, TreePath},
+    scan::JOURNAL_PREFIX,
+};
+
+const FORMAT: u32 = 1;
+/// The longest block; the last record of one may be nearly as long as a frame.
+const MAX_BLOCK: usize = 2 << 20;
+/// Blocks are closed at this length.
+const BLOCK: usize = 64 << 10;
+
+/// One entry as the target has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) entry: Entry,
+    /// Equal stamps will mean equal content.
+    pub(crate) clean: bool,
+    /// Of a file: its content on disk. Nothing for further names of one inode.
+    pub(crate) content: Option<Hash>,
+    /// The pass that last changed it.
+    pub(crate) touched: u32,
+}
+
+/// Of which pass a journal is.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Header {
+    #[prost(uint32, tag = "1")]
+    format: u32,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(uint32, tag = "3")]
+    pub(crate) pass: u32,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) clock: Option<ClockReading>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Block {
+    #[prost(bytes = "vec", tag = "1")]
+    path: Vec<u8>,
+    #[prost(message, optional, tag = "2")]
+    own: Option<RawInode>,
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    records: Vec<Vec<u8>>,
+    #[prost(bool, tag = "4")]
+    last: bool,
+    /// In the last block of a directory: its digest, if equal stamps mean that nothing changed.
+    #[prost(bytes = "vec", tag = "5")]
+    digest: Vec<u8>,
+    /// In the last block: the pass that last changed anything in it.
+    #[prost(uint32, tag = "6")]
+    touched: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawRecord {
+    #[prost(bytes = "vec", tag = "1")]
+    entry: Vec<u8>,
+    #[prost(bool, tag = "2")]
+    clean: bool,
+    #[prost(bytes = "vec", tag = "3")]
+    content: Vec<u8>,
+    #[prost(uint32, tag = "4")]
+    touched: u32,
+}
+
+/// What a journal says, in its order.
+#[derive(Debug)]
+pub(crate) enum Line {
+    Directory { path: TreePath, own: Inode },
+    Record(Record),
+    End { digest: Option<Hash>, touched: u32 },
+}
+
+/// The folder of one move's journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    folder: PathBuf,
+    epoch: u64,
+}
+
+impl Journal {
+    /// The name of its folder.
+    pub(crate) fn folder_name(id: &MoveId) -> Vec<u8> {
+        [JOURNAL_PREFIX, id.uid().as_bytes()].concat()
+    }
+
+    /// Opens or begins the journal in this root. One that cannot be read is begun anew.
+    pub(crate) fn open(root: &Path, id: &MoveId) -> io::Result<Self> {
+        use std::os::unix::ffi::OsStringExt as _;
+        let folder = root.join(std::ffi::OsString::from_vec(Self::folder_name(id)));
+        for part in [folder.clone(), folder.join("chunks"), folder.join("links")] {
+            match fs::DirBuilder::new().mode(0o700).create(&part) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&part)?.is_dir() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let journal = Self { folder, epoch: id.epoch() };
+        journal.recover()?;
+        Ok(journal)
+    }
+
+    /// Deletes it.
+    pub(crate) fn remove(self) -> io::Result<()> {
+        fs::remove_dir_all(&self.folder)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The journal of the last pass, if there is one.
+    pub(crate) fn read(&self) -> io::Result<Option<(Header, Lines)>> {
+        self.read_file("entries")
+    }
+
+    fn read_file(&self, name: &str) -> io::Result<Option<(Header, Lines)>> {
+        let file = match File::open(self.file(name)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut blocks = Blocks::new(file);
+        let header = blocks.next()?.and_then(|block| Header::decode(block).ok());
+        Ok(header.filter(|header| header.format == FORMAT && header.epoch == self.epoch).map(|header| {
+            (header, Lines { blocks, directory: None, pending: std::collections::VecDeque::new() })
+        }))
+    }
+
+    /// A file for directories that lasts for one pass.
+    pub(crate) fn scratch(&self, name: &str) -> io::Result<JournalWriter> {
+        let header = Header { format: FORMAT, epoch: self.epoch, ..Header::default() };
+        JournalWriter::create(&self.file(name), &header)
+    }
+
+    pub(crate) fn read_scratch(&self, name: &str) -> io::Result<Lines> {
+        let read = self.read_file(name)?;
+        read.map(|(_, lines)| lines).ok_or_else(|| ErrorKind::NotFound.into())
+    }
+
+    /// Begins the journal of a pass.
+    pub(crate) fn write(&self, pass: u32, clock: ClockReading) -> io::Result<JournalWriter> {
+        JournalWriter::create(
+            &self.file("entries.new"),
+            &Header { format: FORMAT, epoch: self.epoch, pass, clock: Some(clock) },
+        )
+    }
+
+    /// Makes the journal of a pass that is complete the one that counts.
+    pub(crate) fn complete(&self, mut writer: JournalWriter) -> io::Result<()> {
+        writer.sync()?;
+        drop(writer);
+        fs::rename(self.file("entries.new"), self.file("entries"))?;
+        self.forget(&["changed"])?;
+        File::open(&self.folder)?.sync_all()
+    }
+
+    /// Up to which pass the disk was read back.
+    pub(crate) fn verified(&self) -> u32 {
+        let text = fs::read_to_string(self.file("verified")).unwrap_or_default();
+        text.trim().parse().unwrap_or_default()
+    }
+
+    pub(crate) fn set_verified(&self, pass: u32) -> io::Result<()> {
+        fs::write(self.file("verified.new"), pass.to_string())?;
+        fs::rename(self.file("verified.new"), self.file("verified"))
+    }
+
+    /// After a pass that was not completed: what that pass had on disk, then what the one
+    /// before says of all behind that, but for the files it has been writing to.
+    fn recover(&self) -> io::Result<()> {
+        if !self.file("entries.new").exists() && !self.file("changed").exists() {
+            return Ok(());
+        }
+        let mut changed = Changed::open(&self.file("changed"))?;
+        let (new, old) = (self.read_file("entries.new")?, self.read_file("entries")?);
+        // The later clock: the earlier one was checked against it when that pass began.
+        let Some(header) = new.as_ref().or(old.as_ref()).map(|(header, _)| header.clone()) else {
+            return self.forget(&["entries.new", "changed"]);
+        };
+        let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
+        let mut last = None;
+        // Only whole directories: of one that ends early it is not known what is missing.
+        let mut directory: Vec<Line> = Vec::new();
+        let mut new = new.map(|(_, lines)| lines);
+        while let Some(line) = new.as_mut().map(Lines::next).transpose()?.flatten() {
+            let ends = matches!(line, Line::End { .. });
+            directory.push(line);
+            if ends {
+                for line in directory.drain(..) {
+                    if let Line::Directory { path, .. } = &line {
+                        last = Some(path.clone());
+                    }
+                    merged.put(&line)?;
+                }
+            }
+        }
+        if let Some((_, mut old)) = old {
+            let (mut current, mut skip, mut spoilt) = (TreePath::root(), false, false);
+            while let Some(line) = old.next()? {
+                match line {
+                    Line::Directory { path, own } => {
+                        skip = last.as_ref().is_some_and(|last| path <= *last);
+                        spoilt = false;
+                        current = path.clone();
+                        if !skip {
+                            merged.put(&Line::Directory { path, own })?;
+                        }
+                    }
+                    _ if skip => {}
+                    Line::Record(record) if changed.has(&current, &record.entry.name)? => spoilt = true,
+                    Line::End { touched, .. } if spoilt => merged.put(&Line::End { digest: None, touched })?,
+                    line => merged.put(&line)?,
+                }
+            }
+        }
+        merged.sync()?;
+        drop(merged);
+        fs::rename(self.file("entries.merged"), self.file("entries"))?;
+        self.forget(&["entries.new", "changed"])
+    }
+
+    fn forget(&self, names: &[&str]) -> io::Result<()> {
+        for name in names {
+            match fs::remove_file(self.file(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Appends blocks.
+pub(crate) struct JournalWriter {
+    file: BufWriter<File>,
+    block: Block,
+    size: usize,
+}
+
+impl JournalWriter {
+    fn create(path: &Path, header: &Header) -> io::Result<Self> {
+        let mut file = BufWriter::with_capacity(BLOCK, File::create(path)?);
+        put_block(&mut file, &header.encode_to_vec())?;
+        // Without a header nobody could tell that this pass had begun.
+        file.flush()?;
+        file.get_ref().sync_data()?;
+        Ok(Self { file, block: Block::default(), size: 0 })
+    }
+
+    pub(crate) fn put(&mut self, line: &Line) -> io::Result<()> {
+        match line {
+            Line::Directory { path, own } => {
+                let path = path.as_bytes().to_vec();
+                self.block = Block { path, own: Some(own.into()), ..Block::default() };
+                self.size = 0;
+            }
+            Line::Record(record) => {
+                let raw = RawRecord {
+                    entry: RawEntry::encode(&record.entry),
+                    clean: record.clean,
+                    content: record.content.map(|hash| hash.to_vec()).unwrap_or_default(),
+                    touched: record.touched,
+                };
+                let bytes = raw.encode_to_vec();
+                self.size += bytes.len();
+                self.block.records.push(bytes);
+                if self.size >= BLOCK {
+                    self.close()?;
+                }
+            }
+            Line::End { digest, touched } => {
+                self.block.last = true;
+                self.block.digest = digest.map(|digest| digest.to_vec()).unwrap_or_default();
+                self.block.touched = *touched;
+                self.close()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        put_block(&mut self.file, &self.block.encode_to_vec())?;
+        let path = std::mem::take(&mut self.block.path);
+        self.block = Block { path, ..Block::default() };
+        self.size = 0;
+        Ok(())
+    }
+
+    /// Blocks that are complete reach the disk.
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        self.file.flush()?;
+        self.file.get_ref().sync_data()
+    }
+}
+
+fn put_block(out: &mut impl Write, payload: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
+    out.write_all(&length.to_le_bytes())?;
+    out.write_all(&checksum(payload))?;
+    out.write_all(payload)
+}
+
+fn checksum(payload: &[u8]) -> [u8; 8] {
+    let hash = blake3::hash(payload);
+    hash.as_bytes().first_chunk().copied().unwrap_or_default()
+}
+
+/// Reads blocks up to the end or the first that is not whole.
+struct Blocks {
+    file: BufReader<File>,
+    payload: Vec<u8>,
+}
+
+impl Blocks {
+    fn new(file: File) -> Self {
+        Self { file: BufReader::with_capacity(BLOCK, file), payload: Vec::new() }
+    }
+
+    fn next(&mut self) -> io::Result<Option<&[u8]>> {
+        let mut head = [0; 12];
+        match self.file.read_exact(&mut head) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let [a, b, c, d, check @ ..] = head;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length > MAX_BLOCK {
+            return Ok(None);
+        }
+        self.payload.resize(length, 0);
+        match self.file.read_exact(&mut self.payload) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        Ok((checksum(&self.payload) == check).then_some(&self.payload[..]))
+    }
+}
+
+/// A journal, line by line.
+pub(crate) struct Lines {
+    blocks: Blocks,
+    directory: Option<TreePath>,
+    pending: std::collections::VecDeque<Line>,
+}
+
+impl Lines {
+    /// The next line. A block that cannot be read is the end.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Line>> {
+        loop {
+            if let Some(line) = self.pending.pop_front() {
+                return Ok(Some(line));
+            }
+            let Some(bytes) = self.blocks.next()? else { return Ok(None) };
+            let Ok(block) = Block::decode(bytes) else { return Ok(None) };
+            let Ok(lines) = self.take(block) else { return Ok(None) };
+            self.pending = lines;
+        }
+    }
+
+    fn take(&mut self, block: Block) -> Result<std::collections::VecDeque<Line>, BadMessage> {
+        let mut lines = std::collections::VecDeque::with_capacity(block.records.len() + 2);
+        let path = TreePath::parse(&block.path)?;
+        match block.own {
+            Some(own) => {
+                self.directory = Some(path.clone());
+                lines.push_back(Line::Directory { path, own: own.try_into()? });
+            }
+            None if self.directory.as_ref() == Some(&path) => {}
+            None => return Err(BadMessage::Field("a block belongs to no directory")),
+        }
+        for record in block.records {
+            let raw = RawRecord::decode(&record[..])?;
+            lines.push_back(Line::Record(Record {
+                entry: RawEntry::parse(&raw.entry)?,
+                clean: raw.clean,
+                content: Hash::try_from(&raw.content[..]).ok(),
+                touched: raw.touched,
+            }));
+        }
+        if block.last {
+            let digest = Hash::try_from(&block.digest[..]).ok();
+            lines.push_back(Line::End { digest, touched: block.touched });
+        }
+        Ok(lines)
+    }
+}
+
+/// Notes which files of the last journal are being written, before they are.
+pub(crate) struct Changes {
+    file: BufWriter<File>,
+    unsynced: bool,
+}
+
+impl Changes {
+    pub(crate) fn create(journal: &Journal) -> io::Result<Self> {
+        let file = BufWriter::new(File::create(journal.file("changed"))?);
+        Ok(Self { file, unsynced: false })
+    }
+
+    pub(crate) fn note(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
+        self.unsynced = true;
+        put_block(&mut self.file, &[directory.as_bytes(), &[0], name.as_bytes()].concat())
+    }
+
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        if self.unsynced {
+            self.file.flush()?;
+            self.file.get_ref().sync_data()?;
+            self.unsynced = false;
+        }
+        Ok(())
+    }
+}
+
+/// Reads what [`Changes`] noted, in step with the journal.
+struct Changed {
+    blocks: Option<Blocks>,
+    next: Option<(TreePath, Name)>,
+}
+
+impl Changed {
+    fn open(path: &Path) -> io::Result<Self> {
+        let blocks = match File::open(path) {
+            Ok(file) => Some(Blocks::new(file)),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let mut changed = Self { blocks, next: None };
+        changed.advance()?;
+        Ok(changed)
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
+        self.next = match self.blocks.as_mut() {
+            Some(blocks) => blocks.next()?.and_then(|bytes| {
+                let mut parts = bytes.splitn(2, |byte| *byte == 0);
+                let directory = TreePath::parse(parts.next()?).ok()?;
+                Some((directory, Name::parse(parts.next()?).ok()?))
+            }),
+            None => None,
+        };
+        Ok(())
+    }
+
+    fn has(&mut self, directory: &TreePath, name: &Name) -> io::Result<bool> {
+        loop {
+            let Some((noted_in, noted)) = &self.next else { return Ok(false) };
+            match noted_in.cmp(directory).then_with(|| noted.cmp(name)) {
+                std::cmp::Ordering::Less => self.advance()?,
+                std::cmp::Ordering::Equal => return Ok(true),
+                std::cmp::Ordering::Greater => return Ok(false),
+            }
+        }
+    }
+}
+
+/// The hashes of the chunks of one file.
+pub(crate) struct Chunks(File);
+
+impl Chunks {
+    pub(crate) fn of(journal: &Journal, path: &TreePath) -> io::Result<Self> {
+        Self::open(&Self::place(journal, path))
+    }
+
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        File::options().read(true).write(true).create(true).truncate(false).open(path).map(Self)
+    }
+
+    pub(crate) fn forget(journal: &Journal, path: &TreePath) {
+        // It only takes room: what it says counts for nothing without a record.
+        let _ = fs::remove_file(Self::place(journal, path));
+    }
+
+    fn place(journal: &Journal, path: &TreePath) -> PathBuf {
+        let hash = blake3::hash(path.as_bytes()).to_hex();
+        journal.file("chunks").join(hash.get(..32).unwrap_or_default())
+    }
+
+    /// Hashes of these chunks, as far as there are any.
+    pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
+        let mut bytes = vec![0; count * 32];
+        let mut got = 0;
+        while let Some(rest) = bytes.get_mut(got..).filter(|rest| !rest.is_empty()) {
+            match self.0.read_at(rest, first * 32 + got as u64)? {
+                0 => break,
+                more => got += more,
+            }
+        }
+        let (hashes, _) = bytes.as_chunks::<32>();
+        Ok(hashes.iter().map(|hash| (*hash != Hash::default()).then_some(*hash)).collect())
+    }
+
+    pub(crate) fn put(&self, first: u64, hashes: &[Option<Hash>]) -> io::Result<()> {
+        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.unwrap_or_default()).collect();
+        self.0.write_all_at(&bytes, first * 32)
+    }
+
+    /// The hash over all of them.
+    pub(crate) fn hash(&self, count: u64) -> io::Result<Hash> {
+        self.0.set_len(count * 32)?;
+        let mut file = &self.0;
+        file.seek(SeekFrom::Start(0))?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(file.take(count * 32))?;
+        Ok(*hasher.finalize().as_bytes())
+    }
+
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}

@@ -1,0 +1,295 @@
+//! The connections of one session: TCP with mutual TLS 1.3 each. Two lanes for control,
+//! one in each direction, and as many for data as are wanted. After its hello a lane
+//! carries frames in one direction only, so that nobody who reads waits for one who writes.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use prost::Message as _;
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
+
+use crate::{
+    credentials::{Identity, MoveId, Role, target_name},
+    error::Error,
+    message::{Hello, VERSION},
+    wire::{FrameKind, FrameReader, FrameWriter, WireError},
+};
+
+/// Idle lanes carry a ping this often.
+pub(crate) const PING: Duration = Duration::from_secs(10);
+/// Whoever says nothing for so long is gone.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at a time; more have to wait, they are not from the peer.
+const HANDSHAKES: usize = 32;
+/// The most lanes for data.
+pub const MAX_DATA_LANES: u32 = 16;
+/// Lane numbers: from source to target, back, and from here on for data.
+const UP: u32 = 0;
+const DOWN: u32 = 1;
+const DATA: u32 = 2;
+
+/// A connection after its handshake.
+pub(crate) trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
+
+pub(crate) type Reader = FrameReader<Box<dyn Stream>>;
+pub(crate) type Writer = FrameWriter<Box<dyn Stream>>;
+
+/// Ends all lanes of a session at once, so that no thread stays behind in a read or write.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cutter(Arc<Mutex<Vec<TcpStream>>>);
+
+impl Cutter {
+    fn add(&self, socket: TcpStream) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+    }
+
+    pub(crate) fn cut(&self) {
+        for socket in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // It may be closed already, which is what is wanted.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// A session as the source has it.
+pub struct SourceLanes {
+    pub(crate) up: Writer,
+    pub(crate) down: Reader,
+    pub(crate) data: Vec<Writer>,
+    pub(crate) cutter: Cutter,
+}
+
+/// A session as the target has it.
+pub struct TargetLanes {
+    pub(crate) up: Reader,
+    pub(crate) down: Writer,
+    pub(crate) data: Vec<Reader>,
+    pub(crate) cutter: Cutter,
+}
+
+/// Opens a session from the source's side. `dial` makes one connection to the target.
+pub fn connect(
+    id: &MoveId,
+    identity: &Identity,
+    data_lanes: u32,
+    dial: impl Fn() -> io::Result<TcpStream> + Sync,
+) -> Result<SourceLanes, Error> {
+    let config = identity.client()?;
+    let data_lanes = data_lanes.clamp(1, MAX_DATA_LANES);
+    let mut session = [0; 8];
+    rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Error::Cut(errno.into()))?;
+    let hello = |lane| Hello {
+        version: VERSION,
+        features: Vec::new(),
+        move_uid: id.uid().to_owned(),
+        epoch: id.epoch(),
+        session: u64::from_le_bytes(session),
+        lane,
+        data_lanes,
+        refused: String::new(),
+    };
+    let cutter = Cutter::default();
+    let streams: Result<Vec<_>, Error> = thread::scope(|scope| {
+        let (config, cutter, dial) = (&config, &cutter, &dial);
+        let dialling: Vec<_> = (0..DATA + data_lanes)
+            .map(|lane| scope.spawn(move || open(id, Arc::clone(config), dial, &hello(lane), cutter)))
+            .collect();
+        dialling.into_iter().map(|lane| lane.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    let mut streams = streams?.into_iter();
+    let (Some(up), Some(down)) = (streams.next(), streams.next()) else { return Err(panicked()) };
+    Ok(SourceLanes {
+        up: FrameWriter::new(up),
+        down: FrameReader::new(down),
+        data: streams.map(FrameWriter::new).collect(),
+        cutter,
+    })
+}
+
+fn panicked() -> Error {
+    Error::Cut(io::Error::other("a lane could not be opened"))
+}
+
+fn open(
+    id: &MoveId,
+    config: Arc<ClientConfig>,
+    dial: &impl Fn() -> io::Result<TcpStream>,
+    hello: &Hello,
+    cutter: &Cutter,
+) -> Result<Box<dyn Stream>, Error> {
+    let socket = dial().map_err(Error::Cut)?;
+    prepare(&socket, HANDSHAKE)?;
+    cutter.add(socket.try_clone().map_err(Error::Cut)?);
+    let mut tls = ClientConnection::new(config, target_name(id)?).map_err(|e| Error::Credentials(e.to_string()))?;
+    let mut socket = socket;
+    tls.complete_io(&mut socket).map_err(handshake)?;
+    id.check(Role::Target, tls.peer_certificates())?;
+    let limits = socket.try_clone().map_err(Error::Cut)?;
+    let mut stream: Box<dyn Stream> = Box::new(StreamOwned::new(tls, socket));
+    say(&mut stream, hello)?;
+    let answer = hear(&mut stream)?;
+    if !answer.refused.is_empty() {
+        return Err(Error::Refused(answer.refused));
+    }
+    limits.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
+    Ok(stream)
+}
+
+/// Waits for sessions on the target's side.
+pub struct Acceptor {
+    listener: TcpListener,
+    config: Arc<ServerConfig>,
+    id: MoveId,
+}
+
+struct Accepted {
+    hello: Hello,
+    stream: Box<dyn Stream>,
+    socket: TcpStream,
+}
+
+impl Acceptor {
+    /// Takes sessions of this move that dial here.
+    pub fn new(listener: TcpListener, id: &MoveId, identity: &Identity) -> Result<Self, Error> {
+        listener.set_nonblocking(true).map_err(Error::Cut)?;
+        Ok(Self { listener, config: identity.server()?, id: id.clone() })
+    }
+
+    /// The next session of which all lanes are there, or nothing until then.
+    pub fn accept(&self, patience: Duration) -> Result<Option<TargetLanes>, Error> {
+        let until = Instant::now() + patience;
+        let (done, accepted) = mpsc::channel::<Accepted>();
+        let running = Arc::new(AtomicUsize::new(0));
+        // Lanes of one session only: when the source begins another, it has given up this one.
+        let mut lanes: BTreeMap<u32, Accepted> = BTreeMap::new();
+        while Instant::now() < until {
+            if running.load(Ordering::Relaxed) < HANDSHAKES {
+                match self.listener.accept() {
+                    Ok((socket, _)) => self.greet(socket, done.clone(), Arc::clone(&running)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(Error::Cut(error)),
+                }
+            }
+            let Ok(lane) = accepted.recv_timeout(Duration::from_millis(5)) else { continue };
+            if lanes.values().any(|other| other.hello.session != lane.hello.session) {
+                lanes.clear();
+            }
+            let wanted = DATA + lane.hello.data_lanes;
+            lanes.insert(lane.hello.lane, lane);
+            if lanes.len() == wanted as usize {
+                return assemble(lanes).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does the handshake in a thread of its own: one that hangs holds up nobody.
+    fn greet(&self, socket: TcpStream, done: mpsc::Sender<Accepted>, running: Arc<AtomicUsize>) {
+        let (config, id) = (Arc::clone(&self.config), self.id.clone());
+        running.fetch_add(1, Ordering::Relaxed);
+        thread::spawn(move || {
+            // Whoever is refused has been told; others dial that are not.
+            if let Ok(lane) = welcome(socket, config, &id) {
+                let _ = done.send(lane);
+            }
+            running.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+fn welcome(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<Accepted, Error> {
+    socket.set_nonblocking(false).map_err(Error::Cut)?;
+    prepare(&socket, HANDSHAKE)?;
+    let mut tls = ServerConnection::new(config).map_err(|e| Error::Credentials(e.to_string()))?;
+    let mut socket = socket;
+    tls.complete_io(&mut socket).map_err(handshake)?;
+    id.check(Role::Source, tls.peer_certificates())?;
+    let control = socket.try_clone().map_err(Error::Cut)?;
+    let mut stream: Box<dyn Stream> = Box::new(StreamOwned::new(tls, socket));
+    let hello = hear(&mut stream)?;
+    let refused = refusal(&hello, id).unwrap_or_default();
+    say(&mut stream, &Hello { version: VERSION, refused: refused.clone(), ..hello.clone() })?;
+    if !refused.is_empty() {
+        return Err(Error::Refused(refused));
+    }
+    Ok(Accepted { hello, stream, socket: control })
+}
+
+fn refusal(hello: &Hello, id: &MoveId) -> Option<String> {
+    if hello.version != VERSION {
+        return Some(format!("it speaks version {} of the protocol, this side {VERSION}", hello.version));
+    }
+    if hello.move_uid != id.uid() || hello.epoch != id.epoch() {
+        return Some(format!("it is of another move than {} of epoch {}", id.uid(), id.epoch()));
+    }
+    if !(1..=MAX_DATA_LANES).contains(&hello.data_lanes) || hello.lane >= DATA + hello.data_lanes {
+        return Some("it has too many or too few lanes".to_owned());
+    }
+    None
+}
+
+fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
+    let cutter = Cutter::default();
+    let (mut up, mut down, mut data) = (None, None, Vec::new());
+    for (number, lane) in lanes {
+        lane.socket.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
+        cutter.add(lane.socket);
+        match number {
+            UP => up = Some(FrameReader::new(lane.stream)),
+            DOWN => down = Some(FrameWriter::new(lane.stream)),
+            _ => data.push(FrameReader::new(lane.stream)),
+        }
+    }
+    let (Some(up), Some(down)) = (up, down) else {
+        return Err(Error::Protocol("a session has no control lane".to_owned()));
+    };
+    Ok(TargetLanes { up, down, data, cutter })
+}
+
+fn prepare(socket: &TcpStream, timeout: Duration) -> Result<(), Error> {
+    socket.set_nodelay(true).map_err(Error::Cut)?;
+    socket.set_read_timeout(Some(timeout)).map_err(Error::Cut)
+}
+
+fn handshake(error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::InvalidData {
+        return Error::Refused(error.to_string());
+    }
+    Error::Cut(error)
+}
+
+fn say(stream: &mut Box<dyn Stream>, hello: &Hello) -> Result<(), Error> {
+    let mut writer = FrameWriter::new(stream);
+    writer.send(FrameKind::Hello, &hello.encode_to_vec())?;
+    writer.flush()?;
+    Ok(())
+}
+
+/// Reads exactly one frame: what follows on the stream is for whoever reads next.
+fn hear(stream: &mut Box<dyn Stream>) -> Result<Hello, Error> {
+    let mut head = [0; 5];
+    // A certificate that the server refuses is told here: TLS 1.3 clients are done before.
+    stream.read_exact(&mut head).map_err(handshake)?;
+    let [a, b, c, d, kind] = head;
+    let length = u32::from_le_bytes([a, b, c, d]);
+    if kind != FrameKind::Hello as u8 || !(1..=4096).contains(&length) {
+        return Err(Error::Protocol("a lane does not begin with a hello".to_owned()));
+    }
+    let mut payload = vec![0; length as usize - 1];
+    stream.read_exact(&mut payload).map_err(WireError::Broken)?;
+    Hello::decode(&payload[..]).map_err(|error| Error::Protocol(error.to_string()))
+}

@@ -1,0 +1,26 @@
+#![doc = include_str!("../README.md")]
+
+mod apply;
+mod clock;
+mod compress;
+pub mod credentials;
+pub mod entry;
+pub mod error;
+mod journal;
+pub mod lanes;
+mod ledger;
+mod message;
+pub mod path;
+pub mod piece;
+mod plan;
+mod read;
+mod scan;
+mod session;
+pub mod source;
+pub mod target;
+pub mod throttle;
+mod tree;
+pub mod verify;
+mod wire;
+
+pub use tree::LossKind;

@@ -1,0 +1,391 @@
+//! What the two sides say on the control lanes, as protobuf, and how inodes are
+//! written there and in the journal. Every decoder here ends in a domain type or an
+//! error: the peer counts as hostile.
+
+use prost::Message as _;
+
+use crate::{
+    entry::{Attributes, Entry, Hash, Inode, Kind, Stamp, Time},
+    path::{BadPath, Name, TreePath},
+};
+
+/// The version of the protocol; both sides must speak the same.
+pub(crate) const VERSION: u32 = 1;
+/// Extended attributes of one inode, names and values, must fit into one frame.
+pub(crate) const MAX_XATTRS: usize = 512 * 1024;
+
+/// A message that is not what the protocol allows.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadMessage {
+    #[error("it cannot be decoded: {0}")]
+    Protobuf(#[from] prost::DecodeError),
+    #[error(transparent)]
+    Path(#[from] BadPath),
+    #[error("{0}")]
+    Field(&'static str),
+}
+
+/// The first frame of each lane, from the side that dialled; answered with the same.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub(crate) version: u32,
+    /// What may be used beyond the version; unknown ones are ignored.
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) features: Vec<String>,
+    #[prost(string, tag = "3")]
+    pub(crate) move_uid: String,
+    #[prost(uint64, tag = "4")]
+    pub(crate) epoch: u64,
+    /// Lanes with the same number belong together.
+    #[prost(fixed64, tag = "5")]
+    pub(crate) session: u64,
+    #[prost(uint32, tag = "6")]
+    pub(crate) lane: u32,
+    #[prost(uint32, tag = "7")]
+    pub(crate) data_lanes: u32,
+    /// Why the answering side wants no session; empty if it does.
+    #[prost(string, tag = "8")]
+    pub(crate) refused: String,
+}
+
+/// From source to target.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Up {
+    #[prost(oneof = "Said", tags = "1, 2, 3, 4, 5, 6")]
+    pub(crate) said: Option<Said>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum Said {
+    /// A pass has begun: the source's file system was synchronised after this moment.
+    #[prost(message, tag = "1")]
+    Ready(Ready),
+    /// A directory, or the next part of it.
+    #[prost(message, tag = "2")]
+    Listing(Listing),
+    /// A directory that is as the target knows it.
+    #[prost(bytes, tag = "3")]
+    Same(Vec<u8>),
+    /// The source can take more known directories.
+    #[prost(uint32, tag = "4")]
+    Credit(u32),
+    /// That was the tree.
+    #[prost(message, tag = "5")]
+    ScanEnd(ScanEnd),
+    /// The source cannot go on.
+    #[prost(string, tag = "6")]
+    Failed(String),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Ready {
+    #[prost(message, required, tag = "1")]
+    pub(crate) clock: ClockReading,
+    /// Whether stamps can be relied on, on this file system, with this clock.
+    #[prost(bool, tag = "2")]
+    pub(crate) stamps_count: bool,
+    /// Bytes of a device; zero for a tree.
+    #[prost(uint64, tag = "3")]
+    pub(crate) device_size: u64,
+}
+
+/// What is needed to tell later whether the clock was set back.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ClockReading {
+    #[prost(sint64, tag = "1")]
+    pub(crate) wall_nanos: i64,
+    /// Wall clock less time since boot.
+    #[prost(sint64, tag = "2")]
+    pub(crate) offset_nanos: i64,
+    #[prost(string, tag = "3")]
+    pub(crate) boot_id: String,
+    /// How finely the file system's times are set.
+    #[prost(uint64, tag = "4")]
+    pub(crate) tick_nanos: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Listing {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) path: Vec<u8>,
+    /// The directory itself, in its first part.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) own: Option<RawInode>,
+    /// Encoded [`RawEntry`]s; decoded one at a time, or a short frame of empty ones would
+    /// fill the memory.
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub(crate) entries: Vec<Vec<u8>>,
+    #[prost(bool, tag = "4")]
+    pub(crate) last: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ScanEnd {
+    #[prost(uint64, tag = "1")]
+    pub(crate) vanished: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) losses: Vec<RawLoss>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RawLoss {
+    #[prost(uint32, tag = "1")]
+    pub(crate) kind: u32,
+    #[prost(uint64, tag = "2")]
+    pub(crate) count: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) example: Vec<u8>,
+}
+
+/// From target to source.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Down {
+    #[prost(oneof = "Asked", tags = "1, 2, 3, 4, 5")]
+    pub(crate) asked: Option<Asked>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum Asked {
+    /// Walk the tree and tell what is in it.
+    #[prost(message, tag = "1")]
+    Begin(Begin),
+    /// Directories as the target knows them, in the order of the walk.
+    #[prost(message, tag = "2")]
+    Known(Known),
+    /// Content is wanted.
+    #[prost(message, tag = "3")]
+    Fetch(Fetches),
+    /// Nothing more is wanted: the session ends.
+    #[prost(bool, tag = "4")]
+    Bye(bool),
+    /// The target cannot go on.
+    #[prost(string, tag = "5")]
+    Failed(String),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Begin {
+    #[prost(uint32, tag = "1")]
+    pub(crate) pass: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Known {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) directories: Vec<KnownDirectory>,
+    #[prost(bool, tag = "2")]
+    pub(crate) last: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct KnownDirectory {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) path: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) digest: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Fetches {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) fetches: Vec<RawFetch>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RawFetch {
+    #[prost(uint64, tag = "1")]
+    pub(crate) id: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) path: Vec<u8>,
+    /// As the listing had it, to notice changes since.
+    #[prost(message, required, tag = "3")]
+    pub(crate) stamp: RawStamp,
+    #[prost(uint64, tag = "4")]
+    pub(crate) first: u64,
+    #[prost(uint32, tag = "5")]
+    pub(crate) count: u32,
+    /// Hashes of what the target has, 32 bytes a chunk, zeros where it does not know;
+    /// empty if it knows none.
+    #[prost(bytes = "vec", tag = "6")]
+    pub(crate) claims: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct RawStamp {
+    #[prost(uint64, tag = "1")]
+    pub(crate) ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) size: u64,
+    #[prost(sint64, tag = "3")]
+    pub(crate) mtime_secs: i64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) mtime_nanos: u32,
+    #[prost(sint64, tag = "5")]
+    pub(crate) ctime_secs: i64,
+    #[prost(uint32, tag = "6")]
+    pub(crate) ctime_nanos: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RawInode {
+    #[prost(uint32, tag = "1")]
+    pub(crate) kind: u32,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) stamp: Option<RawStamp>,
+    #[prost(uint32, tag = "3")]
+    pub(crate) mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub(crate) uid: u32,
+    #[prost(uint32, tag = "5")]
+    pub(crate) gid: u32,
+    #[prost(uint64, tag = "6")]
+    pub(crate) device: u64,
+    #[prost(bytes = "vec", tag = "7")]
+    pub(crate) target: Vec<u8>,
+    #[prost(message, repeated, tag = "8")]
+    pub(crate) xattrs: Vec<RawXattr>,
+    #[prost(bool, tag = "9")]
+    pub(crate) linked: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RawXattr {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RawEntry {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) name: Vec<u8>,
+    #[prost(message, required, tag = "2")]
+    pub(crate) inode: RawInode,
+}
+
+impl RawEntry {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Entry, BadMessage> {
+        let raw = Self::decode(bytes)?;
+        Ok(Entry { name: Name::parse(&raw.name)?, inode: raw.inode.try_into()? })
+    }
+
+    pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
+        let raw = Self { name: entry.name.as_bytes().to_vec(), inode: (&entry.inode).into() };
+        raw.encode_to_vec()
+    }
+}
+
+impl From<&Stamp> for RawStamp {
+    fn from(stamp: &Stamp) -> Self {
+        Self {
+            ino: stamp.ino,
+            size: stamp.size,
+            mtime_secs: stamp.mtime.secs,
+            mtime_nanos: stamp.mtime.nanos,
+            ctime_secs: stamp.ctime.secs,
+            ctime_nanos: stamp.ctime.nanos,
+        }
+    }
+}
+
+impl TryFrom<RawStamp> for Stamp {
+    type Error = BadMessage;
+
+    fn try_from(raw: RawStamp) -> Result<Self, BadMessage> {
+        // A size is an offset of the kernel, which is signed.
+        if raw.mtime_nanos >= 1_000_000_000 || raw.ctime_nanos >= 1_000_000_000 || raw.size > i64::MAX as u64 {
+            return Err(BadMessage::Field("a time or size is out of bounds"));
+        }
+        Ok(Self {
+            ino: raw.ino,
+            size: raw.size,
+            mtime: Time { secs: raw.mtime_secs, nanos: raw.mtime_nanos },
+            ctime: Time { secs: raw.ctime_secs, nanos: raw.ctime_nanos },
+        })
+    }
+}
+
+impl From<&Inode> for RawInode {
+    fn from(inode: &Inode) -> Self {
+        let (target, device) = inode.kind.detail();
+        Self {
+            kind: inode.kind.number().into(),
+            stamp: (inode.stamp != Stamp::default()).then(|| (&inode.stamp).into()),
+            mode: inode.attributes.mode,
+            uid: inode.attributes.uid,
+            gid: inode.attributes.gid,
+            device,
+            target: target.to_vec(),
+            xattrs: inode
+                .attributes
+                .xattrs
+                .iter()
+                .map(|(name, value)| RawXattr { name: name.clone(), value: value.clone() })
+                .collect(),
+            linked: inode.linked,
+        }
+    }
+}
+
+impl TryFrom<RawInode> for Inode {
+    type Error = BadMessage;
+
+    fn try_from(raw: RawInode) -> Result<Self, BadMessage> {
+        let kind = match raw.kind {
+            1 => Kind::File,
+            2 => Kind::Directory,
+            3 if raw.target.is_empty() || raw.target.len() > TreePath::MAX || raw.target.contains(&0) => {
+                return Err(BadMessage::Field("a symbolic link leads to what no link can lead to"));
+            }
+            3 => Kind::Symlink(raw.target),
+            4 => Kind::Fifo,
+            5 => Kind::Socket,
+            6 => Kind::Character(raw.device),
+            7 => Kind::Block(raw.device),
+            _ => return Err(BadMessage::Field("an inode is of no known kind")),
+        };
+        if raw.mode > 0o7777 || raw.uid == u32::MAX || raw.gid == u32::MAX {
+            return Err(BadMessage::Field("a mode or owner is out of bounds"));
+        }
+        let xattrs: Vec<_> = raw.xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect();
+        if !xattrs.iter().all(|(name, _)| kept_xattr(name)) || !xattrs.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err(BadMessage::Field("an extended attribute may not be set"));
+        }
+        Ok(Self {
+            kind,
+            stamp: raw.stamp.map(Stamp::try_from).transpose()?.unwrap_or_default(),
+            attributes: Attributes { mode: raw.mode, uid: raw.uid, gid: raw.gid, xattrs },
+            linked: raw.linked,
+        })
+    }
+}
+
+/// Which extended attributes are kept: the user's, file capabilities, POSIX ACLs.
+pub(crate) fn kept_xattr(name: &[u8]) -> bool {
+    let valid = name.len() <= 255 && !name.contains(&0);
+    let system: [&[u8]; 3] =
+        [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
+    valid && ((name.starts_with(b"user.") && name.len() > 5) || system.contains(&name))
+}
+
+/// Hashes as they are sent: 32 bytes each, zeros where unknown, nothing if all are.
+pub(crate) fn encode_claims(claims: &[Option<Hash>]) -> Vec<u8> {
+    if claims.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    claims.iter().flat_map(|claim| claim.unwrap_or_default()).collect()
+}
+
+/// The other way round; `count` of them.
+pub(crate) fn decode_claims(bytes: &[u8], count: usize) -> Result<Vec<Option<Hash>>, BadMessage> {
+    if bytes.is_empty() {
+        return Ok(vec![None; count]);
+    }
+    let (hashes, rest) = bytes.as_chunks::<32>();
+    if hashes.len() != count || !rest.is_empty() {
+        return Err(BadMessage::Field("there are not as many hashes as chunks"));
+    }
+    Ok(hashes.iter().map(|hash| (*hash != Hash::default()).then_some(*hash)).collect())
+}

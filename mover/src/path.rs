@@ -1,0 +1,199 @@
+//! Names and paths inside a tree, as bytes. Whatever arrives from the peer becomes
+//! one of these types first: no value of theirs can lead out of the tree.
+
+use std::{cmp::Ordering, fmt};
+
+/// One component: not empty, not `.` or `..`, without `/` and NUL, at most 255 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Box<[u8]>);
+
+/// A path below the root of a tree; the root itself is the empty path. At most
+/// [`TreePath::MAX`] bytes: what the kernel accepts in one call.
+///
+/// Ordered as a tree is walked: a directory before what is in it, siblings by their bytes.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct TreePath(Box<[u8]>);
+
+/// Bytes that are no name or path of a tree.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0} is not a path inside a tree")]
+pub struct BadPath(String);
+
+impl Name {
+    /// Takes one component.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadPath> {
+        let fits = !bytes.is_empty() && bytes.len() <= 255 && bytes != b"." && bytes != b"..";
+        if fits && !bytes.iter().any(|byte| matches!(byte, b'/' | 0)) {
+            Ok(Self(bytes.into()))
+        } else {
+            Err(BadPath::of(bytes))
+        }
+    }
+
+    /// The bytes of the name.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl TreePath {
+    /// The longest path, in bytes.
+    pub const MAX: usize = 4095;
+
+    /// The root of the tree.
+    #[must_use]
+    pub fn root() -> Self {
+        Self::default()
+    }
+
+    /// Takes a path of components divided by single slashes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadPath> {
+        if bytes.is_empty() {
+            return Ok(Self::root());
+        }
+        if bytes.len() > Self::MAX {
+            return Err(BadPath::of(bytes));
+        }
+        for component in bytes.split(|byte| *byte == b'/') {
+            Name::parse(component).map_err(|_| BadPath::of(bytes))?;
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// The path of something in this directory.
+    pub fn child(&self, name: &Name) -> Result<Self, BadPath> {
+        if self.is_root() {
+            return Ok(Self(name.0.clone()));
+        }
+        let bytes = [&*self.0, b"/", &*name.0].concat();
+        if bytes.len() > Self::MAX {
+            return Err(BadPath::of(&bytes));
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// Whether this is the root.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes of the path; none for the root.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Ord for TreePath {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // A slash goes before every byte of a name, which is what puts `a/b` before `a-b`.
+        let rank = |byte: &u8| if *byte == b'/' { 0 } else { *byte };
+        self.0.iter().map(rank).cmp(other.0.iter().map(rank))
+    }
+}
+
+impl PartialOrd for TreePath {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl BadPath {
+    fn of(bytes: &[u8]) -> Self {
+        let shown = bytes.get(..bytes.len().min(120)).unwrap_or_default();
+        Self(format!("'{}'", Readable(shown)))
+    }
+}
+
+/// Bytes as people read them: UTF-8 as it is, all else and control characters escaped.
+struct Readable<'a>(&'a [u8]);
+
+impl fmt::Display for Readable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for character in chunk.valid().chars() {
+                if character.is_control() || character == '\\' {
+                    write!(f, "{}", character.escape_default())?;
+                } else {
+                    write!(f, "{character}")?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Readable(&self.0))
+    }
+}
+
+impl fmt::Display for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_root() { f.write_str(".") } else { write!(f, "{}", Readable(&self.0)) }
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{self}'")
+    }
+}
+
+impl fmt::Debug for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{self}'")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path(text: &str) -> TreePath {
+        TreePath::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_leads_out_of_the_tree_is_no_path() {
+        for bad in ["/", "/a", "a/", "a//b", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b"] {
+            assert!(TreePath::parse(bad.as_bytes()).is_err(), "{bad}");
+        }
+        assert!(TreePath::parse(&[b'a'; 256]).is_err());
+        assert!(TreePath::parse("a/".repeat(3000).trim_end_matches('/').as_bytes()).is_err());
+        assert_eq!(path("a/..b/...").as_bytes(), b"a/..b/...");
+    }
+
+    #[test]
+    fn a_directory_goes_before_what_is_in_it_and_that_before_its_next_sibling() {
+        let mut paths = ["b", "a-b", "a/b/c", "", "a", "a/b", "a/b-"].map(path);
+        paths.sort();
+        assert_eq!(paths, ["", "a", "a/b", "a/b/c", "a/b-", "a-b", "b"].map(path));
+    }
+
+    #[test]
+    fn shown_paths_have_no_control_characters() {
+        assert_eq!(TreePath::parse(b"a\n\xff\\/\xc3\xa4").unwrap().to_string(), "a\\n\\xff\\\\/\u{e4}");
+    }
+
+    proptest! {
+        #[test]
+        fn order_is_that_of_the_components(a in "[a-c/-]{0,9}", b in "[a-c/-]{0,9}") {
+            if let (Ok(a), Ok(b)) = (TreePath::parse(a.as_bytes()), TreePath::parse(b.as_bytes())) {
+                let parts = |path: &TreePath| -> Vec<Vec<u8>> {
+                    if path.is_root() { return Vec::new() }
+                    path.as_bytes().split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect()
+                };
+                prop_assert_eq!(a.cmp(&b), parts(&a).cmp(&parts(&b)));
+            }
+        }
+    }
+}

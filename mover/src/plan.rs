@@ -1,0 +1,682 @@
+//! Decides, entry by entry, what has to happen on the target: compares what the source
+//! lists with the journal and with what is on disk. Everything but the content of files is
+//! done here at once; content is asked for, and written by [`crate::apply`].
+
+use std::{
+    collections::HashSet,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags},
+    io::Errno,
+};
+
+use crate::{
+    apply::{Desk, Destination, FileJob, Wanted, complete, create},
+    clock,
+    entry::{Entry, Hash, Inode, Kind, ListingDigest, Stamp},
+    error::Error,
+    journal::{Changes, Chunks, Journal, JournalWriter, Line, Lines, Record},
+    ledger::{Item, Ledger, Slot},
+    message::{Asked, ClockReading, Down, Fetches, RawFetch, encode_claims},
+    path::{Name, TreePath},
+    piece::{CHUNK, FETCH_CHUNKS, chunks_of},
+    read::hash_own,
+    scan::is_foreign,
+    session::{Fate, Shared},
+    tree::{At, Names, SortedNames, Tree, file_type, names, read_link, type_of},
+};
+
+/// Fetches in one message.
+const FETCHES: usize = 64;
+/// Inodes with several names that are remembered in one pass. Of more, content may be
+/// compared once for each name.
+const MAX_SEEN: usize = 1 << 20;
+
+/// One pass over the listings of the source.
+pub(crate) struct Planner<'a> {
+    pub(crate) tree: &'a Arc<Tree>,
+    pub(crate) journal: &'a Journal,
+    pub(crate) desk: &'a Desk,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) fate: &'a Fate,
+    pub(crate) down: &'a Shared,
+    pub(crate) old: OldJournal,
+    pub(crate) changes: Changes,
+    /// Directories whose attributes are set at the end, when nothing changes them any more.
+    pub(crate) directories: JournalWriter,
+    /// The source's hard links, by its inode numbers.
+    pub(crate) links: OwnedFd,
+    pub(crate) pass: u32,
+    pub(crate) clock: ClockReading,
+    /// Equal stamps mean that nothing changed since the last pass.
+    pub(crate) use_stamps: bool,
+    /// The same will be so in the next pass.
+    pub(crate) stamps_count: bool,
+    pub(crate) walk: Walk,
+    pub(crate) totals: Totals,
+}
+
+/// How far the walk has come.
+#[derive(Default)]
+pub(crate) struct Walk {
+    current: Option<Current>,
+    last_directory: Option<TreePath>,
+    seen: HashSet<u64>,
+    fetches: Vec<RawFetch>,
+    buffer: Vec<u8>,
+}
+
+/// What a pass has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
+    pub(crate) fetched_files: u64,
+    pub(crate) deleted: u64,
+}
+
+struct Current {
+    path: TreePath,
+    directory: OwnedFd,
+    present: SortedNames,
+    digest: ListingDigest,
+    /// Its own stamp will tell of changes; only then is its digest given out.
+    settled: bool,
+    last: Option<Name>,
+    old: bool,
+}
+
+/// What becomes of an entry with several names.
+enum Role {
+    /// Its content is compared under this name.
+    Owner,
+    /// The content has been seen to under another name.
+    Member,
+}
+
+impl Planner<'_> {
+    /// A directory that is as the journal has it.
+    pub(crate) fn same(&mut self, path: &TreePath) -> Result<(), Error> {
+        self.enter(path)?;
+        let unknown = || Error::Protocol("it calls a directory the same that was never told".to_owned());
+        if !self.use_stamps || !self.old.seek(path)? {
+            return Err(unknown());
+        }
+        let Some(own) = self.old.own() else { return Err(unknown()) };
+        self.push(Item::Directory { path: path.clone(), own })?;
+        while let Some(record) = self.old.next_record()? {
+            self.count(&record.entry);
+            self.push(Item::Kept(record))?;
+        }
+        let (digest, touched) = self.old.end().ok_or_else(unknown)?;
+        if digest.is_none() {
+            return Err(unknown());
+        }
+        self.push(Item::End { digest, touched })
+    }
+
+    /// The beginning of a directory's listing.
+    pub(crate) fn begin(&mut self, path: &TreePath, own: Inode) -> Result<(), Error> {
+        self.enter(path)?;
+        if !own.is_directory() {
+            return Err(Error::Protocol("it lists what is no directory".to_owned()));
+        }
+        let directory = self.tree.directory(path).map_err(Error::tree("opening directory", path))?;
+        let old = self.old.seek(path)?;
+        let line = Line::Directory { path: path.clone(), own: own.clone() };
+        self.directories.put(&line).map_err(Error::Journal)?;
+        self.directories.put(&Line::End { digest: None, touched: 0 }).map_err(Error::Journal)?;
+        let digest = ListingDigest::of(&own.stamp);
+        let settled = self.settled(&own.stamp);
+        self.push(Item::Directory { path: path.clone(), own })?;
+        let (path, present) = (path.clone(), SortedNames::default());
+        self.walk.current = Some(Current { path, directory, present, digest, settled, last: None, old });
+        Ok(())
+    }
+
+    fn enter(&mut self, path: &TreePath) -> Result<(), Error> {
+        let journal = path.as_bytes().split(|byte| *byte == b'/').next().unwrap_or_default();
+        if is_foreign(&TreePath::root(), journal) {
+            return Err(Error::Protocol("it lists what is no part of a volume".to_owned()));
+        }
+        if self.walk.current.is_some() || self.walk.last_directory.as_ref().is_some_and(|last| path <= last) {
+            return Err(Error::Protocol("it lists directories out of order".to_owned()));
+        }
+        if self.walk.last_directory.is_none() && !path.is_root() {
+            return Err(Error::Protocol("it does not begin with the root".to_owned()));
+        }
+        self.walk.last_directory = Some(path.clone());
+        Ok(())
+    }
+
+    /// The next entry of the directory that was begun.
+    pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
+        let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
+            return Err(Error::Protocol("it lists a directory it has not begun".to_owned()));
+        };
+        if current.last.as_ref().is_some_and(|last| entry.name <= *last) || is_foreign(path, entry.name.as_bytes())
+        {
+            return Err(Error::Protocol("it lists names out of order, or that are no part of a volume".to_owned()));
+        }
+        current.digest.add(&entry);
+        self.count(&entry);
+        let old = if current.old { self.old.record(self.journal, &entry.name)? } else { None };
+        let present = self.present_until(&mut current, Some(&entry.name))?;
+        current.last = Some(entry.name.clone());
+        self.decide(&current, entry, old, present)?;
+        self.walk.current = Some(current);
+        Ok(())
+    }
+
+    /// The end of the directory that was begun.
+    pub(crate) fn end(&mut self, path: &TreePath) -> Result<(), Error> {
+        let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
+            return Err(Error::Protocol("it ends a directory it has not begun".to_owned()));
+        };
+        self.present_until(&mut current, None)?;
+        if current.old {
+            self.old.skip(self.journal)?;
+        }
+        let digest = Some(current.digest.finish()).filter(|_| current.settled);
+        self.push(Item::End { digest, touched: self.pass })
+    }
+
+    /// The walk is over.
+    pub(crate) fn finish(&mut self) -> Result<(), Error> {
+        if self.walk.current.is_some() || self.walk.last_directory.is_none() {
+            return Err(Error::Protocol("it ends in the middle of a directory".to_owned()));
+        }
+        self.flush()
+    }
+
+    /// Deletes what is on disk before this name and not listed; says what is of the name.
+    fn present_until(&mut self, current: &mut Current, until: Option<&Name>) -> Result<Option<FileType>, Error> {
+        loop {
+            let next = current
+                .present
+                .peek(current.directory.as_fd(), |name| !is_foreign(&current.path, name))
+                .map_err(Error::tree("reading directory", &current.path))?;
+            let Some((name, kind)) = next else { return Ok(None) };
+            if let Some(until) = until {
+                if name == until {
+                    let kind = *kind;
+                    current.present.pop();
+                    return Ok(Some(kind));
+                }
+                if name > until {
+                    return Ok(None);
+                }
+            }
+            let (name, kind) = (name.clone(), *kind);
+            current.present.pop();
+            self.remove(current, &name, kind)?;
+        }
+    }
+
+    fn remove(&mut self, current: &Current, name: &Name, kind: FileType) -> Result<(), Error> {
+        let path = current.path.child(name)?;
+        self.totals.deleted += 1;
+        if kind == FileType::Directory {
+            return remove_directory(self.tree, &path).map_err(Error::tree("deleting directory", &path));
+        }
+        unlink(current.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
+    }
+
+    fn decide(
+        &mut self,
+        current: &Current,
+        entry: Entry,
+        old: Option<Record>,
+        present: Option<FileType>,
+    ) -> Result<(), Error> {
+        let path = current.path.child(&entry.name)?;
+        let wanted = type_of(&entry.inode.kind);
+        let present = match present {
+            Some(kind) if kind != wanted => {
+                self.remove(current, &entry.name, kind)?;
+                None
+            }
+            present => present,
+        };
+        let old = old.filter(|old| present.is_some() && type_of(&old.entry.inode.kind) == wanted);
+        if entry.inode.is_directory() {
+            if present.is_none() {
+                rustix::fs::mkdirat(&current.directory, entry.name.as_bytes(), Mode::RWXU)
+                    .map_err(clash("creating directory", &path))?;
+            }
+            return self.push(Item::Kept(Record { entry, clean: true, content: None, touched: self.pass }));
+        }
+        if let Some(old) = old.as_ref().filter(|old| self.use_stamps && old.clean && old.entry == entry) {
+            return self.push(Item::Kept(old.clone()));
+        }
+        let (present, role) = self.link(current, &path, &entry, old.as_ref(), present.is_some())?;
+        let old = old.filter(|_| present);
+        match (role, &entry.inode.kind) {
+            (Role::Member, _) => {
+                let clean = self.settled(&entry.inode.stamp);
+                self.push(Item::Kept(Record { entry, clean, content: None, touched: self.pass }))
+            }
+            (Role::Owner, Kind::File) => self.file(current, path, entry, old, present),
+            (Role::Owner, _) => {
+                self.special(current, &path, &entry, present)?;
+                let clean = self.settled(&entry.inode.stamp);
+                self.push(Item::Kept(Record { entry, clean, content: None, touched: self.pass }))
+            }
+        }
+    }
+
+    /// Makes the names of one inode lead to one inode here too, and no others. What is
+    /// said is whether something is there now, and whether this name is to care for it.
+    fn link(
+        &mut self,
+        current: &Current,
+        path: &TreePath,
+        entry: &Entry,
+        old: Option<&Record>,
+        present: bool,
+    ) -> Result<(bool, Role), Error> {
+        let Entry { name, inode } = entry;
+        let failed = |errno| Error::tree("linking", path)(errno);
+        let directory = current.directory.as_fd();
+        let same_inode = old.is_some_and(|old| old.entry.inode.stamp.ino == inode.stamp.ino);
+        let status = if present { Some(At::Child(directory, name).status().map_err(failed)?) } else { None };
+        let unlink_it = || unlink(directory, name).map_err(failed);
+        if !inode.linked {
+            let Some(status) = status.filter(|status| status.stx_nlink > 1) else {
+                return Ok((present, Role::Owner));
+            };
+            if let Some(old) = old.filter(|old| old.entry.inode.linked) {
+                let group = number(old.entry.inode.stamp.ino)?;
+                let in_group = At::Child(self.links.as_fd(), &group).status();
+                if in_group.is_ok_and(|other| other.stx_ino == status.stx_ino) {
+                    unlink(self.links.as_fd(), &group).map_err(failed)?;
+                }
+            }
+            if same_inode {
+                // Its other names are gone from the source, or other inodes now: they will be here too.
+                return Ok((true, Role::Owner));
+            }
+            unlink_it()?;
+            return Ok((false, Role::Owner));
+        }
+        let group = number(inode.stamp.ino)?;
+        let mut of_group = At::Child(self.links.as_fd(), &group).status().ok();
+        if of_group.as_ref().is_some_and(|other| file_type(other) != type_of(&inode.kind)) {
+            unlink(self.links.as_fd(), &group).map_err(failed)?;
+            of_group = None;
+        }
+        let first = self.walk.seen.len() >= MAX_SEEN || self.walk.seen.insert(inode.stamp.ino);
+        if let Some(of_group) = of_group {
+            if status.as_ref().is_none_or(|status| status.stx_ino != of_group.stx_ino) {
+                if present {
+                    unlink_it()?;
+                }
+                let none = AtFlags::empty();
+                rustix::fs::linkat(&self.links, group.as_bytes(), directory, name.as_bytes(), none)
+                    .map_err(clash("linking", path))?;
+            }
+            return Ok((true, if first { Role::Owner } else { Role::Member }));
+        }
+        let shared = status.is_some_and(|status| status.stx_nlink > 1);
+        if shared && !same_inode {
+            unlink_it()?;
+        }
+        if !present || (shared && !same_inode) {
+            if inode.is_file() {
+                create(directory, name).map_err(clash("creating", path))?;
+            } else {
+                self.special(current, path, entry, false)?;
+            }
+        }
+        rustix::fs::linkat(directory, name.as_bytes(), &self.links, group.as_bytes(), AtFlags::empty())
+            .map_err(failed)?;
+        Ok((true, Role::Owner))
+    }
+
+    /// A link, pipe, socket or device.
+    fn special(&self, current: &Current, path: &TreePath, entry: &Entry, present: bool) -> Result<(), Error> {
+        let Entry { name, inode } = entry;
+        let directory = current.directory.as_fd();
+        let failed = |errno| Error::tree("creating", path)(errno);
+        let right = present
+            && match &inode.kind {
+                Kind::Symlink(target) => read_link(directory, name).map_err(failed)? == *target,
+                Kind::Character(_) | Kind::Block(_) => {
+                    let status = At::Child(directory, name).status().map_err(failed)?;
+                    crate::tree::inode_of(&status).is_some_and(|there| there.kind == inode.kind)
+                }
+                _ => true,
+            };
+        if !right {
+            if present {
+                unlink(directory, name).map_err(failed)?;
+            }
+            let made = match &inode.kind {
+                Kind::Symlink(target) => rustix::fs::symlinkat(&target[..], directory, name.as_bytes()),
+                kind => {
+                    let (_, device) = kind.detail();
+                    let mode = Mode::RUSR | Mode::WUSR;
+                    rustix::fs::mknodat(directory, name.as_bytes(), type_of(kind), mode, device)
+                }
+            };
+            made.map_err(clash("creating", path))?;
+        }
+        At::Child(directory, name).set_attributes(inode).map_err(failed)
+    }
+
+    fn file(
+        &mut self,
+        current: &Current,
+        path: TreePath,
+        entry: Entry,
+        old: Option<Record>,
+        present: bool,
+    ) -> Result<(), Error> {
+        let Stamp { size, .. } = entry.inode.stamp;
+        let clean = self.settled(&entry.inode.stamp);
+        let content_known = old.as_ref().filter(|old| old.content.is_some() && !entry.inode.linked);
+        let attributes_stand = content_known.is_some_and(|old| {
+            let (was, is) = (&old.entry.inode, &entry.inode);
+            was.attributes == is.attributes && was.stamp.size == is.stamp.size && was.stamp.mtime == is.stamp.mtime
+        });
+        let touched = content_known.map_or(self.pass, |old| old.touched);
+        let known = match content_known {
+            Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => Known::Chunks,
+            Some(old) => Known::Only(old.content),
+            None if present => {
+                Known::OnDisk(self.tree.file(&path, OFlags::RDONLY).map_err(Error::tree("opening", &path))?)
+            }
+            None => Known::Nothing,
+        };
+        if old.is_some() {
+            self.changes.note(&current.path, &entry.name).map_err(Error::Journal)?;
+        }
+        let (chunks, mut fresh) = (chunks_of(size), !present);
+        if fresh && chunks != 1 {
+            let file = create(current.directory.as_fd(), &entry.name).map_err(clash("creating", &path))?;
+            fresh = false;
+            if chunks == 0 {
+                complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", &path))?;
+            }
+        } else if chunks == 0 {
+            self.changes.sync().map_err(Error::Journal)?;
+            let file = self.tree.file(&path, OFlags::WRONLY).map_err(Error::tree("opening", &path))?;
+            complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", &path))?;
+        }
+        let slot = Arc::new(Slot::default());
+        let record = Record { entry: entry.clone(), clean, content: None, touched };
+        if chunks == 0 {
+            let content = Some(*blake3::hash(&[]).as_bytes());
+            return self.push(Item::Kept(Record { content, touched: self.pass, ..record }));
+        }
+        let stored = (chunks > 1).then(|| Chunks::of(self.journal, &path)).transpose().map_err(Error::Journal)?;
+        let job = Arc::new(FileJob {
+            parent: current.path.clone(),
+            name: entry.name.clone(),
+            path: path.clone(),
+            inode: entry.inode.clone(),
+            fresh,
+            present,
+            attributes_stand,
+            chunks: stored,
+            slot: Arc::clone(&slot),
+            ranges_left: AtomicUsize::new(usize::try_from(chunks.div_ceil(FETCH_CHUNKS.into())).unwrap_or(1)),
+            wrote: AtomicBool::new(false),
+            unsteady: AtomicBool::new(false),
+            resized: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+        });
+        self.totals.fetched_files += 1;
+        self.push(Item::Record { record, slot })?;
+        let mut first = 0;
+        while first < chunks {
+            let count = usize::try_from((chunks - first).min(FETCH_CHUNKS.into())).unwrap_or(1);
+            let claims = self.claims(&known, &path, first, count)?;
+            self.fetch(&job, first, claims)?;
+            first += count as u64;
+        }
+        Ok(())
+    }
+
+    fn claims(
+        &mut self,
+        known: &Known,
+        path: &TreePath,
+        first: u64,
+        count: usize,
+    ) -> Result<Vec<Option<Hash>>, Error> {
+        let mut claims = match known {
+            Known::Nothing => Vec::new(),
+            Known::Only(hash) if first == 0 => vec![*hash],
+            Known::Only(_) => Vec::new(),
+            Known::Chunks => {
+                let chunks = Chunks::of(self.journal, path).map_err(Error::Journal)?;
+                chunks.get(first, count).map_err(Error::Journal)?
+            }
+            Known::OnDisk(file) => {
+                let failed = |errno| Error::tree("reading", path)(errno);
+                let size = At::Fd(file.as_fd()).status().map_err(failed)?.stx_size;
+                let hashes = hash_own(file, size, first, count, &mut self.walk.buffer).map_err(failed)?;
+                hashes.into_iter().map(Some).collect()
+            }
+        };
+        claims.resize(count, None);
+        Ok(claims)
+    }
+
+    fn fetch(&mut self, job: &Arc<FileJob>, first: u64, claims: Vec<Option<Hash>>) -> Result<(), Error> {
+        if !self.desk.table.has_room(claims.len()) {
+            self.flush()?;
+            while !self.desk.table.has_room(claims.len()) {
+                self.desk.table.wait(self.fate)?;
+            }
+        }
+        let mut fetch = RawFetch {
+            id: 0,
+            path: job.path.as_bytes().to_vec(),
+            stamp: (&job.inode.stamp).into(),
+            first,
+            count: u32::try_from(claims.len()).unwrap_or(FETCH_CHUNKS),
+            claims: encode_claims(&claims),
+        };
+        fetch.id = self.desk.table.insert(Wanted::new(Destination::File(Arc::clone(job)), first, claims));
+        self.walk.fetches.push(fetch);
+        if self.walk.fetches.len() >= FETCHES { self.flush() } else { Ok(()) }
+    }
+
+    /// Asks for what is wanted. Before anything of it can arrive, it is on disk that these
+    /// files are no longer what the journal says.
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        if self.walk.fetches.is_empty() {
+            return Ok(());
+        }
+        self.changes.sync().map_err(Error::Journal)?;
+        let fetches = std::mem::take(&mut self.walk.fetches);
+        Ok(self.down.send(&Down { asked: Some(Asked::Fetch(Fetches { fetches })) }, true)?)
+    }
+
+    fn push(&mut self, item: Item) -> Result<(), Error> {
+        if !self.ledger.has_room() {
+            // What is waited for must have been asked for.
+            self.flush()?;
+            self.ledger.wait(self.fate)?;
+        }
+        self.ledger.push(item);
+        Ok(())
+    }
+
+    fn settled(&self, stamp: &Stamp) -> bool {
+        self.stamps_count && clock::settled(stamp.ctime, &self.clock)
+    }
+
+    fn count(&mut self, entry: &Entry) {
+        self.totals.entries += 1;
+        if entry.inode.is_file() {
+            self.totals.bytes += entry.inode.stamp.size;
+        }
+    }
+}
+
+/// What the target knows of a file's content.
+enum Known {
+    Nothing,
+    Only(Option<Hash>),
+    Chunks,
+    OnDisk(File),
+}
+
+fn number(ino: u64) -> Result<Name, Error> {
+    Ok(Name::parse(ino.to_string().as_bytes())?)
+}
+
+/// Something of that name is there that was not when the directory was read.
+fn clash(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Error {
+    move |errno| match errno {
+        Errno::EXIST => Error::CaseClash { path: path.clone() },
+        errno => Error::tree(doing, path)(errno),
+    }
+}
+
+fn unlink(directory: rustix::fd::BorrowedFd<'_>, name: &Name) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// Removes a directory and all in it. No descriptor is held across levels, however deep.
+fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
+    loop {
+        let directory = tree.directory(path)?;
+        let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
+        if names.is_empty() {
+            break;
+        }
+        let mut below = Vec::new();
+        for (name, kind) in names {
+            if kind == FileType::Directory {
+                below.push(name);
+            } else {
+                unlink(directory.as_fd(), &name)?;
+            }
+        }
+        drop(directory);
+        for name in below {
+            remove_directory(tree, &path.child(&name).map_err(|_| Errno::NAMETOOLONG)?)?;
+        }
+    }
+    let cut = path.as_bytes().iter().rposition(|byte| *byte == b'/');
+    let (parent, name) = match cut.and_then(|cut| path.as_bytes().split_at_checked(cut)) {
+        Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),
+        None => (&[][..], path.as_bytes()),
+    };
+    let parent = tree.directory(&TreePath::parse(parent).map_err(|_| Errno::INVAL)?)?;
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
+
+/// The journal of the last pass, in step with the walk.
+pub(crate) struct OldJournal {
+    lines: Option<Lines>,
+    directory: Option<(TreePath, Inode)>,
+    record: Option<Record>,
+    end: Option<(Option<Hash>, u32)>,
+}
+
+impl OldJournal {
+    pub(crate) fn new(lines: Option<Lines>) -> Self {
+        Self { lines, directory: None, record: None, end: None }
+    }
+
+    fn line(&mut self) -> Result<Option<Line>, Error> {
+        let Some(lines) = &mut self.lines else { return Ok(None) };
+        lines.next().map_err(Error::Journal)
+    }
+
+    /// Goes to this directory; false if it is not in the journal.
+    fn seek(&mut self, path: &TreePath) -> Result<bool, Error> {
+        loop {
+            match &self.directory {
+                Some((at, _)) if at == path => return Ok(true),
+                Some((at, _)) if at > path => return Ok(false),
+                _ => {}
+            }
+            match self.line()? {
+                Some(Line::Directory { path, own }) => {
+                    self.directory = Some((path, own));
+                    (self.record, self.end) = (None, None);
+                }
+                Some(_) => {}
+                None => return Ok(false),
+            }
+        }
+    }
+
+    fn own(&self) -> Option<Inode> {
+        self.directory.as_ref().map(|(_, own)| own.clone())
+    }
+
+    fn next_record(&mut self) -> Result<Option<Record>, Error> {
+        if let Some(record) = self.record.take() {
+            return Ok(Some(record));
+        }
+        if self.end.is_some() {
+            return Ok(None);
+        }
+        match self.line()? {
+            Some(Line::Record(record)) => Ok(Some(record)),
+            Some(Line::End { digest, touched }) => {
+                self.end = Some((digest, touched));
+                Ok(None)
+            }
+            // A journal that ends early, or in the middle of a directory.
+            Some(Line::Directory { path, own }) => {
+                self.directory = Some((path, own));
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn end(&mut self) -> Option<(Option<Hash>, u32)> {
+        self.end
+    }
+
+    /// The record of this name; those before it are of what is no longer listed.
+    fn record(&mut self, journal: &Journal, name: &Name) -> Result<Option<Record>, Error> {
+        while let Some(record) = self.next_record()? {
+            match record.entry.name.cmp(name) {
+                std::cmp::Ordering::Less => self.forget(journal, &record),
+                std::cmp::Ordering::Equal => return Ok(Some(record)),
+                std::cmp::Ordering::Greater => {
+                    self.record = Some(record);
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn skip(&mut self, journal: &Journal) -> Result<(), Error> {
+        while let Some(record) = self.next_record()? {
+            self.forget(journal, &record);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, journal: &Journal, record: &Record) {
+        let large = record.entry.inode.stamp.size > CHUNK as u64;
+        if let Some((directory, _)) = self.directory.as_ref().filter(|_| large)
+            && let Ok(path) = directory.child(&record.entry.name)
+        {
+            Chunks::forget(journal, &path);
+        }
+    }
+}
+

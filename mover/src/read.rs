@@ -1,0 +1,311 @@
+//! Answers fetches on the source: reads a range of a file, hashes it chunk by chunk and
+//! sends what the target does not have. Each data lane does this by itself.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::fs::FileExt},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FileType, OFlags, SeekFrom},
+    io::Errno,
+};
+
+use crate::{
+    compress::Encoder,
+    entry::{Hash, Stamp},
+    error::Error,
+    lanes::Writer,
+    message::{BadMessage, RawFetch, decode_claims},
+    path::TreePath,
+    piece::{
+        BATCH, CHUNK, FETCH_CHUNKS, Piece, Range, chunk_length, hash_chunk, hash_hole, hash_of_hashes,
+    },
+    throttle::Throttle,
+    tree::{At, Tree, file_type, stamp_of},
+    wire::FrameKind,
+};
+
+/// More parts than this are sent as one, holes between them included.
+const MAX_RANGES: usize = 64;
+
+/// What the target wants to have.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) id: u64,
+    pub(crate) path: TreePath,
+    /// As it was listed.
+    pub(crate) stamp: Stamp,
+    pub(crate) first: u64,
+    /// What the target has of each chunk.
+    pub(crate) claims: Vec<Option<Hash>>,
+}
+
+impl TryFrom<RawFetch> for Fetch {
+    type Error = BadMessage;
+
+    fn try_from(raw: RawFetch) -> Result<Self, BadMessage> {
+        if !(1..=FETCH_CHUNKS).contains(&raw.count) || raw.first > i64::MAX as u64 / CHUNK as u64 {
+            return Err(BadMessage::Field("a fetch is of no chunks, or of too many"));
+        }
+        Ok(Self {
+            id: raw.id,
+            path: TreePath::parse(&raw.path)?,
+            stamp: raw.stamp.try_into()?,
+            first: raw.first,
+            claims: decode_claims(&raw.claims, raw.count as usize)?,
+        })
+    }
+}
+
+/// What is copied.
+pub(crate) enum Volume {
+    Tree(Arc<Tree>),
+    /// A block device, and its size. Its only path is the root's.
+    Device(File, u64),
+}
+
+/// Collects pieces and sends them in batches.
+pub(crate) struct Outbox<'a> {
+    lane: &'a mut Writer,
+    throttle: &'a Throttle,
+    encoder: Encoder,
+    pieces: Vec<u8>,
+}
+
+impl<'a> Outbox<'a> {
+    pub(crate) fn new(lane: &'a mut Writer, throttle: &'a Throttle) -> Result<Self, Error> {
+        let encoder = Encoder::new().map_err(Error::Cut)?;
+        Ok(Self { lane, throttle, encoder, pieces: Vec::with_capacity(2 * BATCH) })
+    }
+
+    fn put(&mut self, piece: &Piece<'_>) -> Result<(), Error> {
+        piece.put(&mut self.pieces);
+        if self.pieces.len() >= BATCH { self.send() } else { Ok(()) }
+    }
+
+    /// Sends what was collected.
+    pub(crate) fn send(&mut self) -> Result<(), Error> {
+        if !self.pieces.is_empty() {
+            let payload = self.encoder.encode(&self.pieces);
+            self.throttle.take(payload.len());
+            self.lane.send(FrameKind::Batch, payload)?;
+            self.pieces.clear();
+        }
+        Ok(self.lane.flush()?)
+    }
+
+    pub(crate) fn ping(&mut self) -> Result<(), Error> {
+        self.lane.send(FrameKind::Ping, &[])?;
+        Ok(self.lane.flush()?)
+    }
+}
+
+/// Answers one fetch.
+pub(crate) fn answer(
+    volume: &Volume,
+    fetch: &Fetch,
+    buffer: &mut Vec<u8>,
+    out: &mut Outbox<'_>,
+) -> Result<(), Error> {
+    match send_range(volume, fetch, buffer, out) {
+        Ok(()) => Ok(()),
+        Err(Trouble::Gone) => out.put(&Piece::Gone { fetch: fetch.id }),
+        Err(Trouble::Read(errno)) => {
+            let errno = u32::try_from(errno.raw_os_error()).unwrap_or_default();
+            out.put(&Piece::Failed { fetch: fetch.id, errno })
+        }
+        Err(Trouble::Send(error)) => Err(error),
+    }
+}
+
+enum Trouble {
+    Gone,
+    Read(Errno),
+    Send(Error),
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO => Self::Gone,
+            errno => Self::Read(errno),
+        }
+    }
+}
+
+fn send_range(
+    volume: &Volume,
+    fetch: &Fetch,
+    buffer: &mut Vec<u8>,
+    out: &mut Outbox<'_>,
+) -> Result<(), Trouble> {
+    let opened;
+    let (file, before, sparse) = match volume {
+        Volume::Device(file, size) => {
+            (file, Stamp { size: *size, ..Stamp::default() }, false)
+        }
+        Volume::Tree(tree) => {
+            opened = tree.file(&fetch.path, OFlags::RDONLY)?;
+            let status = At::Fd(opened.as_fd()).status()?;
+            if file_type(&status) != FileType::RegularFile {
+                return Err(Trouble::Gone);
+            }
+            (&opened, stamp_of(&status), status.stx_blocks.saturating_mul(512) < status.stx_size)
+        }
+    };
+    let mut hashes = Vec::with_capacity(fetch.claims.len());
+    let mut shrank = false;
+    let mut holes = Holes { fetch: fetch.id, first: 0, chunks: 0 };
+    for (chunk, claim) in (fetch.first..).zip(&fetch.claims) {
+        let length = chunk_length(before.size, chunk);
+        if length == 0 {
+            break;
+        }
+        let offset = chunk * CHUNK as u64;
+        let ranges = if sparse { data_in(file, offset, length)? } else { whole(length) };
+        shrank |= read_ranges(file, offset, &ranges, buffer)?;
+        let is_hole = ranges.is_empty();
+        let hash = if is_hole { hash_hole(length) } else { hash_chunk(length, &ranges, buffer) };
+        hashes.push(hash);
+        if *claim == Some(hash) {
+            continue;
+        }
+        // A device has no holes to ask for, but zeros need not travel either.
+        if is_hole || (matches!(volume, Volume::Device(..)) && hash == hash_hole(length)) {
+            holes.add(chunk, out)?;
+            continue;
+        }
+        let piece = Piece::Data { fetch: fetch.id, chunk, hash, length, ranges, bytes: buffer };
+        out.put(&piece).map_err(Trouble::Send)?;
+    }
+    holes.put(out)?;
+    let after = match volume {
+        Volume::Device(..) => before,
+        Volume::Tree(_) => stamp_of(&At::Fd(file.as_fd()).status()?),
+    };
+    let end = Piece::End {
+        fetch: fetch.id,
+        size: before.size,
+        steady: !shrank && before == fetch.stamp && after == before,
+        hash: hash_of_hashes(hashes.iter()),
+    };
+    out.put(&end).map_err(Trouble::Send)
+}
+
+/// Chunks without data, one after the other.
+struct Holes {
+    fetch: u64,
+    first: u64,
+    chunks: u32,
+}
+
+impl Holes {
+    fn add(&mut self, chunk: u64, out: &mut Outbox<'_>) -> Result<(), Trouble> {
+        if self.chunks > 0 && self.first + u64::from(self.chunks) == chunk {
+            self.chunks += 1;
+            return Ok(());
+        }
+        self.put(out)?;
+        (self.first, self.chunks) = (chunk, 1);
+        Ok(())
+    }
+
+    fn put(&mut self, out: &mut Outbox<'_>) -> Result<(), Trouble> {
+        if self.chunks > 0 {
+            let piece = Piece::Holes { fetch: self.fetch, first: self.first, chunks: self.chunks };
+            out.put(&piece).map_err(Trouble::Send)?;
+            self.chunks = 0;
+        }
+        Ok(())
+    }
+}
+
+/// Hashes of the chunks of this side's own file, as far as it goes.
+pub(crate) fn hash_own(
+    file: &File,
+    size: u64,
+    first: u64,
+    count: usize,
+    buffer: &mut Vec<u8>,
+) -> Result<Vec<Hash>, Errno> {
+    let mut hashes = Vec::with_capacity(count);
+    for chunk in (first..).take(count) {
+        let length = chunk_length(size, chunk);
+        if length == 0 {
+            break;
+        }
+        let offset = chunk * CHUNK as u64;
+        let ranges = data_in(file, offset, length)?;
+        if ranges.is_empty() {
+            hashes.push(hash_hole(length));
+            continue;
+        }
+        match read_ranges(file, offset, &ranges, buffer) {
+            Ok(_) => hashes.push(hash_chunk(length, &ranges, buffer)),
+            Err(Trouble::Read(errno)) => return Err(errno),
+            Err(_) => return Err(Errno::IO),
+        }
+    }
+    Ok(hashes)
+}
+
+fn whole(length: u32) -> Vec<Range> {
+    vec![Range { offset: 0, length }]
+}
+
+/// Where in this part of the file there is data.
+fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
+    let end = offset + u64::from(length);
+    let mut ranges = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let begin = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(begin) if begin < end => begin,
+            Ok(_) | Err(Errno::NXIO) => break,
+            // A file system that does not know its holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(whole(length)),
+            Err(errno) => return Err(errno),
+        };
+        let stop = if ranges.len() + 1 == MAX_RANGES {
+            end
+        } else {
+            rustix::fs::seek(file, SeekFrom::Hole(begin))?.min(end)
+        };
+        let within = |position: u64| u32::try_from(position - offset).unwrap_or(length);
+        ranges.push(Range { offset: within(begin), length: within(stop) - within(begin) });
+        at = stop;
+    }
+    Ok(ranges)
+}
+
+/// Reads the data of one chunk. What has gone from the end of the file meanwhile is zeros;
+/// says whether anything has.
+fn read_ranges(file: &File, offset: u64, ranges: &[Range], buffer: &mut Vec<u8>) -> Result<bool, Trouble> {
+    let total: usize = ranges.iter().map(|range| range.length as usize).sum();
+    buffer.resize(total, 0);
+    let (mut rest, mut shrank) = (&mut buffer[..], false);
+    for range in ranges {
+        let (mut part, after) = rest.split_at_mut(range.length as usize);
+        let mut at = offset + u64::from(range.offset);
+        while !part.is_empty() {
+            match file.read_at(part, at) {
+                Ok(0) => {
+                    part.fill(0);
+                    shrank = true;
+                    break;
+                }
+                Ok(count) => {
+                    at += count as u64;
+                    part = part.get_mut(count..).unwrap_or_default();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO).into()),
+            }
+        }
+        rest = after;
+    }
+    Ok(shrank)
+}

@@ -1,0 +1,390 @@
+//! Walks a tree in the order of [`TreePath`], reading ahead with several threads. What
+//! is held is bounded, however wide or deep the tree is. What is sent of it, and whether,
+//! is [`crate::source`]'s.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    os::fd::AsFd,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use rustix::{fs::FileType, io::Errno};
+
+use crate::{
+    entry::{Entry, Inode},
+    error::Error,
+    path::{Name, TreePath},
+    tree::{At, Tree, has_flags, inode_of, names},
+};
+
+/// How many entries of one directory are held at a time.
+const WINDOW: usize = 1 << 16;
+/// How many subdirectories of one directory are remembered; the rest is looked up again.
+const SUBDIRECTORIES: usize = 1 << 12;
+/// How far ahead is read, in directories of one parent and in entries altogether.
+const AHEAD: usize = 64;
+const AHEAD_ENTRIES: usize = 1 << 16;
+
+/// Names in the root that are not the volume's: our own journal, and what fsck finds.
+pub(crate) fn is_foreign(directory: &TreePath, name: &[u8]) -> bool {
+    directory.is_root() && (name == b"lost+found" || name.starts_with(JOURNAL_PREFIX))
+}
+
+/// What the folder of a journal is called, followed by the move's uid.
+pub(crate) const JOURNAL_PREFIX: &[u8] = b".liqo-move-";
+
+/// A directory, or the next part of a large one. Extended attributes and the targets of
+/// links are not read yet: they are only needed of what changed.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) path: TreePath,
+    pub(crate) own: Inode,
+    pub(crate) entries: Vec<Entry>,
+    /// Names that went away between being read and being looked at.
+    pub(crate) vanished: u64,
+    /// Whether inode flags were seen, and where first.
+    pub(crate) flags: Option<(u64, TreePath)>,
+    /// Behind the last entry there are more: see [`read`].
+    pub(crate) more: bool,
+}
+
+/// A walk under way.
+pub(crate) struct Scan {
+    shared: Arc<Shared>,
+    levels: Vec<Level>,
+    started: bool,
+    workers: Vec<thread::JoinHandle<()>>,
+}
+
+/// The subdirectories of one directory that are still to come.
+struct Level {
+    path: TreePath,
+    names: VecDeque<Name>,
+    /// How many of them are being read or about to be.
+    ahead: usize,
+    /// There are more behind the last of these.
+    more_after: Option<Name>,
+}
+
+struct Shared {
+    tree: Arc<Tree>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    todo: BTreeSet<TreePath>,
+    done: BTreeMap<TreePath, Result<Listed, Errno>>,
+    entries: usize,
+    /// What the walk waits for is read whatever is held already.
+    wanted: Option<TreePath>,
+    closed: bool,
+}
+
+impl Scan {
+    pub(crate) fn start(tree: Arc<Tree>, threads: usize) -> Self {
+        let shared = Arc::new(Shared { tree, state: Mutex::default(), changed: Condvar::new() });
+        let workers = (0..threads)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.work())
+            })
+            .collect();
+        Self { shared, levels: Vec::new(), started: false, workers }
+    }
+
+    /// The next directory. Those that vanished meanwhile are counted in `vanished`.
+    pub(crate) fn next(&mut self, vanished: &mut u64) -> Result<Option<Listed>, Error> {
+        loop {
+            let Some(path) = self.next_path()? else { return Ok(None) };
+            match self.shared.wait_for(&path) {
+                Ok(listed) => {
+                    self.descend(&listed)?;
+                    return Ok(Some(listed));
+                }
+                // Gone, or something else now: what is there is for the next pass.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => *vanished += 1,
+                Err(errno) => return Err(Error::tree("reading directory", &path)(errno)),
+            }
+        }
+    }
+
+    fn next_path(&mut self) -> Result<Option<TreePath>, Error> {
+        if !self.started {
+            self.started = true;
+            return Ok(Some(TreePath::root()));
+        }
+        while let Some(level) = self.levels.last_mut() {
+            if let Some(name) = level.names.pop_front() {
+                level.ahead = level.ahead.saturating_sub(1);
+                let path = level.path.child(&name).map_err(|bad| too_long(&level.path, &bad.to_string()))?;
+                self.read_ahead();
+                return Ok(Some(path));
+            }
+            let Some(after) = level.more_after.take() else {
+                self.levels.pop();
+                continue;
+            };
+            let path = level.path.clone();
+            let (names, more_after) = subdirectories(&self.shared.tree, &path, Some(&after))
+                .map_err(Error::tree("reading directory", &path))?;
+            level.names = names;
+            level.more_after = more_after;
+            self.read_ahead();
+        }
+        Ok(None)
+    }
+
+    fn descend(&mut self, listed: &Listed) -> Result<(), Error> {
+        let (names, more_after) = if listed.more {
+            subdirectories(&self.shared.tree, &listed.path, None)
+                .map_err(Error::tree("reading directory", &listed.path))?
+        } else {
+            let directories = listed.entries.iter().filter(|entry| entry.inode.is_directory());
+            let mut names: VecDeque<Name> =
+                directories.take(SUBDIRECTORIES + 1).map(|entry| entry.name.clone()).collect();
+            let more = names.len() > SUBDIRECTORIES;
+            names.truncate(SUBDIRECTORIES);
+            let after = names.back().filter(|_| more).cloned();
+            (names, after)
+        };
+        self.levels.push(Level { path: listed.path.clone(), names, ahead: 0, more_after });
+        self.read_ahead();
+        Ok(())
+    }
+
+    /// Has the next directories of the innermost level read.
+    fn read_ahead(&mut self) {
+        let Some(level) = self.levels.last_mut() else { return };
+        let upto = AHEAD.min(level.names.len());
+        if level.ahead >= upto {
+            return;
+        }
+        let mut state = self.shared.lock();
+        for name in level.names.range(level.ahead..upto) {
+            if let Ok(path) = level.path.child(name) {
+                state.todo.insert(path);
+            }
+        }
+        level.ahead = upto;
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Scan {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for(&self, path: &TreePath) -> Result<Listed, Errno> {
+        let mut state = self.lock();
+        if let Some(done) = state.take(path) {
+            drop(state);
+            self.changed.notify_all();
+            return done;
+        }
+        // Nobody has begun with it: do it here rather than wait for somebody.
+        if state.todo.remove(path) || path.is_root() {
+            drop(state);
+            return read(&self.tree, path, None);
+        }
+        state.wanted = Some(path.clone());
+        loop {
+            if let Some(done) = state.take(path) {
+                state.wanted = None;
+                drop(state);
+                self.changed.notify_all();
+                return done;
+            }
+            if state.closed {
+                return Err(Errno::CANCELED);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return;
+            }
+            let full = state.entries >= AHEAD_ENTRIES;
+            let Some(path) = state.todo.first().filter(|_| !full).cloned() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.todo.remove(&path);
+            drop(state);
+            let done = read(&self.tree, &path, None);
+            state = self.lock();
+            state.entries += done.as_ref().map_or(0, |listed| listed.entries.len());
+            let wanted = state.wanted.as_ref() == Some(&path);
+            state.done.insert(path, done);
+            if wanted {
+                self.changed.notify_all();
+            }
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, path: &TreePath) -> Option<Result<Listed, Errno>> {
+        let done = self.done.remove(path)?;
+        self.entries -= done.as_ref().map_or(0, |listed| listed.entries.len());
+        Some(done)
+    }
+}
+
+fn too_long(directory: &TreePath, problem: &str) -> Error {
+    Error::Tree {
+        doing: "walking into",
+        path: directory.clone(),
+        source: std::io::Error::other(format!("{problem}: paths may have {} bytes", TreePath::MAX)),
+    }
+}
+
+fn subdirectories(
+    tree: &Tree,
+    path: &TreePath,
+    after: Option<&Name>,
+) -> Result<(VecDeque<Name>, Option<Name>), Errno> {
+    let fd = tree.directory(path)?;
+    let wanted = |name: &[u8], kind| {
+        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(path, name)
+    };
+    let found = names(fd.as_fd(), after, SUBDIRECTORIES, wanted)?;
+    let last = found.names.last().filter(|_| found.more).map(|(name, _)| name.clone());
+    let directories = found.names.into_iter().filter(|(_, kind)| *kind == FileType::Directory);
+    Ok((directories.map(|(name, _)| name).collect(), last))
+}
+
+/// Reads a directory, or the part of it behind `after`.
+pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result<Listed, Errno> {
+    let fd = tree.directory(path)?;
+    // Before the names: a change after this moment is noticed by the next pass.
+    let status = At::Fd(fd.as_fd()).status()?;
+    let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
+    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(path, name))?;
+    let mut listed = Listed {
+        path: path.clone(),
+        own,
+        entries: Vec::with_capacity(found.names.len()),
+        vanished: 0,
+        flags: has_flags(&status).then(|| (1, path.clone())),
+        more: found.more,
+    };
+    for (name, kind) in found.names {
+        let inode = if kind == FileType::Directory {
+            Some(Inode::directory_by_name())
+        } else {
+            match At::Child(fd.as_fd(), &name).status() {
+                Ok(status) => {
+                    if has_flags(&status) {
+                        listed.flags.get_or_insert_with(|| (0, path.child(&name).unwrap_or_default())).0 += 1;
+                    }
+                    inode_of(&status).map(|inode| {
+                        if inode.is_directory() { Inode::directory_by_name() } else { inode }
+                    })
+                }
+                Err(Errno::NOENT) => None,
+                Err(errno) => return Err(errno),
+            }
+        };
+        match inode {
+            Some(inode) => listed.entries.push(Entry { name, inode }),
+            None => listed.vanished += 1,
+        }
+    }
+    // The next part begins behind the last entry of this one: there must be one.
+    if listed.more && listed.entries.is_empty() {
+        return read(tree, path, after);
+    }
+    Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::ffi::OsStrExt};
+
+    use super::*;
+
+    fn walk(root: &std::path::Path) -> Vec<(TreePath, Vec<Name>)> {
+        let mut scan = Scan::start(Arc::new(Tree::open(root).unwrap()), 3);
+        let mut found = Vec::new();
+        while let Some(listed) = scan.next(&mut 0).unwrap() {
+            found.push((listed.path, listed.entries.into_iter().map(|entry| entry.name).collect()));
+        }
+        found
+    }
+
+    #[test]
+    fn directories_come_in_the_order_of_their_paths_and_each_once() {
+        let root = tempfile::tempdir().unwrap();
+        let mut expected = vec![TreePath::root()];
+        for a in 0..70 {
+            for b in 0..5 {
+                let path = format!("{a}/x-{b}/y");
+                fs::create_dir_all(root.path().join(&path)).unwrap();
+                fs::write(root.path().join(&path).join("f"), "").unwrap();
+                for upto in [2, 1, 0] {
+                    let part: Vec<&str> = path.split('/').take(3 - upto).collect();
+                    expected.push(TreePath::parse(part.join("/").as_bytes()).unwrap());
+                }
+            }
+        }
+        expected.sort();
+        expected.dedup();
+        let found = walk(root.path());
+        assert_eq!(found.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), expected);
+        assert!(found.iter().all(|(_, names)| names.is_sorted()));
+    }
+
+    #[test]
+    fn more_subdirectories_than_are_remembered_are_all_walked() {
+        let root = tempfile::tempdir().unwrap();
+        let count = SUBDIRECTORIES * 2 + 100;
+        for at in 0..count {
+            fs::create_dir(root.path().join(at.to_string())).unwrap();
+        }
+        let found = walk(root.path());
+        assert_eq!(found.len(), count + 1);
+        assert!(found.is_sorted());
+    }
+
+    #[test]
+    fn a_large_directory_is_read_in_parts_that_make_the_whole() {
+        let root = tempfile::tempdir().unwrap();
+        for at in 0..2500 {
+            fs::write(root.path().join(format!("{:04}", at * 7 % 2500)), "").unwrap();
+        }
+        fs::write(root.path().join(std::ffi::OsStr::from_bytes(b"\xff")), "").unwrap();
+        let dir = Tree::open(root.path()).unwrap();
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let part = names(dir.root(), after.as_ref(), 100, |_, _| true).unwrap();
+            assert!(part.names.len() <= 100);
+            all.extend(part.names.into_iter().map(|(name, _)| name));
+            after = all.last().cloned();
+            if !part.more {
+                break;
+            }
+        }
+        assert_eq!(all.len(), 2501);
+        assert!(all.is_sorted_by(|a, b| a < b));
+    }
+}

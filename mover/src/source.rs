@@ -1,0 +1,431 @@
+//! The source of a move: tells what is in its tree and sends what is asked for. It
+//! remembers nothing from one session to the next, and writes nothing.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    os::fd::AsFd,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use prost::Message as _;
+use rustix::{
+    fs::{FileType, OFlags},
+    io::Errno,
+};
+
+use crate::{
+    clock,
+    entry::{Entry, Hash, Inode, Kind, ListingDigest},
+    error::Error,
+    lanes::{PING, Reader, SourceLanes, Writer},
+    message::{Asked, Down, Listing, RawEntry, RawLoss, Ready, Said, ScanEnd, Up},
+    path::TreePath,
+    read::{Fetch, Outbox, Volume, answer},
+    scan::{Listed, Scan, read},
+    session::{Fate, Shared, lock},
+    throttle::Throttle,
+    tree::{At, LossKind, Tree, open_anywhere, read_link},
+    wire::FrameKind,
+};
+
+/// Frames of known directories that may be under way; each one taken allows another.
+pub(crate) const KNOWN_CREDIT: u32 = 8;
+/// Fetches that may be under way.
+pub(crate) const MAX_FETCHES: usize = 8192;
+/// A listing is sent in parts of about this size.
+const LISTING: usize = 96 << 10;
+/// A frame of listings waits no longer than this for more.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// The volume that is moved: a directory, or a block device (or a file that stands for one).
+pub struct Source {
+    volume: Volume,
+    stamps_count: bool,
+}
+
+impl Source {
+    /// Opens the volume, for reading only.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |errno| Error::tree("opening the source", &TreePath::root())(errno);
+        let status = At::Fd(open_anywhere(path, OFlags::PATH).map_err(failed)?.as_fd())
+            .status()
+            .map_err(failed)?;
+        if FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory {
+            let tree = Tree::open(path).map_err(failed)?;
+            let stamps_count = clock::stamps_count(tree.root());
+            return Ok(Self { volume: Volume::Tree(Arc::new(tree)), stamps_count });
+        }
+        let file = open_anywhere(path, OFlags::RDONLY).map_err(failed)?;
+        let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
+        Ok(Self { volume: Volume::Device(file, size), stamps_count: false })
+    }
+
+    /// Does what the target asks for, until it says that it has all it wants.
+    pub fn serve(&self, lanes: SourceLanes, throttle: &Throttle) -> Result<(), Error> {
+        let SourceLanes { up, mut down, data, cutter } = lanes;
+        let fate = Arc::new(Fate::new(cutter));
+        let up = Shared::new(up);
+        let queue = Queue::default();
+        let pinger = up.keep_alive(&fate);
+        thread::scope(|scope| {
+            for lane in data {
+                let (fate, queue, volume) = (&fate, &queue, &self.volume);
+                scope.spawn(move || {
+                    if let Err(error) = send_data(volume, lane, queue, throttle, fate) {
+                        fate.fail(error);
+                    }
+                });
+            }
+            let served = self.listen(scope, &mut down, &up, &queue, &fate);
+            if let Err(error) = served {
+                fate.fail(error);
+            }
+            queue.close();
+            fate.end();
+        });
+        // It ends with the session and has nothing to tell.
+        let _ = pinger.join();
+        match fate.take_failure() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn listen<'scope>(
+        &'scope self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        down: &mut Reader,
+        up: &Arc<Shared>,
+        queue: &Queue,
+        fate: &Arc<Fate>,
+    ) -> Result<(), Error> {
+        let mut walk: Option<Walking> = None;
+        loop {
+            let message = Down::decode(down.next_of(FrameKind::Control)?)
+                .map_err(|error| Error::Protocol(error.to_string()))?;
+            match message.asked.ok_or_else(|| Error::Protocol("it asked for nothing".to_owned()))? {
+                Asked::Begin(_) => {
+                    if walk.as_ref().is_some_and(|walk| walk.active.load(Ordering::SeqCst)) {
+                        return Err(Error::Protocol("it began a pass during another".to_owned()));
+                    }
+                    walk = Some(self.begin(scope, Arc::clone(up), Arc::clone(fate)));
+                }
+                Asked::Known(known) => {
+                    let walk = walk.as_ref().ok_or_else(|| Error::Protocol("there is no pass".to_owned()))?;
+                    let mut directories = VecDeque::with_capacity(known.directories.len());
+                    for directory in known.directories {
+                        let digest = Hash::try_from(&directory.digest[..])
+                            .map_err(|_| Error::Protocol("a digest is too short or long".to_owned()))?;
+                        directories.push_back((TreePath::parse(&directory.path)?, digest));
+                    }
+                    match walk.known.try_send((directories, known.last)) {
+                        // The walk is over: nobody needs it any more.
+                        Ok(()) | Err(mpsc::TrySendError::Disconnected(_)) => {}
+                        Err(mpsc::TrySendError::Full(_)) => {
+                            return Err(Error::Protocol("it sent more than it may".to_owned()));
+                        }
+                    }
+                }
+                Asked::Fetch(fetches) => {
+                    for fetch in fetches.fetches {
+                        queue.push(fetch.try_into()?)?;
+                    }
+                }
+                Asked::Bye(_) => return Ok(()),
+                Asked::Failed(why) => return Err(Error::Peer(why)),
+            }
+        }
+    }
+
+    fn begin<'scope>(
+        &'scope self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        up: Arc<Shared>,
+        fate: Arc<Fate>,
+    ) -> Walking {
+        let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
+        let active = Arc::new(AtomicBool::new(true));
+        let walking = Walking { known, active: Arc::clone(&active) };
+        scope.spawn(move || {
+            let told = match &self.volume {
+                Volume::Tree(tree) => Tell { tree, up: &up, losses: BTreeMap::new(), vanished: 0 }
+                    .pass(self.stamps_count, Known { frames, directories: VecDeque::new(), last: false }),
+                Volume::Device(_, size) => tell_device(&up, *size),
+            };
+            // Before the target learns that it is over: it may begin the next one at once.
+            active.store(false, Ordering::SeqCst);
+            let told = told.and_then(|end| Ok(up.send(&said(Said::ScanEnd(end)), true)?));
+            if let Err(error) = told {
+                up.last_words(&said(Said::Failed(error.to_string())));
+                fate.fail(error);
+            }
+        });
+        walking
+    }
+}
+
+/// The pass that is under way, or was last.
+struct Walking {
+    known: mpsc::SyncSender<(VecDeque<(TreePath, Hash)>, bool)>,
+    active: Arc<AtomicBool>,
+}
+
+fn said(said: Said) -> Up {
+    Up { said: Some(said) }
+}
+
+fn tell_device(up: &Shared, size: u64) -> Result<ScanEnd, Error> {
+    let ready = Ready { clock: clock::read(), stamps_count: false, device_size: size };
+    up.send(&said(Said::Ready(ready)), false)?;
+    Ok(ScanEnd::default())
+}
+
+/// Tells the target what is in the tree: one pass.
+struct Tell<'a> {
+    tree: &'a Arc<Tree>,
+    up: &'a Shared,
+    losses: BTreeMap<LossKind, (u64, TreePath)>,
+    vanished: u64,
+}
+
+impl Tell<'_> {
+    fn pass(mut self, stamps_count: bool, mut known: Known) -> Result<ScanEnd, Error> {
+        let clock = clock::read();
+        self.tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
+        self.up.send(&said(Said::Ready(Ready { clock, stamps_count, device_size: 0 })), true)?;
+
+        let threads = thread::available_parallelism().map_or(2, usize::from).min(8);
+        let mut scan = Scan::start(Arc::clone(self.tree), threads);
+        let mut flushed = Instant::now();
+        while let Some(listed) = scan.next(&mut self.vanished)? {
+            if let Some((count, example)) = &listed.flags {
+                self.lose(LossKind::Flags, *count, example);
+            }
+            if !listed.more && known.has(&listed, self.up)? {
+                self.up.send(&said(Said::Same(listed.path.as_bytes().to_vec())), false)?;
+            } else {
+                self.list(listed)?;
+            }
+            if flushed.elapsed() > PATIENCE {
+                self.up.flush()?;
+                flushed = Instant::now();
+            }
+        }
+        let losses = self.losses.iter().map(|(kind, (count, example))| RawLoss {
+            kind: *kind as u32,
+            count: *count,
+            example: example.as_bytes().to_vec(),
+        });
+        Ok(ScanEnd { vanished: self.vanished, losses: losses.collect() })
+    }
+
+    fn lose(&mut self, kind: LossKind, count: u64, example: &TreePath) {
+        self.losses.entry(kind).or_insert_with(|| (0, example.clone())).0 += count;
+    }
+
+    /// Sends a listing, all parts of it.
+    fn list(&mut self, mut listed: Listed) -> Result<(), Error> {
+        let path = listed.path.clone();
+        let failed = |errno| Error::tree("reading", &path)(errno);
+        let directory = match self.tree.directory(&path) {
+            Ok(directory) => directory,
+            // Gone since it was listed; then its parent is listed anew by the next pass.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_root() => {
+                self.vanished += 1;
+                return Ok(());
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+        let (xattrs, others) = At::Fd(directory.as_fd()).xattrs().map_err(failed)?;
+        listed.own.attributes.xattrs = xattrs;
+        if others {
+            self.lose(LossKind::Xattrs, 1, &path);
+        }
+        let own = (&listed.own).into();
+        let mut part =
+            Listing { path: path.as_bytes().to_vec(), own: Some(own), entries: Vec::new(), last: false };
+        let mut size = 0;
+        loop {
+            let after = listed.entries.last().map(|entry| entry.name.clone());
+            self.vanished += listed.vanished;
+            for mut entry in listed.entries {
+                if !self.complete(&directory, &path, &mut entry)? {
+                    continue;
+                }
+                let bytes = RawEntry::encode(&entry);
+                size += bytes.len();
+                part.entries.push(bytes);
+                if size > LISTING {
+                    self.up.send(&said(Said::Listing(part)), false)?;
+                    part = Listing { path: path.as_bytes().to_vec(), ..Listing::default() };
+                    size = 0;
+                }
+            }
+            if !listed.more {
+                break;
+            }
+            listed = read(self.tree, &path, after.as_ref()).map_err(failed)?;
+        }
+        part.last = true;
+        Ok(self.up.send(&said(Said::Listing(part)), false)?)
+    }
+
+    /// Adds what the walk left out; false if the entry is gone.
+    fn complete(
+        &mut self,
+        directory: &std::os::fd::OwnedFd,
+        path: &TreePath,
+        entry: &mut Entry,
+    ) -> Result<bool, Error> {
+        let Entry { name, inode } = entry;
+        if inode.is_directory() {
+            return Ok(true);
+        }
+        match details(directory.as_fd(), name, inode) {
+            Ok(others) => {
+                if others {
+                    let path = path.child(name)?;
+                    self.lose(LossKind::Xattrs, 1, &path);
+                }
+                Ok(true)
+            }
+            Err(Errno::NOENT | Errno::INVAL) => {
+                self.vanished += 1;
+                Ok(false)
+            }
+            Err(errno) => Err(Error::tree("reading attributes of", &path.child(name)?)(errno)),
+        }
+    }
+}
+
+fn details(
+    directory: std::os::fd::BorrowedFd<'_>,
+    name: &crate::path::Name,
+    inode: &mut Inode,
+) -> Result<bool, Errno> {
+    if let Kind::Symlink(target) = &mut inode.kind {
+        *target = read_link(directory, name)?;
+    }
+    let (xattrs, others) = At::Child(directory, name).xattrs()?;
+    inode.attributes.xattrs = xattrs;
+    Ok(others)
+}
+
+/// The directories that the target knows, in the order of the walk.
+struct Known {
+    frames: mpsc::Receiver<(VecDeque<(TreePath, Hash)>, bool)>,
+    directories: VecDeque<(TreePath, Hash)>,
+    last: bool,
+}
+
+impl Known {
+    /// Whether the target knows this directory just as it is.
+    fn has(&mut self, listed: &Listed, up: &Shared) -> Result<bool, Error> {
+        loop {
+            while let Some((path, digest)) = self.directories.front() {
+                match path.cmp(&listed.path) {
+                    std::cmp::Ordering::Less => {
+                        self.directories.pop_front();
+                    }
+                    std::cmp::Ordering::Equal => return Ok(*digest == digest_of(listed)),
+                    std::cmp::Ordering::Greater => return Ok(false),
+                }
+            }
+            if self.last {
+                return Ok(false);
+            }
+            (self.directories, self.last) = self.frames.recv().map_err(|_| Fate::ended())?;
+            up.send(&said(Said::Credit(1)), true)?;
+        }
+    }
+}
+
+fn digest_of(listed: &Listed) -> Hash {
+    let mut digest = ListingDigest::of(&listed.own.stamp);
+    listed.entries.iter().for_each(|entry| digest.add(entry));
+    digest.finish()
+}
+
+/// Fetches that wait for a data lane.
+#[derive(Default)]
+struct Queue {
+    fetches: Mutex<(VecDeque<Fetch>, bool)>,
+    changed: Condvar,
+}
+
+enum Next {
+    Fetch(Box<Fetch>),
+    Nothing,
+    Closed,
+}
+
+impl Queue {
+    fn push(&self, fetch: Fetch) -> Result<(), Error> {
+        let mut queue = lock(&self.fetches);
+        if queue.0.len() >= MAX_FETCHES {
+            return Err(Error::Protocol("it asked for more at a time than it may".to_owned()));
+        }
+        queue.0.push_back(fetch);
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    fn close(&self) {
+        lock(&self.fetches).1 = true;
+        self.changed.notify_all();
+    }
+
+    fn try_next(&self) -> Next {
+        let mut queue = lock(&self.fetches);
+        match queue.0.pop_front() {
+            _ if queue.1 => Next::Closed,
+            Some(fetch) => Next::Fetch(Box::new(fetch)),
+            None => Next::Nothing,
+        }
+    }
+
+    fn wait(&self) {
+        let queue = lock(&self.fetches);
+        if queue.0.is_empty() && !queue.1 {
+            drop(self.changed.wait_timeout(queue, PING).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+fn send_data(
+    volume: &Volume,
+    mut lane: Writer,
+    queue: &Queue,
+    throttle: &Throttle,
+    fate: &Fate,
+) -> Result<(), Error> {
+    let mut out = Outbox::new(&mut lane, throttle)?;
+    let mut buffer = Vec::new();
+    let mut idle_since = Instant::now();
+    while !fate.is_over() {
+        match queue.try_next() {
+            Next::Fetch(fetch) => {
+                answer(volume, &fetch, &mut buffer, &mut out)?;
+                idle_since = Instant::now();
+            }
+            Next::Nothing => {
+                out.send()?;
+                if idle_since.elapsed() >= PING {
+                    out.ping()?;
+                    idle_since = Instant::now();
+                }
+                queue.wait();
+            }
+            Next::Closed => return Ok(()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,476 @@
+//! The target of a move: asks the source for its tree, pass by pass, and makes its own
+//! the same. It drives: the source only answers.
+
+use std::{
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use prost::Message as _;
+use rustix::fs::{AtFlags, OFlags};
+
+use crate::{
+    apply::{Desk, Table, receive},
+    clock,
+    credentials::MoveId,
+    entry::Inode,
+    error::Error,
+    journal::{Changes, Journal, JournalWriter, Line, Lines},
+    lanes::{Reader, TargetLanes},
+    ledger::{Committer, Counts, Ledger},
+    message::{
+        Asked, Begin, Down, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd, Up,
+    },
+    path::TreePath,
+    plan::{OldJournal, Planner, Totals, Walk},
+    session::{Fate, Shared, lock},
+    source::KNOWN_CREDIT,
+    tree::{At, LossKind, Tree, names},
+    wire::FrameKind,
+};
+
+/// Known directories are told in frames of about this size.
+const KNOWN: usize = 32 << 10;
+/// What the folder of the journal holds besides it: attributes of directories, for the
+/// end of a pass.
+const DIRECTORIES: &str = "directories";
+
+/// The target's volume, and what is remembered of it.
+pub struct Target {
+    root: PathBuf,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) journal: Journal,
+}
+
+/// What kind of pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassOptions {
+    /// Nobody writes to the source any more: whatever changes all the same is an error.
+    pub last: bool,
+    /// Read all content again, whatever the stamps say.
+    pub reread: bool,
+}
+
+/// What a pass has come to.
+#[derive(Clone, Debug, Default)]
+pub struct PassReport {
+    /// Which pass of this move.
+    pub pass: u32,
+    /// Whether unchanged files were told by their stamps; else all were read.
+    pub by_stamps: bool,
+    /// Names in the tree.
+    pub entries: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Files whose content was compared or fetched.
+    pub compared_files: u64,
+    /// Bytes of content that arrived, before compression.
+    pub received_bytes: u64,
+    /// Names that were deleted here.
+    pub deleted: u64,
+    /// Files that changed while they were read, or went away meanwhile.
+    pub unsteady: u64,
+    /// What cannot be carried over: kind, how often, where first.
+    pub losses: Vec<(LossKind, u64, TreePath)>,
+}
+
+impl Target {
+    /// Opens the volume and its journal. After a pass that broke off, the journal is put
+    /// together from what that pass had on disk and the one before.
+    pub fn open(root: &Path, id: &MoveId) -> Result<Self, Error> {
+        let tree = Tree::open(root).map_err(Error::tree("opening the target", &TreePath::root()))?;
+        let journal = Journal::open(root, id).map_err(Error::Journal)?;
+        Ok(Self { root: root.to_owned(), tree: Arc::new(tree), journal })
+    }
+
+    /// Begins to take content from a source.
+    pub fn session(&mut self, lanes: TargetLanes) -> Session<'_> {
+        let TargetLanes { up, down, data, cutter } = lanes;
+        let fate = Arc::new(Fate::new(cutter));
+        let down = Shared::new(down);
+        let desk = Arc::new(Desk {
+            tree: Some(Arc::clone(&self.tree)),
+            table: Table::default(),
+            received: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+        });
+        let mut threads = vec![down.keep_alive(&fate)];
+        threads.extend(data.into_iter().map(|lane| spawn_lane(lane, &desk, &fate)));
+        Session { target: self, up, down, desk, fate, threads }
+    }
+
+    /// Takes the journal away and leaves the volume as the source's. After this, a move of
+    /// the same uid would hash everything anew.
+    pub fn finish(self) -> Result<(), Error> {
+        let own = match self.journal.read().map_err(Error::Journal)? {
+            Some((_, mut lines)) => match lines.next().map_err(Error::Journal)? {
+                Some(Line::Directory { own, .. }) => Some(own),
+                _ => None,
+            },
+            None => None,
+        };
+        self.journal.remove().map_err(Error::Journal)?;
+        let root = TreePath::root();
+        if let Some(own) = own {
+            let fd = At::Fd(self.tree.root());
+            fd.set_attributes(&own).map_err(Error::tree("setting attributes of", &root))?;
+        }
+        self.tree.sync().map_err(Error::tree("synchronising", &root))
+    }
+
+    /// Where the volume is.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+/// A data lane of the target.
+pub(crate) fn spawn_lane(lane: Reader, desk: &Arc<Desk>, fate: &Arc<Fate>) -> thread::JoinHandle<()> {
+    let (desk, fate) = (Arc::clone(desk), Arc::clone(fate));
+    thread::spawn(move || {
+        if let Err(error) = receive(&desk, lane, &fate) {
+            fate.fail(error);
+        }
+    })
+}
+
+/// A source that is connected.
+pub struct Session<'t> {
+    target: &'t mut Target,
+    up: Reader,
+    down: Arc<Shared>,
+    desk: Arc<Desk>,
+    fate: Arc<Fate>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Session<'_> {
+    /// One pass over the source's tree: afterwards the target is as the source was when
+    /// each file was read, on disk, and the journal says so. After an error the session is
+    /// over; another one goes on from what has reached the disk.
+    pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+        let result = self.try_pass(options);
+        result.map_err(|error| self.give_up(error))
+    }
+
+    fn give_up(&mut self, error: Error) -> Error {
+        let error = self.fate.take_failure().unwrap_or(error);
+        if !matches!(error, Error::Cut(_) | Error::Peer(_)) {
+            self.down.last_words(&asked(Asked::Failed(error.to_string())));
+        }
+        self.fate.end();
+        error
+    }
+
+    /// Lets the source go.
+    pub fn end(self) {
+        // If it cannot be told, it notices that the connection ends.
+        let _ = self.down.send(&asked(Asked::Bye(true)), true);
+    }
+
+    fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+        let journal = &self.target.journal;
+        let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
+        let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
+        let received = self.desk.received.load(Ordering::Relaxed);
+
+        self.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
+        let ready = ready(&mut self.up)?;
+        let clock = ready.clock;
+        let by_stamps = ready.stamps_count
+            && !options.reread
+            && header
+                .and_then(|header| header.clock)
+                .is_some_and(|before| clock::went_on(&before, &clock));
+
+        let ledger = Ledger::default();
+        let mut writer = journal.write(pass, clock.clone()).map_err(Error::Journal)?;
+        let credit = Credit::new();
+        let (fate, tree) = (&*self.fate, &*self.target.tree);
+        let links = rustix::fs::open(
+            journal.file("links"),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )
+        .map_err(|errno| Error::Journal(errno.into()))?;
+        let mut planner = Planner {
+            tree: &self.target.tree,
+            journal,
+            desk: &self.desk,
+            ledger: &ledger,
+            fate,
+            down: &self.down,
+            old: OldJournal::new(lines),
+            changes: Changes::create(journal).map_err(Error::Journal)?,
+            directories: journal.scratch(DIRECTORIES).map_err(Error::Journal)?,
+            links,
+            pass,
+            clock,
+            use_stamps: by_stamps,
+            stamps_count: ready.stamps_count,
+            walk: Walk::default(),
+            totals: Totals::default(),
+        };
+        let up = &mut self.up;
+        let down = &self.down;
+        let (end, counts) = thread::scope(|scope| {
+            let known = scope.spawn(|| {
+                let told = tell_known(journal, by_stamps, down, &credit, fate);
+                told.inspect_err(|_| fate.end())
+            });
+            let committer = scope.spawn(|| {
+                let committer = Committer {
+                    tree: Some(tree),
+                    device: None,
+                    ledger: &ledger,
+                    pass,
+                    counts: Counts::default(),
+                    clean: false,
+                    directory: TreePath::root(),
+                };
+                let counts = committer.run(Some(&mut writer), fate);
+                counts.map_err(|error| fate.fail(error)).unwrap_or_default()
+            });
+            let planned = plan(&mut planner, up, &credit);
+            if planned.is_err() {
+                // The first failure is reported; this one may only follow from it.
+                fate.end();
+            }
+            ledger.finish();
+            credit.close();
+            let counts = committer.join().map_err(|_| Fate::ended());
+            let told = known.join().map_err(|_| Fate::ended());
+            let end = planned?;
+            told??;
+            Ok::<_, Error>((end, counts?))
+        })?;
+        if fate.is_over() {
+            return Err(Fate::ended());
+        }
+        let Planner { directories, totals, links, .. } = planner;
+        set_directories(tree, journal, directories)?;
+        sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))?;
+        tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
+        journal.complete(writer).map_err(Error::Journal)?;
+
+        if options.last && (counts.unsteady > 0 || end.vanished > 0) {
+            return Err(Error::Busy { path: counts.first_unsteady.unwrap_or_default() });
+        }
+        Ok(PassReport {
+            pass,
+            by_stamps,
+            entries: totals.entries,
+            bytes: totals.bytes,
+            compared_files: totals.fetched_files,
+            received_bytes: self.desk.received.load(Ordering::Relaxed) - received,
+            deleted: totals.deleted,
+            unsteady: counts.unsteady + end.vanished,
+            losses: losses(end)?,
+        })
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.fate.end();
+        for thread in self.threads.drain(..) {
+            // A lane that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn asked(asked: Asked) -> Down {
+    Down { asked: Some(asked) }
+}
+
+fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {
+    end.losses
+        .into_iter()
+        .map(|loss| {
+            let kind = match loss.kind {
+                1 => LossKind::Xattrs,
+                2 => LossKind::Flags,
+                _ => return Err(Error::Protocol("it loses what is unknown".to_owned())),
+            };
+            Ok((kind, loss.count, TreePath::parse(&loss.example)?))
+        })
+        .collect()
+}
+
+/// What the source says next.
+pub(crate) fn hear(up: &mut Reader) -> Result<Said, Error> {
+    let message =
+        Up::decode(up.next_of(FrameKind::Control)?).map_err(|error| Error::Protocol(error.to_string()))?;
+    match message.said {
+        Some(Said::Failed(why)) => Err(Error::Peer(why)),
+        Some(said) => Ok(said),
+        None => Err(Error::Protocol("it said nothing".to_owned())),
+    }
+}
+
+/// The source's word that a pass has begun.
+pub(crate) fn ready(up: &mut Reader) -> Result<Ready, Error> {
+    loop {
+        match hear(up)? {
+            Said::Ready(ready) => return Ok(ready),
+            // Left from the pass before: there was no more to tell.
+            Said::Credit(_) => {}
+            _ => return Err(Error::Protocol("it does not begin the pass".to_owned())),
+        }
+    }
+}
+
+/// Takes the source's listings until it says that this was the tree.
+fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<ScanEnd, Error> {
+    let mut open = None;
+    loop {
+        if !up.has_more() {
+            planner.flush()?;
+        }
+        match hear(up)? {
+            Said::Listing(listing) => {
+                let path = TreePath::parse(&listing.path)?;
+                if let Some(own) = listing.own {
+                    planner.begin(&path, Inode::try_from(own)?)?;
+                    open = Some(path.clone());
+                }
+                if open.as_ref() != Some(&path) {
+                    return Err(Error::Protocol("it lists a directory it has not begun".to_owned()));
+                }
+                for entry in listing.entries {
+                    planner.entry(&path, RawEntry::parse(&entry)?)?;
+                }
+                if listing.last {
+                    planner.end(&path)?;
+                    open = None;
+                }
+            }
+            Said::Same(path) => planner.same(&TreePath::parse(&path)?)?,
+            Said::Credit(more) => credit.add(more),
+            Said::ScanEnd(end) => {
+                planner.finish()?;
+                return Ok(end);
+            }
+            Said::Ready(_) | Said::Failed(_) => {
+                return Err(Error::Protocol("it begins a pass during another".to_owned()));
+            }
+        }
+    }
+}
+
+/// How many frames of known directories the source can take.
+struct Credit {
+    left: Mutex<(u32, bool)>,
+    changed: Condvar,
+}
+
+impl Credit {
+    fn new() -> Self {
+        Self { left: Mutex::new((KNOWN_CREDIT, false)), changed: Condvar::new() }
+    }
+
+    fn add(&self, more: u32) {
+        let mut left = lock(&self.left);
+        left.0 = left.0.saturating_add(more).min(KNOWN_CREDIT);
+        self.changed.notify_all();
+    }
+
+    /// The walk is over: nobody wants more.
+    fn close(&self) {
+        lock(&self.left).1 = true;
+        self.changed.notify_all();
+    }
+
+    fn take(&self, fate: &Fate) -> bool {
+        let mut left = lock(&self.left);
+        loop {
+            if left.1 || fate.is_over() {
+                return false;
+            }
+            if left.0 > 0 {
+                left.0 -= 1;
+                return true;
+            }
+            let patience = Duration::from_millis(100);
+            left = self.changed.wait_timeout(left, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Tells the source which directories are known, and their digests.
+fn tell_known(
+    journal: &Journal,
+    by_stamps: bool,
+    down: &Shared,
+    credit: &Credit,
+    fate: &Fate,
+) -> Result<(), Error> {
+    let mut known = Known::default();
+    let mut size = 0;
+    let lines = if by_stamps { journal.read().map_err(Error::Journal)? } else { None };
+    if let Some((_, mut lines)) = lines {
+        let mut current = TreePath::root();
+        while let Some(line) = lines.next().map_err(Error::Journal)? {
+            match line {
+                Line::Directory { path, .. } => current = path,
+                Line::End { digest: Some(digest), .. } => {
+                    let path = current.as_bytes().to_vec();
+                    size += path.len() + 40;
+                    known.directories.push(KnownDirectory { path, digest: digest.to_vec() });
+                }
+                _ => {}
+            }
+            if size > KNOWN {
+                if !credit.take(fate) {
+                    return Ok(());
+                }
+                size = 0;
+                down.send(&asked(Asked::Known(std::mem::take(&mut known))), true)?;
+            }
+        }
+    }
+    known.last = true;
+    if credit.take(fate) {
+        down.send(&asked(Asked::Known(known)), true)?;
+    }
+    Ok(())
+}
+
+/// Sets the attributes of directories, now that nothing in them changes any more.
+fn set_directories(tree: &Tree, journal: &Journal, mut written: JournalWriter) -> Result<(), Error> {
+    written.sync().map_err(Error::Journal)?;
+    drop(written);
+    let mut lines: Lines = journal.read_scratch(DIRECTORIES).map_err(Error::Journal)?;
+    while let Some(line) = lines.next().map_err(Error::Journal)? {
+        let Line::Directory { path, own } = line else { continue };
+        let failed = |errno| Error::tree("setting attributes of", &path)(errno);
+        let directory = tree.directory(&path).map_err(failed)?;
+        At::Fd(directory.as_fd()).set_attributes(&own).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Forgets inodes that have no other name any more: they would take room.
+fn sweep(links: &rustix::fd::OwnedFd) -> rustix::io::Result<()> {
+    let mut after = None;
+    loop {
+        let found = names(links.as_fd(), after.as_ref(), 4096, |_, _| true)?;
+        for (name, _) in &found.names {
+            if At::Child(links.as_fd(), name).status()?.stx_nlink == 1 {
+                rustix::fs::unlinkat(links, name.as_bytes(), AtFlags::empty())?;
+            }
+        }
+        if !found.more {
+            return Ok(());
+        }
+        after = found.names.into_iter().next_back().map(|(name, _)| name);
+    }
+}

@@ -1,0 +1,62 @@
+//! The bandwidth that a move may use: a token bucket that all lanes share.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How much may be saved up while nothing is sent.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Lets so many bytes pass in a second.
+#[derive(Debug)]
+pub struct Throttle {
+    rate: Option<f64>,
+    /// When everything that was let pass so far has had its time.
+    paid: Mutex<Instant>,
+}
+
+impl Throttle {
+    /// At most this many bytes a second; `None` is without limit.
+    #[must_use]
+    pub fn new(bytes_per_second: Option<std::num::NonZeroU64>) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        let rate = bytes_per_second.map(|rate| rate.get() as f64);
+        Self { rate, paid: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits until these bytes may be sent.
+    pub(crate) fn take(&self, bytes: usize) {
+        let Some(wait) = self.debt(bytes, Instant::now()) else { return };
+        thread::sleep(wait);
+    }
+
+    fn debt(&self, bytes: usize, now: Instant) -> Option<Duration> {
+        let rate = self.rate?;
+        let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = (*paid).max(now.checked_sub(BURST).unwrap_or(now));
+        #[expect(clippy::cast_precision_loss, reason = "a frame is no longer than 4 MiB")]
+        let cost = Duration::from_secs_f64(bytes as f64 / rate);
+        *paid = begin + cost;
+        paid.checked_duration_since(now).filter(|wait| !wait.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_in_a_second_is_the_rate_and_a_tenth() {
+        let throttle = Throttle::new(std::num::NonZeroU64::new(1000));
+        let start = Instant::now() + Duration::from_secs(5);
+        let (mut now, mut sent) = (start, 0);
+        while now < start + Duration::from_secs(1) {
+            now += throttle.debt(100, now).unwrap_or_default();
+            sent += 100;
+        }
+        assert!((1000..=1200).contains(&sent), "{sent}");
+        assert_eq!(Throttle::new(None).debt(1 << 30, now), None);
+    }
+}

@@ -1,0 +1,383 @@
+//! One side's tree on its file system. Everything is reached from a descriptor of the
+//! root, never through a symbolic link and never into another file system, so that no
+//! path can lead out of it, whoever swaps what meanwhile.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{
+        AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxAttributes, StatxFlags,
+        StatxTimestamp, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, makedev,
+    },
+    io::{Errno, Result},
+};
+
+use crate::{
+    entry::{Attributes, Inode, Kind, Stamp, Time},
+    message::{MAX_XATTRS, kept_xattr},
+    path::{Name, TreePath},
+};
+
+/// What of an inode cannot be carried over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum LossKind {
+    /// Extended attributes of namespaces that are not kept: `trusted`, most of `security`.
+    Xattrs = 1,
+    /// Inode flags such as immutable or append-only.
+    Flags = 2,
+}
+
+/// Another file system begins here, or a link stands where a directory was.
+const INSIDE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+/// The root of a tree.
+#[derive(Debug)]
+pub(crate) struct Tree(OwnedFd);
+
+impl Tree {
+    pub(crate) fn open(root: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(root, flags, Mode::empty()).map(Self)
+    }
+
+    pub(crate) fn directory(&self, path: &TreePath) -> Result<OwnedFd> {
+        self.at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    }
+
+    /// Opens a file; `flags` says for what. Neither a pipe nor a terminal holds this up.
+    pub(crate) fn file(&self, path: &TreePath, flags: OFlags) -> Result<File> {
+        self.at(path, flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW, Mode::empty()).map(File::from)
+    }
+
+    fn at(&self, path: &TreePath, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        let bytes = if path.is_root() { b"." } else { path.as_bytes() };
+        loop {
+            match rustix::fs::openat2(&self.0, bytes, flags | OFlags::CLOEXEC, mode, INSIDE) {
+                // The kernel saw a rename elsewhere and cannot be sure: try again.
+                Err(Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Writes everything of this file system to disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        rustix::fs::syncfs(&self.0)
+    }
+
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The inode behind a descriptor, or under a name in a directory.
+#[derive(Clone, Copy)]
+pub(crate) enum At<'a> {
+    Fd(BorrowedFd<'a>),
+    Child(BorrowedFd<'a>, &'a Name),
+}
+
+impl At<'_> {
+    pub(crate) fn status(self) -> Result<Statx> {
+        let mask = StatxFlags::BASIC_STATS;
+        match self {
+            Self::Fd(fd) => rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask),
+            Self::Child(dir, name) => {
+                rustix::fs::statx(dir, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, mask)
+            }
+        }
+    }
+
+    /// A path for calls that know no `at`; links in its last component are not followed
+    /// by those, and all before it is a descriptor.
+    fn path(self) -> Vec<u8> {
+        match self {
+            Self::Fd(fd) => format!("/proc/self/fd/{}", fd.as_raw_fd()).into_bytes(),
+            Self::Child(dir, name) => {
+                let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+                path.extend_from_slice(name.as_bytes());
+                path
+            }
+        }
+    }
+
+    /// The extended attributes that are kept, and whether there are others.
+    pub(crate) fn xattrs(self) -> Result<(Vec<(Vec<u8>, Vec<u8>)>, bool)> {
+        let mut list = [0; 1024];
+        let path = self.path();
+        let listed = match self.list_xattrs(&path, &mut list) {
+            Ok(0) | Err(Errno::OPNOTSUPP) => return Ok((Vec::new(), false)),
+            Ok(length) => list.get(..length).unwrap_or_default().to_vec(),
+            Err(Errno::RANGE) => {
+                // The kernel's limit of a list.
+                let mut list = vec![0; 64 << 10];
+                let length = self.list_xattrs(&path, &mut list)?;
+                list.truncate(length);
+                list
+            }
+            Err(error) => return Err(error),
+        };
+        let (mut kept, mut others, mut total) = (Vec::new(), false, 0);
+        for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            // The target has labels of its own.
+            if name == b"security.selinux" {
+                continue;
+            }
+            if !kept_xattr(name) {
+                others = true;
+                continue;
+            }
+            match self.xattr(&path, name) {
+                Ok(value) => {
+                    total += name.len() + value.len();
+                    kept.push((name.to_vec(), value));
+                }
+                Err(Errno::NODATA) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if total > MAX_XATTRS {
+            return Err(Errno::TOOBIG);
+        }
+        kept.sort();
+        Ok((kept, others))
+    }
+
+    fn list_xattrs(self, path: &[u8], list: &mut [u8]) -> Result<usize> {
+        match self {
+            Self::Fd(fd) => rustix::fs::flistxattr(fd, list),
+            Self::Child(..) => rustix::fs::llistxattr(path, list),
+        }
+    }
+
+    fn xattr(self, path: &[u8], name: &[u8]) -> Result<Vec<u8>> {
+        let mut value = vec![0; 256];
+        loop {
+            let got = match self {
+                Self::Fd(fd) => rustix::fs::fgetxattr(fd, name, &mut value[..]),
+                Self::Child(..) => rustix::fs::lgetxattr(path, name, &mut value[..]),
+            };
+            match got {
+                Ok(length) => {
+                    value.truncate(length);
+                    return Ok(value);
+                }
+                // The kernel's limit of a value.
+                Err(Errno::RANGE) if value.len() < 64 << 10 => value.resize(64 << 10, 0),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn set_xattrs(self, wanted: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let (present, _) = self.xattrs()?;
+        if present == wanted {
+            return Ok(());
+        }
+        let path = self.path();
+        for (name, _) in present.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+            match self {
+                Self::Fd(fd) => rustix::fs::fremovexattr(fd, &name[..])?,
+                Self::Child(..) => rustix::fs::lremovexattr(&path[..], &name[..])?,
+            }
+        }
+        for (name, value) in wanted.iter().filter(|xattr| !present.contains(xattr)) {
+            match self {
+                Self::Fd(fd) => rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty())?,
+                Self::Child(..) => rustix::fs::lsetxattr(&path[..], &name[..], value, XattrFlags::empty())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Owner, extended attributes, mode, times, in this order: each of them can take
+    /// back something of those before it.
+    pub(crate) fn set_attributes(self, inode: &Inode) -> Result<()> {
+        let Attributes { mode, uid, gid, xattrs } = &inode.attributes;
+        let (uid, gid) = (Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid)));
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec {
+                tv_sec: inode.stamp.mtime.secs,
+                tv_nsec: inode.stamp.mtime.nanos.into(),
+            },
+        };
+        match self {
+            Self::Fd(fd) => {
+                rustix::fs::fchown(fd, uid, gid)?;
+                self.set_xattrs(xattrs)?;
+                rustix::fs::fchmod(fd, Mode::from_raw_mode(*mode))?;
+                rustix::fs::futimens(fd, &times)
+            }
+            Self::Child(dir, name) => {
+                rustix::fs::chownat(dir, name.as_bytes(), uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+                self.set_xattrs(xattrs)?;
+                if !matches!(inode.kind, Kind::Symlink(_)) {
+                    let path_only = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    let fd = rustix::fs::openat(dir, name.as_bytes(), path_only, Mode::empty())?;
+                    rustix::fs::chmod(&At::Fd(fd.as_fd()).path()[..], Mode::from_raw_mode(*mode))?;
+                }
+                rustix::fs::utimensat(dir, name.as_bytes(), &times, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+    }
+}
+
+/// Where a symbolic link leads.
+pub(crate) fn read_link(dir: BorrowedFd<'_>, name: &Name) -> Result<Vec<u8>> {
+    rustix::fs::readlinkat(dir, name.as_bytes(), Vec::with_capacity(256)).map(std::ffi::CString::into_bytes)
+}
+
+/// The stamp in a status.
+pub(crate) fn stamp_of(status: &Statx) -> Stamp {
+    let time = |time: StatxTimestamp| Time { secs: time.tv_sec, nanos: time.tv_nsec };
+    let is_file = file_type(status) == FileType::RegularFile;
+    Stamp {
+        ino: status.stx_ino,
+        // The size of a directory is its file system's affair.
+        size: if is_file { status.stx_size } else { 0 },
+        mtime: time(status.stx_mtime),
+        ctime: time(status.stx_ctime),
+    }
+}
+
+/// The type in a status.
+pub(crate) fn file_type(status: &Statx) -> FileType {
+    FileType::from_raw_mode(status.stx_mode.into())
+}
+
+/// The inode of a status, without extended attributes and a link's target; nothing if it
+/// is of no known kind.
+pub(crate) fn inode_of(status: &Statx) -> Option<Inode> {
+    let device = || makedev(status.stx_rdev_major, status.stx_rdev_minor);
+    let kind = match file_type(status) {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => Kind::Symlink(Vec::new()),
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice => Kind::Character(device()),
+        FileType::BlockDevice => Kind::Block(device()),
+        FileType::Unknown => return None,
+    };
+    let linked = kind != Kind::Directory && status.stx_nlink > 1;
+    let attributes = Attributes {
+        mode: u32::from(status.stx_mode) & 0o7777,
+        uid: status.stx_uid,
+        gid: status.stx_gid,
+        xattrs: Vec::new(),
+    };
+    Some(Inode { kind, stamp: stamp_of(status), attributes, linked })
+}
+
+/// Whether the inode has flags that are not carried over.
+pub(crate) fn has_flags(status: &Statx) -> bool {
+    let flags = StatxAttributes::IMMUTABLE
+        | StatxAttributes::APPEND
+        | StatxAttributes::NODUMP
+        | StatxAttributes::ENCRYPTED
+        | StatxAttributes::VERITY;
+    status.stx_attributes.intersects(flags)
+}
+
+/// The type of kernel objects of this kind.
+pub(crate) fn type_of(kind: &Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink(_) => FileType::Symlink,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::Character(_) => FileType::CharacterDevice,
+        Kind::Block(_) => FileType::BlockDevice,
+    }
+}
+
+/// Some of the names in a directory, sorted.
+pub(crate) struct Names {
+    pub(crate) names: Vec<(Name, FileType)>,
+    /// Whether there are more behind the last of these.
+    pub(crate) more: bool,
+}
+
+/// The first `limit` names behind `after`, in their order, that `wanted` takes. However
+/// many there are, no more are held: the directory is read once for each `limit` of them.
+pub(crate) fn names(
+    dir: BorrowedFd<'_>,
+    after: Option<&Name>,
+    limit: usize,
+    mut wanted: impl FnMut(&[u8], FileType) -> bool,
+) -> Result<Names> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(32 << 10);
+    let mut raw = RawDir::new(fd, buffer.spare_capacity_mut());
+    let (mut found, mut more): (Vec<(Name, FileType)>, bool) = (Vec::new(), false);
+    while let Some(entry) = raw.next() {
+        let entry = entry?;
+        let Ok(name) = Name::parse(entry.file_name().to_bytes()) else { continue };
+        if after.is_some_and(|after| name <= *after) || !wanted(name.as_bytes(), entry.file_type()) {
+            continue;
+        }
+        found.push((name, entry.file_type()));
+        if found.len() >= 2 * limit {
+            found.select_nth_unstable_by(limit, |a, b| a.0.cmp(&b.0));
+            found.truncate(limit);
+            more = true;
+        }
+    }
+    found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    more |= found.len() > limit;
+    found.truncate(limit);
+    for (name, kind) in &mut found {
+        if *kind == FileType::Unknown {
+            *kind = At::Child(dir, name).status().map_or(FileType::Unknown, |status| file_type(&status));
+        }
+    }
+    Ok(Names { names: found, more })
+}
+
+/// All names of a directory, in their order, of which some are held at a time.
+#[derive(Default)]
+pub(crate) struct SortedNames {
+    names: VecDeque<(Name, FileType)>,
+    last: Option<Name>,
+    all_read: bool,
+}
+
+impl SortedNames {
+    const WINDOW: usize = 1 << 16;
+
+    /// The next name that `wanted` takes.
+    pub(crate) fn peek(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<&(Name, FileType)>> {
+        while self.names.is_empty() && !self.all_read {
+            let found = names(directory, self.last.as_ref(), Self::WINDOW, |name, _| wanted(name))?;
+            self.all_read = !found.more;
+            self.last = found.names.last().map(|(name, _)| name.clone()).or(self.last.take());
+            self.names = found.names.into();
+        }
+        Ok(self.names.front())
+    }
+
+    pub(crate) fn pop(&mut self) {
+        self.names.pop_front();
+    }
+}
+
+/// The current directory of this process has no part in any of this.
+pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
+    rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
+}

@@ -1,0 +1,363 @@
+//! A source and a target in this process, connected over the loopback with TLS as two
+//! pods would be; and checkers that share nothing with the engine.
+#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(clippy::missing_panics_doc, reason = "tests panic")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::{FileTypeExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use mover::{
+    credentials::{Identity, MoveId, issue},
+    error::Error,
+    lanes::{Acceptor, SourceLanes, connect},
+    source::Source,
+    target::{PassOptions, PassReport, Session, Target},
+    throttle::Throttle,
+    verify::{Scope, Verification},
+};
+
+pub const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
+
+/// Two empty directories that live as long as this.
+pub struct Pair {
+    pub folder: tempfile::TempDir,
+    pub source: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Pair {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+        fs::create_dir(&source).unwrap();
+        fs::create_dir(&target).unwrap();
+        Self { folder, source, target }
+    }
+
+    pub fn open(&self) -> Target {
+        Target::open(&self.target, &id()).unwrap()
+    }
+
+    /// One pass over a connection of its own.
+    pub fn pass(&self, options: PassOptions) -> PassReport {
+        let mut target = self.open();
+        with_session(&self.source, &mut target, |session| session.pass(options)).unwrap()
+    }
+
+    /// A pass that must leave both sides equal, by all who can tell.
+    pub fn last_pass(&self) -> PassReport {
+        let report = self.pass(PassOptions { last: true, ..PassOptions::default() });
+        self.assert_verified(Scope::Touched);
+        self.assert_equal();
+        report
+    }
+
+    pub fn assert_verified(&self, scope: Scope) -> Verification {
+        let found = self.open().verify(scope).unwrap();
+        assert!(found.is_equal(), "{:?}", found.differences);
+        found
+    }
+
+    pub fn assert_equal(&self) {
+        assert_same_trees(&self.source, &self.target);
+        assert_rsync_sees_nothing(&self.source, &self.target);
+    }
+}
+
+pub fn id() -> MoveId {
+    MoveId::new(UID, 1).unwrap()
+}
+
+pub fn identities() -> &'static (Identity, Identity) {
+    static IDENTITIES: std::sync::OnceLock<(Identity, Identity)> = std::sync::OnceLock::new();
+    IDENTITIES.get_or_init(|| issue(&id()).unwrap())
+}
+
+/// A target's end of the wire, and where it listens.
+pub fn acceptor() -> (Acceptor, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Acceptor::new(listener, &id(), &identities().1).unwrap(), address)
+}
+
+pub fn dial(address: SocketAddr, lanes: u32) -> Result<SourceLanes, Error> {
+    connect(&id(), &identities().0, lanes, || TcpStream::connect(address))
+}
+
+/// Runs a source beside `work`, which has the target's session.
+pub fn with_session<T>(
+    source: &Path,
+    target: &mut Target,
+    work: impl FnOnce(&mut Session<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (acceptor, address) = acceptor();
+    let source = source.to_owned();
+    let serving = thread::spawn(move || {
+        let source = Source::open(&source)?;
+        source.serve(dial(address, 3)?, &Throttle::new(None))
+    });
+    let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().expect("no source dialled");
+    let mut session = target.session(lanes);
+    let result = work(&mut session);
+    if result.is_ok() {
+        session.end();
+    } else {
+        drop(session);
+    }
+    let served = serving.join().unwrap();
+    if result.is_ok() {
+        served.unwrap();
+    }
+    result
+}
+
+/// What a tree is, as told by the standard library and `getfattr`-like calls.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Seen {
+    kind: String,
+    mode: u32,
+    owner: (u32, u32),
+    mtime: (i64, i64),
+    size: u64,
+    device: u64,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    content: Vec<u8>,
+    /// The first path with the same inode.
+    linked_to: Option<Vec<u8>>,
+}
+
+pub fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+    let mut seen = BTreeMap::new();
+    let mut inodes = BTreeMap::new();
+    let mut todo = vec![PathBuf::new()];
+    let mut all = Vec::new();
+    while let Some(path) = todo.pop() {
+        let full = root.join(&path);
+        if fs::symlink_metadata(&full).unwrap().is_dir() {
+            for entry in fs::read_dir(&full).unwrap() {
+                let name = entry.unwrap().file_name();
+                let ours = name.as_bytes().starts_with(b".liqo-move-") || name.as_bytes() == b"lost+found";
+                if !(ours && path.as_os_str().is_empty()) {
+                    todo.push(path.join(name));
+                }
+            }
+        }
+        all.push(path);
+    }
+    all.sort_by(|a, b| a.as_os_str().as_bytes().cmp(b.as_os_str().as_bytes()));
+    for path in all {
+        let full = root.join(&path);
+        let meta = fs::symlink_metadata(&full).unwrap();
+        let kind = meta.file_type();
+        let key = path.into_os_string().into_vec();
+        let content = if kind.is_symlink() {
+            fs::read_link(&full).unwrap().into_os_string().into_vec()
+        } else if kind.is_file() {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_reader(fs::File::open(&full).unwrap()).unwrap();
+            hasher.finalize().as_bytes().to_vec()
+        } else {
+            Vec::new()
+        };
+        let linked_to = (!kind.is_dir() && meta.nlink() > 1)
+            .then(|| inodes.entry(meta.ino()).or_insert_with(|| key.clone()).clone());
+        let device = kind.is_block_device() || kind.is_char_device();
+        seen.insert(
+            key,
+            Seen {
+                kind: format!("{kind:?}"),
+                mode: if kind.is_symlink() { 0 } else { meta.mode() },
+                owner: (meta.uid(), meta.gid()),
+                mtime: (meta.mtime(), meta.mtime_nsec()),
+                size: if kind.is_file() { meta.len() } else { 0 },
+                device: if device { meta.rdev() } else { 0 },
+                xattrs: xattrs(&full),
+                content,
+                linked_to,
+            },
+        );
+    }
+    seen
+}
+
+fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut list = vec![0; 64 << 10];
+    let Ok(length) = rustix::fs::llistxattr(path, &mut list[..]) else { return BTreeMap::new() };
+    list[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty() && *name != b"security.selinux")
+        .map(|name| {
+            let mut value = vec![0; 64 << 10];
+            let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+            (name.to_vec(), value[..length].to_vec())
+        })
+        .collect()
+}
+
+/// Both trees are the same in all that is kept, hard links included. The journal's own
+/// links count at the target, so groups are compared by their first path.
+pub fn assert_same_trees(source: &Path, target: &Path) {
+    let (mut source, mut target) = (see(source), see(target));
+    for tree in [&mut source, &mut target] {
+        let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
+        for seen in tree.values() {
+            if let Some(first) = &seen.linked_to {
+                *names.entry(first.clone()).or_default() += 1;
+            }
+        }
+        for seen in tree.values_mut() {
+            if seen.linked_to.as_ref().is_some_and(|first| names[first] == 1) {
+                seen.linked_to = None;
+            }
+        }
+    }
+    let show = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
+    let missing: Vec<_> = source.keys().filter(|name| !target.contains_key(*name)).map(show).collect();
+    let extra: Vec<_> = target.keys().filter(|name| !source.contains_key(*name)).map(show).collect();
+    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:?}, extra {extra:?}");
+    for (name, wanted) in &source {
+        assert_eq!(wanted, &target[name], "{}", show(name));
+    }
+}
+
+/// rsync, told to compare everything, would change nothing.
+pub fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
+    let output = Command::new("rsync")
+        .args(["-aHAXn", "--checksum", "--numeric-ids", "--delete", "-i", "--modify-window=-1"])
+        .args(["--exclude=/lost+found", "--exclude=/.liqo-move-*"])
+        .arg(source.join(""))
+        .arg(target.join(""))
+        .output()
+        .expect("rsync is a test dependency: make deps");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "rsync would change this");
+}
+
+/// Whether these tests may make devices and mount images.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A file system of its own, in a file. Taken down whatever happens.
+pub struct Image {
+    pub at: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Image {
+    /// `make` is the program that makes it, with its options.
+    pub fn new(make: &[&str], megabytes: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, at) = (folder.path().join("image"), folder.path().join("mounted"));
+        fs::File::create(&image).unwrap().set_len(megabytes << 20).unwrap();
+        fs::create_dir(&at).unwrap();
+        run(Command::new(make[0]).args(&make[1..]).arg(&image));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
+        Self { at, _folder: folder }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
+    }
+}
+
+pub fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A relay between source and target, that can be told to do harm.
+pub struct Relay {
+    pub address: SocketAddr,
+    state: Arc<std::sync::Mutex<RelayState>>,
+}
+
+#[derive(Default)]
+struct RelayState {
+    sockets: Vec<TcpStream>,
+    /// Bytes after which everything is cut.
+    budget: Option<u64>,
+    /// At which byte of the stream from source to target a bit is flipped.
+    flip_at: Option<u64>,
+    passed: u64,
+}
+
+impl Relay {
+    pub fn to(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Self { address: listener.local_addr().unwrap(), state: Arc::default() };
+        let state = Arc::clone(&relay.state);
+        thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let Ok(onward) = TcpStream::connect(address) else { continue };
+                let copies = [(&socket, &onward, true), (&onward, &socket, false)];
+                for (from, to, counted) in copies {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let state = Arc::clone(&state);
+                    thread::spawn(move || shovel(from, to, &state, counted));
+                }
+                state.lock().unwrap().sockets.extend([socket, onward]);
+            }
+        });
+        relay
+    }
+
+    pub fn cut_after(&self, bytes: u64) {
+        let mut state = self.state.lock().unwrap();
+        state.budget = Some(state.passed + bytes);
+    }
+
+    pub fn flip_after(&self, bytes: u64) {
+        let mut state = self.state.lock().unwrap();
+        state.flip_at = Some(state.passed + bytes);
+    }
+
+    pub fn passed(&self) -> u64 {
+        self.state.lock().unwrap().passed
+    }
+}
+
+fn shovel(mut from: TcpStream, mut to: TcpStream, state: &std::sync::Mutex<RelayState>, counted: bool) {
+    use io::{Read as _, Write as _};
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(count) = from.read(&mut buffer) {
+        if count == 0 {
+            break;
+        }
+        if counted {
+            let mut state = state.lock().unwrap();
+            let before = state.passed;
+            state.passed += count as u64;
+            if let Some(at) = state.flip_at.filter(|at| (before..state.passed).contains(at)) {
+                buffer[usize::try_from(at - before).unwrap()] ^= 1;
+                state.flip_at = None;
+            }
+            if state.budget.is_some_and(|budget| state.passed > budget) {
+                state.budget = None;
+                for socket in state.sockets.drain(..) {
+                    let _ = socket.shutdown(std::net::Shutdown::Both);
+                }
+                return;
+            }
+        }
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}

@@ -1,0 +1,197 @@
+//! Every kind of inode, and everything that is kept of one, arrives; what is deleted or
+//! becomes something else follows.
+
+mod common;
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt, lchown, symlink},
+        net::UnixListener,
+    },
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use common::{Image, Pair, is_root, run};
+use mover::{LossKind, target::PassOptions, verify::Scope};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
+
+fn fill(root: &Path) {
+    let dir = root.join("etc");
+    fs::create_dir_all(dir.join("deep/er")).unwrap();
+    fs::write(dir.join("empty"), "").unwrap();
+    fs::write(dir.join("small"), "some words").unwrap();
+    fs::write(dir.join("large"), (0..3_500_000u32).map(|at| (at % 251) as u8).collect::<Vec<_>>()).unwrap();
+    fs::write(dir.join("exactly-one"), vec![7; 1 << 20]).unwrap();
+    fs::write(dir.join(OsStr::from_bytes(b"\xff\n name")), "x").unwrap();
+    fs::hard_link(dir.join("small"), dir.join("deep/small")).unwrap();
+    fs::hard_link(dir.join("small"), root.join("a-small")).unwrap();
+    fs::hard_link(dir.join("large"), root.join("zz-large")).unwrap();
+    symlink("../etc/small", dir.join("deep/er/link")).unwrap();
+    symlink("/does/not/exist", dir.join("dangling")).unwrap();
+    fs::hard_link(dir.join("dangling"), dir.join("dangling-too")).unwrap();
+    drop(UnixListener::bind(dir.join("socket")).unwrap());
+    mknodat(CWD, &dir.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    if is_root() {
+        let mode = Mode::from_raw_mode(0o600);
+        mknodat(CWD, &dir.join("null"), FileType::CharacterDevice, mode, makedev(1, 3)).unwrap();
+        mknodat(CWD, &dir.join("loop"), FileType::BlockDevice, mode, makedev(7, 99)).unwrap();
+        for (name, owner) in [("small", 1000), ("dangling", 4_000_000_000), ("pipe", 65534)] {
+            lchown(dir.join(name), Some(owner), Some(owner - 1)).unwrap();
+        }
+        // The binary form of cap_net_bind_service=ep.
+        let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        setxattr(&dir.join("large"), "security.capability", &capability, XattrFlags::empty()).unwrap();
+    }
+    setxattr(&dir.join("small"), "user.note", b"of \0 bytes", XattrFlags::empty()).unwrap();
+    setxattr(&dir, "user.dir", b"", XattrFlags::empty()).unwrap();
+    fs::set_permissions(dir.join("exactly-one"), fs::Permissions::from_mode(0o6755)).unwrap();
+    fs::set_permissions(dir.join("deep"), fs::Permissions::from_mode(0o3711)).unwrap();
+    fs::set_permissions(root, fs::Permissions::from_mode(0o1770)).unwrap();
+    let file = fs::File::create(dir.join("sparse")).unwrap();
+    file.set_len(40 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"in the middle", (17 << 20) + 4097).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"near", 3 << 20).unwrap();
+    let old = SystemTime::UNIX_EPOCH - Duration::from_nanos(1_500_000_001);
+    fs::File::open(dir.join("large")).unwrap().set_modified(old).unwrap();
+    fs::File::open(dir.join("deep/er")).unwrap().set_modified(old).unwrap();
+    fs::File::open(root).unwrap().set_modified(old).unwrap();
+}
+
+/// Default ACL of a directory: rwx for user 1234 too.
+fn acl() -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, bits, id) in [(1u16, 7u16, u32::MAX), (2, 7, 1234), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(bits.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    acl
+}
+
+#[test]
+fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    let report = pair.last_pass();
+    assert!(report.losses.is_empty());
+    let blocks = |root: &Path| fs::metadata(root.join("etc/sparse")).unwrap().blocks();
+    assert!(blocks(&pair.target) <= blocks(&pair.source) + 16, "holes stay holes");
+
+    std::thread::sleep(Duration::from_millis(50));
+    pair.pass(PassOptions::default());
+    let again = pair.last_pass();
+    assert!(again.by_stamps);
+    assert_eq!((again.compared_files, again.received_bytes), (0, 0));
+    pair.assert_verified(Scope::All);
+    pair.open().finish().unwrap();
+    pair.assert_equal();
+    assert!(!fs::read_dir(&pair.target).unwrap().any(|entry| {
+        entry.unwrap().file_name().as_bytes().starts_with(b".liqo-move")
+    }));
+}
+
+#[test]
+fn other_file_systems_keep_the_same() {
+    if !is_root() {
+        return;
+    }
+    for (from, to) in [
+        (&["mkfs.xfs", "-q"][..], &["mkfs.ext4", "-q"][..]),
+        (&["mkfs.ext4", "-q", "-I", "128"][..], &["mkfs.xfs", "-q"][..]),
+    ] {
+        let (from, to) = (Image::new(from, 400), Image::new(to, 400));
+        let pair = Pair { source: from.at.clone(), target: to.at.clone(), ..Pair::new() };
+        let whole_seconds = fs::metadata(&pair.source).unwrap().mtime_nsec() == 0;
+        fill(&pair.source);
+        if whole_seconds {
+            // Times of 128-byte inodes are whole seconds, on the source's side.
+            assert!(fs::metadata(pair.source.join("etc/small")).unwrap().mtime_nsec() == 0);
+        }
+        pair.last_pass();
+        fs::write(pair.source.join("etc/small"), "other words").unwrap();
+        pair.last_pass();
+        pair.open().finish().unwrap();
+        pair.assert_equal();
+    }
+}
+
+#[test]
+fn what_changes_its_kind_its_links_or_goes_away_follows() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    pair.last_pass();
+    let at = |path: &str| pair.source.join(path);
+
+    fs::remove_dir_all(at("etc/deep")).unwrap();
+    fs::write(at("etc/deep"), "now a file").unwrap();
+    fs::remove_file(at("etc/small")).unwrap();
+    fs::create_dir(at("etc/small")).unwrap();
+    fs::write(at("etc/small/in"), "it").unwrap();
+    fs::remove_file(at("etc/pipe")).unwrap();
+    symlink("small", at("etc/pipe")).unwrap();
+    fs::remove_file(at("etc/dangling")).unwrap();
+    symlink("elsewhere", at("etc/dangling")).unwrap();
+    pair.last_pass();
+
+    // Links that are parted, with the same size and content as before for the first byte.
+    let before = fs::read(at("zz-large")).unwrap();
+    fs::remove_file(at("zz-large")).unwrap();
+    fs::write(at("zz-large"), &before).unwrap();
+    fs::write(at("etc/large"), [&before[..], b"more"].concat()).unwrap();
+    fs::hard_link(at("etc/empty"), at("empty-too")).unwrap();
+    pair.last_pass();
+
+    // And joined the other way round.
+    fs::remove_file(at("etc/large")).unwrap();
+    fs::hard_link(at("zz-large"), at("etc/large")).unwrap();
+    fs::rename(at("a-small"), at("etc/a")).unwrap();
+    fs::hard_link(at("etc/a"), at("b")).unwrap();
+    fs::File::create(at("etc/sparse")).unwrap().set_len(5 << 20).unwrap();
+    pair.last_pass();
+
+    for entry in fs::read_dir(&pair.source).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+    }
+    pair.last_pass();
+}
+
+#[test]
+fn acls_are_kept_and_not_handed_down() {
+    let pair = Pair::new();
+    let dir = pair.source.join("dir");
+    fs::create_dir(&dir).unwrap();
+    setxattr(&dir, "system.posix_acl_default", &acl(), XattrFlags::empty()).unwrap();
+    fs::write(dir.join("with"), "").unwrap();
+    pair.last_pass();
+    // What is new in a directory with a default ACL gets one, unless the source has none.
+    fs::write(pair.source.join("without"), "").unwrap();
+    fs::rename(pair.source.join("without"), dir.join("without")).unwrap();
+    fs::create_dir(pair.source.join("plain")).unwrap();
+    fs::rename(pair.source.join("plain"), dir.join("plain")).unwrap();
+    pair.last_pass();
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_said() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    fs::write(pair.source.join("trusted"), "").unwrap();
+    setxattr(&pair.source.join("trusted"), "trusted.overlay.opaque", b"y", XattrFlags::empty()).unwrap();
+    fs::write(pair.source.join("fixed"), "").unwrap();
+    run(std::process::Command::new("chattr").arg("+i").arg(pair.source.join("fixed")));
+    let report = pair.pass(PassOptions::default());
+    run(std::process::Command::new("chattr").arg("-i").arg(pair.source.join("fixed")));
+    let losses: Vec<_> =
+        report.losses.iter().map(|(kind, count, path)| (*kind, *count, path.to_string())).collect();
+    assert_eq!(
+        losses,
+        [(LossKind::Xattrs, 1, "trusted".to_owned()), (LossKind::Flags, 1, "fixed".to_owned())]
+    );
+}
