@@ -12,8 +12,9 @@ help: ## Show this list
 ##### Set-up
 
 # What cannot be had as a Go module or a crate. The lab runs containers with runc,
-# joins nodes with iproute2, and its storage makes file systems.
-DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make mount runc util-linux xfsprogs
+# joins nodes with iproute2, and its storage makes file systems. The tests of moves
+# compare with rsync.
+DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make mount rsync runc util-linux xfsprogs
 
 .PHONY: deps
 deps: ## Install the Debian packages the lab needs (as root), or say which are missing
@@ -38,15 +39,15 @@ build: ## Build the driver (release)
 	cargo build --locked --release
 
 lint: lint-go ## Check formatting and lints of Rust and Go
-	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 lint-go: ## Check formatting and lints of Go alone
 	@badly=$$(gofmt -l sanity-tests); [ -z "$$badly" ] || { echo "not formatted, run make fmt:" $$badly; exit 1; }
 	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference sanity-tests/fabrics; do (cd $$module && go vet ./...) || exit 1; done
 
 fmt: ## Format Rust and Go
-	cargo fmt
+	cargo fmt --all
 	gofmt -w sanity-tests
 
 .PHONY: chart-manifests

@@ -26,9 +26,7 @@ use crate::{
     lanes::Reader,
     ledger::{Outcome, Slot},
     path::{Name, TreePath},
-    piece::{
-        CHUNK, Piece, Pieces, Range, chunk_length, chunks_of, hash_chunk, hash_hole, hash_of_hashes,
-    },
+    piece::{CHUNK, Piece, Pieces, Range, chunk_length, chunks_of, hash_chunk, hash_hole, hash_of_hashes},
     session::{Fate, lock},
     source::MAX_FETCHES,
     tree::{At, Tree},
@@ -97,7 +95,15 @@ struct Progress {
 impl Wanted {
     pub(crate) fn new(destination: Destination, first: u64, claims: Vec<Option<Hash>>) -> Self {
         let count = claims.len();
-        Self { destination, first, state: Mutex::new(Progress { hashes: claims, file: None }), claims: count }
+        Self {
+            destination,
+            first,
+            state: Mutex::new(Progress {
+                hashes: claims,
+                file: None,
+            }),
+            claims: count,
+        }
     }
 
     fn size(&self) -> u64 {
@@ -134,8 +140,12 @@ impl Table {
     /// Whether another fetch of so many chunks may go.
     pub(crate) fn has_room(&self, chunks: usize) -> bool {
         let count = lock(&self.wanted).len();
-        count == 0
-            || (count < MAX_FETCHES && self.claims.load(Ordering::Relaxed) + chunks <= MAX_CLAIMS)
+        count == 0 || (count < MAX_FETCHES && self.claims.load(Ordering::Relaxed) + chunks <= MAX_CLAIMS)
+    }
+
+    /// How many fetches are under way.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.wanted).len()
     }
 
     /// Waits until something has arrived.
@@ -143,9 +153,17 @@ impl Table {
         let wanted = lock(&self.wanted);
         if !wanted.is_empty() && !fate.is_over() {
             let patience = std::time::Duration::from_millis(100);
-            drop(self.smaller.wait_timeout(wanted, patience).unwrap_or_else(PoisonError::into_inner));
+            drop(
+                self.smaller
+                    .wait_timeout(wanted, patience)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
         }
-        if fate.is_over() { Err(Fate::ended()) } else { Ok(()) }
+        if fate.is_over() {
+            Err(Fate::ended())
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn insert(&self, wanted: Wanted) -> u64 {
@@ -172,9 +190,8 @@ pub(crate) struct Desk {
     /// Nothing for a device.
     pub(crate) tree: Option<Arc<Tree>>,
     pub(crate) table: Table,
-    /// Bytes of content that arrived, and that were written.
+    /// Bytes of content that have arrived.
     pub(crate) received: AtomicU64,
-    pub(crate) files: AtomicU64,
 }
 
 /// One data lane: takes batches until the session is over.
@@ -197,11 +214,21 @@ type LastDirectory = Option<(TreePath, rustix::fd::OwnedFd)>;
 impl Desk {
     fn take(&self, piece: Piece<'_>, directory: &mut LastDirectory) -> Result<(), Error> {
         match piece {
-            Piece::Data { fetch, chunk, hash, length, ranges, bytes } => {
+            Piece::Data {
+                fetch,
+                chunk,
+                hash,
+                length,
+                ranges,
+                bytes,
+            } => {
                 let wanted = self.table.get(fetch)?;
                 let at = place(&wanted, chunk, 1)?;
                 if hash_chunk(length, &ranges, bytes) != hash {
-                    return Err(Error::Corrupt { path: wanted.path(), chunk });
+                    return Err(Error::Corrupt {
+                        path: wanted.path(),
+                        chunk,
+                    });
                 }
                 self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 let mut state = lock(&wanted.state);
@@ -221,7 +248,12 @@ impl Desk {
                 }
                 Ok(())
             }
-            Piece::End { fetch, size, steady, hash } => {
+            Piece::End {
+                fetch,
+                size,
+                steady,
+                hash,
+            } => {
                 let wanted = self.table.get(fetch)?;
                 let state = &mut *lock(&wanted.state);
                 let result = self.end(&wanted, state, size, steady, &hash, directory);
@@ -241,7 +273,10 @@ impl Desk {
             Piece::Failed { fetch, errno } => {
                 let wanted = self.table.get(fetch)?;
                 let source = io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or_default());
-                Err(Error::Unreadable { path: wanted.path(), source })
+                Err(Error::Unreadable {
+                    path: wanted.path(),
+                    source,
+                })
             }
         }
     }
@@ -270,7 +305,8 @@ impl Desk {
                 punch(file, offset + u64::from(at), range.offset - at).map_err(failed)?;
             }
             let (data, after) = rest.split_at(range.length as usize);
-            file.write_all_at(data, offset + u64::from(range.offset)).map_err(failed)?;
+            file.write_all_at(data, offset + u64::from(range.offset))
+                .map_err(failed)?;
             (rest, at) = (after, range.offset + range.length);
         }
         if keeps_old {
@@ -315,9 +351,10 @@ impl Desk {
         if state.file.is_none() {
             state.file = Some(match &wanted.destination {
                 Destination::File(job) => self.open_file(job, directory)?,
-                Destination::Device(job) => {
-                    job.device.try_clone().map_err(Error::file("opening", &TreePath::root()))?
-                }
+                Destination::Device(job) => job
+                    .device
+                    .try_clone()
+                    .map_err(Error::file("opening", &TreePath::root()))?,
             });
         }
         let file = state.file.as_ref().ok_or_else(Fate::ended)?;
@@ -327,16 +364,22 @@ impl Desk {
     fn open_file(&self, job: &FileJob, directory: &mut LastDirectory) -> Result<File, Error> {
         let tree = self.tree.as_ref().ok_or_else(Fate::ended)?;
         if !job.fresh || job.chunks.is_some() {
-            return tree.file(&job.path, OFlags::WRONLY).map_err(Error::tree("opening", &job.path));
+            return tree
+                .file(&job.path, OFlags::WRONLY)
+                .map_err(Error::tree("opening", &job.path));
         }
         if directory.as_ref().is_none_or(|(path, _)| *path != job.parent) {
-            let fd = tree.directory(&job.parent).map_err(Error::tree("opening", &job.parent))?;
+            let fd = tree
+                .directory(&job.parent)
+                .map_err(Error::tree("opening", &job.parent))?;
             *directory = Some((job.parent.clone(), fd));
         }
         let (_, parent) = directory.as_ref().ok_or_else(Fate::ended)?;
         create(parent.as_fd(), &job.name).map_err(|errno| match errno {
             // Nothing of this name was there when the directory was read.
-            Errno::EXIST => Error::CaseClash { path: job.path.clone() },
+            Errno::EXIST => Error::CaseClash {
+                path: job.path.clone(),
+            },
             errno => Error::tree("creating", &job.path)(errno),
         })
     }
@@ -353,7 +396,10 @@ impl Desk {
         if size == wanted.size() {
             let hashes: Vec<&Hash> = state.hashes.iter().flatten().collect();
             if hashes.len() != state.hashes.len() || hash_of_hashes(hashes.into_iter()) != *hash {
-                return Err(Error::Corrupt { path: wanted.path(), chunk: wanted.first });
+                return Err(Error::Corrupt {
+                    path: wanted.path(),
+                    chunk: wanted.first,
+                });
             }
         }
         match &wanted.destination {
@@ -374,7 +420,11 @@ impl Desk {
                     return Err(Error::Protocol("its device changed its size".to_owned()));
                 }
                 lock(&job.hashes).clone_from(&state.hashes);
-                job.slot.fill(Outcome::Done { content: None, steady: true, wrote: state.file.is_some() });
+                job.slot.fill(Outcome::Done {
+                    content: None,
+                    steady: true,
+                    wrote: state.file.is_some(),
+                });
                 Ok(())
             }
         }
@@ -402,15 +452,22 @@ impl Desk {
             };
             complete(&file, &job.inode).map_err(Error::tree("setting attributes of", &job.path))?;
         }
-        self.files.fetch_add(1, Ordering::Relaxed);
         let content = match &job.chunks {
             // Of which bytes the hashes are is not known any more.
             _ if job.resized.load(Ordering::Relaxed) => None,
-            Some(chunks) => Some(chunks.hash(chunks_of(job.inode.stamp.size)).map_err(Error::Journal)?),
+            Some(chunks) => Some(
+                chunks
+                    .hash(chunks_of(job.inode.stamp.size))
+                    .map_err(Error::Journal)?,
+            ),
             None => state.hashes.first().copied().flatten(),
         };
         let steady = content.is_some() && !job.unsteady.load(Ordering::Relaxed);
-        job.slot.fill(Outcome::Done { content, steady, wrote });
+        job.slot.fill(Outcome::Done {
+            content,
+            steady,
+            wrote,
+        });
         Ok(())
     }
 }

@@ -28,7 +28,10 @@ pub(crate) fn read() -> ClockReading {
     ClockReading {
         wall_nanos: nanos(wall.tv_sec, wall.tv_nsec),
         offset_nanos: nanos(precise.tv_sec, precise.tv_nsec) - nanos(boot.tv_sec, boot.tv_nsec),
-        boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+        boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
         tick_nanos: u64::try_from(nanos(tick.tv_sec, tick.tv_nsec)).unwrap_or(10_000_000),
     }
 }
@@ -53,7 +56,11 @@ pub(crate) fn went_on(before: &ClockReading, now: &ClockReading) -> bool {
 /// Whether whatever changes after the pass that began at this reading gets another ctime.
 pub(crate) fn settled(ctime: Time, pass: &ClockReading) -> bool {
     // No nanoseconds: a file system that keeps whole seconds.
-    let granularity = if ctime.nanos == 0 { 1_000_000_000 } else { pass.tick_nanos };
+    let granularity = if ctime.nanos == 0 {
+        1_000_000_000
+    } else {
+        pass.tick_nanos
+    };
     let limit = i128::from(pass.wall_nanos) - 2 * i128::from(granularity);
     i128::from(ctime.secs) * 1_000_000_000 + i128::from(ctime.nanos) < limit
 }
@@ -80,12 +87,21 @@ mod tests {
         assert!(went_on(&at(100, 50), &at(110, 50)));
         assert!(went_on(&at(100, 50), &at(300, 60)), "set forward does no harm");
         assert!(!went_on(&at(100, 50), &at(99, 40)));
-        assert!(!went_on(&at(100, 50), &at(300, 49)), "set back by a second, minutes ago");
-        let other_boot = ClockReading { boot_id: "c".to_owned(), ..at(110, 50) };
+        assert!(
+            !went_on(&at(100, 50), &at(300, 49)),
+            "set back by a second, minutes ago"
+        );
+        let other_boot = ClockReading {
+            boot_id: "c".to_owned(),
+            ..at(110, 50)
+        };
         assert!(!went_on(&at(100, 50), &other_boot));
         let mut slewed = at(100_000, 50);
         slewed.offset_nanos -= 40_000_000_000;
-        assert!(went_on(&at(0, 50), &slewed), "slewing for a day is not setting back");
+        assert!(
+            went_on(&at(0, 50), &slewed),
+            "slewing for a day is not setting back"
+        );
         assert!(went_on(&read(), &{
             std::thread::sleep(std::time::Duration::from_millis(20));
             read()

@@ -54,11 +54,18 @@ impl MoveId {
     /// `uid` becomes part of a DNS name and of a folder's name.
     pub fn new(uid: &str, epoch: u64) -> Result<Self, Error> {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        if uid.is_empty() || uid.len() > 63 || !uid.bytes().all(plain) || uid.starts_with('-') || uid.ends_with('-')
+        if uid.is_empty()
+            || uid.len() > 63
+            || !uid.bytes().all(plain)
+            || uid.starts_with('-')
+            || uid.ends_with('-')
         {
             return Err(Error::Credentials(format!("{uid:?} is not the uid of a move")));
         }
-        Ok(Self { uid: uid.to_owned(), epoch })
+        Ok(Self {
+            uid: uid.to_owned(),
+            epoch,
+        })
     }
 
     /// The uid.
@@ -110,7 +117,11 @@ pub fn issue(id: &MoveId) -> Result<(Identity, Identity), Error> {
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate().map_err(unusable)?;
         let certificate = params.signed_by(&key, &authority).map_err(unusable)?;
-        Ok(Identity { authority: authority.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(Identity {
+            authority: authority.pem(),
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     };
     Ok((
         leaf(Role::Source, ExtendedKeyUsagePurpose::ClientAuth)?,
@@ -179,7 +190,6 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "stands in map_err")]
 fn unusable(error: impl fmt::Display) -> Error {
     Error::Credentials(error.to_string())
 }

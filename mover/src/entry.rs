@@ -35,7 +35,7 @@ pub struct Attributes {
     /// Numeric group.
     pub gid: u32,
     /// Extended attributes that are kept, sorted by name.
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub xattrs: Xattrs,
 }
 
 /// What an inode is, with what makes it that.
@@ -79,6 +79,9 @@ pub struct Entry {
     /// What has that name.
     pub inode: Inode,
 }
+
+/// Extended attributes, names and values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A BLAKE3 hash.
 pub type Hash = [u8; 32];
@@ -180,10 +183,20 @@ fn put_name(hasher: &mut blake3::Hasher, name: &[u8], inode: &Inode) {
 }
 
 fn put_kept(hasher: &mut blake3::Hasher, inode: &Inode) {
-    let Inode { kind, stamp, attributes, linked } = inode;
+    let Inode {
+        kind,
+        stamp,
+        attributes,
+        linked,
+    } = inode;
     let (target, device) = kind.detail();
     put_bytes(hasher, target);
-    for number in [attributes.mode, attributes.uid, attributes.gid, u32::from(*linked)] {
+    for number in [
+        attributes.mode,
+        attributes.uid,
+        attributes.gid,
+        u32::from(*linked),
+    ] {
         hasher.update(&number.to_le_bytes());
     }
     hasher.update(&device.to_le_bytes());

@@ -89,9 +89,16 @@ impl Error {
         move |errno| {
             let path = path.clone();
             if matches!(errno, rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) {
-                Self::Full { path, source: errno.into() }
+                Self::Full {
+                    path,
+                    source: errno.into(),
+                }
             } else {
-                Self::Tree { doing, path, source: errno.into() }
+                Self::Tree {
+                    doing,
+                    path,
+                    source: errno.into(),
+                }
             }
         }
     }
@@ -100,7 +107,11 @@ impl Error {
     pub(crate) fn file(doing: &'static str, path: &TreePath) -> impl FnOnce(io::Error) -> Self {
         move |error| match rustix::io::Errno::from_io_error(&error) {
             Some(errno) => Self::tree(doing, path)(errno),
-            None => Self::Tree { doing, path: path.clone(), source: error },
+            None => Self::Tree {
+                doing,
+                path: path.clone(),
+                source: error,
+            },
         }
     }
 

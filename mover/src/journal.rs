@@ -123,11 +123,15 @@ impl Journal {
         for part in [folder.clone(), folder.join("chunks"), folder.join("links")] {
             match fs::DirBuilder::new().mode(0o700).create(&part) {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&part)?.is_dir() => {}
+                Err(error)
+                    if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&part)?.is_dir() => {}
                 Err(error) => return Err(error),
             }
         }
-        let journal = Self { folder, epoch: id.epoch() };
+        let journal = Self {
+            folder,
+            epoch: id.epoch(),
+        };
         journal.recover()?;
         Ok(journal)
     }
@@ -154,27 +158,51 @@ impl Journal {
         };
         let mut blocks = Blocks::new(file);
         let header = blocks.next()?.and_then(|block| Header::decode(block).ok());
-        Ok(header.filter(|header| header.format == FORMAT && header.epoch == self.epoch).map(|header| {
-            (header, Lines { blocks, directory: None, pending: std::collections::VecDeque::new() })
-        }))
+        Ok(header
+            .filter(|header| header.format == FORMAT && header.epoch == self.epoch)
+            .map(|header| {
+                (
+                    header,
+                    Lines {
+                        blocks,
+                        directory: None,
+                        pending: std::collections::VecDeque::new(),
+                    },
+                )
+            }))
+    }
+
+    /// The folder of hard links.
+    pub(crate) fn links(&self) -> io::Result<rustix::fd::OwnedFd> {
+        File::open(self.file("links")).map(Into::into)
     }
 
     /// A file for directories that lasts for one pass.
     pub(crate) fn scratch(&self, name: &str) -> io::Result<JournalWriter> {
-        let header = Header { format: FORMAT, epoch: self.epoch, ..Header::default() };
+        let header = Header {
+            format: FORMAT,
+            epoch: self.epoch,
+            ..Header::default()
+        };
         JournalWriter::create(&self.file(name), &header)
     }
 
     pub(crate) fn read_scratch(&self, name: &str) -> io::Result<Lines> {
         let read = self.read_file(name)?;
-        read.map(|(_, lines)| lines).ok_or_else(|| ErrorKind::NotFound.into())
+        read.map(|(_, lines)| lines)
+            .ok_or_else(|| ErrorKind::NotFound.into())
     }
 
     /// Begins the journal of a pass.
     pub(crate) fn write(&self, pass: u32, clock: ClockReading) -> io::Result<JournalWriter> {
         JournalWriter::create(
             &self.file("entries.new"),
-            &Header { format: FORMAT, epoch: self.epoch, pass, clock: Some(clock) },
+            &Header {
+                format: FORMAT,
+                epoch: self.epoch,
+                pass,
+                clock: Some(clock),
+            },
         )
     }
 
@@ -220,10 +248,20 @@ impl Journal {
             directory.push(line);
             if ends {
                 for line in directory.drain(..) {
-                    if let Line::Directory { path, .. } = &line {
-                        last = Some(path.clone());
+                    match line {
+                        // The attributes of directories are set at the end of a pass, which that
+                        // one did not reach: they have to be listed once more.
+                        Line::End { touched, .. } => merged.put(&Line::End {
+                            digest: None,
+                            touched,
+                        })?,
+                        line => {
+                            if let Line::Directory { path, .. } = &line {
+                                last = Some(path.clone());
+                            }
+                            merged.put(&line)?;
+                        }
                     }
-                    merged.put(&line)?;
                 }
             }
         }
@@ -241,7 +279,10 @@ impl Journal {
                     }
                     _ if skip => {}
                     Line::Record(record) if changed.has(&current, &record.entry.name)? => spoilt = true,
-                    Line::End { touched, .. } if spoilt => merged.put(&Line::End { digest: None, touched })?,
+                    Line::End { touched, .. } if spoilt => merged.put(&Line::End {
+                        digest: None,
+                        touched,
+                    })?,
                     line => merged.put(&line)?,
                 }
             }
@@ -277,14 +318,22 @@ impl JournalWriter {
         // Without a header nobody could tell that this pass had begun.
         file.flush()?;
         file.get_ref().sync_data()?;
-        Ok(Self { file, block: Block::default(), size: 0 })
+        Ok(Self {
+            file,
+            block: Block::default(),
+            size: 0,
+        })
     }
 
     pub(crate) fn put(&mut self, line: &Line) -> io::Result<()> {
         match line {
             Line::Directory { path, own } => {
                 let path = path.as_bytes().to_vec();
-                self.block = Block { path, own: Some(own.into()), ..Block::default() };
+                self.block = Block {
+                    path,
+                    own: Some(own.into()),
+                    ..Block::default()
+                };
                 self.size = 0;
             }
             Line::Record(record) => {
@@ -314,7 +363,10 @@ impl JournalWriter {
     fn close(&mut self) -> io::Result<()> {
         put_block(&mut self.file, &self.block.encode_to_vec())?;
         let path = std::mem::take(&mut self.block.path);
-        self.block = Block { path, ..Block::default() };
+        self.block = Block {
+            path,
+            ..Block::default()
+        };
         self.size = 0;
         Ok(())
     }
@@ -346,7 +398,10 @@ struct Blocks {
 
 impl Blocks {
     fn new(file: File) -> Self {
-        Self { file: BufReader::with_capacity(BLOCK, file), payload: Vec::new() }
+        Self {
+            file: BufReader::with_capacity(BLOCK, file),
+            payload: Vec::new(),
+        }
     }
 
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
@@ -385,9 +440,15 @@ impl Lines {
             if let Some(line) = self.pending.pop_front() {
                 return Ok(Some(line));
             }
-            let Some(bytes) = self.blocks.next()? else { return Ok(None) };
-            let Ok(block) = Block::decode(bytes) else { return Ok(None) };
-            let Ok(lines) = self.take(block) else { return Ok(None) };
+            let Some(bytes) = self.blocks.next()? else {
+                return Ok(None);
+            };
+            let Ok(block) = Block::decode(bytes) else {
+                return Ok(None);
+            };
+            let Ok(lines) = self.take(block) else {
+                return Ok(None);
+            };
             self.pending = lines;
         }
     }
@@ -398,7 +459,10 @@ impl Lines {
         match block.own {
             Some(own) => {
                 self.directory = Some(path.clone());
-                lines.push_back(Line::Directory { path, own: own.try_into()? });
+                lines.push_back(Line::Directory {
+                    path,
+                    own: own.try_into()?,
+                });
             }
             None if self.directory.as_ref() == Some(&path) => {}
             None => return Err(BadMessage::Field("a block belongs to no directory")),
@@ -414,7 +478,10 @@ impl Lines {
         }
         if block.last {
             let digest = Hash::try_from(&block.digest[..]).ok();
-            lines.push_back(Line::End { digest, touched: block.touched });
+            lines.push_back(Line::End {
+                digest,
+                touched: block.touched,
+            });
         }
         Ok(lines)
     }
@@ -429,12 +496,18 @@ pub(crate) struct Changes {
 impl Changes {
     pub(crate) fn create(journal: &Journal) -> io::Result<Self> {
         let file = BufWriter::new(File::create(journal.file("changed"))?);
-        Ok(Self { file, unsynced: false })
+        Ok(Self {
+            file,
+            unsynced: false,
+        })
     }
 
     pub(crate) fn note(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
         self.unsynced = true;
-        put_block(&mut self.file, &[directory.as_bytes(), &[0], name.as_bytes()].concat())
+        put_block(
+            &mut self.file,
+            &[directory.as_bytes(), &[0], name.as_bytes()].concat(),
+        )
     }
 
     pub(crate) fn sync(&mut self) -> io::Result<()> {
@@ -479,7 +552,9 @@ impl Changed {
 
     fn has(&mut self, directory: &TreePath, name: &Name) -> io::Result<bool> {
         loop {
-            let Some((noted_in, noted)) = &self.next else { return Ok(false) };
+            let Some((noted_in, noted)) = &self.next else {
+                return Ok(false);
+            };
             match noted_in.cmp(directory).then_with(|| noted.cmp(name)) {
                 std::cmp::Ordering::Less => self.advance()?,
                 std::cmp::Ordering::Equal => return Ok(true),
@@ -498,7 +573,13 @@ impl Chunks {
     }
 
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        File::options().read(true).write(true).create(true).truncate(false).open(path).map(Self)
+        File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map(Self)
     }
 
     pub(crate) fn forget(journal: &Journal, path: &TreePath) {
@@ -522,7 +603,10 @@ impl Chunks {
             }
         }
         let (hashes, _) = bytes.as_chunks::<32>();
-        Ok(hashes.iter().map(|hash| (*hash != Hash::default()).then_some(*hash)).collect())
+        Ok(hashes
+            .iter()
+            .map(|hash| (*hash != Hash::default()).then_some(*hash))
+            .collect())
     }
 
     pub(crate) fn put(&self, first: u64, hashes: &[Option<Hash>]) -> io::Result<()> {

@@ -108,10 +108,15 @@ pub fn connect(
         let dialling: Vec<_> = (0..DATA + data_lanes)
             .map(|lane| scope.spawn(move || open(id, Arc::clone(config), dial, &hello(lane), cutter)))
             .collect();
-        dialling.into_iter().map(|lane| lane.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        dialling
+            .into_iter()
+            .map(|lane| lane.join().unwrap_or_else(|_| Err(panicked())))
+            .collect()
     });
     let mut streams = streams?.into_iter();
-    let (Some(up), Some(down)) = (streams.next(), streams.next()) else { return Err(panicked()) };
+    let (Some(up), Some(down)) = (streams.next(), streams.next()) else {
+        return Err(panicked());
+    };
     Ok(SourceLanes {
         up: FrameWriter::new(up),
         down: FrameReader::new(down),
@@ -134,7 +139,8 @@ fn open(
     let socket = dial().map_err(Error::Cut)?;
     prepare(&socket, HANDSHAKE)?;
     cutter.add(socket.try_clone().map_err(Error::Cut)?);
-    let mut tls = ClientConnection::new(config, target_name(id)?).map_err(|e| Error::Credentials(e.to_string()))?;
+    let mut tls =
+        ClientConnection::new(config, target_name(id)?).map_err(|e| Error::Credentials(e.to_string()))?;
     let mut socket = socket;
     tls.complete_io(&mut socket).map_err(handshake)?;
     id.check(Role::Target, tls.peer_certificates())?;
@@ -166,7 +172,11 @@ impl Acceptor {
     /// Takes sessions of this move that dial here.
     pub fn new(listener: TcpListener, id: &MoveId, identity: &Identity) -> Result<Self, Error> {
         listener.set_nonblocking(true).map_err(Error::Cut)?;
-        Ok(Self { listener, config: identity.server()?, id: id.clone() })
+        Ok(Self {
+            listener,
+            config: identity.server()?,
+            id: id.clone(),
+        })
     }
 
     /// The next session of which all lanes are there, or nothing until then.
@@ -184,8 +194,13 @@ impl Acceptor {
                     Err(error) => return Err(Error::Cut(error)),
                 }
             }
-            let Ok(lane) = accepted.recv_timeout(Duration::from_millis(5)) else { continue };
-            if lanes.values().any(|other| other.hello.session != lane.hello.session) {
+            let Ok(lane) = accepted.recv_timeout(Duration::from_millis(5)) else {
+                continue;
+            };
+            if lanes
+                .values()
+                .any(|other| other.hello.session != lane.hello.session)
+            {
                 lanes.clear();
             }
             let wanted = DATA + lane.hello.data_lanes;
@@ -222,19 +237,37 @@ fn welcome(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<
     let mut stream: Box<dyn Stream> = Box::new(StreamOwned::new(tls, socket));
     let hello = hear(&mut stream)?;
     let refused = refusal(&hello, id).unwrap_or_default();
-    say(&mut stream, &Hello { version: VERSION, refused: refused.clone(), ..hello.clone() })?;
+    say(
+        &mut stream,
+        &Hello {
+            version: VERSION,
+            refused: refused.clone(),
+            ..hello.clone()
+        },
+    )?;
     if !refused.is_empty() {
         return Err(Error::Refused(refused));
     }
-    Ok(Accepted { hello, stream, socket: control })
+    Ok(Accepted {
+        hello,
+        stream,
+        socket: control,
+    })
 }
 
 fn refusal(hello: &Hello, id: &MoveId) -> Option<String> {
     if hello.version != VERSION {
-        return Some(format!("it speaks version {} of the protocol, this side {VERSION}", hello.version));
+        return Some(format!(
+            "it speaks version {} of the protocol, this side {VERSION}",
+            hello.version
+        ));
     }
     if hello.move_uid != id.uid() || hello.epoch != id.epoch() {
-        return Some(format!("it is of another move than {} of epoch {}", id.uid(), id.epoch()));
+        return Some(format!(
+            "it is of another move than {} of epoch {}",
+            id.uid(),
+            id.epoch()
+        ));
     }
     if !(1..=MAX_DATA_LANES).contains(&hello.data_lanes) || hello.lane >= DATA + hello.data_lanes {
         return Some("it has too many or too few lanes".to_owned());
@@ -257,7 +290,12 @@ fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
     let (Some(up), Some(down)) = (up, down) else {
         return Err(Error::Protocol("a session has no control lane".to_owned()));
     };
-    Ok(TargetLanes { up, down, data, cutter })
+    Ok(TargetLanes {
+        up,
+        down,
+        data,
+        cutter,
+    })
 }
 
 fn prepare(socket: &TcpStream, timeout: Duration) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //! Content arrives in any order; the journal grows in one.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fs::File,
     sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
@@ -54,14 +54,26 @@ impl Slot {
 
 /// The next thing in the order of the walk.
 pub(crate) enum Item {
-    Directory { path: TreePath, own: Inode },
+    Directory {
+        path: TreePath,
+        own: Inode,
+    },
     /// As it was before this pass.
     Kept(Record),
     /// Under way, or just done.
-    Record { record: Record, slot: Arc<Slot> },
-    End { digest: Option<Hash>, touched: u32 },
+    Record {
+        record: Record,
+        slot: Arc<Slot>,
+    },
+    End {
+        digest: Option<Hash>,
+        touched: u32,
+    },
     /// Chunks of a device.
-    Range { first: u64, job: Arc<DeviceJob> },
+    Range {
+        first: u64,
+        job: Arc<DeviceJob>,
+    },
 }
 
 impl Item {
@@ -76,7 +88,10 @@ impl Item {
     fn cost(&self) -> usize {
         let record = |record: &Record| {
             let xattrs = &record.entry.inode.attributes.xattrs;
-            320 + xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum::<usize>()
+            320 + xattrs
+                .iter()
+                .map(|(name, value)| name.len() + value.len() + 64)
+                .sum::<usize>()
         };
         match self {
             Self::Directory { path, .. } => 320 + path.as_bytes().len(),
@@ -94,6 +109,8 @@ pub(crate) struct Counts {
     /// Files that changed while they were read or went away, and the first of them.
     pub(crate) unsteady: u64,
     pub(crate) first_unsteady: Option<TreePath>,
+    /// Ranges of a device that were written.
+    pub(crate) written: BTreeSet<u64>,
 }
 
 #[derive(Default)]
@@ -124,7 +141,11 @@ impl Ledger {
                 return Err(Fate::ended());
             }
             self.changed.notify_all();
-            queue = self.changed.wait_timeout(queue, AT_LEAST).unwrap_or_else(PoisonError::into_inner).0;
+            queue = self
+                .changed
+                .wait_timeout(queue, AT_LEAST)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         Ok(())
     }
@@ -149,9 +170,8 @@ impl Ledger {
                 return None;
             }
             let elapsed = since.elapsed();
-            let due = queue.finished
-                || elapsed >= INTERVAL
-                || (elapsed >= AT_LEAST && queue.cost >= LIMIT / 2);
+            let due =
+                queue.finished || elapsed >= INTERVAL || (elapsed >= AT_LEAST && queue.cost >= LIMIT / 2);
             if due {
                 let count = queue.items.iter().take_while(|item| item.is_complete()).count();
                 if count > 0 {
@@ -166,35 +186,77 @@ impl Ledger {
                 }
             }
             // Lanes do not wake this up: a moment more or less does not matter to anyone.
-            let patience = if queue.finished { Duration::from_millis(2) } else { Duration::from_millis(50) };
-            queue = self.changed.wait_timeout(queue, patience).unwrap_or_else(PoisonError::into_inner).0;
+            let patience = if queue.finished {
+                Duration::from_millis(2)
+            } else {
+                Duration::from_millis(50)
+            };
+            queue = self
+                .changed
+                .wait_timeout(queue, patience)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
 
 /// Writes a pass's journal. Ends when all of the pass is in it, or the session is over.
 pub(crate) struct Committer<'a> {
-    pub(crate) tree: Option<&'a Tree>,
+    tree: Option<&'a Tree>,
     /// Instead of a tree.
-    pub(crate) device: Option<&'a File>,
-    pub(crate) ledger: &'a Ledger,
-    pub(crate) pass: u32,
-    pub(crate) counts: Counts,
+    device: Option<&'a File>,
+    ledger: &'a Ledger,
+    pass: u32,
+    counts: Counts,
     /// The directory that is being written: all of it is clean so far.
-    pub(crate) clean: bool,
-    pub(crate) directory: TreePath,
+    clean: bool,
+    directory: TreePath,
 }
 
-impl Committer<'_> {
-    pub(crate) fn run(mut self, mut journal: Option<&mut JournalWriter>, fate: &Fate) -> Result<Counts, Error> {
+impl<'a> Committer<'a> {
+    pub(crate) fn of_tree(tree: &'a Tree, ledger: &'a Ledger, pass: u32) -> Self {
+        Self {
+            tree: Some(tree),
+            ..Self::of_nothing(ledger, pass)
+        }
+    }
+
+    pub(crate) fn of_device(device: &'a File, ledger: &'a Ledger, pass: u32) -> Self {
+        Self {
+            device: Some(device),
+            ..Self::of_nothing(ledger, pass)
+        }
+    }
+
+    fn of_nothing(ledger: &'a Ledger, pass: u32) -> Self {
+        let (counts, directory) = (Counts::default(), TreePath::root());
+        Self {
+            tree: None,
+            device: None,
+            ledger,
+            pass,
+            counts,
+            clean: false,
+            directory,
+        }
+    }
+
+    pub(crate) fn run(
+        mut self,
+        mut journal: Option<&mut JournalWriter>,
+        fate: &Fate,
+    ) -> Result<Counts, Error> {
         let mut since = Instant::now();
         while let Some(items) = self.ledger.take(since, fate) {
             since = Instant::now();
             if let Some(tree) = self.tree {
-                tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
+                tree.sync()
+                    .map_err(Error::tree("synchronising", &TreePath::root()))?;
             }
             if let Some(device) = self.device {
-                device.sync_data().map_err(Error::file("synchronising", &TreePath::root()))?;
+                device
+                    .sync_data()
+                    .map_err(Error::file("synchronising", &TreePath::root()))?;
             }
             for item in items {
                 self.write(item, &mut journal)?;
@@ -218,7 +280,11 @@ impl Committer<'_> {
                 Line::Record(record)
             }
             Item::Record { mut record, slot } => match slot.0.get() {
-                Some(Outcome::Done { content, steady, wrote }) => {
+                Some(Outcome::Done {
+                    content,
+                    steady,
+                    wrote,
+                }) => {
                     if !steady {
                         self.count(&record);
                     }
@@ -236,8 +302,14 @@ impl Committer<'_> {
                     return Ok(());
                 }
             },
-            Item::End { digest, touched } => Line::End { digest: digest.filter(|_| self.clean), touched },
+            Item::End { digest, touched } => Line::End {
+                digest: digest.filter(|_| self.clean),
+                touched,
+            },
             Item::Range { first, job } => {
+                if let Some(Outcome::Done { wrote: true, .. }) = job.slot.0.get() {
+                    self.counts.written.insert(first);
+                }
                 return job.chunks.put(first, &lock(&job.hashes)).map_err(Error::Journal);
             }
         };

@@ -1,14 +1,18 @@
 #![doc = include_str!("../README.md")]
 
 mod apply;
+pub mod block;
 mod clock;
 mod compress;
 pub mod credentials;
 pub mod entry;
 pub mod error;
+#[cfg(test)]
+mod hostile;
 mod journal;
 pub mod lanes;
 mod ledger;
+mod link;
 mod message;
 pub mod path;
 pub mod piece;

@@ -110,7 +110,12 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Error> {
     match command {
         Command::Issue { r#move, folder } => issue(&MoveId::new(&r#move, 1)?, &folder),
-        Command::Send { common, connect, lanes, bandwidth } => {
+        Command::Send {
+            common,
+            connect,
+            lanes,
+            bandwidth,
+        } => {
             let (id, identity) = common.identity()?;
             let source = Source::open(&common.root)?;
             let throttle = Throttle::new(bandwidth);
@@ -125,14 +130,24 @@ fn run(command: Command) -> Result<(), Error> {
                 thread::sleep(AGAIN);
             }
         }
-        Command::Receive { common, listen, passes, live, full, unverified, keep_journal } => {
+        Command::Receive {
+            common,
+            listen,
+            passes,
+            live,
+            full,
+            unverified,
+            keep_journal,
+        } => {
             let (id, identity) = common.identity()?;
             let listener = TcpListener::bind(&listen).map_err(Error::Cut)?;
             let acceptor = Acceptor::new(listener, &id, &identity)?;
             let mut target = Target::open(&common.root, &id)?;
             let mut left = passes;
             while left > 0 {
-                let Some(lanes) = acceptor.accept(Duration::from_mins(1))? else { continue };
+                let Some(lanes) = acceptor.accept(Duration::from_mins(1))? else {
+                    continue;
+                };
                 let received = receive(&mut target, lanes, &mut left, live, full);
                 match received {
                     Err(error) if error.is_cut() => eprintln!("{error}; waiting for the source"),
@@ -157,7 +172,10 @@ fn receive(
     let mut session = target.session(lanes);
     while *left > 0 {
         let started = Instant::now();
-        let report = session.pass(PassOptions { last: *left == 1 && !live, reread })?;
+        let report = session.pass(PassOptions {
+            last: *left == 1 && !live,
+            reread,
+        })?;
         println!(
             "pass {}: {:.3} s, {} entries, {} bytes, {} files compared, {} bytes received, {} deleted, {} unsteady",
             report.pass,
@@ -182,12 +200,18 @@ fn verify(target: &Target, scope: Scope) -> Result<(), Error> {
     let started = Instant::now();
     let found = target.verify(scope)?;
     let seconds = started.elapsed().as_secs_f64();
-    println!("verified {} files, {} bytes in {seconds:.3} s: {}", found.files, found.bytes, found.found);
+    println!(
+        "verified {} files, {} bytes in {seconds:.3} s: {}",
+        found.files, found.bytes, found.found
+    );
     for difference in &found.differences {
         println!("{difference}");
     }
     match found.differences.into_iter().next() {
-        Some(difference) => Err(Error::Corrupt { path: difference.path, chunk: 0 }),
+        Some(difference) => Err(Error::Corrupt {
+            path: difference.path,
+            chunk: 0,
+        }),
         None => Ok(()),
     }
 }
@@ -209,7 +233,8 @@ impl Common {
     fn identity(&self) -> Result<(MoveId, Identity), Error> {
         let read = |name: &str| {
             let path = self.credentials.join(name);
-            fs::read_to_string(&path).map_err(|error| Error::Credentials(format!("{}: {error}", path.display())))
+            fs::read_to_string(&path)
+                .map_err(|error| Error::Credentials(format!("{}: {error}", path.display())))
         };
         let identity = Identity {
             authority: read("authority.pem")?,

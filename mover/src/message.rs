@@ -268,11 +268,17 @@ pub(crate) struct RawEntry {
 impl RawEntry {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Entry, BadMessage> {
         let raw = Self::decode(bytes)?;
-        Ok(Entry { name: Name::parse(&raw.name)?, inode: raw.inode.try_into()? })
+        Ok(Entry {
+            name: Name::parse(&raw.name)?,
+            inode: raw.inode.try_into()?,
+        })
     }
 
     pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
-        let raw = Self { name: entry.name.as_bytes().to_vec(), inode: (&entry.inode).into() };
+        let raw = Self {
+            name: entry.name.as_bytes().to_vec(),
+            inode: (&entry.inode).into(),
+        };
         raw.encode_to_vec()
     }
 }
@@ -295,14 +301,21 @@ impl TryFrom<RawStamp> for Stamp {
 
     fn try_from(raw: RawStamp) -> Result<Self, BadMessage> {
         // A size is an offset of the kernel, which is signed.
-        if raw.mtime_nanos >= 1_000_000_000 || raw.ctime_nanos >= 1_000_000_000 || raw.size > i64::MAX as u64 {
+        if raw.mtime_nanos >= 1_000_000_000 || raw.ctime_nanos >= 1_000_000_000 || raw.size > i64::MAX as u64
+        {
             return Err(BadMessage::Field("a time or size is out of bounds"));
         }
         Ok(Self {
             ino: raw.ino,
             size: raw.size,
-            mtime: Time { secs: raw.mtime_secs, nanos: raw.mtime_nanos },
-            ctime: Time { secs: raw.ctime_secs, nanos: raw.ctime_nanos },
+            mtime: Time {
+                secs: raw.mtime_secs,
+                nanos: raw.mtime_nanos,
+            },
+            ctime: Time {
+                secs: raw.ctime_secs,
+                nanos: raw.ctime_nanos,
+            },
         })
     }
 }
@@ -322,7 +335,10 @@ impl From<&Inode> for RawInode {
                 .attributes
                 .xattrs
                 .iter()
-                .map(|(name, value)| RawXattr { name: name.clone(), value: value.clone() })
+                .map(|(name, value)| RawXattr {
+                    name: name.clone(),
+                    value: value.clone(),
+                })
                 .collect(),
             linked: inode.linked,
         }
@@ -337,7 +353,9 @@ impl TryFrom<RawInode> for Inode {
             1 => Kind::File,
             2 => Kind::Directory,
             3 if raw.target.is_empty() || raw.target.len() > TreePath::MAX || raw.target.contains(&0) => {
-                return Err(BadMessage::Field("a symbolic link leads to what no link can lead to"));
+                return Err(BadMessage::Field(
+                    "a symbolic link leads to what no link can lead to",
+                ));
             }
             3 => Kind::Symlink(raw.target),
             4 => Kind::Fifo,
@@ -349,14 +367,23 @@ impl TryFrom<RawInode> for Inode {
         if raw.mode > 0o7777 || raw.uid == u32::MAX || raw.gid == u32::MAX {
             return Err(BadMessage::Field("a mode or owner is out of bounds"));
         }
-        let xattrs: Vec<_> = raw.xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect();
+        let xattrs: Vec<_> = raw
+            .xattrs
+            .into_iter()
+            .map(|xattr| (xattr.name, xattr.value))
+            .collect();
         if !xattrs.iter().all(|(name, _)| kept_xattr(name)) || !xattrs.is_sorted_by(|a, b| a.0 < b.0) {
             return Err(BadMessage::Field("an extended attribute may not be set"));
         }
         Ok(Self {
             kind,
             stamp: raw.stamp.map(Stamp::try_from).transpose()?.unwrap_or_default(),
-            attributes: Attributes { mode: raw.mode, uid: raw.uid, gid: raw.gid, xattrs },
+            attributes: Attributes {
+                mode: raw.mode,
+                uid: raw.uid,
+                gid: raw.gid,
+                xattrs,
+            },
             linked: raw.linked,
         })
     }
@@ -365,8 +392,11 @@ impl TryFrom<RawInode> for Inode {
 /// Which extended attributes are kept: the user's, file capabilities, POSIX ACLs.
 pub(crate) fn kept_xattr(name: &[u8]) -> bool {
     let valid = name.len() <= 255 && !name.contains(&0);
-    let system: [&[u8]; 3] =
-        [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
+    let system: [&[u8]; 3] = [
+        b"security.capability",
+        b"system.posix_acl_access",
+        b"system.posix_acl_default",
+    ];
     valid && ((name.starts_with(b"user.") && name.len() > 5) || system.contains(&name))
 }
 
@@ -375,7 +405,10 @@ pub(crate) fn encode_claims(claims: &[Option<Hash>]) -> Vec<u8> {
     if claims.iter().all(Option::is_none) {
         return Vec::new();
     }
-    claims.iter().flat_map(|claim| claim.unwrap_or_default()).collect()
+    claims
+        .iter()
+        .flat_map(|claim| claim.unwrap_or_default())
+        .collect()
 }
 
 /// The other way round; `count` of them.
@@ -387,5 +420,8 @@ pub(crate) fn decode_claims(bytes: &[u8], count: usize) -> Result<Vec<Option<Has
     if hashes.len() != count || !rest.is_empty() {
         return Err(BadMessage::Field("there are not as many hashes as chunks"));
     }
-    Ok(hashes.iter().map(|hash| (*hash != Hash::default()).then_some(*hash)).collect())
+    Ok(hashes
+        .iter()
+        .map(|hash| (*hash != Hash::default()).then_some(*hash))
+        .collect())
 }

@@ -136,7 +136,11 @@ impl fmt::Display for Name {
 
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_root() { f.write_str(".") } else { write!(f, "{}", Readable(&self.0)) }
+        if self.is_root() {
+            f.write_str(".")
+        } else {
+            write!(f, "{}", Readable(&self.0))
+        }
     }
 }
 
@@ -164,7 +168,9 @@ mod tests {
 
     #[test]
     fn what_leads_out_of_the_tree_is_no_path() {
-        for bad in ["/", "/a", "a/", "a//b", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b"] {
+        for bad in [
+            "/", "/a", "a/", "a//b", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b",
+        ] {
             assert!(TreePath::parse(bad.as_bytes()).is_err(), "{bad}");
         }
         assert!(TreePath::parse(&[b'a'; 256]).is_err());
@@ -181,7 +187,10 @@ mod tests {
 
     #[test]
     fn shown_paths_have_no_control_characters() {
-        assert_eq!(TreePath::parse(b"a\n\xff\\/\xc3\xa4").unwrap().to_string(), "a\\n\\xff\\\\/\u{e4}");
+        assert_eq!(
+            TreePath::parse(b"a\n\xff\\/\xc3\xa4").unwrap().to_string(),
+            "a\\n\\xff\\\\/\u{e4}"
+        );
     }
 
     proptest! {

@@ -35,11 +35,32 @@ pub(crate) struct Range {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Piece<'a> {
-    Data { fetch: u64, chunk: u64, hash: Hash, length: u32, ranges: Vec<Range>, bytes: &'a [u8] },
-    Holes { fetch: u64, first: u64, chunks: u32 },
-    End { fetch: u64, size: u64, steady: bool, hash: Hash },
-    Gone { fetch: u64 },
-    Failed { fetch: u64, errno: u32 },
+    Data {
+        fetch: u64,
+        chunk: u64,
+        hash: Hash,
+        length: u32,
+        ranges: Vec<Range>,
+        bytes: &'a [u8],
+    },
+    Holes {
+        fetch: u64,
+        first: u64,
+        chunks: u32,
+    },
+    End {
+        fetch: u64,
+        size: u64,
+        steady: bool,
+        hash: Hash,
+    },
+    Gone {
+        fetch: u64,
+    },
+    Failed {
+        fetch: u64,
+        errno: u32,
+    },
 }
 
 /// Bytes that are no batch.
@@ -50,7 +71,14 @@ pub(crate) struct BadPiece(&'static str);
 impl Piece<'_> {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Data { fetch, chunk, hash, length, ranges, bytes } => {
+            Self::Data {
+                fetch,
+                chunk,
+                hash,
+                length,
+                ranges,
+                bytes,
+            } => {
                 head(out, 1, *fetch);
                 out.extend(chunk.to_le_bytes());
                 out.extend(hash);
@@ -67,7 +95,12 @@ impl Piece<'_> {
                 out.extend(first.to_le_bytes());
                 out.extend(chunks.to_le_bytes());
             }
-            Self::End { fetch, size, steady, hash } => {
+            Self::End {
+                fetch,
+                size,
+                steady,
+                hash,
+            } => {
                 head(out, 3, *fetch);
                 out.extend(size.to_le_bytes());
                 out.push((*steady).into());
@@ -116,7 +149,10 @@ impl<'a> Pieces<'a> {
                 hash: self.array()?,
             },
             4 => Piece::Gone { fetch },
-            5 => Piece::Failed { fetch, errno: u32::from_le_bytes(self.array()?) },
+            5 => Piece::Failed {
+                fetch,
+                errno: u32::from_le_bytes(self.array()?),
+            },
             _ => return Err(BadPiece("a piece is of no known kind")),
         }))
     }
@@ -127,34 +163,52 @@ impl<'a> Pieces<'a> {
         let length = u32::from_le_bytes(self.array()?);
         let count = usize::from(u16::from_le_bytes(self.array()?));
         if length as usize > CHUNK || length == 0 || count > MAX_RANGES {
-            return Err(BadPiece("a chunk is longer than chunks are, or in too many parts"));
+            return Err(BadPiece(
+                "a chunk is longer than chunks are, or in too many parts",
+            ));
         }
         let mut ranges = Vec::with_capacity(count);
         let (mut end, mut total) = (0, 0);
         for _ in 0..count {
             let offset = u32::from_le_bytes(self.array()?);
-            let range = Range { offset, length: u32::from_le_bytes(self.array()?) };
+            let range = Range {
+                offset,
+                length: u32::from_le_bytes(self.array()?),
+            };
             let after = range.offset.checked_add(range.length);
             if range.length == 0 || range.offset < end || after.is_none_or(|after| after > length) {
-                return Err(BadPiece("the parts of a chunk are not in it, one after the other"));
+                return Err(BadPiece(
+                    "the parts of a chunk are not in it, one after the other",
+                ));
             }
             end = range.offset + range.length;
             total += range.length as usize;
             ranges.push(range);
         }
-        Ok(Piece::Data { fetch, chunk, hash, length, ranges, bytes: self.take(total)? })
+        Ok(Piece::Data {
+            fetch,
+            chunk,
+            hash,
+            length,
+            ranges,
+            bytes: self.take(total)?,
+        })
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], BadPiece> {
-        let (taken, rest) =
-            self.0.split_at_checked(count).ok_or(BadPiece("a batch ends in the middle of a piece"))?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(count)
+            .ok_or(BadPiece("a batch ends in the middle of a piece"))?;
         self.0 = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], BadPiece> {
-        let (taken, rest) =
-            self.0.split_first_chunk::<N>().ok_or(BadPiece("a batch ends in the middle of a piece"))?;
+        let (taken, rest) = self
+            .0
+            .split_first_chunk::<N>()
+            .ok_or(BadPiece("a batch ends in the middle of a piece"))?;
         self.0 = rest;
         Ok(*taken)
     }
@@ -190,7 +244,7 @@ pub(crate) fn hash_hole(length: u32) -> Hash {
 }
 
 fn put_zeros(hasher: &mut blake3::Hasher, mut count: u32) {
-    const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+    static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
     while count > 0 {
         let now = count.min(1 << 16);
         hasher.update(ZEROS.get(..now as usize).unwrap_or_default());
@@ -204,11 +258,11 @@ pub(crate) fn hash_of_hashes<'a>(mut hashes: impl ExactSizeIterator<Item = &'a H
     if hashes.len() == 1 {
         return hashes.next().copied().unwrap_or_default();
     }
-    let mut hasher = blake3::Hasher::new();
+    let mut all = blake3::Hasher::new();
     for hash in hashes {
-        hasher.update(hash);
+        all.update(hash);
     }
-    *hasher.finalize().as_bytes()
+    *all.finalize().as_bytes()
 }
 
 /// Chunks of a file of this size.
@@ -230,16 +284,40 @@ mod tests {
 
     #[test]
     fn pieces_come_back_as_they_were() {
-        let ranges = vec![Range { offset: 4, length: 3 }, Range { offset: 10, length: 1 }];
+        let ranges = vec![
+            Range { offset: 4, length: 3 },
+            Range {
+                offset: 10,
+                length: 1,
+            },
+        ];
         let pieces = [
-            Piece::Data { fetch: 7, chunk: 9, hash: [1; 32], length: 12, ranges, bytes: b"abcd" },
-            Piece::Holes { fetch: 7, first: 10, chunks: 3 },
-            Piece::End { fetch: 7, size: 99, steady: true, hash: [2; 32] },
+            Piece::Data {
+                fetch: 7,
+                chunk: 9,
+                hash: [1; 32],
+                length: 12,
+                ranges,
+                bytes: b"abcd",
+            },
+            Piece::Holes {
+                fetch: 7,
+                first: 10,
+                chunks: 3,
+            },
+            Piece::End {
+                fetch: 7,
+                size: 99,
+                steady: true,
+                hash: [2; 32],
+            },
             Piece::Gone { fetch: 8 },
             Piece::Failed { fetch: 9, errno: 5 },
         ];
         let mut bytes = Vec::new();
-        pieces.iter().for_each(|piece| piece.put(&mut bytes));
+        for piece in &pieces {
+            piece.put(&mut bytes);
+        }
         let mut read = Pieces::of(&bytes);
         for piece in &pieces {
             assert_eq!(read.next().unwrap().as_ref(), Some(piece));
@@ -251,8 +329,14 @@ mod tests {
     fn holes_hash_as_the_zeros_they_are() {
         let mut plain = vec![0; 200_000];
         plain[70_000..70_003].copy_from_slice(b"abc");
-        let range = Range { offset: 70_000, length: 3 };
-        assert_eq!(hash_chunk(200_000, &[range], b"abc"), *blake3::hash(&plain).as_bytes());
+        let range = Range {
+            offset: 70_000,
+            length: 3,
+        };
+        assert_eq!(
+            hash_chunk(200_000, &[range], b"abc"),
+            *blake3::hash(&plain).as_bytes()
+        );
         assert_eq!(hash_hole(1 << 20), *blake3::hash(&vec![0; 1 << 20]).as_bytes());
     }
 

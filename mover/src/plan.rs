@@ -109,8 +109,13 @@ impl Planner<'_> {
         if !self.use_stamps || !self.old.seek(path)? {
             return Err(unknown());
         }
-        let Some(own) = self.old.own() else { return Err(unknown()) };
-        self.push(Item::Directory { path: path.clone(), own })?;
+        let Some(own) = self.old.own() else {
+            return Err(unknown());
+        };
+        self.push(Item::Directory {
+            path: path.clone(),
+            own,
+        })?;
         while let Some(record) = self.old.next_record()? {
             self.count(&record.entry);
             self.push(Item::Kept(record))?;
@@ -128,21 +133,47 @@ impl Planner<'_> {
         if !own.is_directory() {
             return Err(Error::Protocol("it lists what is no directory".to_owned()));
         }
-        let directory = self.tree.directory(path).map_err(Error::tree("opening directory", path))?;
+        let directory = self
+            .tree
+            .directory(path)
+            .map_err(Error::tree("opening directory", path))?;
         let old = self.old.seek(path)?;
-        let line = Line::Directory { path: path.clone(), own: own.clone() };
+        let line = Line::Directory {
+            path: path.clone(),
+            own: own.clone(),
+        };
         self.directories.put(&line).map_err(Error::Journal)?;
-        self.directories.put(&Line::End { digest: None, touched: 0 }).map_err(Error::Journal)?;
+        self.directories
+            .put(&Line::End {
+                digest: None,
+                touched: 0,
+            })
+            .map_err(Error::Journal)?;
         let digest = ListingDigest::of(&own.stamp);
         let settled = self.settled(&own.stamp);
-        self.push(Item::Directory { path: path.clone(), own })?;
+        self.push(Item::Directory {
+            path: path.clone(),
+            own,
+        })?;
         let (path, present) = (path.clone(), SortedNames::default());
-        self.walk.current = Some(Current { path, directory, present, digest, settled, last: None, old });
+        self.walk.current = Some(Current {
+            path,
+            directory,
+            present,
+            digest,
+            settled,
+            last: None,
+            old,
+        });
         Ok(())
     }
 
     fn enter(&mut self, path: &TreePath) -> Result<(), Error> {
-        let journal = path.as_bytes().split(|byte| *byte == b'/').next().unwrap_or_default();
+        let journal = path
+            .as_bytes()
+            .split(|byte| *byte == b'/')
+            .next()
+            .unwrap_or_default();
         if is_foreign(&TreePath::root(), journal) {
             return Err(Error::Protocol("it lists what is no part of a volume".to_owned()));
         }
@@ -159,15 +190,24 @@ impl Planner<'_> {
     /// The next entry of the directory that was begun.
     pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
         let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
-            return Err(Error::Protocol("it lists a directory it has not begun".to_owned()));
+            return Err(Error::Protocol(
+                "it lists a directory it has not begun".to_owned(),
+            ));
         };
-        if current.last.as_ref().is_some_and(|last| entry.name <= *last) || is_foreign(path, entry.name.as_bytes())
+        if current.last.as_ref().is_some_and(|last| entry.name <= *last)
+            || is_foreign(path, entry.name.as_bytes())
         {
-            return Err(Error::Protocol("it lists names out of order, or that are no part of a volume".to_owned()));
+            return Err(Error::Protocol(
+                "it lists names out of order, or that are no part of a volume".to_owned(),
+            ));
         }
         current.digest.add(&entry);
         self.count(&entry);
-        let old = if current.old { self.old.record(self.journal, &entry.name)? } else { None };
+        let old = if current.old {
+            self.old.record(self.journal, &entry.name)?
+        } else {
+            None
+        };
         let present = self.present_until(&mut current, Some(&entry.name))?;
         current.last = Some(entry.name.clone());
         self.decide(&current, entry, old, present)?;
@@ -185,7 +225,10 @@ impl Planner<'_> {
             self.old.skip(self.journal)?;
         }
         let digest = Some(current.digest.finish()).filter(|_| current.settled);
-        self.push(Item::End { digest, touched: self.pass })
+        self.push(Item::End {
+            digest,
+            touched: self.pass,
+        })
     }
 
     /// The walk is over.
@@ -197,7 +240,11 @@ impl Planner<'_> {
     }
 
     /// Deletes what is on disk before this name and not listed; says what is of the name.
-    fn present_until(&mut self, current: &mut Current, until: Option<&Name>) -> Result<Option<FileType>, Error> {
+    fn present_until(
+        &mut self,
+        current: &mut Current,
+        until: Option<&Name>,
+    ) -> Result<Option<FileType>, Error> {
         loop {
             let next = current
                 .present
@@ -251,9 +298,17 @@ impl Planner<'_> {
                 rustix::fs::mkdirat(&current.directory, entry.name.as_bytes(), Mode::RWXU)
                     .map_err(clash("creating directory", &path))?;
             }
-            return self.push(Item::Kept(Record { entry, clean: true, content: None, touched: self.pass }));
+            return self.push(Item::Kept(Record {
+                entry,
+                clean: true,
+                content: None,
+                touched: self.pass,
+            }));
         }
-        if let Some(old) = old.as_ref().filter(|old| self.use_stamps && old.clean && old.entry == entry) {
+        if let Some(old) = old
+            .as_ref()
+            .filter(|old| self.use_stamps && old.clean && old.entry == entry)
+        {
             return self.push(Item::Kept(old.clone()));
         }
         let (present, role) = self.link(current, &path, &entry, old.as_ref(), present.is_some())?;
@@ -261,13 +316,23 @@ impl Planner<'_> {
         match (role, &entry.inode.kind) {
             (Role::Member, _) => {
                 let clean = self.settled(&entry.inode.stamp);
-                self.push(Item::Kept(Record { entry, clean, content: None, touched: self.pass }))
+                self.push(Item::Kept(Record {
+                    entry,
+                    clean,
+                    content: None,
+                    touched: self.pass,
+                }))
             }
-            (Role::Owner, Kind::File) => self.file(current, path, entry, old, present),
+            (Role::Owner, Kind::File) => self.file(current, &path, &entry, old.as_ref(), present),
             (Role::Owner, _) => {
-                self.special(current, &path, &entry, present)?;
+                Self::special(current, &path, &entry, present)?;
                 let clean = self.settled(&entry.inode.stamp);
-                self.push(Item::Kept(Record { entry, clean, content: None, touched: self.pass }))
+                self.push(Item::Kept(Record {
+                    entry,
+                    clean,
+                    content: None,
+                    touched: self.pass,
+                }))
             }
         }
     }
@@ -286,7 +351,11 @@ impl Planner<'_> {
         let failed = |errno| Error::tree("linking", path)(errno);
         let directory = current.directory.as_fd();
         let same_inode = old.is_some_and(|old| old.entry.inode.stamp.ino == inode.stamp.ino);
-        let status = if present { Some(At::Child(directory, name).status().map_err(failed)?) } else { None };
+        let status = if present {
+            Some(At::Child(directory, name).status().map_err(failed)?)
+        } else {
+            None
+        };
         let unlink_it = || unlink(directory, name).map_err(failed);
         if !inode.linked {
             let Some(status) = status.filter(|status| status.stx_nlink > 1) else {
@@ -308,13 +377,19 @@ impl Planner<'_> {
         }
         let group = number(inode.stamp.ino)?;
         let mut of_group = At::Child(self.links.as_fd(), &group).status().ok();
-        if of_group.as_ref().is_some_and(|other| file_type(other) != type_of(&inode.kind)) {
+        if of_group
+            .as_ref()
+            .is_some_and(|other| file_type(other) != type_of(&inode.kind))
+        {
             unlink(self.links.as_fd(), &group).map_err(failed)?;
             of_group = None;
         }
         let first = self.walk.seen.len() >= MAX_SEEN || self.walk.seen.insert(inode.stamp.ino);
         if let Some(of_group) = of_group {
-            if status.as_ref().is_none_or(|status| status.stx_ino != of_group.stx_ino) {
+            if status
+                .as_ref()
+                .is_none_or(|status| status.stx_ino != of_group.stx_ino)
+            {
                 if present {
                     unlink_it()?;
                 }
@@ -332,16 +407,22 @@ impl Planner<'_> {
             if inode.is_file() {
                 create(directory, name).map_err(clash("creating", path))?;
             } else {
-                self.special(current, path, entry, false)?;
+                Self::special(current, path, entry, false)?;
             }
         }
-        rustix::fs::linkat(directory, name.as_bytes(), &self.links, group.as_bytes(), AtFlags::empty())
-            .map_err(failed)?;
+        rustix::fs::linkat(
+            directory,
+            name.as_bytes(),
+            &self.links,
+            group.as_bytes(),
+            AtFlags::empty(),
+        )
+        .map_err(failed)?;
         Ok((true, Role::Owner))
     }
 
     /// A link, pipe, socket or device.
-    fn special(&self, current: &Current, path: &TreePath, entry: &Entry, present: bool) -> Result<(), Error> {
+    fn special(current: &Current, path: &TreePath, entry: &Entry, present: bool) -> Result<(), Error> {
         let Entry { name, inode } = entry;
         let directory = current.directory.as_fd();
         let failed = |errno| Error::tree("creating", path)(errno);
@@ -374,49 +455,72 @@ impl Planner<'_> {
     fn file(
         &mut self,
         current: &Current,
-        path: TreePath,
-        entry: Entry,
-        old: Option<Record>,
+        path: &TreePath,
+        entry: &Entry,
+        old: Option<&Record>,
         present: bool,
     ) -> Result<(), Error> {
         let Stamp { size, .. } = entry.inode.stamp;
         let clean = self.settled(&entry.inode.stamp);
-        let content_known = old.as_ref().filter(|old| old.content.is_some() && !entry.inode.linked);
+        let content_known = old
+            .as_ref()
+            .filter(|old| old.content.is_some() && !entry.inode.linked);
         let attributes_stand = content_known.is_some_and(|old| {
             let (was, is) = (&old.entry.inode, &entry.inode);
-            was.attributes == is.attributes && was.stamp.size == is.stamp.size && was.stamp.mtime == is.stamp.mtime
+            was.attributes == is.attributes
+                && was.stamp.size == is.stamp.size
+                && was.stamp.mtime == is.stamp.mtime
         });
         let touched = content_known.map_or(self.pass, |old| old.touched);
         let known = match content_known {
             Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => Known::Chunks,
             Some(old) => Known::Only(old.content),
-            None if present => {
-                Known::OnDisk(self.tree.file(&path, OFlags::RDONLY).map_err(Error::tree("opening", &path))?)
-            }
+            None if present => Known::OnDisk(
+                self.tree
+                    .file(path, OFlags::RDONLY)
+                    .map_err(Error::tree("opening", path))?,
+            ),
             None => Known::Nothing,
         };
         if old.is_some() {
-            self.changes.note(&current.path, &entry.name).map_err(Error::Journal)?;
+            self.changes
+                .note(&current.path, &entry.name)
+                .map_err(Error::Journal)?;
         }
         let (chunks, mut fresh) = (chunks_of(size), !present);
         if fresh && chunks != 1 {
-            let file = create(current.directory.as_fd(), &entry.name).map_err(clash("creating", &path))?;
+            let file = create(current.directory.as_fd(), &entry.name).map_err(clash("creating", path))?;
             fresh = false;
             if chunks == 0 {
-                complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", &path))?;
+                complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
             }
         } else if chunks == 0 {
             self.changes.sync().map_err(Error::Journal)?;
-            let file = self.tree.file(&path, OFlags::WRONLY).map_err(Error::tree("opening", &path))?;
-            complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", &path))?;
+            let file = self
+                .tree
+                .file(path, OFlags::WRONLY)
+                .map_err(Error::tree("opening", path))?;
+            complete(&file, &entry.inode).map_err(Error::tree("setting attributes of", path))?;
         }
         let slot = Arc::new(Slot::default());
-        let record = Record { entry: entry.clone(), clean, content: None, touched };
+        let record = Record {
+            entry: entry.clone(),
+            clean,
+            content: None,
+            touched,
+        };
         if chunks == 0 {
             let content = Some(*blake3::hash(&[]).as_bytes());
-            return self.push(Item::Kept(Record { content, touched: self.pass, ..record }));
+            return self.push(Item::Kept(Record {
+                content,
+                touched: self.pass,
+                ..record
+            }));
         }
-        let stored = (chunks > 1).then(|| Chunks::of(self.journal, &path)).transpose().map_err(Error::Journal)?;
+        let stored = (chunks > 1)
+            .then(|| Chunks::of(self.journal, path))
+            .transpose()
+            .map_err(Error::Journal)?;
         let job = Arc::new(FileJob {
             parent: current.path.clone(),
             name: entry.name.clone(),
@@ -438,7 +542,7 @@ impl Planner<'_> {
         let mut first = 0;
         while first < chunks {
             let count = usize::try_from((chunks - first).min(FETCH_CHUNKS.into())).unwrap_or(1);
-            let claims = self.claims(&known, &path, first, count)?;
+            let claims = self.claims(&known, path, first, count)?;
             self.fetch(&job, first, claims)?;
             first += count as u64;
         }
@@ -453,9 +557,8 @@ impl Planner<'_> {
         count: usize,
     ) -> Result<Vec<Option<Hash>>, Error> {
         let mut claims = match known {
-            Known::Nothing => Vec::new(),
             Known::Only(hash) if first == 0 => vec![*hash],
-            Known::Only(_) => Vec::new(),
+            Known::Nothing | Known::Only(_) => Vec::new(),
             Known::Chunks => {
                 let chunks = Chunks::of(self.journal, path).map_err(Error::Journal)?;
                 chunks.get(first, count).map_err(Error::Journal)?
@@ -486,9 +589,16 @@ impl Planner<'_> {
             count: u32::try_from(claims.len()).unwrap_or(FETCH_CHUNKS),
             claims: encode_claims(&claims),
         };
-        fetch.id = self.desk.table.insert(Wanted::new(Destination::File(Arc::clone(job)), first, claims));
+        fetch.id = self
+            .desk
+            .table
+            .insert(Wanted::new(Destination::File(Arc::clone(job)), first, claims));
         self.walk.fetches.push(fetch);
-        if self.walk.fetches.len() >= FETCHES { self.flush() } else { Ok(()) }
+        if self.walk.fetches.len() >= FETCHES {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Asks for what is wanted. Before anything of it can arrive, it is on disk that these
@@ -499,7 +609,12 @@ impl Planner<'_> {
         }
         self.changes.sync().map_err(Error::Journal)?;
         let fetches = std::mem::take(&mut self.walk.fetches);
-        Ok(self.down.send(&Down { asked: Some(Asked::Fetch(Fetches { fetches })) }, true)?)
+        Ok(self.down.send(
+            &Down {
+                asked: Some(Asked::Fetch(Fetches { fetches })),
+            },
+            true,
+        )?)
     }
 
     fn push(&mut self, item: Item) -> Result<(), Error> {
@@ -591,11 +706,18 @@ pub(crate) struct OldJournal {
 
 impl OldJournal {
     pub(crate) fn new(lines: Option<Lines>) -> Self {
-        Self { lines, directory: None, record: None, end: None }
+        Self {
+            lines,
+            directory: None,
+            record: None,
+            end: None,
+        }
     }
 
     fn line(&mut self) -> Result<Option<Line>, Error> {
-        let Some(lines) = &mut self.lines else { return Ok(None) };
+        let Some(lines) = &mut self.lines else {
+            return Ok(None);
+        };
         lines.next().map_err(Error::Journal)
     }
 
@@ -679,4 +801,3 @@ impl OldJournal {
         }
     }
 }
-

@@ -20,9 +20,7 @@ use crate::{
     lanes::Writer,
     message::{BadMessage, RawFetch, decode_claims},
     path::TreePath,
-    piece::{
-        BATCH, CHUNK, FETCH_CHUNKS, Piece, Range, chunk_length, hash_chunk, hash_hole, hash_of_hashes,
-    },
+    piece::{BATCH, CHUNK, FETCH_CHUNKS, Piece, Range, chunk_length, hash_chunk, hash_hole, hash_of_hashes},
     throttle::Throttle,
     tree::{At, Tree, file_type, stamp_of},
     wire::FrameKind,
@@ -78,12 +76,21 @@ pub(crate) struct Outbox<'a> {
 impl<'a> Outbox<'a> {
     pub(crate) fn new(lane: &'a mut Writer, throttle: &'a Throttle) -> Result<Self, Error> {
         let encoder = Encoder::new().map_err(Error::Cut)?;
-        Ok(Self { lane, throttle, encoder, pieces: Vec::with_capacity(2 * BATCH) })
+        Ok(Self {
+            lane,
+            throttle,
+            encoder,
+            pieces: Vec::with_capacity(2 * BATCH),
+        })
     }
 
     fn put(&mut self, piece: &Piece<'_>) -> Result<(), Error> {
         piece.put(&mut self.pieces);
-        if self.pieces.len() >= BATCH { self.send() } else { Ok(()) }
+        if self.pieces.len() >= BATCH {
+            self.send()
+        } else {
+            Ok(())
+        }
     }
 
     /// Sends what was collected.
@@ -115,7 +122,10 @@ pub(crate) fn answer(
         Err(Trouble::Gone) => out.put(&Piece::Gone { fetch: fetch.id }),
         Err(Trouble::Read(errno)) => {
             let errno = u32::try_from(errno.raw_os_error()).unwrap_or_default();
-            out.put(&Piece::Failed { fetch: fetch.id, errno })
+            out.put(&Piece::Failed {
+                fetch: fetch.id,
+                errno,
+            })
         }
         Err(Trouble::Send(error)) => Err(error),
     }
@@ -144,31 +154,52 @@ fn send_range(
 ) -> Result<(), Trouble> {
     let opened;
     let (file, before, sparse) = match volume {
-        Volume::Device(file, size) => {
-            (file, Stamp { size: *size, ..Stamp::default() }, false)
-        }
+        Volume::Device(file, size) => (
+            file,
+            Stamp {
+                size: *size,
+                ..Stamp::default()
+            },
+            false,
+        ),
         Volume::Tree(tree) => {
             opened = tree.file(&fetch.path, OFlags::RDONLY)?;
             let status = At::Fd(opened.as_fd()).status()?;
             if file_type(&status) != FileType::RegularFile {
                 return Err(Trouble::Gone);
             }
-            (&opened, stamp_of(&status), status.stx_blocks.saturating_mul(512) < status.stx_size)
+            (
+                &opened,
+                stamp_of(&status),
+                status.stx_blocks.saturating_mul(512) < status.stx_size,
+            )
         }
     };
     let mut hashes = Vec::with_capacity(fetch.claims.len());
     let mut shrank = false;
-    let mut holes = Holes { fetch: fetch.id, first: 0, chunks: 0 };
+    let mut holes = Holes {
+        fetch: fetch.id,
+        first: 0,
+        chunks: 0,
+    };
     for (chunk, claim) in (fetch.first..).zip(&fetch.claims) {
         let length = chunk_length(before.size, chunk);
         if length == 0 {
             break;
         }
         let offset = chunk * CHUNK as u64;
-        let ranges = if sparse { data_in(file, offset, length)? } else { whole(length) };
+        let ranges = if sparse {
+            data_in(file, offset, length)?
+        } else {
+            whole(length)
+        };
         shrank |= read_ranges(file, offset, &ranges, buffer)?;
         let is_hole = ranges.is_empty();
-        let hash = if is_hole { hash_hole(length) } else { hash_chunk(length, &ranges, buffer) };
+        let hash = if is_hole {
+            hash_hole(length)
+        } else {
+            hash_chunk(length, &ranges, buffer)
+        };
         hashes.push(hash);
         if *claim == Some(hash) {
             continue;
@@ -178,7 +209,14 @@ fn send_range(
             holes.add(chunk, out)?;
             continue;
         }
-        let piece = Piece::Data { fetch: fetch.id, chunk, hash, length, ranges, bytes: buffer };
+        let piece = Piece::Data {
+            fetch: fetch.id,
+            chunk,
+            hash,
+            length,
+            ranges,
+            bytes: buffer,
+        };
         out.put(&piece).map_err(Trouble::Send)?;
     }
     holes.put(out)?;
@@ -215,7 +253,11 @@ impl Holes {
 
     fn put(&mut self, out: &mut Outbox<'_>) -> Result<(), Trouble> {
         if self.chunks > 0 {
-            let piece = Piece::Holes { fetch: self.fetch, first: self.first, chunks: self.chunks };
+            let piece = Piece::Holes {
+                fetch: self.fetch,
+                first: self.first,
+                chunks: self.chunks,
+            };
             out.put(&piece).map_err(Trouble::Send)?;
             self.chunks = 0;
         }
@@ -275,7 +317,10 @@ fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
             rustix::fs::seek(file, SeekFrom::Hole(begin))?.min(end)
         };
         let within = |position: u64| u32::try_from(position - offset).unwrap_or(length);
-        ranges.push(Range { offset: within(begin), length: within(stop) - within(begin) });
+        ranges.push(Range {
+            offset: within(begin),
+            length: within(stop) - within(begin),
+        });
         at = stop;
     }
     Ok(ranges)

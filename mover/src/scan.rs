@@ -85,20 +85,31 @@ struct State {
 
 impl Scan {
     pub(crate) fn start(tree: Arc<Tree>, threads: usize) -> Self {
-        let shared = Arc::new(Shared { tree, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            tree,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let workers = (0..threads)
             .map(|_| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || shared.work())
             })
             .collect();
-        Self { shared, levels: Vec::new(), started: false, workers }
+        Self {
+            shared,
+            levels: Vec::new(),
+            started: false,
+            workers,
+        }
     }
 
     /// The next directory. Those that vanished meanwhile are counted in `vanished`.
     pub(crate) fn next(&mut self, vanished: &mut u64) -> Result<Option<Listed>, Error> {
         loop {
-            let Some(path) = self.next_path()? else { return Ok(None) };
+            let Some(path) = self.next_path()? else {
+                return Ok(None);
+            };
             match self.shared.wait_for(&path) {
                 Ok(listed) => {
                     self.descend(&listed)?;
@@ -119,7 +130,10 @@ impl Scan {
         while let Some(level) = self.levels.last_mut() {
             if let Some(name) = level.names.pop_front() {
                 level.ahead = level.ahead.saturating_sub(1);
-                let path = level.path.child(&name).map_err(|bad| too_long(&level.path, &bad.to_string()))?;
+                let path = level
+                    .path
+                    .child(&name)
+                    .map_err(|bad| too_long(&level.path, &bad.to_string()))?;
                 self.read_ahead();
                 return Ok(Some(path));
             }
@@ -143,21 +157,30 @@ impl Scan {
                 .map_err(Error::tree("reading directory", &listed.path))?
         } else {
             let directories = listed.entries.iter().filter(|entry| entry.inode.is_directory());
-            let mut names: VecDeque<Name> =
-                directories.take(SUBDIRECTORIES + 1).map(|entry| entry.name.clone()).collect();
+            let mut names: VecDeque<Name> = directories
+                .take(SUBDIRECTORIES + 1)
+                .map(|entry| entry.name.clone())
+                .collect();
             let more = names.len() > SUBDIRECTORIES;
             names.truncate(SUBDIRECTORIES);
             let after = names.back().filter(|_| more).cloned();
             (names, after)
         };
-        self.levels.push(Level { path: listed.path.clone(), names, ahead: 0, more_after });
+        self.levels.push(Level {
+            path: listed.path.clone(),
+            names,
+            ahead: 0,
+            more_after,
+        });
         self.read_ahead();
         Ok(())
     }
 
     /// Has the next directories of the innermost level read.
     fn read_ahead(&mut self) {
-        let Some(level) = self.levels.last_mut() else { return };
+        let Some(level) = self.levels.last_mut() else {
+            return;
+        };
         let upto = AHEAD.min(level.names.len());
         if level.ahead >= upto {
             return;
@@ -268,8 +291,15 @@ fn subdirectories(
         matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(path, name)
     };
     let found = names(fd.as_fd(), after, SUBDIRECTORIES, wanted)?;
-    let last = found.names.last().filter(|_| found.more).map(|(name, _)| name.clone());
-    let directories = found.names.into_iter().filter(|(_, kind)| *kind == FileType::Directory);
+    let last = found
+        .names
+        .last()
+        .filter(|_| found.more)
+        .map(|(name, _)| name.clone());
+    let directories = found
+        .names
+        .into_iter()
+        .filter(|(_, kind)| *kind == FileType::Directory);
     Ok((directories.map(|(name, _)| name).collect(), last))
 }
 
@@ -295,10 +325,17 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
             match At::Child(fd.as_fd(), &name).status() {
                 Ok(status) => {
                     if has_flags(&status) {
-                        listed.flags.get_or_insert_with(|| (0, path.child(&name).unwrap_or_default())).0 += 1;
+                        listed
+                            .flags
+                            .get_or_insert_with(|| (0, path.child(&name).unwrap_or_default()))
+                            .0 += 1;
                     }
                     inode_of(&status).map(|inode| {
-                        if inode.is_directory() { Inode::directory_by_name() } else { inode }
+                        if inode.is_directory() {
+                            Inode::directory_by_name()
+                        } else {
+                            inode
+                        }
                     })
                 }
                 Err(Errno::NOENT) => None,
@@ -327,7 +364,10 @@ mod tests {
         let mut scan = Scan::start(Arc::new(Tree::open(root).unwrap()), 3);
         let mut found = Vec::new();
         while let Some(listed) = scan.next(&mut 0).unwrap() {
-            found.push((listed.path, listed.entries.into_iter().map(|entry| entry.name).collect()));
+            found.push((
+                listed.path,
+                listed.entries.into_iter().map(|entry| entry.name).collect(),
+            ));
         }
         found
     }
@@ -350,7 +390,10 @@ mod tests {
         expected.sort();
         expected.dedup();
         let found = walk(root.path());
-        assert_eq!(found.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            found.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(),
+            expected
+        );
         assert!(found.iter().all(|(_, names)| names.is_sorted()));
     }
 

@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use crate::{
@@ -14,6 +15,9 @@ use crate::{
     lanes::{Cutter, PING, Writer},
     wire::{FrameKind, WireError},
 };
+
+/// How long a lane that broke waits for what the peer says of it.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// How a session ends for all of its threads.
 pub(crate) struct Fate {
@@ -39,6 +43,21 @@ impl Fate {
     pub(crate) fn fail(&self, error: Error) {
         lock(&self.failure).get_or_insert(error);
         self.end();
+    }
+
+    /// The same for a data lane. When a connection ends, so do the others, and what the peer
+    /// says of it stands on the control lane: that may speak first.
+    pub(crate) fn lane_failed(&self, error: Error) {
+        if error.is_cut() {
+            let sleep = lock(&self.sleeping);
+            let spoken = |(): &mut ()| !self.is_over();
+            drop(
+                self.wake
+                    .wait_timeout_while(sleep, LAST_WORDS, spoken)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+        self.fail(error);
     }
 
     /// Ends the session, whose work is done or has failed.
@@ -103,7 +122,11 @@ impl Shared {
                 if fate.is_over() {
                     return;
                 }
-                drop(fate.wake.wait_timeout(sleep, PING).unwrap_or_else(PoisonError::into_inner));
+                drop(
+                    fate.wake
+                        .wait_timeout(sleep, PING)
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
                 if fate.is_over() {
                     return;
                 }

@@ -60,16 +60,27 @@ impl Source {
         if FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory {
             let tree = Tree::open(path).map_err(failed)?;
             let stamps_count = clock::stamps_count(tree.root());
-            return Ok(Self { volume: Volume::Tree(Arc::new(tree)), stamps_count });
+            return Ok(Self {
+                volume: Volume::Tree(Arc::new(tree)),
+                stamps_count,
+            });
         }
         let file = open_anywhere(path, OFlags::RDONLY).map_err(failed)?;
         let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
-        Ok(Self { volume: Volume::Device(file, size), stamps_count: false })
+        Ok(Self {
+            volume: Volume::Device(file, size),
+            stamps_count: false,
+        })
     }
 
     /// Does what the target asks for, until it says that it has all it wants.
     pub fn serve(&self, lanes: SourceLanes, throttle: &Throttle) -> Result<(), Error> {
-        let SourceLanes { up, mut down, data, cutter } = lanes;
+        let SourceLanes {
+            up,
+            mut down,
+            data,
+            cutter,
+        } = lanes;
         let fate = Arc::new(Fate::new(cutter));
         let up = Shared::new(up);
         let queue = Queue::default();
@@ -79,7 +90,7 @@ impl Source {
                 let (fate, queue, volume) = (&fate, &queue, &self.volume);
                 scope.spawn(move || {
                     if let Err(error) = send_data(volume, lane, queue, throttle, fate) {
-                        fate.fail(error);
+                        fate.lane_failed(error);
                     }
                 });
             }
@@ -110,15 +121,23 @@ impl Source {
         loop {
             let message = Down::decode(down.next_of(FrameKind::Control)?)
                 .map_err(|error| Error::Protocol(error.to_string()))?;
-            match message.asked.ok_or_else(|| Error::Protocol("it asked for nothing".to_owned()))? {
+            match message
+                .asked
+                .ok_or_else(|| Error::Protocol("it asked for nothing".to_owned()))?
+            {
                 Asked::Begin(_) => {
-                    if walk.as_ref().is_some_and(|walk| walk.active.load(Ordering::SeqCst)) {
+                    if walk
+                        .as_ref()
+                        .is_some_and(|walk| walk.active.load(Ordering::SeqCst))
+                    {
                         return Err(Error::Protocol("it began a pass during another".to_owned()));
                     }
                     walk = Some(self.begin(scope, Arc::clone(up), Arc::clone(fate)));
                 }
                 Asked::Known(known) => {
-                    let walk = walk.as_ref().ok_or_else(|| Error::Protocol("there is no pass".to_owned()))?;
+                    let walk = walk
+                        .as_ref()
+                        .ok_or_else(|| Error::Protocol("there is no pass".to_owned()))?;
                     let mut directories = VecDeque::with_capacity(known.directories.len());
                     for directory in known.directories {
                         let digest = Hash::try_from(&directory.digest[..])
@@ -152,11 +171,26 @@ impl Source {
     ) -> Walking {
         let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
         let active = Arc::new(AtomicBool::new(true));
-        let walking = Walking { known, active: Arc::clone(&active) };
+        let walking = Walking {
+            known,
+            active: Arc::clone(&active),
+        };
         scope.spawn(move || {
             let told = match &self.volume {
-                Volume::Tree(tree) => Tell { tree, up: &up, losses: BTreeMap::new(), vanished: 0 }
-                    .pass(self.stamps_count, Known { frames, directories: VecDeque::new(), last: false }),
+                Volume::Tree(tree) => Tell {
+                    tree,
+                    up: &up,
+                    losses: BTreeMap::new(),
+                    vanished: 0,
+                }
+                .pass(
+                    self.stamps_count,
+                    Known {
+                        frames,
+                        directories: VecDeque::new(),
+                        last: false,
+                    },
+                ),
                 Volume::Device(_, size) => tell_device(&up, *size),
             };
             // Before the target learns that it is over: it may begin the next one at once.
@@ -182,7 +216,11 @@ fn said(said: Said) -> Up {
 }
 
 fn tell_device(up: &Shared, size: u64) -> Result<ScanEnd, Error> {
-    let ready = Ready { clock: clock::read(), stamps_count: false, device_size: size };
+    let ready = Ready {
+        clock: clock::read(),
+        stamps_count: false,
+        device_size: size,
+    };
     up.send(&said(Said::Ready(ready)), false)?;
     Ok(ScanEnd::default())
 }
@@ -198,8 +236,17 @@ struct Tell<'a> {
 impl Tell<'_> {
     fn pass(mut self, stamps_count: bool, mut known: Known) -> Result<ScanEnd, Error> {
         let clock = clock::read();
-        self.tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
-        self.up.send(&said(Said::Ready(Ready { clock, stamps_count, device_size: 0 })), true)?;
+        self.tree
+            .sync()
+            .map_err(Error::tree("synchronising", &TreePath::root()))?;
+        self.up.send(
+            &said(Said::Ready(Ready {
+                clock,
+                stamps_count,
+                device_size: 0,
+            })),
+            true,
+        )?;
 
         let threads = thread::available_parallelism().map_or(2, usize::from).min(8);
         let mut scan = Scan::start(Arc::clone(self.tree), threads);
@@ -209,7 +256,8 @@ impl Tell<'_> {
                 self.lose(LossKind::Flags, *count, example);
             }
             if !listed.more && known.has(&listed, self.up)? {
-                self.up.send(&said(Said::Same(listed.path.as_bytes().to_vec())), false)?;
+                self.up
+                    .send(&said(Said::Same(listed.path.as_bytes().to_vec())), false)?;
             } else {
                 self.list(listed)?;
             }
@@ -223,7 +271,10 @@ impl Tell<'_> {
             count: *count,
             example: example.as_bytes().to_vec(),
         });
-        Ok(ScanEnd { vanished: self.vanished, losses: losses.collect() })
+        Ok(ScanEnd {
+            vanished: self.vanished,
+            losses: losses.collect(),
+        })
     }
 
     fn lose(&mut self, kind: LossKind, count: u64, example: &TreePath) {
@@ -249,8 +300,12 @@ impl Tell<'_> {
             self.lose(LossKind::Xattrs, 1, &path);
         }
         let own = (&listed.own).into();
-        let mut part =
-            Listing { path: path.as_bytes().to_vec(), own: Some(own), entries: Vec::new(), last: false };
+        let mut part = Listing {
+            path: path.as_bytes().to_vec(),
+            own: Some(own),
+            entries: Vec::new(),
+            last: false,
+        };
         let mut size = 0;
         loop {
             let after = listed.entries.last().map(|entry| entry.name.clone());
@@ -264,7 +319,10 @@ impl Tell<'_> {
                 part.entries.push(bytes);
                 if size > LISTING {
                     self.up.send(&said(Said::Listing(part)), false)?;
-                    part = Listing { path: path.as_bytes().to_vec(), ..Listing::default() };
+                    part = Listing {
+                        path: path.as_bytes().to_vec(),
+                        ..Listing::default()
+                    };
                     size = 0;
                 }
             }
@@ -370,7 +428,9 @@ impl Queue {
     fn push(&self, fetch: Fetch) -> Result<(), Error> {
         let mut queue = lock(&self.fetches);
         if queue.0.len() >= MAX_FETCHES {
-            return Err(Error::Protocol("it asked for more at a time than it may".to_owned()));
+            return Err(Error::Protocol(
+                "it asked for more at a time than it may".to_owned(),
+            ));
         }
         queue.0.push_back(fetch);
         drop(queue);
@@ -395,7 +455,11 @@ impl Queue {
     fn wait(&self) {
         let queue = lock(&self.fetches);
         if queue.0.is_empty() && !queue.1 {
-            drop(self.changed.wait_timeout(queue, PING).unwrap_or_else(PoisonError::into_inner));
+            drop(
+                self.changed
+                    .wait_timeout(queue, PING)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
         }
     }
 }

@@ -4,35 +4,28 @@
 use std::{
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
-use prost::Message as _;
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::AtFlags;
 
 use crate::{
-    apply::{Desk, Table, receive},
     clock,
     credentials::MoveId,
     entry::Inode,
     error::Error,
     journal::{Changes, Journal, JournalWriter, Line, Lines},
     lanes::{Reader, TargetLanes},
-    ledger::{Committer, Counts, Ledger},
-    message::{
-        Asked, Begin, Down, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd, Up,
-    },
+    ledger::{Committer, Ledger},
+    link::{Link, asked, hear},
+    message::{Asked, Begin, Known, KnownDirectory, RawEntry, Said, ScanEnd},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
     session::{Fate, Shared, lock},
     source::KNOWN_CREDIT,
     tree::{At, LossKind, Tree, names},
-    wire::FrameKind,
 };
 
 /// Known directories are told in frames of about this size.
@@ -86,23 +79,17 @@ impl Target {
     pub fn open(root: &Path, id: &MoveId) -> Result<Self, Error> {
         let tree = Tree::open(root).map_err(Error::tree("opening the target", &TreePath::root()))?;
         let journal = Journal::open(root, id).map_err(Error::Journal)?;
-        Ok(Self { root: root.to_owned(), tree: Arc::new(tree), journal })
+        Ok(Self {
+            root: root.to_owned(),
+            tree: Arc::new(tree),
+            journal,
+        })
     }
 
     /// Begins to take content from a source.
     pub fn session(&mut self, lanes: TargetLanes) -> Session<'_> {
-        let TargetLanes { up, down, data, cutter } = lanes;
-        let fate = Arc::new(Fate::new(cutter));
-        let down = Shared::new(down);
-        let desk = Arc::new(Desk {
-            tree: Some(Arc::clone(&self.tree)),
-            table: Table::default(),
-            received: AtomicU64::new(0),
-            files: AtomicU64::new(0),
-        });
-        let mut threads = vec![down.keep_alive(&fate)];
-        threads.extend(data.into_iter().map(|lane| spawn_lane(lane, &desk, &fate)));
-        Session { target: self, up, down, desk, fate, threads }
+        let link = Link::new(lanes, Some(Arc::clone(&self.tree)));
+        Session { target: self, link }
     }
 
     /// Takes the journal away and leaves the volume as the source's. After this, a move of
@@ -119,7 +106,8 @@ impl Target {
         let root = TreePath::root();
         if let Some(own) = own {
             let fd = At::Fd(self.tree.root());
-            fd.set_attributes(&own).map_err(Error::tree("setting attributes of", &root))?;
+            fd.set_attributes(&own)
+                .map_err(Error::tree("setting attributes of", &root))?;
         }
         self.tree.sync().map_err(Error::tree("synchronising", &root))
     }
@@ -131,24 +119,10 @@ impl Target {
     }
 }
 
-/// A data lane of the target.
-pub(crate) fn spawn_lane(lane: Reader, desk: &Arc<Desk>, fate: &Arc<Fate>) -> thread::JoinHandle<()> {
-    let (desk, fate) = (Arc::clone(desk), Arc::clone(fate));
-    thread::spawn(move || {
-        if let Err(error) = receive(&desk, lane, &fate) {
-            fate.fail(error);
-        }
-    })
-}
-
 /// A source that is connected.
 pub struct Session<'t> {
     target: &'t mut Target,
-    up: Reader,
-    down: Arc<Shared>,
-    desk: Arc<Desk>,
-    fate: Arc<Fate>,
-    threads: Vec<thread::JoinHandle<()>>,
+    link: Link,
 }
 
 impl Session<'_> {
@@ -157,32 +131,22 @@ impl Session<'_> {
     /// over; another one goes on from what has reached the disk.
     pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let result = self.try_pass(options);
-        result.map_err(|error| self.give_up(error))
-    }
-
-    fn give_up(&mut self, error: Error) -> Error {
-        let error = self.fate.take_failure().unwrap_or(error);
-        if !matches!(error, Error::Cut(_) | Error::Peer(_)) {
-            self.down.last_words(&asked(Asked::Failed(error.to_string())));
-        }
-        self.fate.end();
-        error
+        result.map_err(|error| self.link.give_up(error))
     }
 
     /// Lets the source go.
     pub fn end(self) {
-        // If it cannot be told, it notices that the connection ends.
-        let _ = self.down.send(&asked(Asked::Bye(true)), true);
+        self.link.end();
     }
 
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let journal = &self.target.journal;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
         let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
-        let received = self.desk.received.load(Ordering::Relaxed);
+        let received = self.link.desk.received();
 
-        self.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
-        let ready = ready(&mut self.up)?;
+        self.link.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
+        let ready = self.link.ready()?;
         let clock = ready.clock;
         let by_stamps = ready.stamps_count
             && !options.reread
@@ -193,24 +157,19 @@ impl Session<'_> {
         let ledger = Ledger::default();
         let mut writer = journal.write(pass, clock.clone()).map_err(Error::Journal)?;
         let credit = Credit::new();
-        let (fate, tree) = (&*self.fate, &*self.target.tree);
-        let links = rustix::fs::open(
-            journal.file("links"),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )
-        .map_err(|errno| Error::Journal(errno.into()))?;
+        let (fate, tree) = (&*self.link.fate, &*self.target.tree);
+        let groups = journal.links().map_err(Error::Journal)?;
         let mut planner = Planner {
             tree: &self.target.tree,
             journal,
-            desk: &self.desk,
+            desk: &self.link.desk,
             ledger: &ledger,
             fate,
-            down: &self.down,
+            down: &self.link.down,
             old: OldJournal::new(lines),
             changes: Changes::create(journal).map_err(Error::Journal)?,
             directories: journal.scratch(DIRECTORIES).map_err(Error::Journal)?,
-            links,
+            links: groups,
             pass,
             clock,
             use_stamps: by_stamps,
@@ -218,50 +177,43 @@ impl Session<'_> {
             walk: Walk::default(),
             totals: Totals::default(),
         };
-        let up = &mut self.up;
-        let down = &self.down;
+        let up = &mut self.link.up;
+        let down = &self.link.down;
         let (end, counts) = thread::scope(|scope| {
-            let known = scope.spawn(|| {
-                let told = tell_known(journal, by_stamps, down, &credit, fate);
-                told.inspect_err(|_| fate.end())
+            scope.spawn(|| {
+                if let Err(error) = tell_known(journal, by_stamps, down, &credit, fate) {
+                    fate.fail(error);
+                }
             });
             let committer = scope.spawn(|| {
-                let committer = Committer {
-                    tree: Some(tree),
-                    device: None,
-                    ledger: &ledger,
-                    pass,
-                    counts: Counts::default(),
-                    clean: false,
-                    directory: TreePath::root(),
-                };
+                let committer = Committer::of_tree(tree, &ledger, pass);
                 let counts = committer.run(Some(&mut writer), fate);
                 counts.map_err(|error| fate.fail(error)).unwrap_or_default()
             });
-            let planned = plan(&mut planner, up, &credit);
-            if planned.is_err() {
-                // The first failure is reported; this one may only follow from it.
-                fate.end();
-            }
+            let scanned = plan(&mut planner, up, &credit).map_err(|error| fate.fail(error));
             ledger.finish();
             credit.close();
-            let counts = committer.join().map_err(|_| Fate::ended());
-            let told = known.join().map_err(|_| Fate::ended());
-            let end = planned?;
-            told??;
-            Ok::<_, Error>((end, counts?))
-        })?;
+            (scanned.unwrap_or_default(), committer.join().unwrap_or_default())
+        });
         if fate.is_over() {
             return Err(Fate::ended());
         }
-        let Planner { directories, totals, links, .. } = planner;
+        let Planner {
+            directories,
+            totals,
+            links,
+            ..
+        } = planner;
         set_directories(tree, journal, directories)?;
         sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))?;
-        tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
+        tree.sync()
+            .map_err(Error::tree("synchronising", &TreePath::root()))?;
         journal.complete(writer).map_err(Error::Journal)?;
 
         if options.last && (counts.unsteady > 0 || end.vanished > 0) {
-            return Err(Error::Busy { path: counts.first_unsteady.unwrap_or_default() });
+            return Err(Error::Busy {
+                path: counts.first_unsteady.unwrap_or_default(),
+            });
         }
         Ok(PassReport {
             pass,
@@ -269,26 +221,12 @@ impl Session<'_> {
             entries: totals.entries,
             bytes: totals.bytes,
             compared_files: totals.fetched_files,
-            received_bytes: self.desk.received.load(Ordering::Relaxed) - received,
+            received_bytes: self.link.desk.received() - received,
             deleted: totals.deleted,
             unsteady: counts.unsteady + end.vanished,
             losses: losses(end)?,
         })
     }
-}
-
-impl Drop for Session<'_> {
-    fn drop(&mut self) {
-        self.fate.end();
-        for thread in self.threads.drain(..) {
-            // A lane that panicked has said so.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn asked(asked: Asked) -> Down {
-    Down { asked: Some(asked) }
 }
 
 fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {
@@ -303,29 +241,6 @@ fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {
             Ok((kind, loss.count, TreePath::parse(&loss.example)?))
         })
         .collect()
-}
-
-/// What the source says next.
-pub(crate) fn hear(up: &mut Reader) -> Result<Said, Error> {
-    let message =
-        Up::decode(up.next_of(FrameKind::Control)?).map_err(|error| Error::Protocol(error.to_string()))?;
-    match message.said {
-        Some(Said::Failed(why)) => Err(Error::Peer(why)),
-        Some(said) => Ok(said),
-        None => Err(Error::Protocol("it said nothing".to_owned())),
-    }
-}
-
-/// The source's word that a pass has begun.
-pub(crate) fn ready(up: &mut Reader) -> Result<Ready, Error> {
-    loop {
-        match hear(up)? {
-            Said::Ready(ready) => return Ok(ready),
-            // Left from the pass before: there was no more to tell.
-            Said::Credit(_) => {}
-            _ => return Err(Error::Protocol("it does not begin the pass".to_owned())),
-        }
-    }
 }
 
 /// Takes the source's listings until it says that this was the tree.
@@ -343,7 +258,9 @@ fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<S
                     open = Some(path.clone());
                 }
                 if open.as_ref() != Some(&path) {
-                    return Err(Error::Protocol("it lists a directory it has not begun".to_owned()));
+                    return Err(Error::Protocol(
+                        "it lists a directory it has not begun".to_owned(),
+                    ));
                 }
                 for entry in listing.entries {
                     planner.entry(&path, RawEntry::parse(&entry)?)?;
@@ -374,7 +291,10 @@ struct Credit {
 
 impl Credit {
     fn new() -> Self {
-        Self { left: Mutex::new((KNOWN_CREDIT, false)), changed: Condvar::new() }
+        Self {
+            left: Mutex::new((KNOWN_CREDIT, false)),
+            changed: Condvar::new(),
+        }
     }
 
     fn add(&self, more: u32) {
@@ -400,7 +320,11 @@ impl Credit {
                 return true;
             }
             let patience = Duration::from_millis(100);
-            left = self.changed.wait_timeout(left, patience).unwrap_or_else(PoisonError::into_inner).0;
+            left = self
+                .changed
+                .wait_timeout(left, patience)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -415,16 +339,25 @@ fn tell_known(
 ) -> Result<(), Error> {
     let mut known = Known::default();
     let mut size = 0;
-    let lines = if by_stamps { journal.read().map_err(Error::Journal)? } else { None };
+    let lines = if by_stamps {
+        journal.read().map_err(Error::Journal)?
+    } else {
+        None
+    };
     if let Some((_, mut lines)) = lines {
         let mut current = TreePath::root();
         while let Some(line) = lines.next().map_err(Error::Journal)? {
             match line {
                 Line::Directory { path, .. } => current = path,
-                Line::End { digest: Some(digest), .. } => {
+                Line::End {
+                    digest: Some(digest), ..
+                } => {
                     let path = current.as_bytes().to_vec();
                     size += path.len() + 40;
-                    known.directories.push(KnownDirectory { path, digest: digest.to_vec() });
+                    known.directories.push(KnownDirectory {
+                        path,
+                        digest: digest.to_vec(),
+                    });
                 }
                 _ => {}
             }
@@ -450,7 +383,9 @@ fn set_directories(tree: &Tree, journal: &Journal, mut written: JournalWriter) -
     drop(written);
     let mut lines: Lines = journal.read_scratch(DIRECTORIES).map_err(Error::Journal)?;
     while let Some(line) = lines.next().map_err(Error::Journal)? {
-        let Line::Directory { path, own } = line else { continue };
+        let Line::Directory { path, own } = line else {
+            continue;
+        };
         let failed = |errno| Error::tree("setting attributes of", &path)(errno);
         let directory = tree.directory(&path).map_err(failed)?;
         At::Fd(directory.as_fd()).set_attributes(&own).map_err(failed)?;

@@ -23,12 +23,17 @@ impl Throttle {
     pub fn new(bytes_per_second: Option<std::num::NonZeroU64>) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
         let rate = bytes_per_second.map(|rate| rate.get() as f64);
-        Self { rate, paid: Mutex::new(Instant::now()) }
+        Self {
+            rate,
+            paid: Mutex::new(Instant::now()),
+        }
     }
 
     /// Waits until these bytes may be sent.
     pub(crate) fn take(&self, bytes: usize) {
-        let Some(wait) = self.debt(bytes, Instant::now()) else { return };
+        let Some(wait) = self.debt(bytes, Instant::now()) else {
+            return;
+        };
         thread::sleep(wait);
     }
 

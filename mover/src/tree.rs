@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::{
-    entry::{Attributes, Inode, Kind, Stamp, Time},
+    entry::{Attributes, Inode, Kind, Stamp, Time, Xattrs},
     message::{MAX_XATTRS, kept_xattr},
     path::{Name, TreePath},
 };
@@ -55,7 +55,12 @@ impl Tree {
 
     /// Opens a file; `flags` says for what. Neither a pipe nor a terminal holds this up.
     pub(crate) fn file(&self, path: &TreePath, flags: OFlags) -> Result<File> {
-        self.at(path, flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW, Mode::empty()).map(File::from)
+        self.at(
+            path,
+            flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW,
+            Mode::empty(),
+        )
+        .map(File::from)
     }
 
     fn at(&self, path: &TreePath, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
@@ -91,9 +96,12 @@ impl At<'_> {
         let mask = StatxFlags::BASIC_STATS;
         match self {
             Self::Fd(fd) => rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask),
-            Self::Child(dir, name) => {
-                rustix::fs::statx(dir, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, mask)
-            }
+            Self::Child(dir, name) => rustix::fs::statx(
+                dir,
+                name.as_bytes(),
+                AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
+                mask,
+            ),
         }
     }
 
@@ -111,7 +119,7 @@ impl At<'_> {
     }
 
     /// The extended attributes that are kept, and whether there are others.
-    pub(crate) fn xattrs(self) -> Result<(Vec<(Vec<u8>, Vec<u8>)>, bool)> {
+    pub(crate) fn xattrs(self) -> Result<(Xattrs, bool)> {
         let mut list = [0; 1024];
         let path = self.path();
         let listed = match self.list_xattrs(&path, &mut list) {
@@ -184,7 +192,10 @@ impl At<'_> {
             return Ok(());
         }
         let path = self.path();
-        for (name, _) in present.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+        for (name, _) in present
+            .iter()
+            .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))
+        {
             match self {
                 Self::Fd(fd) => rustix::fs::fremovexattr(fd, &name[..])?,
                 Self::Child(..) => rustix::fs::lremovexattr(&path[..], &name[..])?,
@@ -202,10 +213,18 @@ impl At<'_> {
     /// Owner, extended attributes, mode, times, in this order: each of them can take
     /// back something of those before it.
     pub(crate) fn set_attributes(self, inode: &Inode) -> Result<()> {
-        let Attributes { mode, uid, gid, xattrs } = &inode.attributes;
+        let Attributes {
+            mode,
+            uid,
+            gid,
+            xattrs,
+        } = &inode.attributes;
         let (uid, gid) = (Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid)));
         let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
             last_modification: Timespec {
                 tv_sec: inode.stamp.mtime.secs,
                 tv_nsec: inode.stamp.mtime.nanos.into(),
@@ -239,7 +258,10 @@ pub(crate) fn read_link(dir: BorrowedFd<'_>, name: &Name) -> Result<Vec<u8>> {
 
 /// The stamp in a status.
 pub(crate) fn stamp_of(status: &Statx) -> Stamp {
-    let time = |time: StatxTimestamp| Time { secs: time.tv_sec, nanos: time.tv_nsec };
+    let time = |time: StatxTimestamp| Time {
+        secs: time.tv_sec,
+        nanos: time.tv_nsec,
+    };
     let is_file = file_type(status) == FileType::RegularFile;
     Stamp {
         ino: status.stx_ino,
@@ -276,7 +298,12 @@ pub(crate) fn inode_of(status: &Statx) -> Option<Inode> {
         gid: status.stx_gid,
         xattrs: Vec::new(),
     };
-    Some(Inode { kind, stamp: stamp_of(status), attributes, linked })
+    Some(Inode {
+        kind,
+        stamp: stamp_of(status),
+        attributes,
+        linked,
+    })
 }
 
 /// Whether the inode has flags that are not carried over.
@@ -324,7 +351,9 @@ pub(crate) fn names(
     let (mut found, mut more): (Vec<(Name, FileType)>, bool) = (Vec::new(), false);
     while let Some(entry) = raw.next() {
         let entry = entry?;
-        let Ok(name) = Name::parse(entry.file_name().to_bytes()) else { continue };
+        let Ok(name) = Name::parse(entry.file_name().to_bytes()) else {
+            continue;
+        };
         if after.is_some_and(|after| name <= *after) || !wanted(name.as_bytes(), entry.file_type()) {
             continue;
         }
@@ -340,7 +369,9 @@ pub(crate) fn names(
     found.truncate(limit);
     for (name, kind) in &mut found {
         if *kind == FileType::Unknown {
-            *kind = At::Child(dir, name).status().map_or(FileType::Unknown, |status| file_type(&status));
+            *kind = At::Child(dir, name)
+                .status()
+                .map_or(FileType::Unknown, |status| file_type(&status));
         }
     }
     Ok(Names { names: found, more })
@@ -364,9 +395,15 @@ impl SortedNames {
         wanted: impl Fn(&[u8]) -> bool,
     ) -> Result<Option<&(Name, FileType)>> {
         while self.names.is_empty() && !self.all_read {
-            let found = names(directory, self.last.as_ref(), Self::WINDOW, |name, _| wanted(name))?;
+            let found = names(directory, self.last.as_ref(), Self::WINDOW, |name, _| {
+                wanted(name)
+            })?;
             self.all_read = !found.more;
-            self.last = found.names.last().map(|(name, _)| name.clone()).or(self.last.take());
+            self.last = found
+                .names
+                .last()
+                .map(|(name, _)| name.clone())
+                .or(self.last.take());
             self.names = found.names.into();
         }
         Ok(self.names.front())

@@ -138,20 +138,24 @@ impl Target {
     /// pass was told. If nothing differs, [`Scope::Touched`] begins from here the next time.
     pub fn verify(&self, scope: Scope) -> Result<Verification, Error> {
         let Some((header, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
-            return Err(Error::Journal(std::io::Error::other("no pass has been completed")));
+            return Err(Error::Journal(std::io::Error::other(
+                "no pass has been completed",
+            )));
         };
-        self.tree.sync().map_err(Error::tree("synchronising", &TreePath::root()))?;
+        self.tree
+            .sync()
+            .map_err(Error::tree("synchronising", &TreePath::root()))?;
         let from = match scope {
             Scope::Touched => self.journal.verified(),
             Scope::All => 0,
         };
-        let links = rustix::fs::open(
-            self.journal.file("links"),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )
-        .map_err(|errno| Error::Journal(errno.into()))?;
-        let reader = ReadBack { tree: &self.tree, journal: &self.journal, links, from };
+        let groups = self.journal.links().map_err(Error::Journal)?;
+        let reader = ReadBack {
+            tree: &self.tree,
+            journal: &self.journal,
+            links: groups,
+            from,
+        };
         let found = thread::scope(|scope| {
             let threads = thread::available_parallelism().map_or(2, usize::from).min(8);
             let (parts, queue) = mpsc::sync_channel::<Part>(threads);
@@ -171,10 +175,18 @@ impl Target {
                 });
             }
             drop(done);
-            let mut feeder = Feeder { parts, results, early: BTreeMap::new(), begun: 0, sum: Sum::new() };
+            let mut feeder = Feeder {
+                parts,
+                results,
+                early: BTreeMap::new(),
+                begun: 0,
+                sum: Sum::new(),
+            };
             while let Some(line) = lines.next().map_err(Error::Journal)? {
-                let Line::Directory { path, own } = line else { continue };
-                feeder.directory(&reader, path, own, &mut lines)?;
+                let Line::Directory { path, own } = line else {
+                    continue;
+                };
+                feeder.directory(&reader, &path, own, &mut lines)?;
             }
             feeder.finish()
         })?;
@@ -217,12 +229,23 @@ impl Feeder {
     fn directory(
         &mut self,
         reader: &ReadBack<'_>,
-        path: TreePath,
+        path: &TreePath,
         own: Inode,
         lines: &mut Lines,
     ) -> Result<(), Error> {
-        let mut extras = Extras { reader, path: &path, directory: None, present: SortedNames::default() };
-        let part = |own| Part { number: 0, path: path.clone(), own, records: Vec::new(), read: true };
+        let mut extras = Extras {
+            reader,
+            path,
+            directory: None,
+            present: SortedNames::default(),
+        };
+        let part = |own| Part {
+            number: 0,
+            path: path.clone(),
+            own,
+            records: Vec::new(),
+            read: true,
+        };
         let mut last = part(Some(own));
         let mut held = VecDeque::new();
         loop {
@@ -254,7 +277,9 @@ impl Feeder {
                     return Ok(());
                 }
                 Some(Line::Directory { .. }) | None => {
-                    return Err(Error::Journal(std::io::Error::other("it ends in the middle of a directory")));
+                    return Err(Error::Journal(std::io::Error::other(
+                        "it ends in the middle of a directory",
+                    )));
                 }
             }
         }
@@ -264,7 +289,10 @@ impl Feeder {
         while self.begun - self.sum.parts >= PARTS {
             self.take()?;
         }
-        let part = Part { number: self.begun, ..part };
+        let part = Part {
+            number: self.begun,
+            ..part
+        };
         self.begun += 1;
         self.parts.send(part).map_err(|_| stopped())
     }
@@ -316,7 +344,10 @@ impl Extras<'_> {
             }
             while records.next_if(|record| *record < name).is_some() {}
             if records.peek() != Some(&name) {
-                let difference = Difference { path: self.path.child(name)?, what: Aspect::Extra };
+                let difference = Difference {
+                    path: self.path.child(name)?,
+                    what: Aspect::Extra,
+                };
                 sum.found.update(b"extra");
                 sum.found.update(difference.path.as_bytes());
                 sum.differ(difference);
@@ -368,7 +399,10 @@ impl Sum {
             self.expected.update(&expected);
             self.found.update(&found);
         }
-        result.differences.into_iter().for_each(|difference| self.differ(difference));
+        result
+            .differences
+            .into_iter()
+            .for_each(|difference| self.differ(difference));
         self.files += result.files;
         self.bytes += result.bytes;
         self.parts += 1;
@@ -397,14 +431,21 @@ struct ReadBack<'a> {
 
 impl ReadBack<'_> {
     fn check(&self, part: Part) -> Result<PartResult, Error> {
-        let mut result =
-            PartResult { digests: Vec::with_capacity(part.records.len() + 1), differences: Vec::new(), files: 0, bytes: 0 };
+        let mut result = PartResult {
+            digests: Vec::with_capacity(part.records.len() + 1),
+            differences: Vec::new(),
+            files: 0,
+            bytes: 0,
+        };
         let directory = if part.read {
             match self.tree.directory(&part.path) {
                 Ok(directory) => Some(directory),
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
                     let what = Aspect::Missing;
-                    result.differences.push(Difference { path: part.path.clone(), what });
+                    result.differences.push(Difference {
+                        path: part.path.clone(),
+                        what,
+                    });
                     None
                 }
                 Err(errno) => return Err(Error::tree("opening directory", &part.path)(errno)),
@@ -445,13 +486,19 @@ impl ReadBack<'_> {
         record: &Record,
         result: &mut PartResult,
     ) -> Result<Hash, Error> {
-        let Record { entry: Entry { name, inode }, .. } = record;
+        let Record {
+            entry: Entry { name, inode },
+            ..
+        } = record;
         let path = parent.child(name)?;
         let failed = |errno| Error::tree("reading", &path)(errno);
         let mut there = match seen(At::Child(directory.as_fd(), name), Some((directory, name))) {
             Ok(there) => there,
             Err(Errno::NOENT) => {
-                result.differences.push(Difference { path, what: Aspect::Missing });
+                result.differences.push(Difference {
+                    path,
+                    what: Aspect::Missing,
+                });
                 return Ok(Hash::default());
             }
             Err(errno) => return Err(failed(errno)),
@@ -475,7 +522,10 @@ impl ReadBack<'_> {
                     content = Some(self.content(&path, inode, &expected, result)?);
                 }
                 None if !inode.linked => {
-                    result.differences.push(Difference { path: path.clone(), what: Aspect::Unknown });
+                    result.differences.push(Difference {
+                        path: path.clone(),
+                        what: Aspect::Unknown,
+                    });
                 }
                 _ => {}
             }
@@ -499,8 +549,10 @@ impl ReadBack<'_> {
         let count = chunks_of(size);
         let file = self.tree.file(path, OFlags::RDONLY).map_err(failed)?;
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(failed)?;
-        let stored =
-            (count > 1).then(|| Chunks::of(self.journal, path)).transpose().map_err(Error::Journal)?;
+        let stored = (count > 1)
+            .then(|| Chunks::of(self.journal, path))
+            .transpose()
+            .map_err(Error::Journal)?;
         let mut buffer = Vec::new();
         let mut all = blake3::Hasher::new();
         let (mut first, mut only, mut different) = (0, None, None);
@@ -509,12 +561,15 @@ impl ReadBack<'_> {
             let hashes = hash_own(&file, size, first, some, &mut buffer).map_err(failed)?;
             if let Some(stored) = stored.as_ref().filter(|_| different.is_none()) {
                 let wanted = stored.get(first, some).map_err(Error::Journal)?;
-                let differs = wanted.iter().zip(&hashes).position(|(wanted, is)| *wanted != Some(*is));
+                let differs = wanted
+                    .iter()
+                    .zip(&hashes)
+                    .position(|(wanted, is)| *wanted != Some(*is));
                 different = differs.map(|at| first + at as u64);
             }
-            hashes.iter().for_each(|hash| {
+            for hash in &hashes {
                 all.update(hash);
-            });
+            }
             only = hashes.first().copied();
             first += some as u64;
         }
@@ -527,7 +582,10 @@ impl ReadBack<'_> {
         result.bytes += size;
         if found != *expected {
             let what = Aspect::Content(different.unwrap_or_default() * (CHUNK as u64 >> 20));
-            result.differences.push(Difference { path: path.clone(), what });
+            result.differences.push(Difference {
+                path: path.clone(),
+                what,
+            });
         }
         Ok(found)
     }
@@ -546,12 +604,22 @@ fn seen(at: At<'_>, child: Option<(&OwnedFd, &Name)>) -> Result<Inode, Errno> {
 }
 
 fn compare(path: &TreePath, wanted: &Inode, there: &Inode, differences: &mut Vec<Difference>) {
-    let mut differs = |what| differences.push(Difference { path: path.clone(), what });
+    let mut differs = |what| {
+        differences.push(Difference {
+            path: path.clone(),
+            what,
+        });
+    };
     if wanted.kind != there.kind {
         differs(Aspect::Kind);
         return;
     }
-    let Attributes { mode, uid, gid, xattrs } = &there.attributes;
+    let Attributes {
+        mode,
+        uid,
+        gid,
+        xattrs,
+    } = &there.attributes;
     let is_link = matches!(wanted.kind, Kind::Symlink(_));
     if (wanted.attributes.mode != *mode && !is_link)
         || (wanted.attributes.uid, wanted.attributes.gid) != (*uid, *gid)

@@ -27,7 +27,9 @@ pub(crate) enum WireError {
 
 impl FrameKind {
     fn parse(byte: u8) -> Option<Self> {
-        [Self::Hello, Self::Control, Self::Batch, Self::Ping].into_iter().find(|kind| *kind as u8 == byte)
+        [Self::Hello, Self::Control, Self::Batch, Self::Ping]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 
     fn limit(self) -> usize {
@@ -63,8 +65,11 @@ impl<W: Write> FrameWriter<W> {
         Ok(self.0.flush()?)
     }
 
+    #[cfg(test)]
     pub(crate) fn into_stream(self) -> Result<W, WireError> {
-        self.0.into_inner().map_err(|error| WireError::Broken(error.into_error()))
+        self.0
+            .into_inner()
+            .map_err(|error| WireError::Broken(error.into_error()))
     }
 }
 
@@ -76,7 +81,10 @@ pub(crate) struct FrameReader<R: Read> {
 
 impl<R: Read> FrameReader<R> {
     pub(crate) fn new(stream: R) -> Self {
-        Self { stream: BufReader::with_capacity(64 << 10, stream), payload: Vec::new() }
+        Self {
+            stream: BufReader::with_capacity(64 << 10, stream),
+            payload: Vec::new(),
+        }
     }
 
     /// The next frame that is not a ping.
@@ -88,7 +96,9 @@ impl<R: Read> FrameReader<R> {
             let length = u32::from_le_bytes([a, b, c, d]) as usize;
             let kind = FrameKind::parse(kind).ok_or(WireError::Frame("a frame is of no known kind"))?;
             if length == 0 || length - 1 > kind.limit() {
-                return Err(WireError::Frame("a frame is longer than frames of its kind may be"));
+                return Err(WireError::Frame(
+                    "a frame is longer than frames of its kind may be",
+                ));
             }
             // Not all at once: a length costs the peer four bytes.
             self.payload.clear();
@@ -112,7 +122,9 @@ impl<R: Read> FrameReader<R> {
     pub(crate) fn next_of(&mut self, wanted: FrameKind) -> Result<&[u8], WireError> {
         match self.next()? {
             (kind, payload) if kind == wanted => Ok(payload),
-            _ => Err(WireError::Frame("a frame is of a kind that has no place on this lane")),
+            _ => Err(WireError::Frame(
+                "a frame is of a kind that has no place on this lane",
+            )),
         }
     }
 }
@@ -146,9 +158,19 @@ mod tests {
         let mut reader = FrameReader::new(&bytes[..]);
         assert!(matches!(reader.next(), Err(WireError::Broken(_))));
         assert!(reader.payload.capacity() < 1 << 17);
-        for (kind, length) in [(3, u32::MAX), (3, 2 + (4 << 20)), (2, 3 << 20), (4, 2), (9, 1), (1, 0)] {
+        for (kind, length) in [
+            (3, u32::MAX),
+            (3, 2 + (4 << 20)),
+            (2, 3 << 20),
+            (4, 2),
+            (9, 1),
+            (1, 0),
+        ] {
             let bytes = frame(kind, length, &[0; 64]);
-            assert!(matches!(FrameReader::new(&bytes[..]).next(), Err(WireError::Frame(_))), "{kind} {length}");
+            assert!(
+                matches!(FrameReader::new(&bytes[..]).next(), Err(WireError::Frame(_))),
+                "{kind} {length}"
+            );
         }
     }
 

@@ -1,5 +1,6 @@
 //! Every kind of inode, and everything that is kept of one, arrives; what is deleted or
 //! becomes something else follows.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 
 mod common;
 
@@ -24,7 +25,11 @@ fn fill(root: &Path) {
     fs::create_dir_all(dir.join("deep/er")).unwrap();
     fs::write(dir.join("empty"), "").unwrap();
     fs::write(dir.join("small"), "some words").unwrap();
-    fs::write(dir.join("large"), (0..3_500_000u32).map(|at| (at % 251) as u8).collect::<Vec<_>>()).unwrap();
+    fs::write(
+        dir.join("large"),
+        (0..3_500_000u32).map(|at| (at % 251) as u8).collect::<Vec<_>>(),
+    )
+    .unwrap();
     fs::write(dir.join("exactly-one"), vec![7; 1 << 20]).unwrap();
     fs::write(dir.join(OsStr::from_bytes(b"\xff\n name")), "x").unwrap();
     fs::hard_link(dir.join("small"), dir.join("deep/small")).unwrap();
@@ -34,19 +39,52 @@ fn fill(root: &Path) {
     symlink("/does/not/exist", dir.join("dangling")).unwrap();
     fs::hard_link(dir.join("dangling"), dir.join("dangling-too")).unwrap();
     drop(UnixListener::bind(dir.join("socket")).unwrap());
-    mknodat(CWD, &dir.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    mknodat(
+        CWD,
+        &dir.join("pipe"),
+        FileType::Fifo,
+        Mode::from_raw_mode(0o640),
+        0,
+    )
+    .unwrap();
     if is_root() {
         let mode = Mode::from_raw_mode(0o600);
-        mknodat(CWD, &dir.join("null"), FileType::CharacterDevice, mode, makedev(1, 3)).unwrap();
-        mknodat(CWD, &dir.join("loop"), FileType::BlockDevice, mode, makedev(7, 99)).unwrap();
+        mknodat(
+            CWD,
+            &dir.join("null"),
+            FileType::CharacterDevice,
+            mode,
+            makedev(1, 3),
+        )
+        .unwrap();
+        mknodat(
+            CWD,
+            &dir.join("loop"),
+            FileType::BlockDevice,
+            mode,
+            makedev(7, 99),
+        )
+        .unwrap();
         for (name, owner) in [("small", 1000), ("dangling", 4_000_000_000), ("pipe", 65534)] {
             lchown(dir.join(name), Some(owner), Some(owner - 1)).unwrap();
         }
         // The binary form of cap_net_bind_service=ep.
         let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        setxattr(&dir.join("large"), "security.capability", &capability, XattrFlags::empty()).unwrap();
+        setxattr(
+            &dir.join("large"),
+            "security.capability",
+            &capability,
+            XattrFlags::empty(),
+        )
+        .unwrap();
     }
-    setxattr(&dir.join("small"), "user.note", b"of \0 bytes", XattrFlags::empty()).unwrap();
+    setxattr(
+        &dir.join("small"),
+        "user.note",
+        b"of \0 bytes",
+        XattrFlags::empty(),
+    )
+    .unwrap();
     setxattr(&dir, "user.dir", b"", XattrFlags::empty()).unwrap();
     fs::set_permissions(dir.join("exactly-one"), fs::Permissions::from_mode(0o6755)).unwrap();
     fs::set_permissions(dir.join("deep"), fs::Permissions::from_mode(0o3711)).unwrap();
@@ -56,15 +94,27 @@ fn fill(root: &Path) {
     std::os::unix::fs::FileExt::write_all_at(&file, b"in the middle", (17 << 20) + 4097).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"near", 3 << 20).unwrap();
     let old = SystemTime::UNIX_EPOCH - Duration::from_nanos(1_500_000_001);
-    fs::File::open(dir.join("large")).unwrap().set_modified(old).unwrap();
-    fs::File::open(dir.join("deep/er")).unwrap().set_modified(old).unwrap();
+    fs::File::open(dir.join("large"))
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    fs::File::open(dir.join("deep/er"))
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
     fs::File::open(root).unwrap().set_modified(old).unwrap();
 }
 
 /// Default ACL of a directory: rwx for user 1234 too.
 fn acl() -> Vec<u8> {
     let mut acl = 2u32.to_le_bytes().to_vec();
-    for (tag, bits, id) in [(1u16, 7u16, u32::MAX), (2, 7, 1234), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)] {
+    for (tag, bits, id) in [
+        (1u16, 7u16, u32::MAX),
+        (2, 7, 1234),
+        (4, 5, u32::MAX),
+        (16, 7, u32::MAX),
+        (32, 0, u32::MAX),
+    ] {
         acl.extend(tag.to_le_bytes());
         acl.extend(bits.to_le_bytes());
         acl.extend(id.to_le_bytes());
@@ -79,7 +129,10 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
     let report = pair.last_pass();
     assert!(report.losses.is_empty());
     let blocks = |root: &Path| fs::metadata(root.join("etc/sparse")).unwrap().blocks();
-    assert!(blocks(&pair.target) <= blocks(&pair.source) + 16, "holes stay holes");
+    assert!(
+        blocks(&pair.target) <= blocks(&pair.source) + 16,
+        "holes stay holes"
+    );
 
     std::thread::sleep(Duration::from_millis(50));
     pair.pass(PassOptions::default());
@@ -89,9 +142,11 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
     pair.assert_verified(Scope::All);
     pair.open().finish().unwrap();
     pair.assert_equal();
-    assert!(!fs::read_dir(&pair.target).unwrap().any(|entry| {
-        entry.unwrap().file_name().as_bytes().starts_with(b".liqo-move")
-    }));
+    assert!(
+        !fs::read_dir(&pair.target)
+            .unwrap()
+            .any(|entry| { entry.unwrap().file_name().as_bytes().starts_with(b".liqo-move") })
+    );
 }
 
 #[test]
@@ -104,7 +159,11 @@ fn other_file_systems_keep_the_same() {
         (&["mkfs.ext4", "-q", "-I", "128"][..], &["mkfs.xfs", "-q"][..]),
     ] {
         let (from, to) = (Image::new(from, 400), Image::new(to, 400));
-        let pair = Pair { source: from.at.clone(), target: to.at.clone(), ..Pair::new() };
+        let pair = Pair {
+            source: from.at.clone(),
+            target: to.at.clone(),
+            ..Pair::new()
+        };
         let whole_seconds = fs::metadata(&pair.source).unwrap().mtime_nsec() == 0;
         fill(&pair.source);
         if whole_seconds {
@@ -150,12 +209,19 @@ fn what_changes_its_kind_its_links_or_goes_away_follows() {
     fs::hard_link(at("zz-large"), at("etc/large")).unwrap();
     fs::rename(at("a-small"), at("etc/a")).unwrap();
     fs::hard_link(at("etc/a"), at("b")).unwrap();
-    fs::File::create(at("etc/sparse")).unwrap().set_len(5 << 20).unwrap();
+    fs::File::create(at("etc/sparse"))
+        .unwrap()
+        .set_len(5 << 20)
+        .unwrap();
     pair.last_pass();
 
     for entry in fs::read_dir(&pair.source).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap()
+        } else {
+            fs::remove_file(path).unwrap()
+        }
     }
     pair.last_pass();
 }
@@ -183,15 +249,31 @@ fn what_cannot_be_carried_over_is_said() {
     }
     let pair = Pair::new();
     fs::write(pair.source.join("trusted"), "").unwrap();
-    setxattr(&pair.source.join("trusted"), "trusted.overlay.opaque", b"y", XattrFlags::empty()).unwrap();
+    setxattr(
+        &pair.source.join("trusted"),
+        "trusted.overlay.opaque",
+        b"y",
+        XattrFlags::empty(),
+    )
+    .unwrap();
     fs::write(pair.source.join("fixed"), "").unwrap();
-    run(std::process::Command::new("chattr").arg("+i").arg(pair.source.join("fixed")));
+    run(std::process::Command::new("chattr")
+        .arg("+i")
+        .arg(pair.source.join("fixed")));
     let report = pair.pass(PassOptions::default());
-    run(std::process::Command::new("chattr").arg("-i").arg(pair.source.join("fixed")));
-    let losses: Vec<_> =
-        report.losses.iter().map(|(kind, count, path)| (*kind, *count, path.to_string())).collect();
+    run(std::process::Command::new("chattr")
+        .arg("-i")
+        .arg(pair.source.join("fixed")));
+    let losses: Vec<_> = report
+        .losses
+        .iter()
+        .map(|(kind, count, path)| (*kind, *count, path.to_string()))
+        .collect();
     assert_eq!(
         losses,
-        [(LossKind::Xattrs, 1, "trusted".to_owned()), (LossKind::Flags, 1, "fixed".to_owned())]
+        [
+            (LossKind::Xattrs, 1, "trusted".to_owned()),
+            (LossKind::Flags, 1, "fixed".to_owned())
+        ]
     );
 }

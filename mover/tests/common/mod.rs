@@ -1,12 +1,11 @@
 //! A source and a target in this process, connected over the loopback with TLS as two
 //! pods would be; and checkers that share nothing with the engine.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
 #![allow(dead_code, reason = "each test uses some of it")]
-#![allow(clippy::missing_panics_doc, reason = "tests panic")]
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io,
+    fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
@@ -29,76 +28,83 @@ use mover::{
     verify::{Scope, Verification},
 };
 
-pub const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
+pub(crate) const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
 
 /// Two empty directories that live as long as this.
-pub struct Pair {
-    pub folder: tempfile::TempDir,
-    pub source: PathBuf,
-    pub target: PathBuf,
+pub(crate) struct Pair {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) source: PathBuf,
+    pub(crate) target: PathBuf,
 }
 
 impl Pair {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (source, target) = (folder.path().join("source"), folder.path().join("target"));
         fs::create_dir(&source).unwrap();
         fs::create_dir(&target).unwrap();
-        Self { folder, source, target }
+        Self {
+            folder,
+            source,
+            target,
+        }
     }
 
-    pub fn open(&self) -> Target {
+    pub(crate) fn open(&self) -> Target {
         Target::open(&self.target, &id()).unwrap()
     }
 
     /// One pass over a connection of its own.
-    pub fn pass(&self, options: PassOptions) -> PassReport {
+    pub(crate) fn pass(&self, options: PassOptions) -> PassReport {
         let mut target = self.open();
         with_session(&self.source, &mut target, |session| session.pass(options)).unwrap()
     }
 
     /// A pass that must leave both sides equal, by all who can tell.
-    pub fn last_pass(&self) -> PassReport {
-        let report = self.pass(PassOptions { last: true, ..PassOptions::default() });
+    pub(crate) fn last_pass(&self) -> PassReport {
+        let report = self.pass(PassOptions {
+            last: true,
+            ..PassOptions::default()
+        });
         self.assert_verified(Scope::Touched);
         self.assert_equal();
         report
     }
 
-    pub fn assert_verified(&self, scope: Scope) -> Verification {
+    pub(crate) fn assert_verified(&self, scope: Scope) -> Verification {
         let found = self.open().verify(scope).unwrap();
         assert!(found.is_equal(), "{:?}", found.differences);
         found
     }
 
-    pub fn assert_equal(&self) {
+    pub(crate) fn assert_equal(&self) {
         assert_same_trees(&self.source, &self.target);
         assert_rsync_sees_nothing(&self.source, &self.target);
     }
 }
 
-pub fn id() -> MoveId {
+pub(crate) fn id() -> MoveId {
     MoveId::new(UID, 1).unwrap()
 }
 
-pub fn identities() -> &'static (Identity, Identity) {
+pub(crate) fn identities() -> &'static (Identity, Identity) {
     static IDENTITIES: std::sync::OnceLock<(Identity, Identity)> = std::sync::OnceLock::new();
     IDENTITIES.get_or_init(|| issue(&id()).unwrap())
 }
 
 /// A target's end of the wire, and where it listens.
-pub fn acceptor() -> (Acceptor, SocketAddr) {
+pub(crate) fn acceptor() -> (Acceptor, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (Acceptor::new(listener, &id(), &identities().1).unwrap(), address)
 }
 
-pub fn dial(address: SocketAddr, lanes: u32) -> Result<SourceLanes, Error> {
+pub(crate) fn dial(address: SocketAddr, lanes: u32) -> Result<SourceLanes, Error> {
     connect(&id(), &identities().0, lanes, || TcpStream::connect(address))
 }
 
 /// Runs a source beside `work`, which has the target's session.
-pub fn with_session<T>(
+pub(crate) fn with_session<T>(
     source: &Path,
     target: &mut Target,
     work: impl FnOnce(&mut Session<'_>) -> Result<T, Error>,
@@ -109,7 +115,10 @@ pub fn with_session<T>(
         let source = Source::open(&source)?;
         source.serve(dial(address, 3)?, &Throttle::new(None))
     });
-    let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().expect("no source dialled");
+    let lanes = acceptor
+        .accept(Duration::from_secs(20))
+        .unwrap()
+        .expect("no source dialled");
     let mut session = target.session(lanes);
     let result = work(&mut session);
     if result.is_ok() {
@@ -126,7 +135,7 @@ pub fn with_session<T>(
 
 /// What a tree is, as told by the standard library and `getfattr`-like calls.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     kind: String,
     mode: u32,
     owner: (u32, u32),
@@ -139,7 +148,7 @@ pub struct Seen {
     linked_to: Option<Vec<u8>>,
 }
 
-pub fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+pub(crate) fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
     let mut seen = BTreeMap::new();
     let mut inodes = BTreeMap::new();
     let mut todo = vec![PathBuf::new()];
@@ -195,7 +204,9 @@ pub fn see(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
 
 fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut list = vec![0; 64 << 10];
-    let Ok(length) = rustix::fs::llistxattr(path, &mut list[..]) else { return BTreeMap::new() };
+    let Ok(length) = rustix::fs::llistxattr(path, &mut list[..]) else {
+        return BTreeMap::new();
+    };
     list[..length]
         .split(|byte| *byte == 0)
         .filter(|name| !name.is_empty() && *name != b"security.selinux")
@@ -209,7 +220,7 @@ fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
 
 /// Both trees are the same in all that is kept, hard links included. The journal's own
 /// links count at the target, so groups are compared by their first path.
-pub fn assert_same_trees(source: &Path, target: &Path) {
+pub(crate) fn assert_same_trees(source: &Path, target: &Path) {
     let (mut source, mut target) = (see(source), see(target));
     for tree in [&mut source, &mut target] {
         let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
@@ -225,44 +236,73 @@ pub fn assert_same_trees(source: &Path, target: &Path) {
         }
     }
     let show = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
-    let missing: Vec<_> = source.keys().filter(|name| !target.contains_key(*name)).map(show).collect();
-    let extra: Vec<_> = target.keys().filter(|name| !source.contains_key(*name)).map(show).collect();
-    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:?}, extra {extra:?}");
+    let missing: Vec<_> = source
+        .keys()
+        .filter(|name| !target.contains_key(*name))
+        .map(show)
+        .collect();
+    let extra: Vec<_> = target
+        .keys()
+        .filter(|name| !source.contains_key(*name))
+        .map(show)
+        .collect();
+    assert!(
+        missing.is_empty() && extra.is_empty(),
+        "missing {missing:?}, extra {extra:?}"
+    );
     for (name, wanted) in &source {
         assert_eq!(wanted, &target[name], "{}", show(name));
     }
 }
 
 /// rsync, told to compare everything, would change nothing.
-pub fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
+pub(crate) fn assert_rsync_sees_nothing(source: &Path, target: &Path) {
     let output = Command::new("rsync")
-        .args(["-aHAXn", "--checksum", "--numeric-ids", "--delete", "-i", "--modify-window=-1"])
+        .args([
+            "-aHAXn",
+            "--checksum",
+            "--numeric-ids",
+            "--delete",
+            "-i",
+            "--modify-window=-1",
+        ])
         .args(["--exclude=/lost+found", "--exclude=/.liqo-move-*"])
         .arg(source.join(""))
         .arg(target.join(""))
         .output()
         .expect("rsync is a test dependency: make deps");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "rsync would change this");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "",
+        "rsync would change this"
+    );
 }
 
 /// Whether these tests may make devices and mount images.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A file system of its own, in a file. Taken down whatever happens.
-pub struct Image {
-    pub at: PathBuf,
+pub(crate) struct Image {
+    pub(crate) at: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Image {
     /// `make` is the program that makes it, with its options.
-    pub fn new(make: &[&str], megabytes: u64) -> Self {
+    pub(crate) fn new(make: &[&str], megabytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (image, at) = (folder.path().join("image"), folder.path().join("mounted"));
-        fs::File::create(&image).unwrap().set_len(megabytes << 20).unwrap();
+        fs::File::create(&image)
+            .unwrap()
+            .set_len(megabytes << 20)
+            .unwrap();
         fs::create_dir(&at).unwrap();
         run(Command::new(make[0]).args(&make[1..]).arg(&image));
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
@@ -276,14 +316,20 @@ impl Drop for Image {
     }
 }
 
-pub fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+pub(crate) fn run(command: &mut Command) {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A relay between source and target, that can be told to do harm.
-pub struct Relay {
-    pub address: SocketAddr,
+pub(crate) struct Relay {
+    pub(crate) address: SocketAddr,
     state: Arc<std::sync::Mutex<RelayState>>,
 }
 
@@ -298,13 +344,18 @@ struct RelayState {
 }
 
 impl Relay {
-    pub fn to(address: SocketAddr) -> Self {
+    pub(crate) fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let relay = Self { address: listener.local_addr().unwrap(), state: Arc::default() };
+        let relay = Self {
+            address: listener.local_addr().unwrap(),
+            state: Arc::default(),
+        };
         let state = Arc::clone(&relay.state);
         thread::spawn(move || {
             for socket in listener.incoming().flatten() {
-                let Ok(onward) = TcpStream::connect(address) else { continue };
+                let Ok(onward) = TcpStream::connect(address) else {
+                    continue;
+                };
                 let copies = [(&socket, &onward, true), (&onward, &socket, false)];
                 for (from, to, counted) in copies {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
@@ -317,17 +368,17 @@ impl Relay {
         relay
     }
 
-    pub fn cut_after(&self, bytes: u64) {
+    pub(crate) fn cut_after(&self, bytes: u64) {
         let mut state = self.state.lock().unwrap();
         state.budget = Some(state.passed + bytes);
     }
 
-    pub fn flip_after(&self, bytes: u64) {
+    pub(crate) fn flip_after(&self, bytes: u64) {
         let mut state = self.state.lock().unwrap();
         state.flip_at = Some(state.passed + bytes);
     }
 
-    pub fn passed(&self) -> u64 {
+    pub(crate) fn passed(&self) -> u64 {
         self.state.lock().unwrap().passed
     }
 }

@@ -73,10 +73,10 @@ func (s suite) runsIn(all bool, turn string) bool {
 
 // suites are all there are, cheapest first: what is broken should show early.
 var suites = []suite{
-	check("rust format", nothing, "cargo", "fmt", "--check"),
-	check("rust lints", nothing, "cargo", "clippy", "--locked", "--all-targets", "--", "-D", "warnings"),
+	check("rust format", nothing, "cargo", "fmt", "--all", "--check"),
+	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
 	check("go lints", nothing, "make", "lint-go"),
-	{"rust", ".", []string{"cargo", "test", "--locked"}, newCargoCounter, nothing, 20 * time.Minute, always},
+	{"rust", ".", []string{"cargo", "test", "--locked", "--workspace"}, newCargoCounter, nothing, 20 * time.Minute, always},
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),

@@ -1,0 +1,747 @@
+//! Tests in which one side is not the engine but somebody who has its certificate and
+//! means harm: says what no honest peer would, or changes bytes of what one would say.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    sync::OnceLock,
+    thread,
+    time::Duration,
+};
+
+use proptest::prelude::*;
+use prost::Message as _;
+
+use crate::{
+    credentials::{Identity, MoveId, issue},
+    entry::{Attributes, Entry, Hash, Inode, Kind, Stamp, Time},
+    error::Error,
+    lanes::{Acceptor, SourceLanes, TargetLanes, Writer, connect},
+    message::{
+        Asked, Begin, ClockReading, Down, Fetches, Known, KnownDirectory, Listing, RawEntry, RawFetch,
+        RawInode, RawStamp, Ready, Said, ScanEnd, Up,
+    },
+    path::{Name, TreePath},
+    piece::{Piece, Pieces, Range},
+    source::Source,
+    target::{PassOptions, Target},
+    throttle::Throttle,
+    wire::FrameKind,
+};
+
+fn id() -> MoveId {
+    MoveId::new("0b5c2e9a", 1).unwrap()
+}
+
+fn identities() -> &'static (Identity, Identity) {
+    static IDENTITIES: OnceLock<(Identity, Identity)> = OnceLock::new();
+    IDENTITIES.get_or_init(|| issue(&id()).unwrap())
+}
+
+fn acceptor() -> (Acceptor, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Acceptor::new(listener, &id(), &identities().1).unwrap(), address)
+}
+
+fn dial(address: SocketAddr) -> SourceLanes {
+    connect(&id(), &identities().0, 1, || TcpStream::connect(address)).unwrap()
+}
+
+/// A volume and what is beside it, which nobody may touch or see.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("outside")).unwrap();
+        fs::create_dir_all(folder.path().join("root")).unwrap();
+        fs::write(folder.path().join("outside/secret"), "secret").unwrap();
+        Self(folder)
+    }
+
+    fn root(&self) -> std::path::PathBuf {
+        self.0.path().join("root")
+    }
+
+    fn outside(&self) -> std::path::PathBuf {
+        self.0.path().join("outside")
+    }
+
+    fn assert_untouched(&self) {
+        let outside: Vec<_> = fs::read_dir(self.outside())
+            .unwrap()
+            .map(|it| it.unwrap().file_name())
+            .collect();
+        assert_eq!(outside, ["secret"]);
+        assert_eq!(fs::read(self.outside().join("secret")).unwrap(), b"secret");
+        assert_eq!(fs::read_dir(self.0.path()).unwrap().count(), 2);
+    }
+}
+
+/// Frames of the control lane, then batches.
+#[derive(Clone, Debug, Default)]
+struct Script {
+    control: Vec<Vec<u8>>,
+    batches: Vec<Vec<u8>>,
+}
+
+impl Script {
+    fn of(messages: Vec<Said>) -> Self {
+        let ready = Ready {
+            clock: ClockReading {
+                wall_nanos: 1,
+                offset_nanos: 1,
+                boot_id: "b".to_owned(),
+                tick_nanos: 1,
+            },
+            stamps_count: true,
+            device_size: 0,
+        };
+        let said = std::iter::once(Said::Ready(ready)).chain(messages);
+        Self {
+            control: said.map(|said| Up { said: Some(said) }.encode_to_vec()).collect(),
+            batches: Vec::new(),
+        }
+    }
+
+    fn with(mut self, pieces: &[Piece<'_>]) -> Self {
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            piece.put(&mut bytes);
+        }
+        self.batches.push(
+            [
+                &[0][..],
+                &u32::try_from(bytes.len()).unwrap().to_le_bytes(),
+                &bytes,
+            ]
+            .concat(),
+        );
+        self
+    }
+}
+
+/// What a target makes of a source that reads from a script.
+fn play(root: &Path, script: Script) -> Result<(), Error> {
+    play_for(root, script, Duration::from_secs(20))
+}
+
+/// The same of one that may leave the target waiting: it goes away after a while.
+fn play_for(root: &Path, script: Script, patience: Duration) -> Result<(), Error> {
+    let (acceptor, address) = acceptor();
+    let playing = thread::spawn(move || {
+        let SourceLanes {
+            mut up,
+            mut down,
+            mut data,
+            cutter,
+        } = dial(address);
+        let send = |lane: &mut Writer, kind, payload: &[u8]| {
+            lane.send(kind, payload).and_then(|()| lane.flush()).is_ok()
+        };
+        let _ = down.next();
+        let all_said = script
+            .control
+            .iter()
+            .all(|frame| send(&mut up, FrameKind::Control, frame));
+        if !script.batches.is_empty() && all_said {
+            // Content makes sense only once it was asked for.
+            while let Ok((_, payload)) = down.next() {
+                if matches!(
+                    Down::decode(payload),
+                    Ok(Down {
+                        asked: Some(Asked::Fetch(_))
+                    })
+                ) {
+                    break;
+                }
+            }
+            script
+                .batches
+                .iter()
+                .all(|batch| send(&mut data[0], FrameKind::Batch, batch));
+        }
+        let (over, ended) = std::sync::mpsc::channel();
+        let waiting = thread::spawn(move || {
+            while down.next().is_ok() {}
+            let _ = over.send(());
+        });
+        let _ = ended.recv_timeout(patience);
+        cutter.cut();
+        waiting.join().unwrap();
+    });
+    let lanes = acceptor.accept(Duration::from_secs(10)).unwrap().unwrap();
+    let mut target = Target::open(root, &id()).unwrap();
+    let result = target.session(lanes).pass(PassOptions::default()).map(|_| ());
+    playing.join().unwrap();
+    result
+}
+
+fn directory() -> RawInode {
+    let attributes = Attributes {
+        mode: 0o755,
+        ..Attributes::default()
+    };
+    (&Inode {
+        kind: Kind::Directory,
+        stamp: stamp(),
+        attributes,
+        linked: false,
+    })
+        .into()
+}
+
+fn stamp() -> Stamp {
+    Stamp {
+        ino: 9,
+        size: 0,
+        mtime: Time { secs: 5, nanos: 5 },
+        ctime: Time { secs: 5, nanos: 5 },
+    }
+}
+
+fn entry(name: &str, kind: Kind) -> RawEntry {
+    let attributes = Attributes {
+        mode: 0o644,
+        ..Attributes::default()
+    };
+    let size = if kind == Kind::File { 6 } else { 0 };
+    let inode = Inode {
+        kind,
+        stamp: Stamp { size, ..stamp() },
+        attributes,
+        linked: false,
+    };
+    RawEntry {
+        name: name.as_bytes().to_vec(),
+        inode: (&inode).into(),
+    }
+}
+
+fn list(path: &str, entries: &[RawEntry]) -> Said {
+    Said::Listing(Listing {
+        path: path.as_bytes().to_vec(),
+        own: Some(directory()),
+        entries: entries.iter().map(RawEntry::encode_to_vec).collect(),
+        last: true,
+    })
+}
+
+fn end() -> Said {
+    Said::ScanEnd(ScanEnd::default())
+}
+
+fn refused_as_protocol(what: &str, messages: Vec<Said>) {
+    let place = Place::new();
+    let result = play(&place.root(), Script::of(messages));
+    assert!(matches!(result, Err(Error::Protocol(_))), "{what}: {result:?}");
+    place.assert_untouched();
+}
+
+#[test]
+fn a_source_cannot_name_what_is_not_in_the_tree() {
+    for path in [
+        "..",
+        "../outside",
+        "/",
+        "/etc",
+        "a/../../outside",
+        "a//b",
+        "a/.",
+        "a\0b",
+    ] {
+        refused_as_protocol(
+            path,
+            vec![list("", &[]), list(path, &[entry("new", Kind::Fifo)]), end()],
+        );
+    }
+    for name in ["..", ".", "", "a/b", "../outside/new", "/etc/new", "a\0b"] {
+        refused_as_protocol(name, vec![list("", &[entry(name, Kind::Fifo)]), end()]);
+    }
+    let journal = format!(".liqo-move-{}", id().uid());
+    refused_as_protocol(
+        "the journal",
+        vec![list("", &[entry(&journal, Kind::Fifo)]), end()],
+    );
+    refused_as_protocol(
+        "in the journal",
+        vec![list("", &[]), list(&format!("{journal}/links"), &[]), end()],
+    );
+}
+
+#[test]
+fn a_source_cannot_write_through_a_link_it_has_sent() {
+    let place = Place::new();
+    let outside = place.outside().into_os_string().into_encoded_bytes();
+    let messages = vec![
+        list("", &[entry("d", Kind::Symlink(outside.clone()))]),
+        list(
+            "d",
+            &[
+                entry("new", Kind::Fifo),
+                entry("secret", Kind::Symlink(b"x".to_vec())),
+            ],
+        ),
+        end(),
+    ];
+    let result = play(&place.root(), Script::of(messages));
+    assert!(matches!(result, Err(Error::Tree { .. })), "{result:?}");
+    place.assert_untouched();
+
+    // The link is there now, and the next pass calls it a directory, then a file.
+    assert!(place.root().join("d").is_symlink());
+    let messages = vec![
+        list("", &[entry("d", Kind::Directory)]),
+        list("d", &[entry("new", Kind::Fifo)]),
+        end(),
+    ];
+    play(&place.root(), Script::of(messages)).unwrap();
+    place.assert_untouched();
+    assert!(place.root().join("d/new").symlink_metadata().is_ok());
+    let result = play(
+        &place.root(),
+        Script::of(vec![list("", &[entry("d", Kind::Symlink(outside))]), end()]),
+    );
+    result.unwrap();
+    let hash: Hash = *blake3::hash(b"public").as_bytes();
+    let file = Piece::Data {
+        fetch: 0,
+        chunk: 0,
+        hash,
+        length: 6,
+        ranges: vec![Range { offset: 0, length: 6 }],
+        bytes: b"public",
+    };
+    let done = Piece::End {
+        fetch: 0,
+        size: 6,
+        steady: true,
+        hash,
+    };
+    let messages = vec![list("", &[entry("d", Kind::File)]), end()];
+    play(&place.root(), Script::of(messages).with(&[file, done])).unwrap();
+    assert_eq!(fs::read(place.root().join("d")).unwrap(), b"public");
+    place.assert_untouched();
+}
+
+#[test]
+fn a_source_has_to_keep_to_the_order_and_to_what_may_be_set() {
+    let fifo = |name| entry(name, Kind::Fifo);
+    refused_as_protocol(
+        "names out of order",
+        vec![list("", &[fifo("b"), fifo("a")]), end()],
+    );
+    refused_as_protocol("a name twice", vec![list("", &[fifo("a"), fifo("a")]), end()]);
+    refused_as_protocol("not from the root", vec![list("a", &[]), end()]);
+    refused_as_protocol("no root at all", vec![end()]);
+    refused_as_protocol("a directory twice", vec![list("", &[]), list("", &[]), end()]);
+    refused_as_protocol("the same without ever", vec![Said::Same(Vec::new()), end()]);
+    let half = Said::Listing(Listing {
+        own: Some(directory()),
+        last: false,
+        ..Listing::default()
+    });
+    refused_as_protocol("half a directory", vec![half.clone(), end()]);
+    refused_as_protocol("another in the middle", vec![half, list("a", &[]), end()]);
+    refused_as_protocol(
+        "a part of nothing",
+        vec![Said::Listing(Listing {
+            last: true,
+            ..Listing::default()
+        })],
+    );
+    let change = |change: fn(&mut RawInode)| {
+        let mut entry = entry("a", Kind::Fifo);
+        change(&mut entry.inode);
+        vec![list("", &[entry]), end()]
+    };
+    let xattr = |name: &[u8]| crate::message::RawXattr {
+        name: name.to_vec(),
+        value: vec![1],
+    };
+    refused_as_protocol("a kind", change(|inode| inode.kind = 99));
+    refused_as_protocol("a mode", change(|inode| inode.mode = 0o10_0644));
+    refused_as_protocol("an owner", change(|inode| inode.uid = u32::MAX));
+    refused_as_protocol("a link to nothing", change(|inode| inode.kind = 3));
+    for name in [
+        &b"trusted.x"[..],
+        b"security.selinux",
+        b"security.ima",
+        b"user.",
+        b"user.\0",
+        b"",
+    ] {
+        let mut entry = entry("a", Kind::Fifo);
+        entry.inode.xattrs = vec![xattr(name)];
+        refused_as_protocol("an extended attribute", vec![list("", &[entry]), end()]);
+    }
+}
+
+#[test]
+fn a_source_cannot_send_other_bytes_than_were_asked_for() {
+    let hash: Hash = *blake3::hash(b"public").as_bytes();
+    let data = |fetch, chunk, hash, bytes: &'static [u8]| {
+        let length = u32::try_from(bytes.len()).unwrap();
+        Piece::Data {
+            fetch,
+            chunk,
+            hash,
+            length,
+            ranges: vec![Range { offset: 0, length }],
+            bytes,
+        }
+    };
+    let cases: Vec<(&str, Vec<Piece<'_>>)> = vec![
+        ("of no fetch", vec![data(7, 0, hash, b"public")]),
+        ("another chunk", vec![data(0, 1, hash, b"public")]),
+        ("a chunk far away", vec![data(0, u64::MAX / 2, hash, b"public")]),
+        (
+            "holes without end",
+            vec![Piece::Holes {
+                fetch: 0,
+                first: 0,
+                chunks: u32::MAX,
+            }],
+        ),
+        (
+            "holes elsewhere",
+            vec![Piece::Holes {
+                fetch: 0,
+                first: u64::MAX,
+                chunks: 2,
+            }],
+        ),
+        (
+            "the end twice",
+            vec![Piece::Gone { fetch: 0 }, Piece::Gone { fetch: 0 }],
+        ),
+        ("a false hash", vec![data(0, 0, [7; 32], b"public")]),
+        (
+            "nothing at all",
+            vec![Piece::End {
+                fetch: 0,
+                size: 6,
+                steady: true,
+                hash,
+            }],
+        ),
+        (
+            "another whole",
+            vec![
+                data(0, 0, hash, b"public"),
+                Piece::End {
+                    fetch: 0,
+                    size: 6,
+                    steady: true,
+                    hash: [7; 32],
+                },
+            ],
+        ),
+        ("an error", vec![Piece::Failed { fetch: 0, errno: 5 }]),
+    ];
+    for (what, pieces) in cases {
+        let place = Place::new();
+        let script = Script::of(vec![list("", &[entry("f", Kind::File)]), end()]).with(&pieces);
+        let result = play(&place.root(), script);
+        match (what, &result) {
+            ("a false hash" | "nothing at all" | "another whole", Err(Error::Corrupt { path, .. }))
+            | ("an error", Err(Error::Unreadable { path, .. })) => assert_eq!(path.to_string(), "f"),
+            (_, Err(Error::Protocol(_))) if !what.starts_with("an") || what == "another chunk" => {}
+            _ => panic!("{what}: {result:?}"),
+        }
+    }
+    // Batches that are none.
+    for payload in [
+        &b""[..],
+        b"\x02\0\0\0\0",
+        b"\x01\xff\xff\xff\xff",
+        b"\x00\x05\0\0\0abc",
+        b"\x00\x01\0\0\0\x09",
+    ] {
+        let place = Place::new();
+        let mut script = Script::of(vec![list("", &[entry("f", Kind::File)]), end()]);
+        script.batches.push(payload.to_vec());
+        let result = play(&place.root(), script);
+        assert!(
+            matches!(result, Err(Error::Protocol(_))),
+            "{payload:?}: {result:?}"
+        );
+    }
+}
+
+/// What a source answers to a target that reads from a script: everything of its data lane.
+fn ask(root: &Path, script: Vec<Asked>) -> (Result<(), Error>, Vec<u8>) {
+    let (acceptor, address) = acceptor();
+    let root = root.to_owned();
+    let serving = thread::spawn(move || {
+        let source = Source::open(&root).unwrap();
+        source.serve(dial(address), &Throttle::new(None))
+    });
+    let TargetLanes {
+        up,
+        mut down,
+        mut data,
+        cutter,
+    } = acceptor.accept(Duration::from_secs(10)).unwrap().unwrap();
+    for asked in script {
+        let sent = down.send(FrameKind::Control, &Down { asked: Some(asked) }.encode_to_vec());
+        if sent.and_then(|()| down.flush()).is_err() {
+            break;
+        }
+    }
+    let mut lane = data.remove(0);
+    let collecting = thread::spawn(move || {
+        let mut got = Vec::new();
+        while let Ok((_, payload)) = lane.next() {
+            let mut decoder = crate::compress::Decoder::new().unwrap();
+            got.extend_from_slice(decoder.decode(payload).unwrap());
+        }
+        got
+    });
+    thread::sleep(Duration::from_millis(300));
+    let failed = serving.is_finished();
+    cutter.cut();
+    drop(up);
+    let result = serving.join().unwrap();
+    (if failed { result } else { Ok(()) }, collecting.join().unwrap())
+}
+
+fn fetch(path: &str) -> RawFetch {
+    RawFetch {
+        id: 1,
+        path: path.as_bytes().to_vec(),
+        stamp: RawStamp::default(),
+        first: 0,
+        count: 1,
+        claims: Vec::new(),
+    }
+}
+
+fn fetches(fetches: Vec<RawFetch>) -> Vec<Asked> {
+    vec![Asked::Fetch(Fetches { fetches })]
+}
+
+#[test]
+fn a_target_sees_nothing_but_the_tree() {
+    let place = Place::new();
+    std::os::unix::fs::symlink(place.outside(), place.root().join("dir")).unwrap();
+    std::os::unix::fs::symlink(place.outside().join("secret"), place.root().join("file")).unwrap();
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        place.root().join("pipe"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .unwrap();
+    fs::create_dir(place.root().join("sub")).unwrap();
+    for path in ["dir/secret", "file", "pipe", "sub", "absent", "sub/absent", ""] {
+        let (result, got) = ask(&place.root(), fetches(vec![fetch(path)]));
+        result.unwrap();
+        let mut pieces = Pieces::of(&got);
+        assert_eq!(pieces.next().unwrap(), Some(Piece::Gone { fetch: 1 }), "{path}");
+    }
+    for path in [
+        "../outside/secret",
+        "/etc/passwd",
+        "sub/../../outside/secret",
+        "..",
+        "a//b",
+    ] {
+        let (result, got) = ask(&place.root(), fetches(vec![fetch(path)]));
+        assert!(matches!(result, Err(Error::Protocol(_))), "{path}: {result:?}");
+        assert!(got.is_empty());
+    }
+}
+
+#[test]
+fn a_target_cannot_ask_for_more_than_there_may_be() {
+    let place = Place::new();
+    fs::write(place.root().join("f"), "x").unwrap();
+    let none = RawFetch {
+        count: 0,
+        ..fetch("f")
+    };
+    let many = RawFetch {
+        count: 100_000,
+        ..fetch("f")
+    };
+    let far = RawFetch {
+        first: u64::MAX,
+        ..fetch("f")
+    };
+    let claims = RawFetch {
+        claims: vec![1; 31],
+        ..fetch("f")
+    };
+    let known = |count| {
+        let directory = KnownDirectory {
+            path: b"a".to_vec(),
+            digest: vec![0; 32],
+        };
+        Asked::Known(Known {
+            directories: vec![directory; count],
+            last: false,
+        })
+    };
+    let begin = || Asked::Begin(Begin { pass: 1 });
+    let cases: Vec<(&str, Vec<Asked>)> = vec![
+        ("no chunks", fetches(vec![none])),
+        ("many chunks", fetches(vec![many])),
+        ("far chunks", fetches(vec![far])),
+        ("broken claims", fetches(vec![claims])),
+        ("known before a pass", vec![known(1)]),
+        (
+            "more known than allowed",
+            std::iter::once(begin())
+                .chain((0..40).map(|_| known(1)))
+                .collect(),
+        ),
+        ("two passes at once", vec![begin(), begin()]),
+        (
+            "a bad digest",
+            vec![
+                begin(),
+                Asked::Known(Known {
+                    directories: vec![KnownDirectory {
+                        path: Vec::new(),
+                        digest: vec![1; 5],
+                    }],
+                    last: true,
+                }),
+            ],
+        ),
+    ];
+    for (what, script) in cases {
+        let (result, _) = ask(&place.root(), script);
+        assert!(matches!(result, Err(Error::Protocol(_))), "{what}: {result:?}");
+    }
+}
+
+/// What an honest source would say of a small tree.
+fn honest() -> Script {
+    let hash: Hash = *blake3::hash(b"public").as_bytes();
+    let whole = vec![Range { offset: 0, length: 6 }];
+    let linked = |name| {
+        let mut entry = entry(name, Kind::File);
+        entry.inode.linked = true;
+        entry
+    };
+    let messages = vec![
+        list(
+            "",
+            &[
+                entry("d", Kind::Directory),
+                entry("f", Kind::File),
+                linked("g"),
+                linked("h"),
+            ],
+        ),
+        list(
+            "d",
+            &[
+                entry("l", Kind::Symlink(b"../f".to_vec())),
+                entry("p", Kind::Fifo),
+            ],
+        ),
+        end(),
+    ];
+    Script::of(messages).with(&[
+        Piece::Data {
+            fetch: 0,
+            chunk: 0,
+            hash,
+            length: 6,
+            ranges: whole.clone(),
+            bytes: b"public",
+        },
+        Piece::End {
+            fetch: 0,
+            size: 6,
+            steady: true,
+            hash,
+        },
+        Piece::Data {
+            fetch: 1,
+            chunk: 0,
+            hash,
+            length: 6,
+            ranges: whole,
+            bytes: b"public",
+        },
+        Piece::End {
+            fetch: 1,
+            size: 6,
+            steady: true,
+            hash,
+        },
+    ])
+}
+
+#[test]
+fn the_honest_script_is_taken() {
+    let place = Place::new();
+    play(&place.root(), honest()).unwrap();
+    assert_eq!(fs::read(place.root().join("f")).unwrap(), b"public");
+    assert_eq!(fs::read(place.root().join("h")).unwrap(), b"public");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changed_bytes_never_lead_out_of_the_tree_or_hold_up_the_target(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let place = Place::new();
+        let mut script = honest();
+        let count = script.control.len();
+        for (frame, at, value) in changes {
+            let frame = frame.index(count + 1);
+            let bytes = if frame < count { &mut script.control[frame] } else { &mut script.batches[0] };
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        // Whether it is refused or happens to make sense: it ends, and nothing outside changes.
+        let _ = play_for(&place.root(), script, Duration::from_millis(300));
+        place.assert_untouched();
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_decoder_stumble(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Up::decode(&bytes[..]);
+        if let Ok(Down { asked: Some(Asked::Fetch(fetches)) }) = Down::decode(&bytes[..]) {
+            for fetch in fetches.fetches {
+                let _ = crate::read::Fetch::try_from(fetch);
+            }
+        }
+        let _ = RawEntry::parse(&bytes);
+        let _ = TreePath::parse(&bytes);
+        let _ = Name::parse(&bytes);
+        let _ = crate::message::decode_claims(&bytes, 3);
+    }
+
+    #[test]
+    fn a_changed_entry_is_refused_or_valid(at: prop::sample::Index, value: u8) {
+        let inode = Inode {
+            kind: Kind::Symlink(b"to".to_vec()),
+            stamp: stamp(),
+            attributes: Attributes { xattrs: vec![(b"user.a".to_vec(), b"v".to_vec())], ..Attributes::default() },
+            linked: true,
+        };
+        let entry = Entry { name: Name::parse(b"name").unwrap(), inode };
+        let mut bytes = RawEntry::encode(&entry);
+        prop_assert_eq!(&RawEntry::parse(&bytes).unwrap(), &entry);
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        if let Ok(entry) = RawEntry::parse(&bytes) {
+            prop_assert!(entry.inode.attributes.mode <= 0o7777);
+            prop_assert!(!entry.name.as_bytes().contains(&b'/'));
+        }
+    }
+}

@@ -1,0 +1,575 @@
+//! What goes wrong in the world outside: processes are killed, connections break, disks
+//! are full or lie, files change while they are read. Nothing of it may end in a copy
+//! that is called right and is not.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
+
+mod common;
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Image, Pair, Relay, acceptor, assert_same_trees, dial, id, is_root, with_session};
+use mover::{
+    error::Error,
+    source::Source,
+    target::{PassOptions, PassReport, Target},
+    throttle::Throttle,
+    verify::{Aspect, Scope},
+};
+
+const LAST: PassOptions = PassOptions {
+    last: true,
+    reread: false,
+};
+
+/// Bytes that do not compress, different for each seed.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new()
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
+    bytes
+}
+
+fn fill(root: &Path, small: u64, large: usize) {
+    for at in 0..small {
+        let dir = root.join(format!("d{:02}", at % 37));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(
+            dir.join(at.to_string()),
+            noise(at, usize::try_from(at * 13 % 9000).unwrap()),
+        )
+        .unwrap();
+    }
+    fs::write(root.join("d00/large"), noise(u64::MAX, large)).unwrap();
+}
+
+/// A pass through the relay; what it came to, and the bytes that went over the wire.
+fn pass_through(
+    pair: &Pair,
+    cut_after: Option<u64>,
+    flip_after: Option<u64>,
+) -> (Result<PassReport, Error>, u64) {
+    let (acceptor, address) = acceptor();
+    let relay = Relay::to(address);
+    let (root, to) = (pair.source.clone(), relay.address);
+    let serving = thread::spawn(move || {
+        Source::open(&root)
+            .unwrap()
+            .serve(dial(to, 3)?, &Throttle::new(None))
+    });
+    let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().unwrap();
+    let before = relay.passed();
+    if let Some(bytes) = cut_after {
+        relay.cut_after(bytes);
+    }
+    if let Some(bytes) = flip_after {
+        relay.flip_after(bytes);
+    }
+    let mut target = pair.open();
+    let mut session = target.session(lanes);
+    let result = session.pass(PassOptions::default());
+    if result.is_ok() {
+        session.end();
+    } else {
+        drop(session);
+    }
+    let _ = serving.join().unwrap();
+    (result, relay.passed() - before)
+}
+
+#[test]
+fn a_cut_halfway_costs_no_second_transfer() {
+    let pair = Pair::new();
+    fill(&pair.source, 2000, 150 << 20);
+    let total: u64 = common::see(&pair.source).len() as u64;
+    let bytes: u64 = walk_size(&pair.source);
+    assert!(total > 2000);
+    let (first, before_cut) = pass_through(&pair, Some(bytes / 2), None);
+    assert!(matches!(first, Err(Error::Cut(_))), "{first:?}");
+    let (second, after_cut) = pass_through(&pair, None, None);
+    second.unwrap();
+    let sent = before_cut + after_cut;
+    // 5 % of the content; the rest of what is above it is the second listing.
+    let limit = bytes + bytes / 20 + 400 * total;
+    assert!(
+        sent <= limit,
+        "of {bytes} bytes, {before_cut} went before the cut and {after_cut} after it"
+    );
+    pair.last_pass();
+}
+
+fn walk_size(root: &Path) -> u64 {
+    fs::read_dir(root)
+        .unwrap()
+        .map(|entry| {
+            let meta = entry.as_ref().unwrap().metadata().unwrap();
+            if meta.is_dir() {
+                walk_size(&entry.unwrap().path())
+            } else {
+                meta.len()
+            }
+        })
+        .sum()
+}
+
+#[test]
+fn a_bit_that_flips_on_the_wire_never_reaches_a_file() {
+    let pair = Pair::new();
+    fill(&pair.source, 300, 20 << 20);
+    let mut noticed = 0;
+    for after in [0, 40, 5_000, 300_000, 4 << 20, 15 << 20] {
+        let (result, _) = pass_through(&pair, None, Some(after));
+        // Of the head of a TLS record three bytes have no meaning.
+        if result.is_ok() {
+            pair.assert_equal();
+        }
+        noticed += u32::from(result.is_err());
+        pair.last_pass();
+        // Something to send the next time.
+        fs::write(pair.source.join("d00/large"), noise(after, 20 << 20)).unwrap();
+    }
+    assert!(noticed >= 5, "{noticed} of 6");
+}
+
+#[test]
+fn a_byte_that_flips_on_disk_is_found_and_its_path_named_and_mended() {
+    let pair = Pair::new();
+    fill(&pair.source, 100, 5 << 20);
+    pair.pass(PassOptions::default());
+    let flip = |path: &str, at: u64| {
+        let path = pair.target.join(path);
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+        file.set_modified(modified).unwrap();
+    };
+    flip("d00/large", (3 << 20) + 17);
+    flip("d05/5", 1);
+    fs::write(pair.target.join("d05/extra"), "").unwrap();
+    fs::remove_file(pair.target.join("d06/6")).unwrap();
+    // A verification of what was touched sees it, because nothing was verified yet.
+    let found = pair.open().verify(Scope::Touched).unwrap();
+    let named: Vec<_> = found
+        .differences
+        .iter()
+        .map(|it| (it.path.to_string(), it.what))
+        .collect();
+    for wanted in [
+        ("d00/large".to_owned(), Aspect::Content(3)),
+        ("d05/5".to_owned(), Aspect::Content(0)),
+        ("d05/extra".to_owned(), Aspect::Extra),
+        ("d06/6".to_owned(), Aspect::Missing),
+    ] {
+        assert!(named.contains(&wanted), "{wanted:?} is not among {named:?}");
+    }
+    assert!(!found.is_equal() && found.expected != found.found);
+
+    // Whoever does not trust the journal deletes it: the next pass hashes what there is.
+    fs::remove_dir_all(pair.target.join(format!(".liqo-move-{}", common::UID))).unwrap();
+    let report = pair.last_pass();
+    assert!(
+        report.received_bytes < 3 << 20,
+        "only what differs is sent: {}",
+        report.received_bytes
+    );
+}
+
+#[test]
+fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q"], 80);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    fill(&pair.source, 100, 30 << 20);
+    fs::write(pair.target.join("ballast"), noise(1, 45 << 20)).unwrap();
+    // Not to be deleted by the pass before the disk is full.
+    fs::rename(
+        pair.target.join("ballast"),
+        pair.target.join("lost+found/ballast"),
+    )
+    .unwrap();
+    let mut target = pair.open();
+    let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
+    assert!(
+        matches!(result, Err(Error::Full { .. } | Error::Journal(_))),
+        "{result:?}"
+    );
+    if let Err(Error::Full { path, .. }) = &result {
+        assert_eq!(path.to_string(), "d00/large");
+    }
+    drop(target);
+    fs::remove_file(pair.target.join("lost+found/ballast")).unwrap();
+    pair.last_pass();
+}
+
+/// A process that maps a file and writes to the mapping, as databases do: `xfs_io`
+/// works on any file system.
+struct Mapping(Child);
+
+impl Mapping {
+    fn of(path: &Path) -> Self {
+        let mut child = Command::new("xfs_io")
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("xfs_io is a test dependency: make deps");
+        let length = fs::metadata(path).unwrap().len();
+        writeln!(child.stdin.as_mut().unwrap(), "mmap -rw 0 {length}").unwrap();
+        Self(child)
+    }
+
+    /// Writes through the mapping, and waits until it is done.
+    fn write(&mut self, byte: u8, at: u64, length: u64, path: &Path) {
+        let stdin = self.0.stdin.as_mut().unwrap();
+        writeln!(stdin, "mwrite -S {byte} {at} {length}").unwrap();
+        let file = File::open(path).unwrap();
+        let mut seen = vec![0; 1];
+        let until = Instant::now() + Duration::from_secs(10);
+        while seen != [byte] {
+            assert!(Instant::now() < until, "xfs_io did not write");
+            file.read_exact_at(&mut seen, at + length - 1).unwrap();
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_is_written_through_a_mapping_is_never_missed() {
+    let pair = Pair::new();
+    let path = pair.source.join("database");
+    fs::write(&path, noise(3, 3 << 20)).unwrap();
+    fs::write(pair.source.join("other"), "still").unwrap();
+    let mut mapping = Mapping::of(&path);
+    let mut silent = 0;
+    for round in 1..20u8 {
+        mapping.write(round, 4096 * u64::from(round), 100, &path);
+        let before = fs::metadata(&path).unwrap();
+        // The page is dirty now. A pass reads the file; then the page is written again,
+        // which leaves all times as they are, unless it was written back meanwhile.
+        pair.pass(PassOptions::default());
+        thread::sleep(Duration::from_millis(30));
+        mapping.write(round + 100, 4096 * u64::from(round), 100, &path);
+        let after = fs::metadata(&path).unwrap();
+        let same = (
+            before.mtime(),
+            before.mtime_nsec(),
+            before.ctime(),
+            before.ctime_nsec(),
+        ) == (
+            after.mtime(),
+            after.mtime_nsec(),
+            after.ctime(),
+            after.ctime_nsec(),
+        );
+        silent += u32::from(same);
+        pair.pass(PassOptions::default());
+        let copy = fs::read(pair.target.join("database")).unwrap();
+        assert!(
+            copy == fs::read(&path).unwrap(),
+            "round {round}: stale bytes; {silent} silent changes so far"
+        );
+    }
+    drop(mapping);
+    pair.last_pass();
+}
+
+#[test]
+fn files_that_change_shrink_and_vanish_during_a_pass_are_right_after_the_next() {
+    let pair = Pair::new();
+    fill(&pair.source, 400, 8 << 20);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut round = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                round += 1;
+                let at = pair.source.join(format!("d{:02}", round % 37));
+                let file = File::options()
+                    .write(true)
+                    .open(pair.source.join("d00/large"))
+                    .unwrap();
+                file.write_all_at(&noise(round, 5000), round * 7919 % (4 << 20))
+                    .unwrap();
+                file.set_len((4 << 20) + round * 104_729 % (4 << 20)).unwrap();
+                fs::write(at.join("new"), noise(round, 3000)).unwrap();
+                let _ = fs::rename(at.join("new"), at.join(format!("renamed{}", round % 3)));
+                let _ = fs::remove_file(at.join(format!("renamed{}", (round + 1) % 3)));
+            }
+        });
+        for _ in 0..6 {
+            pair.pass(PassOptions::default());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    pair.last_pass();
+}
+
+#[test]
+fn a_last_pass_refuses_what_still_changes() {
+    let pair = Pair::new();
+    fs::write(pair.source.join("log"), noise(1, 40 << 20)).unwrap();
+    let stop = AtomicBool::new(false);
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut log = File::options()
+                .append(true)
+                .open(pair.source.join("log"))
+                .unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                log.write_all(b"line\n").unwrap();
+            }
+        });
+        let mut target = pair.open();
+        let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
+        stop.store(true, Ordering::Relaxed);
+        result
+    });
+    let Err(Error::Busy { path }) = result else {
+        panic!("{result:?}")
+    };
+    assert_eq!(path.to_string(), "log");
+    pair.last_pass();
+}
+
+/// The two sides as processes of their own, to be killed.
+struct Processes<'a> {
+    pair: &'a Pair,
+    address: String,
+}
+
+impl Processes<'_> {
+    fn command(&self, verb: &str, side: &str, root: &Path) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"));
+        command
+            .args([verb, "--move", common::UID, "--root"])
+            .arg(root)
+            .arg("--credentials")
+            .arg(self.pair.folder.path().join("credentials").join(side))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        command
+    }
+
+    fn send(&self) -> Child {
+        let mut command = self.command("send", "source", &self.pair.source);
+        command
+            .args(["--connect", &self.address, "--lanes", "2"])
+            .spawn()
+            .unwrap()
+    }
+
+    fn receive(&self, passes: u32) -> Child {
+        let mut command = self.command("receive", "target", &self.pair.target);
+        command
+            .args(["--listen", &self.address, "--passes", &passes.to_string()])
+            .spawn()
+            .unwrap()
+    }
+}
+
+#[test]
+fn either_side_may_be_killed_at_any_time() {
+    let pair = Pair::new();
+    fill(&pair.source, 3000, 120 << 20);
+    common::run(
+        Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+            .args(["issue", "--move", common::UID])
+            .arg(pair.folder.path().join("credentials")),
+    );
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let processes = Processes {
+        pair: &pair,
+        address: format!("127.0.0.1:{port}"),
+    };
+    let (mut sender, mut receiver) = (processes.send(), processes.receive(2));
+    for round in 0..8u64 {
+        thread::sleep(Duration::from_millis(250 + round * 173 % 500));
+        fs::write(
+            pair.source.join(format!("d{round:02}/new")),
+            noise(round, 100_000),
+        )
+        .unwrap();
+        let large = File::options()
+            .write(true)
+            .open(pair.source.join("d00/large"))
+            .unwrap();
+        large
+            .write_all_at(&noise(round, 2 << 20), (round * 13) << 20)
+            .unwrap();
+        let (victim, again) = if round % 2 == 0 {
+            receiver.kill().unwrap();
+            receiver.wait().unwrap();
+            (&mut receiver, processes.receive(2))
+        } else {
+            sender.kill().unwrap();
+            sender.wait().unwrap();
+            (&mut sender, processes.send())
+        };
+        *victim = again;
+    }
+    let output = BufReader::new(receiver.stdout.take().unwrap());
+    let lines: Vec<String> = output.lines().map_while(Result::ok).collect();
+    let done = receiver.wait().unwrap();
+    assert!(done.success(), "{lines:?}");
+    assert!(sender.wait().unwrap().success());
+    assert_same_trees(&pair.source, &pair.target);
+    common::assert_rsync_sees_nothing(&pair.source, &pair.target);
+    assert!(lines.iter().any(|line| line.starts_with("verified")), "{lines:?}");
+}
+
+#[test]
+fn only_the_peer_of_this_move_is_let_in() {
+    use mover::{
+        credentials::{MoveId, issue},
+        lanes::{Acceptor, connect},
+    };
+    let other = MoveId::new("another", 1).unwrap();
+    let strangers = issue(&id()).unwrap();
+    let foreign = issue(&other).unwrap();
+    let ours = common::identities();
+    let cases = [
+        (
+            "a certificate of another authority",
+            id(),
+            strangers.0,
+            ours.1.clone(),
+        ),
+        (
+            "a source that shows the target's certificate",
+            id(),
+            ours.1.clone(),
+            ours.1.clone(),
+        ),
+        (
+            "a target that shows the source's certificate",
+            id(),
+            ours.0.clone(),
+            ours.0.clone(),
+        ),
+        ("another move", other.clone(), foreign.0, ours.1.clone()),
+        (
+            "another epoch",
+            MoveId::new(common::UID, 2).unwrap(),
+            ours.0.clone(),
+            ours.1.clone(),
+        ),
+    ];
+    for (what, source_id, source, target) in cases {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = Acceptor::new(listener, &id(), &target).unwrap();
+        let dialled = thread::spawn(move || {
+            connect(&source_id, &source, 1, || std::net::TcpStream::connect(address)).map(|_| ())
+        });
+        let accepted = acceptor.accept(Duration::from_secs(2)).unwrap();
+        assert!(accepted.is_none(), "{what} was let in");
+        let refused = dialled.join().unwrap();
+        assert!(
+            matches!(refused, Err(Error::Refused(_) | Error::Credentials(_))),
+            "{what}: {refused:?}"
+        );
+    }
+    // Connections that say nothing hold up nobody.
+    let (acceptor, address) = acceptor();
+    let _silent: Vec<_> = (0..8)
+        .map(|_| std::net::TcpStream::connect(address).unwrap())
+        .collect();
+    let dialled = thread::spawn(move || dial(address, 2).map(|_| ()));
+    assert!(acceptor.accept(Duration::from_secs(5)).unwrap().is_some());
+    dialled.join().unwrap().unwrap();
+}
+
+#[test]
+fn memory_stays_bounded_whatever_the_tree_looks_like() {
+    let pair = Pair::new();
+    // Many names in one directory, many directories in another, hard links, a long file.
+    for at in 0..60_000 {
+        fs::write(
+            pair.source
+                .join(format!("a file with a rather long name, number {at:06}")),
+            "",
+        )
+        .unwrap();
+    }
+    for at in 0..5_000 {
+        fs::create_dir_all(pair.source.join(format!("dirs/{at}"))).unwrap();
+    }
+    File::create(pair.source.join("long"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    common::run(
+        Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+            .args(["issue", "--move", common::UID])
+            .arg(pair.folder.path().join("credentials")),
+    );
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let processes = Processes {
+        pair: &pair,
+        address: format!("127.0.0.1:{port}"),
+    };
+    let (mut sender, mut receiver) = (processes.send(), processes.receive(2));
+    let mut peaks = [0; 2];
+    let status = loop {
+        for (peak, child) in peaks.iter_mut().zip([&sender, &receiver]) {
+            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+            *peak = kilobytes.unwrap_or(0).max(*peak);
+        }
+        if let Some(status) = receiver.try_wait().unwrap() {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let _ = sender.kill();
+    let _ = sender.wait();
+    assert!(status.success());
+    assert!(
+        peaks.iter().all(|peak| (1..=128 << 10).contains(peak)),
+        "{peaks:?} kB"
+    );
+}
+
+#[test]
+fn a_root_that_is_a_target_is_no_source_of_its_journal() {
+    let pair = Pair::new();
+    fs::create_dir(pair.source.join(".liqo-move-of-old")).unwrap();
+    fs::write(pair.source.join(".liqo-move-of-old/entries"), "x").unwrap();
+    fs::write(pair.source.join("kept"), "x").unwrap();
+    pair.last_pass();
+    assert!(!pair.target.join(".liqo-move-of-old").exists());
+    let _ = Target::open(&pair.target, &id()).unwrap();
+}
