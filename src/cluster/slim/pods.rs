@@ -60,12 +60,14 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
 /// The names of the claims of a pod's volumes.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-        (Some(claim), _) => Some(claim.claim_name.clone()),
-        // Kubernetes names the claim of a generic ephemeral volume so.
-        (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
-        (None, None) => None,
-    })
+    volumes.filter_map(
+        |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(claim), _) => Some(claim.claim_name.clone()),
+            // Kubernetes names the claim of a generic ephemeral volume so.
+            (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
+            (None, None) => None,
+        },
+    )
 }
 
 /// A node that an ordinary pod may be sent to.
