@@ -7,7 +7,9 @@
 //!              pass that was completed
 //! entries.new  the same of the pass that is under way; blocks are appended only when
 //!              what they say is on disk
-//! changed      files of `entries` whose content is being written, in the order of the walk
+//! changed      directories of `entries` that are being changed, and files whose content is
+//!              being written, in the order of the walk
+//! removed      is there once the pass that is under way has deleted a directory
 //! verified     up to which pass the disk was read back
 //! chunks/      hashes of the chunks of files with more than one
 //! links/       a hard link to each inode with several names, by the source's number
@@ -27,6 +29,7 @@ use std::{
 use prost::Message as _;
 
 use crate::{
+    clock,
     credentials::MoveId,
     entry::{Entry, Hash, Inode},
     message::{BadMessage, ClockReading, RawEntry, RawInode},
@@ -128,12 +131,10 @@ impl Journal {
                 Err(error) => return Err(error),
             }
         }
-        let journal = Self {
+        Ok(Self {
             folder,
             epoch: id.epoch(),
-        };
-        journal.recover()?;
-        Ok(journal)
+        })
     }
 
     /// Deletes it.
@@ -211,8 +212,13 @@ impl Journal {
         writer.sync()?;
         drop(writer);
         fs::rename(self.file("entries.new"), self.file("entries"))?;
-        self.forget(&["changed"])?;
+        self.forget(&["changed", "removed"])?;
         File::open(&self.folder)?.sync_all()
+    }
+
+    /// Whether a pass has begun that was not completed.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.file("entries.new").exists() || self.file("changed").exists()
     }
 
     /// Up to which pass the disk was read back.
@@ -227,16 +233,20 @@ impl Journal {
     }
 
     /// After a pass that was not completed: what that pass had on disk, then what the one
-    /// before says of all behind that, but for the files it has been writing to.
-    fn recover(&self) -> io::Result<()> {
-        if !self.file("entries.new").exists() && !self.file("changed").exists() {
+    /// before says of all behind that, but for the files it has been writing to. A directory
+    /// that it has changed is listed again, even if the source says in the end that it is as
+    /// it was before: it may have been moved away and back. Of all that is below a directory
+    /// that was deleted the same holds, and after a reboot, which may have lost such notes, of
+    /// everything.
+    pub(crate) fn recover(&self) -> io::Result<()> {
+        if !self.is_unfinished() {
             return Ok(());
         }
         let mut changed = Changed::open(&self.file("changed"))?;
         let (new, old) = (self.read_file("entries.new")?, self.read_file("entries")?);
         // The later clock: the earlier one was checked against it when that pass began.
         let Some(header) = new.as_ref().or(old.as_ref()).map(|(header, _)| header.clone()) else {
-            return self.forget(&["entries.new", "changed"]);
+            return self.forget(&["entries.new", "changed", "removed"]);
         };
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
         let mut last = None;
@@ -266,19 +276,20 @@ impl Journal {
             }
         }
         if let Some((_, mut old)) = old {
-            let (mut current, mut skip, mut spoilt) = (TreePath::root(), false, false);
+            let all = self.file("removed").exists() || !changed.since_boot();
+            let (mut current, mut skip, mut spoilt) = (TreePath::root(), false, all);
             while let Some(line) = old.next()? {
                 match line {
                     Line::Directory { path, own } => {
                         skip = last.as_ref().is_some_and(|last| path <= *last);
-                        spoilt = false;
+                        spoilt = all || changed.has(&path, None)?;
                         current = path.clone();
                         if !skip {
                             merged.put(&Line::Directory { path, own })?;
                         }
                     }
                     _ if skip => {}
-                    Line::Record(record) if changed.has(&current, &record.entry.name)? => spoilt = true,
+                    Line::Record(record) if changed.has(&current, Some(&record.entry.name))? => spoilt = true,
                     Line::End { touched, .. } if spoilt => merged.put(&Line::End {
                         digest: None,
                         touched,
@@ -290,7 +301,7 @@ impl Journal {
         merged.sync()?;
         drop(merged);
         fs::rename(self.file("entries.merged"), self.file("entries"))?;
-        self.forget(&["entries.new", "changed"])
+        self.forget(&["entries.new", "changed", "removed"])
     }
 
     fn forget(&self, names: &[&str]) -> io::Result<()> {
@@ -487,22 +498,47 @@ impl Lines {
     }
 }
 
-/// Notes which files of the last journal are being written, before they are.
+/// Notes which directories of the last journal are being changed, and which files written,
+/// before they are.
 pub(crate) struct Changes {
     file: BufWriter<File>,
+    removed: PathBuf,
+    has_removed: bool,
     unsynced: bool,
 }
 
 impl Changes {
     pub(crate) fn create(journal: &Journal) -> io::Result<Self> {
-        let file = BufWriter::new(File::create(journal.file("changed"))?);
+        let mut file = BufWriter::new(File::create(journal.file("changed"))?);
+        put_block(&mut file, boot_id().as_bytes())?;
+        file.flush()?;
+        file.get_ref().sync_data()?;
         Ok(Self {
             file,
+            removed: journal.file("removed"),
+            has_removed: false,
             unsynced: false,
         })
     }
 
-    pub(crate) fn note(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
+    /// This directory is about to be changed. The note outlives this process; that it also
+    /// outlives the machine is not waited for.
+    pub(crate) fn directory(&mut self, path: &TreePath) -> io::Result<()> {
+        put_block(&mut self.file, &[path.as_bytes(), &[0]].concat())?;
+        self.file.flush()
+    }
+
+    /// A directory is about to be deleted.
+    pub(crate) fn removal(&mut self) -> io::Result<()> {
+        if !self.has_removed {
+            File::create(&self.removed)?;
+            self.has_removed = true;
+        }
+        Ok(())
+    }
+
+    /// This file is about to be written.
+    pub(crate) fn file(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
         self.unsynced = true;
         put_block(
             &mut self.file,
@@ -510,6 +546,7 @@ impl Changes {
         )
     }
 
+    /// What was noted of files reaches the disk.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if self.unsynced {
             self.file.flush()?;
@@ -520,10 +557,16 @@ impl Changes {
     }
 }
 
+fn boot_id() -> String {
+    clock::read().boot_id
+}
+
 /// Reads what [`Changes`] noted, in step with the journal.
 struct Changed {
     blocks: Option<Blocks>,
-    next: Option<(TreePath, Name)>,
+    boot_id: Vec<u8>,
+    /// A directory, or a file in one.
+    next: Option<(TreePath, Option<Name>)>,
 }
 
 impl Changed {
@@ -533,9 +576,21 @@ impl Changed {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let mut changed = Self { blocks, next: None };
+        let mut changed = Self {
+            blocks,
+            boot_id: Vec::new(),
+            next: None,
+        };
+        if let Some(blocks) = &mut changed.blocks {
+            changed.boot_id = blocks.next()?.unwrap_or_default().to_vec();
+        }
         changed.advance()?;
         Ok(changed)
+    }
+
+    /// Whether this machine has been up since.
+    fn since_boot(&self) -> bool {
+        !self.boot_id.is_empty() && self.boot_id == boot_id().as_bytes()
     }
 
     fn advance(&mut self) -> io::Result<()> {
@@ -543,19 +598,21 @@ impl Changed {
             Some(blocks) => blocks.next()?.and_then(|bytes| {
                 let mut parts = bytes.splitn(2, |byte| *byte == 0);
                 let directory = TreePath::parse(parts.next()?).ok()?;
-                Some((directory, Name::parse(parts.next()?).ok()?))
+                let name = Some(parts.next()?).filter(|name| !name.is_empty());
+                Some((directory, name.map(Name::parse).transpose().ok()?))
             }),
             None => None,
         };
         Ok(())
     }
 
-    fn has(&mut self, directory: &TreePath, name: &Name) -> io::Result<bool> {
+    /// Whether this directory, or this file in it, was noted. Asked in the order of notes.
+    fn has(&mut self, directory: &TreePath, name: Option<&Name>) -> io::Result<bool> {
         loop {
             let Some((noted_in, noted)) = &self.next else {
                 return Ok(false);
             };
-            match noted_in.cmp(directory).then_with(|| noted.cmp(name)) {
+            match noted_in.cmp(directory).then_with(|| noted.as_ref().cmp(&name)) {
                 std::cmp::Ordering::Less => self.advance()?,
                 std::cmp::Ordering::Equal => return Ok(true),
                 std::cmp::Ordering::Greater => return Ok(false),

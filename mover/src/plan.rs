@@ -138,6 +138,7 @@ impl Planner<'_> {
             .directory(path)
             .map_err(Error::tree("opening directory", path))?;
         let old = self.old.seek(path)?;
+        self.changes.directory(path).map_err(Error::Journal)?;
         let line = Line::Directory {
             path: path.clone(),
             own: own.clone(),
@@ -271,6 +272,7 @@ impl Planner<'_> {
         let path = current.path.child(name)?;
         self.totals.deleted += 1;
         if kind == FileType::Directory {
+            self.changes.removal().map_err(Error::Journal)?;
             return remove_directory(self.tree, &path).map_err(Error::tree("deleting directory", &path));
         }
         unlink(current.directory.as_fd(), name).map_err(Error::tree("deleting", &path))
@@ -361,15 +363,14 @@ impl Planner<'_> {
             let Some(status) = status.filter(|status| status.stx_nlink > 1) else {
                 return Ok((present, Role::Owner));
             };
-            if let Some(old) = old.filter(|old| old.entry.inode.linked) {
-                let group = number(old.entry.inode.stamp.ino)?;
-                let in_group = At::Child(self.links.as_fd(), &group).status();
-                if in_group.is_ok_and(|other| other.stx_ino == status.stx_ino) {
+            if same_inode {
+                // Its other names are gone from the source, or other inodes now: they will be
+                // here too. Of its group nobody is left but itself.
+                let group = number(inode.stamp.ino)?;
+                let of_group = At::Child(self.links.as_fd(), &group).status();
+                if of_group.is_ok_and(|other| other.stx_ino == status.stx_ino) {
                     unlink(self.links.as_fd(), &group).map_err(failed)?;
                 }
-            }
-            if same_inode {
-                // Its other names are gone from the source, or other inodes now: they will be here too.
                 return Ok((true, Role::Owner));
             }
             unlink_it()?;
@@ -484,7 +485,7 @@ impl Planner<'_> {
         };
         if old.is_some() {
             self.changes
-                .note(&current.path, &entry.name)
+                .file(&current.path, &entry.name)
                 .map_err(Error::Journal)?;
         }
         let (chunks, mut fresh) = (chunks_of(size), !present);

@@ -74,8 +74,7 @@ pub struct PassReport {
 }
 
 impl Target {
-    /// Opens the volume and its journal. After a pass that broke off, the journal is put
-    /// together from what that pass had on disk and the one before.
+    /// Opens the volume and its journal.
     pub fn open(root: &Path, id: &MoveId) -> Result<Self, Error> {
         let tree = Tree::open(root).map_err(Error::tree("opening the target", &TreePath::root()))?;
         let journal = Journal::open(root, id).map_err(Error::Journal)?;
@@ -95,6 +94,11 @@ impl Target {
     /// Takes the journal away and leaves the volume as the source's. After this, a move of
     /// the same uid would hash everything anew.
     pub fn finish(self) -> Result<(), Error> {
+        if self.journal.is_unfinished() {
+            return Err(Error::Journal(std::io::Error::other(
+                "a pass was begun and not completed",
+            )));
+        }
         let own = match self.journal.read().map_err(Error::Journal)? {
             Some((_, mut lines)) => match lines.next().map_err(Error::Journal)? {
                 Some(Line::Directory { own, .. }) => Some(own),
@@ -141,6 +145,7 @@ impl Session<'_> {
 
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let journal = &self.target.journal;
+        journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();
         let pass = header.as_ref().map_or(0, |header| header.pass) + 1;
         let received = self.link.desk.received();

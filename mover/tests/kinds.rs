@@ -41,7 +41,7 @@ fn fill(root: &Path) {
     drop(UnixListener::bind(dir.join("socket")).unwrap());
     mknodat(
         CWD,
-        &dir.join("pipe"),
+        dir.join("pipe"),
         FileType::Fifo,
         Mode::from_raw_mode(0o640),
         0,
@@ -51,27 +51,20 @@ fn fill(root: &Path) {
         let mode = Mode::from_raw_mode(0o600);
         mknodat(
             CWD,
-            &dir.join("null"),
+            dir.join("null"),
             FileType::CharacterDevice,
             mode,
             makedev(1, 3),
         )
         .unwrap();
-        mknodat(
-            CWD,
-            &dir.join("loop"),
-            FileType::BlockDevice,
-            mode,
-            makedev(7, 99),
-        )
-        .unwrap();
+        mknodat(CWD, dir.join("loop"), FileType::BlockDevice, mode, makedev(7, 99)).unwrap();
         for (name, owner) in [("small", 1000), ("dangling", 4_000_000_000), ("pipe", 65534)] {
             lchown(dir.join(name), Some(owner), Some(owner - 1)).unwrap();
         }
         // The binary form of cap_net_bind_service=ep.
         let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         setxattr(
-            &dir.join("large"),
+            dir.join("large"),
             "security.capability",
             &capability,
             XattrFlags::empty(),
@@ -79,7 +72,7 @@ fn fill(root: &Path) {
         .unwrap();
     }
     setxattr(
-        &dir.join("small"),
+        dir.join("small"),
         "user.note",
         b"of \0 bytes",
         XattrFlags::empty(),
@@ -218,11 +211,29 @@ fn what_changes_its_kind_its_links_or_goes_away_follows() {
     for entry in fs::read_dir(&pair.source).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            fs::remove_dir_all(path).unwrap()
+            fs::remove_dir_all(path).unwrap();
         } else {
-            fs::remove_file(path).unwrap()
+            fs::remove_file(path).unwrap();
         }
     }
+    pair.last_pass();
+}
+
+#[test]
+fn links_stay_one_inode_when_one_of_them_is_replaced() {
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    fs::write(at("a"), "shared").unwrap();
+    for name in ["b", "y", "z"] {
+        fs::hard_link(at("a"), at(name)).unwrap();
+    }
+    pair.last_pass();
+    for replaced in ["z", "b"] {
+        fs::write(at("new"), "alone").unwrap();
+        fs::rename(at("new"), at(replaced)).unwrap();
+        pair.last_pass();
+    }
+    fs::hard_link(at("a"), at("c")).unwrap();
     pair.last_pass();
 }
 
@@ -250,7 +261,7 @@ fn what_cannot_be_carried_over_is_said() {
     let pair = Pair::new();
     fs::write(pair.source.join("trusted"), "").unwrap();
     setxattr(
-        &pair.source.join("trusted"),
+        pair.source.join("trusted"),
         "trusted.overlay.opaque",
         b"y",
         XattrFlags::empty(),

@@ -8,7 +8,7 @@ mod common;
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::FileExt,
     path::Path,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -120,6 +120,77 @@ fn walk_size(root: &Path) -> u64 {
             }
         })
         .sum()
+}
+
+#[test]
+fn what_was_moved_away_during_a_pass_that_broke_and_then_back_is_not_taken_for_unchanged() {
+    let pair = Pair::new();
+    for (directory, word) in [("a", "in a"), ("b", "in b")] {
+        fs::create_dir_all(pair.source.join(directory).join("sub/deeper")).unwrap();
+        fs::write(pair.source.join(directory).join("sub/same"), word).unwrap();
+        fs::write(pair.source.join(directory).join("sub/deeper").join(word), word).unwrap();
+    }
+    let swap = |one: &str, two: &str| {
+        fs::rename(pair.source.join(one), pair.source.join("swap")).unwrap();
+        fs::rename(pair.source.join(two), pair.source.join(one)).unwrap();
+        fs::rename(pair.source.join("swap"), pair.source.join(two)).unwrap();
+    };
+    let away = |from: &str, to: &str| fs::rename(pair.source.join(from), pair.source.join(to)).unwrap();
+    for round in 0..4 {
+        pair.pass(PassOptions::default());
+        thread::sleep(Duration::from_millis(30));
+        assert!(pair.pass(PassOptions::default()).by_stamps);
+        if round % 2 == 0 {
+            swap("a", "b")
+        } else {
+            away("a", "c")
+        }
+        // Enough to break on, when everything before it has been done.
+        fs::write(pair.source.join("z"), noise(round, 30 << 20)).unwrap();
+        let (broken, _) = pass_through(&pair, Some(8 << 20), None);
+        assert!(broken.is_err());
+        if round % 2 == 0 {
+            swap("a", "b")
+        } else {
+            away("c", "a")
+        }
+        if round > 1 {
+            fs::remove_file(pair.source.join("z")).unwrap();
+        }
+        pair.last_pass();
+    }
+}
+
+#[test]
+fn a_session_that_breaks_leaves_the_target_ready_for_another() {
+    let pair = Pair::new();
+    fs::write(pair.source.join("large"), noise(1, 30 << 20)).unwrap();
+    pair.pass(PassOptions::default());
+    let file = File::options()
+        .write(true)
+        .open(pair.source.join("large"))
+        .unwrap();
+    let mut target = pair.open();
+    for round in 0..3u64 {
+        // The same chunks each time, and in the end as they were.
+        file.write_all_at(&noise(100 + round, 20 << 20), 0).unwrap();
+        let (acceptor, address) = acceptor();
+        let relay = Relay::to(address);
+        let (root, to) = (pair.source.clone(), relay.address);
+        let serving = thread::spawn(move || {
+            Source::open(&root)
+                .unwrap()
+                .serve(dial(to, 2)?, &Throttle::new(None))
+        });
+        let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().unwrap();
+        relay.cut_after(6 << 20);
+        assert!(target.session(lanes).pass(PassOptions::default()).is_err());
+        let _ = serving.join().unwrap();
+    }
+    file.write_all_at(&noise(1, 20 << 20), 0).unwrap();
+    with_session(&pair.source, &mut target, |session| session.pass(LAST)).unwrap();
+    assert!(target.verify(Scope::All).unwrap().is_equal());
+    pair.assert_equal();
 }
 
 #[test]
@@ -259,42 +330,34 @@ impl Drop for Mapping {
 
 #[test]
 fn what_is_written_through_a_mapping_is_never_missed() {
-    let pair = Pair::new();
-    let path = pair.source.join("database");
-    fs::write(&path, noise(3, 3 << 20)).unwrap();
-    fs::write(pair.source.join("other"), "still").unwrap();
-    let mut mapping = Mapping::of(&path);
-    let mut silent = 0;
-    for round in 1..20u8 {
-        mapping.write(round, 4096 * u64::from(round), 100, &path);
-        let before = fs::metadata(&path).unwrap();
-        // The page is dirty now. A pass reads the file; then the page is written again,
-        // which leaves all times as they are, unless it was written back meanwhile.
-        pair.pass(PassOptions::default());
-        thread::sleep(Duration::from_millis(30));
-        mapping.write(round + 100, 4096 * u64::from(round), 100, &path);
-        let after = fs::metadata(&path).unwrap();
-        let same = (
-            before.mtime(),
-            before.mtime_nsec(),
-            before.ctime(),
-            before.ctime_nsec(),
-        ) == (
-            after.mtime(),
-            after.mtime_nsec(),
-            after.ctime(),
-            after.ctime_nsec(),
-        );
-        silent += u32::from(same);
-        pair.pass(PassOptions::default());
-        let copy = fs::read(pair.target.join("database")).unwrap();
-        assert!(
-            copy == fs::read(&path).unwrap(),
-            "round {round}: stale bytes; {silent} silent changes so far"
-        );
+    if !is_root() {
+        return;
     }
-    drop(mapping);
-    pair.last_pass();
+    // A file system of its own: the target's must not be synchronised along with it.
+    for make in [&["mkfs.ext4", "-q"][..], &["mkfs.xfs", "-q"][..]] {
+        let image = Image::new(make, 400);
+        let pair = Pair {
+            source: image.at.clone(),
+            ..Pair::new()
+        };
+        let path = pair.source.join("database");
+        fs::write(&path, noise(3, 3 << 20)).unwrap();
+        let mut mapping = Mapping::of(&path);
+        for round in 1..6u8 {
+            // The page is dirty when a pass reads it, and its time long past. If nothing
+            // wrote it back, writing to it again changes no time.
+            mapping.write(round, 4096 * u64::from(round), 100, &path);
+            thread::sleep(Duration::from_millis(60));
+            pair.pass(PassOptions::default());
+            mapping.write(round + 100, 4096 * u64::from(round), 100, &path);
+            thread::sleep(Duration::from_millis(60));
+            pair.pass(PassOptions::default());
+            let copy = fs::read(pair.target.join("database")).unwrap();
+            assert!(copy == fs::read(&path).unwrap(), "round {round}: stale bytes");
+        }
+        drop(mapping);
+        pair.last_pass();
+    }
 }
 
 #[test]
@@ -511,7 +574,7 @@ fn only_the_peer_of_this_move_is_let_in() {
 fn memory_stays_bounded_whatever_the_tree_looks_like() {
     let pair = Pair::new();
     // Many names in one directory, many directories in another, hard links, a long file.
-    for at in 0..60_000 {
+    for at in 0..40_000 {
         fs::write(
             pair.source
                 .join(format!("a file with a rather long name, number {at:06}")),
