@@ -141,18 +141,18 @@ fn what_was_moved_away_during_a_pass_that_broke_and_then_back_is_not_taken_for_u
         thread::sleep(Duration::from_millis(30));
         assert!(pair.pass(PassOptions::default()).by_stamps);
         if round % 2 == 0 {
-            swap("a", "b")
+            swap("a", "b");
         } else {
-            away("a", "c")
+            away("a", "c");
         }
         // Enough to break on, when everything before it has been done.
         fs::write(pair.source.join("z"), noise(round, 30 << 20)).unwrap();
         let (broken, _) = pass_through(&pair, Some(8 << 20), None);
         assert!(broken.is_err());
         if round % 2 == 0 {
-            swap("a", "b")
+            swap("a", "b");
         } else {
-            away("c", "a")
+            away("c", "a");
         }
         if round > 1 {
             fs::remove_file(pair.source.join("z")).unwrap();

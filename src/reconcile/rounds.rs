@@ -29,6 +29,9 @@ pub(super) trait Rounds {
     /// How long it rests at most.
     const RESYNC: Duration;
 
+    /// How long it lets changes gather before a round serves them.
+    const GATHER: Duration = SETTLE;
+
     /// How long it waits before it acts on what it finds, if it does. To rest much longer
     /// than that would prolong it.
     fn grace(&self) -> Option<Duration> {
@@ -69,7 +72,7 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
                 pause = FIRST_PAUSE;
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
                 let at_most = at_most.unwrap_or(R::RESYNC);
-                rest(&mut triggers, at_most.clamp(SHORTEST_REST, R::RESYNC)).await;
+                rest(&mut triggers, at_most.clamp(SHORTEST_REST, R::RESYNC), R::GATHER).await;
             }
             failed => {
                 let why = match failed {
@@ -79,21 +82,21 @@ pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
                 tracing::warn!(name = R::NAME, %why, "a background round failed");
                 // Not at once, be it that the round itself makes what changes.
                 time::sleep(FIRST_PAUSE).await;
-                rest(&mut triggers, pause).await;
+                rest(&mut triggers, pause, R::GATHER).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
 }
 
-async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration) {
+async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: Duration) {
     if triggers.is_empty() {
         time::sleep(at_most).await;
         return;
     }
     let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
     let _enough = time::timeout(at_most, select_all(changes)).await;
-    time::sleep(SETTLE).await;
+    time::sleep(gather).await;
 }
 
 /// How many things one loop does at once.

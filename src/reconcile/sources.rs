@@ -19,7 +19,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use self::{pauses::Pauses, pods::WaitingPods, source::Found};
 use super::{
@@ -43,6 +43,8 @@ use crate::{
 
 /// Nodes whose taints are read to find one for a claim.
 const MOST_READ: usize = 50;
+/// How often a claim that changes all the time is looked at before it is left alone a while.
+const LOOKS_AT_ONCE: usize = 4;
 const REASON: &str = "SourceElsewhere";
 
 /// The loop that selects nodes for copies.
@@ -54,6 +56,8 @@ pub(super) struct Sources<'a> {
     claims: Feed<Claim>,
     pods: WaitingPods,
     pauses: Pauses,
+    /// When all claims were to be looked at last.
+    all: Option<Instant>,
 }
 
 /// What came of a look at a claim.
@@ -63,6 +67,8 @@ enum Outcome {
     Settled,
     /// It was given a node.
     Selected,
+    /// It has changed meanwhile: Kubernetes writes on new claims, and the scheduler may be faster.
+    Changed,
     /// It is to be looked at again, for this reason; people may have to hear it.
     Again(Option<String>),
 }
@@ -77,6 +83,7 @@ impl<'a> Sources<'a> {
             claims: watched.claims.feed(),
             pods: WaitingPods::start(home),
             pauses: Pauses::default(),
+            all: None,
         }
     }
 
@@ -84,9 +91,13 @@ impl<'a> Sources<'a> {
     fn due(&mut self) -> BTreeSet<String> {
         let mut keys = self.pauses.over();
         keys.extend(self.pods.take());
+        let is_time = self.all.is_none_or(|when| when.elapsed() >= Self::RESYNC);
         match self.claims.take() {
-            Changed::These(claims) => keys.extend(claims.iter().map(|claim| claim.name.to_string())),
-            Changed::Everything => {
+            Changed::These(claims) if !is_time => {
+                keys.extend(claims.iter().map(|claim| claim.name.to_string()));
+            }
+            _ => {
+                self.all = Some(Instant::now());
                 let all = self.watched.claims.all();
                 let copies = all.iter().filter(|claim| claim.source.is_some());
                 keys.extend(copies.map(|claim| claim.name.to_string()));
@@ -227,8 +238,7 @@ impl<'a> Sources<'a> {
         }});
         let name = claim.name_any();
         match crash::around(Step::SelectSourceNode, claims.merge(&name, &patch)).await {
-            // Somebody else was faster; if that was the scheduler, it may have been right.
-            Err(error) if error.is_conflict() => return Ok(Outcome::Settled),
+            Err(error) if error.is_conflict() => return Ok(Outcome::Changed),
             other => other?,
         };
         let mark = ClaimMark {
@@ -259,7 +269,13 @@ impl<'a> Sources<'a> {
         if self.pauses.rests(key, &claim.uid) {
             return Ok(());
         }
-        let outcome = match self.look(&claim, &class).await {
+        let mut looked = self.look(&claim, &class).await;
+        for _ in 1..LOOKS_AT_ONCE {
+            if matches!(looked, Ok(Outcome::Changed)) {
+                looked = self.look(&claim, &class).await;
+            }
+        }
+        let outcome = match looked {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.pauses.again(key, &claim.uid);
@@ -267,6 +283,7 @@ impl<'a> Sources<'a> {
             }
         };
         match outcome {
+            Outcome::Changed => drop(self.pauses.again(key, &claim.uid)),
             Outcome::Settled => self.pauses.settle(key),
             Outcome::Selected => self.pauses.select(key, &claim.uid),
             Outcome::Again(why) => {
@@ -324,6 +341,8 @@ fn taints(node: &KubeNode) -> Vec<Taint> {
 impl Rounds for Sources<'_> {
     const NAME: &'static str = "sources";
     const RESYNC: Duration = Duration::from_mins(5);
+    /// The scheduler does not wait either.
+    const GATHER: Duration = Duration::from_millis(10);
 
     fn due(&self) -> Option<Duration> {
         self.pauses.left()

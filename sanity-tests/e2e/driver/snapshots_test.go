@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -122,6 +123,59 @@ func clusterID(t *testing.T, n *user.Namespace) string {
 		t.Fatal(err)
 	}
 	return node.Labels["topology.storage.liqo.io/cluster"]
+}
+
+// Only one node can have the copies of node-local storage: it is selected before any pod asks,
+// so that no scheduler misses it.
+func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
+	n := home(t)
+	n.Claim("source", "liqo-reference-local", "64Mi")
+	n.Pod("writer", "source")
+	node := n.WaitReady("writer").Spec.NodeName
+	want := scramble(n, "writer", false)
+	n.Snapshot("backup", "source", snapshotClass)
+	for claim, source := range map[string]func(*corev1.PersistentVolumeClaim){
+		"restored": user.From("VolumeSnapshot", "backup"),
+		"cloned":   user.From("PersistentVolumeClaim", "source"),
+	} {
+		n.Claim(claim, "liqo-reference-local", "64Mi", source)
+		n.WaitBound(claim)
+		n.Pod(claim, claim)
+		if got := n.WaitReady(claim).Spec.NodeName; got != node {
+			t.Errorf("%s runs on %s, its data is on %s", claim, got, node)
+		}
+		if got := checksum(n, claim, false); got != want {
+			t.Errorf("%s has the bytes %s, want %s", claim, got, want)
+		}
+		n.WaitEvent(claim, "NodeSelected", node)
+		n.WantNoEvent(claim, "ProvisioningFailed")
+	}
+}
+
+// A pod that came first and may not run there is told; and a class that says that snapshots
+// reach further leaves the choice to the scheduler, and the rest to the real driver.
+func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
+	n := home(t)
+	n.Claim("source", "liqo-reference-local", "64Mi")
+	n.Pod("writer", "source", user.OnNode("home-1"))
+	n.WaitReady("writer")
+	n.Snapshot("backup", "source", snapshotClass)
+	n.Pod("reader", "restored", user.OnNode("home-2"))
+	n.Claim("restored", "liqo-reference-local", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.WaitEvent("restored", "SourceElsewhere", "backup", "home-1", "pod reader")
+
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	further := &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: n.Name + "-further"},
+		Provisioner:       driver.CSIName,
+		Parameters:        map[string]string{"realStorageClass": "reference-local", "restoreTopology": "cluster"},
+		VolumeBindingMode: &wait,
+	}
+	n.Class(further)
+	n.Claim("further", further.Name, "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Pod("further", "further", user.OnNode("home-2"))
+	n.WaitEvent("further", "ProvisioningFailed", "lives on node home-1")
+	n.WantNoEvent("further", "SourceElsewhere")
 }
 
 // A volume goes whether or not there are snapshots of it, and they outlive it.

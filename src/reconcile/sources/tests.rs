@@ -312,6 +312,29 @@ async fn others_are_left_alone() {
     assert!(selected(&api).is_null() && told(&api).is_empty());
 }
 
+/// Kubernetes writes on a new claim in the same moment.
+#[tokio::test]
+async fn a_claim_that_changes_meanwhile_is_looked_at_again() {
+    let api = world("home").await;
+    twin(&api, Some("n2"));
+    let now = |key: &'static str, value: Value| {
+        api.before("PATCH", CLAIM, move |store| {
+            let mut claim = store.get(CLAIM).unwrap();
+            claim["metadata"][key] = value;
+            store.put(CLAIM, claim);
+        });
+    };
+    now("finalizers", json!(["kubernetes.io/pvc-protection"]));
+    looks(&api, 1).await;
+    assert_eq!(selected(&api), "n2");
+
+    // That was the scheduler.
+    claim(&api, &json!({}));
+    now("annotations", json!({SELECTED_NODE: "n1"}));
+    looks(&api, 1).await;
+    assert_eq!(selected(&api), "n1");
+}
+
 #[tokio::test]
 async fn a_claim_that_lost_its_node_gets_another_later() {
     let api = world("home").await;
