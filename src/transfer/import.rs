@@ -42,6 +42,7 @@ pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Re
         context,
         request,
         begun: false,
+        seen_gone: false,
         attempts: 0,
         unmakeable: None,
     };
@@ -56,7 +57,11 @@ pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Re
         let gone = facts.progress == Progress::NotRecorded
             && !matches!(facts.claim, ClaimNow::New { bound: true, .. });
         if run.begun && gone {
-            return Err(TransferError::Undone(request.claim.clone()));
+            // The claim is read before the PV: in between it may have been bound and settled.
+            if std::mem::replace(&mut run.seen_gone, true) {
+                return Err(TransferError::Undone(request.claim.clone()));
+            }
+            continue;
         }
         run.begun |= facts.progress == Progress::Permitted;
         let step = import_step(&facts);
@@ -105,6 +110,8 @@ struct Run<'a> {
     request: &'a ImportRequest,
     /// Whether a record was seen.
     begun: bool,
+    /// Whether the record was seen to be gone from a claim that was not bound.
+    seen_gone: bool,
     attempts: u8,
     unmakeable: Option<String>,
 }

@@ -165,13 +165,17 @@ impl Scene {
             .as_ref()
             .and_then(|volume| volume.metadata.name.as_deref());
         let adopts = annotations.get(mark::ADOPT).map(String::as_str) == data;
-        if let Some(other) = self.other.as_ref().filter(|other| is_virtual(other)) {
-            let of_data = crate::twin::real_volume_of(other).as_deref() == data;
-            if of_data || adopts {
+        // What it is bound to goes before what it wishes for: users write its annotations.
+        if let Some(other) = &self.other {
+            let is_it = is_virtual(other)
+                && match crate::twin::real_volume_of(other) {
+                    Some(real) => Some(real.as_str()) == data,
+                    None => adopts,
+                };
+            if is_it {
                 return new(true);
             }
-        }
-        if adopts {
+        } else if adopts {
             return new(false);
         }
         let named = match volume_name(claim) {

@@ -23,7 +23,7 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
     let mut restored = false;
     loop {
         let scene = Box::pin(looking.look(context.cluster, name)).await?;
-        if restored && scene.progress() != Progress::NotRecorded {
+        if restored && scene.progress() == Progress::Permitted {
             // Somebody has begun anew.
             return Ok(());
         }
@@ -56,8 +56,7 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
                     .await?;
             }
             UndoStep::Restore => {
-                Box::pin(restore(context, &scene)).await?;
-                restored = true;
+                restored |= Box::pin(restore(context, &scene)).await?;
             }
             step => Box::pin(take(context, &scene, &step)).await?,
         }
@@ -142,25 +141,29 @@ async fn let_go(context: &Context<'_>, scene: &Scene) -> Result<(), ApiError> {
 }
 
 /// The PV gets its reclaim policy back, and forgets all the rest in the same write.
-async fn restore(context: &Context<'_>, scene: &Scene) -> Result<(), TransferError> {
+async fn restore(context: &Context<'_>, scene: &Scene) -> Result<bool, TransferError> {
     let (Some(volume), Some(ImportRecord { policy, .. })) = (&scene.volume, &scene.record) else {
-        return Ok(());
+        return Ok(false);
     };
-    (context.tell)(&format!(
-        "the PersistentVolume has its reclaim policy {policy} back"
-    ));
     let annotations = json!({mark::IMPORT: null, mark::ADOPT_FOR: null});
     let spec = json!({"persistentVolumeReclaimPolicy": policy});
-    change(context, volume, &annotations, Some(spec), Step::UndoRestore).await
+    let restored = change(context, volume, &annotations, Some(spec), Step::UndoRestore).await?;
+    if restored {
+        (context.tell)(&format!(
+            "the PersistentVolume has its reclaim policy {policy} back"
+        ));
+    }
+    Ok(restored)
 }
 
+/// False if the PV has changed meanwhile and has to be looked at again.
 async fn change(
     context: &Context<'_>,
     volume: &PersistentVolume,
     annotations: &Value,
     spec: Option<Value>,
     step: Step,
-) -> Result<(), TransferError> {
+) -> Result<bool, TransferError> {
     let mut patch = json!({"metadata": {
         "uid": volume.uid(),
         "resourceVersion": volume.resource_version(),
@@ -171,12 +174,11 @@ async fn change(
     }
     let volumes = context.cluster.all::<PersistentVolume>();
     let changed = crash::around(step, volumes.merge(&volume.name_any(), &patch)).await;
-    unless_conflict(changed)?;
-    Ok(())
+    Ok(unless_conflict(changed)?.is_some())
 }
 
-/// Deletes exactly this claim. Its version does not matter: Kubernetes writes on it, and one
-/// that is bound meanwhile loses nothing, for the PV is retained.
+/// Deletes this claim in exactly this version: one that is bound meanwhile may be a volume
+/// whose import has ended, and whose PV is retained no more. The next look tells.
 async fn delete(
     claims: &Objects<PersistentVolumeClaim>,
     claim: &PersistentVolumeClaim,
@@ -184,7 +186,7 @@ async fn delete(
 ) -> Result<(), ApiError> {
     let exactly = Precondition {
         uid: claim.uid().unwrap_or_default(),
-        resource_version: None,
+        resource_version: claim.resource_version(),
     };
     match crash::around(step, claims.delete(&claim.name_any(), exactly)).await {
         Err(error) if error.is_conflict() => Ok(()),

@@ -147,6 +147,11 @@ fn going_on(facts: &ImportFacts) -> ImportStep {
         ClaimNow::Old { deleting: false, .. } if !facts.obstacles.is_empty() => {
             ImportStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()))
         }
+        // It may be touched in the same version that is looked at here, by an undo of now.
+        ClaimNow::Old {
+            deleting: false,
+            touched: true,
+        } => ImportStep::Untouch,
         ClaimNow::Old { deleting: false, .. } => ImportStep::DeleteClaim,
         ClaimNow::Old { deleting: true, .. }
         | ClaimNow::New { deleting: true, .. }
