@@ -249,7 +249,7 @@ mod tests {
     }
 
     fn not_adopted() -> CreateError {
-        AdoptRefusal::NoVolume("pv".into()).into()
+        AdoptRefusal::NotRetained("pv".into()).into()
     }
 
     fn not_deleted(refusal: DeleteRefusal) -> Code {

@@ -18,13 +18,11 @@ use crate::volume::{AccessMode, ClaimName, VolumeMode, quantity};
 /// Why a PV is not adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptRefusal {
-    /// It does not exist.
-    #[error("the PersistentVolume {0} that the claim asks to adopt does not exist")]
-    NoVolume(String),
-    /// Nobody permits it.
+    /// It does not exist, or nobody permits it. Which of the two is nothing that whoever may
+    /// make claims is told: PVs have no namespace.
     #[error(
-        "the PersistentVolume {volume} may not be adopted by this claim: only its annotation storage.liqo.io/adopt-for={claim}, which \
-         `liqo-csi import pvc` sets, permits that"
+        "there is no PersistentVolume {volume} that may be adopted by this claim: only an annotation storage.liqo.io/adopt-for={claim} on it, \
+         which `liqo-csi import pvc` sets, permits that"
     )]
     NotPermitted {
         /// The PV.
@@ -200,17 +198,14 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
     if asked.has_source {
         return Err(AdoptRefusal::HasSource(volume_name()));
     }
-    let permitted = volume.as_ref().and_then(|volume| volume.permitted.as_ref());
-    let Some(volume) = volume else {
-        return Err(AdoptRefusal::NoVolume(volume_name()));
-    };
     // Before anything that would tell a stranger about it.
-    if permitted != Some(claim) {
+    let permitted = |volume: &&AdoptableVolume| volume.permitted.as_ref() == Some(claim);
+    let Some(volume) = volume.as_ref().filter(permitted) else {
         return Err(AdoptRefusal::NotPermitted {
             volume: volume_name(),
             claim: claim.clone(),
         });
-    }
+    };
     if !asked.at_home {
         return Err(AdoptRefusal::Remote(volume_name()));
     }
@@ -253,7 +248,7 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeHeld, AdoptRefusal> {
         )),
         VolumeHeld::ByClaimOfTheName { is_it: true } => Err(held_by("the claim itself".to_owned())),
         VolumeHeld::ByEarlierTwin { name, exists: true } => Err(held_by(format!(
-            "the twin {name} of an earlier try, which still exists"
+            "the twin {name} of an earlier try, which still exists: `liqo-csi import pvc {claim} --undo` takes it away, then import it again"
         ))),
         VolumeHeld::ByOther(other) => Err(held_by(format!("the claim {other}"))),
         held => Ok(held),
@@ -388,7 +383,7 @@ mod tests {
             (
                 "absent",
                 |it| it.volume = None,
-                |it| matches!(it, AdoptRefusal::NoVolume(_)),
+                |it| matches!(it, AdoptRefusal::NotPermitted { .. }),
             ),
             (
                 "no claim",

@@ -50,7 +50,8 @@ pub(super) async fn settle(site: &Site, volume: &VirtualVolume, real: &str) -> R
     let wanted = facts::reclaim_policy(Some(reclaim_policy(&outer)));
     let end = settle_step(SettleFacts {
         imported: true,
-        is_twins: is_bound_to(&real, &twin)
+        is_twins: is_bound(&real)
+            && is_bound_to(&real, &twin)
             && twin.metadata.deletion_timestamp.is_none()
             && site.is_twin(&volume.volume, &twin)
             && twin.annotations().contains_key(mark::HANDED_OVER),
@@ -84,12 +85,17 @@ pub(super) async fn settle(site: &Site, volume: &VirtualVolume, real: &str) -> R
     Ok(())
 }
 
+/// Whether Kubernetes says so: while it does not, it may yet act on what was before.
+fn is_bound(volume: &PersistentVolume) -> bool {
+    let status = volume.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+}
+
 /// Whether a virtual PV is bound to this claim, which is there to stay.
 fn is_users(outer: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let phase = outer.status.as_ref().and_then(|status| status.phase.as_deref());
     let claim_phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let named = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    phase == Some("Bound")
+    is_bound(outer)
         && outer.metadata.deletion_timestamp.is_none()
         && is_bound_to(outer, claim)
         && claim.metadata.deletion_timestamp.is_none()

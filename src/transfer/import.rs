@@ -165,7 +165,12 @@ impl Run<'_> {
         let class = class.map_err(|obstacle| found.push(obstacle)).ok();
         let node = node.and_then(|node| node.map_err(|obstacle| found.push(obstacle)).ok());
         if let (Some(class), Some(claim), Some(volume)) = (class, &scene.claim, &scene.volume) {
-            let new = new_claim(&old_claim(claim), &class, &volume.name_any(), node.as_deref())?;
+            let new = new_claim(
+                &old_claim(claim, &scene.namespace_uid),
+                &class,
+                &volume.name_any(),
+                node.as_deref(),
+            )?;
             found.extend(self.would_not_be_accepted(new).await?.map(Obstacle::NotAccepted));
         }
         Ok(found)
@@ -192,7 +197,7 @@ impl Run<'_> {
             (ImportStep::Mark, claim, Some(volume), record) => {
                 let record = match (record, claim) {
                     (Some(record), _) => record.clone(),
-                    (None, Some(claim)) => self.record(claim, volume).await?,
+                    (None, Some(claim)) => self.record(claim, volume, &scene.namespace_uid).await?,
                     (None, None) => return Ok(()),
                 };
                 self.mark(volume, &record).await
@@ -210,12 +215,13 @@ impl Run<'_> {
         &self,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
+        namespace_uid: &str,
     ) -> Result<ImportRecord, TransferError> {
         let classes = surroundings::classes(self.context.cluster).await?;
         let class = class_for(self.request.class.as_deref(), &classes);
         let class = class.map_err(|obstacle| self.refuse(obstacle))?;
         let policy = reclaim_policy(volume).to_owned();
-        Ok(ImportRecord::new(class, policy, old_claim(claim)))
+        Ok(ImportRecord::new(class, policy, old_claim(claim, namespace_uid)))
     }
 
     /// Step 1: whatever happens from now on, the data stays.
@@ -389,7 +395,7 @@ impl Run<'_> {
                 Ok(())
             }
             step => {
-                (self.context.tell)(&format!("the import has begun; it would go on ({step:?})"));
+                (self.context.tell)(&format!("the import has begun; next {}", step.in_words()));
                 Ok(())
             }
         }
@@ -404,10 +410,11 @@ fn refused(error: ApiError) -> Result<String, ApiError> {
     }
 }
 
-fn old_claim(claim: &PersistentVolumeClaim) -> OldClaim {
+fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> OldClaim {
     let owners = claim.metadata.owner_references.iter().flatten();
     OldClaim {
         namespace: claim.namespace().unwrap_or_default(),
+        namespace_uid: namespace_uid.to_owned(),
         name: claim.name_any(),
         uid: claim.uid().unwrap_or_default(),
         labels: claim.labels().clone(),

@@ -2,7 +2,7 @@
 //! claim before the PV: whoever finds the PV ready to be imported and then deletes the claim
 //! in the version that it found, has not been undone in between.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::{Context, TransferError};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     placement::transfer::{ClaimNow, Holder, NamedVolume, Progress},
-    twin::{holder_uid, reclaim_policy},
+    twin::{adopted, holder_uid, reclaim_policy},
     volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
 };
 
@@ -21,6 +21,8 @@ pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controll
 /// What there is.
 pub(super) struct Scene {
     pub(super) name: ClaimName,
+    /// The uid of its namespace; empty if there is none.
+    pub(super) namespace_uid: String,
     /// What has the name.
     pub(super) claim: Option<PersistentVolumeClaim>,
     /// The PV with the data.
@@ -58,6 +60,17 @@ impl Looking {
                 .map_err(|error| TransferError::Record(volume.name_any(), error))?,
             None => None,
         };
+        let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
+        let namespace_uid = namespace.and_then(|found| found.uid());
+        if let (Some(record), Some(volume)) = (&record, &volume)
+            && Some(&record.claim.namespace_uid) != namespace_uid.as_ref()
+        {
+            return Err(TransferError::OtherNamespace {
+                claim: name.clone(),
+                volume: volume.name_any(),
+                policy: record.policy.clone(),
+            });
+        }
         if record.is_some() {
             self.volume = volume.as_ref().map(ResourceExt::name_any);
         }
@@ -69,6 +82,7 @@ impl Looking {
         };
         Ok(Scene {
             name: name.clone(),
+            namespace_uid: namespace_uid.unwrap_or_default(),
             claim,
             volume,
             record,
@@ -108,6 +122,12 @@ pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
     status
         .and_then(|status| status.phase.as_deref())
         .unwrap_or("Pending")
+}
+
+/// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
+fn is_bound(volume: &PersistentVolume) -> bool {
+    let status = volume.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
 /// Whether a PV is a virtual one of this driver.
@@ -181,7 +201,7 @@ impl Scene {
         let named = match volume_name(claim) {
             None => NamedVolume::None,
             Some(named) if Some(named) == data => NamedVolume::Imported {
-                bound: phase(claim) == "Bound",
+                bound: phase(claim) == "Bound" && self.volume.as_ref().is_some_and(is_bound),
             },
             Some(_) => NamedVolume::Another,
         };
@@ -223,7 +243,9 @@ impl Scene {
                 .and_then(|claim| claim.metadata.uid.as_deref());
             return Ok(match uid {
                 None => Holder::Name,
-                Some(_) if uid == existing => Holder::Claim,
+                Some(_) if uid == existing && is_bound(volume) => Holder::Claim,
+                // Kubernetes has yet to bind it.
+                Some(_) if uid == existing => Holder::Name,
                 Some(_) => Holder::Gone,
             });
         }
@@ -231,6 +253,9 @@ impl Scene {
             return Ok(Holder::Other(format!("the claim {named}")));
         }
         Ok(match self.twin(context).await? {
+            Some(twin) if adopted(&twin) != volume.metadata.name.as_deref() => {
+                Holder::Other(format!("the claim {named}, which was not made for it"))
+            }
             Some(twin) => Holder::Twin {
                 deleting: twin.metadata.deletion_timestamp.is_some(),
             },

@@ -24,7 +24,7 @@ pub(crate) use self::{
 use crate::{
     cluster::{ApiError, Cluster},
     placement::transfer::{ImportRefusal, Interruption, UndoRefusal},
-    volume::{ClaimName, RecordError},
+    volume::{ClaimName, RecordError, mark},
 };
 
 /// How often it is looked whether something has changed.
@@ -72,6 +72,22 @@ pub(crate) enum TransferError {
     /// Its record cannot be read.
     #[error("the PersistentVolume {0}: {1}")]
     Record(String, RecordError),
+    /// The namespace is not that of the old claim.
+    #[error(
+        "the PersistentVolume {volume} was being imported for {claim} when that namespace was deleted; one that has its name now may be \
+         somebody else's, and gets nothing. The data is safe: the PersistentVolume is retained. To end the import, remove its annotations {} \
+         and {}; its reclaim policy was {policy}",
+        mark::IMPORT,
+        mark::ADOPT_FOR
+    )]
+    OtherNamespace {
+        /// The claim.
+        claim: ClaimName,
+        /// The PV.
+        volume: String,
+        /// The reclaim policy that it had.
+        policy: String,
+    },
     /// Several PVs are recorded for one claim.
     #[error(
         "several PersistentVolumes are recorded as being imported for {claim}: {}. Delete those whose data is not wanted any more",

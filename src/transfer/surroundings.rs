@@ -12,7 +12,7 @@ use super::look::{Scene, is_virtual, phase, volume_name};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     inspect::uses,
-    placement::transfer::{ImportedClaim, Obstacle, RealVolume, wanted_replica},
+    placement::transfer::{ImportedClaim, Obstacle, RealVolume, WantedBy, wanted_replica},
     topology::{CLUSTER_KEY, Node, accessible},
     twin::{is_bound_to, unmountable},
     volume::{ClaimName, managed_by, mark},
@@ -51,7 +51,7 @@ pub(super) async fn attached(cluster: &Cluster, volume: &str) -> Result<Vec<Stri
     Ok(found.into_iter().map(|one| one.spec.node_name).collect())
 }
 
-async fn wanted_by(cluster: &Cluster, name: &ClaimName) -> Result<Vec<(String, u64)>, ApiError> {
+async fn wanted_by(cluster: &Cluster, name: &ClaimName) -> Result<Vec<WantedBy>, ApiError> {
     let sets = cluster.within::<StatefulSet>(&name.namespace).list(None).await?;
     let wanting = sets.into_iter().filter_map(|set| {
         let spec = set.spec.as_ref()?;
@@ -62,7 +62,12 @@ async fn wanted_by(cluster: &Cluster, name: &ClaimName) -> Result<Vec<(String, u
         let start = count(spec.ordinals.as_ref().and_then(|it| it.start), 0);
         let replicas = count(spec.replicas, 1);
         let ordinal = wanted_replica(&name.name, &set.name_any(), &templates, start, replicas)?;
-        Some((set.name_any(), ordinal))
+        let kept = spec.persistent_volume_claim_retention_policy.as_ref();
+        Some(WantedBy {
+            set: set.name_any(),
+            ordinal,
+            deletes: kept.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete")),
+        })
     });
     Ok(wanting.collect())
 }
@@ -90,7 +95,7 @@ fn imported_claim(
     scene: &Scene,
     classes: &[(String, String)],
     pods: Vec<(String, bool)>,
-    wanted_by: Vec<(String, u64)>,
+    wanted_by: Vec<WantedBy>,
 ) -> ImportedClaim {
     let spec = claim.spec.clone().unwrap_or_default();
     let is_bound = scene.volume.as_ref().is_some_and(|volume| {
@@ -160,6 +165,7 @@ async fn real_volume(cluster: &Cluster, volume: &PersistentVolume) -> Result<Rea
         deleting: volume.metadata.deletion_timestamp.is_some(),
         is_ours: is_virtual(volume),
         unmountable: unmountable(volume),
+        managed: managed_by(volume.labels(), volume.annotations()),
         attached: attached(cluster, &name).await?,
         name,
     })

@@ -72,7 +72,8 @@ fn plan(context: &Context<'_>, name: &ClaimName, step: UndoStep) -> Result<(), T
         }
         step => {
             (context.tell)(&format!(
-                "the claim would get its PersistentVolume back ({step:?} comes next)"
+                "the claim would get its PersistentVolume back; next {}",
+                step.in_words()
             ));
             Ok(())
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -20,7 +20,7 @@ use crate::{
     placement::{
         AdoptFacts, AdoptStep, AdoptableVolume, AskedOfAdopted, ReclaimPolicy, VolumeHeld, adopt_step,
     },
-    volume::{ClaimName, adoptable_by, mark},
+    volume::{ClaimName, ImportRecord, adoptable_by, mark},
 };
 
 /// The PV that a claim asks to adopt, if it asks for one.
@@ -30,7 +30,8 @@ pub(super) fn wish(claim: Option<&PersistentVolumeClaim>) -> Option<&str> {
 }
 
 /// The PV that a twin was made for, if it was made for one.
-pub(super) fn adopted(twin: &PersistentVolumeClaim) -> Option<&str> {
+#[must_use]
+pub fn adopted(twin: &PersistentVolumeClaim) -> Option<&str> {
     twin.annotations().get(mark::ADOPTED).map(String::as_str)
 }
 
@@ -107,7 +108,7 @@ async fn look(
     let spec = volume.spec.clone().unwrap_or_default();
     let policy = facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref());
     Ok(AdoptableVolume {
-        permitted: adoptable_by(volume.annotations()),
+        permitted: permitted(site, volume).await?,
         retained: policy == ReclaimPolicy::Retain,
         deleting: volume.metadata.deletion_timestamp.is_some(),
         bytes: facts::volume_size(volume).unwrap_or_default(),
@@ -116,6 +117,19 @@ async fn look(
         unmountable: unmountable(volume),
         held: held(site, claim, volume).await?,
     })
+}
+
+/// The claim that may adopt a PV, unless its namespace is another one by now.
+async fn permitted(site: &Site, volume: &PersistentVolume) -> Result<Option<ClaimName>, ApiError> {
+    let Some(claim) = adoptable_by(volume.annotations()) else {
+        return Ok(None);
+    };
+    let Ok(Some(record)) = ImportRecord::read(volume.annotations()) else {
+        return Ok(None);
+    };
+    let namespace = site.home().all::<Namespace>().get(&claim.namespace).await?;
+    let is_the_same = namespace.and_then(|found| found.uid()) == Some(record.claim.namespace_uid);
+    Ok(is_the_same.then_some(claim))
 }
 
 /// Whom a PV names, seen from the twin that is to be made.

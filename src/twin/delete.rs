@@ -338,7 +338,9 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
-    if volume.annotations().contains_key(mark::POLICY_BEFORE) {
+    let marked = |key| volume.annotations().contains_key(key);
+    // The Retain of an import is for whoever imports it, and nothing that a deletion gives back.
+    if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) {
         return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {

@@ -43,7 +43,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
-    adopt::{claim_ref, forget_wish, unmountable},
+    adopt::{adopted, claim_ref, forget_wish, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
     create::{create, last_warning},

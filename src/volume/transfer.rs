@@ -58,6 +58,8 @@ pub fn managed_by(labels: &Map, annotations: &Map) -> Option<(&'static str, Stri
 pub struct OldClaim {
     /// Its namespace.
     pub namespace: String,
+    /// The uid of that: one made later under the same name may be somebody else's.
+    pub namespace_uid: String,
     /// Its name.
     pub name: String,
     /// Its uid.
@@ -251,6 +253,7 @@ mod tests {
     fn record() -> ImportRecord {
         let claim = OldClaim {
             namespace: "shop".into(),
+            namespace_uid: "u-shop".into(),
             name: "data".into(),
             uid: "u1".into(),
             labels: map(&[("app", "db")]),

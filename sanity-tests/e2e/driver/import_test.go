@@ -376,7 +376,7 @@ func TestWishToAdoptGivesNobodyData(t *testing.T) {
 			adopt: real.Name, "volume.kubernetes.io/selected-node": n.Cluster.Nodes()[0].Name,
 		}
 	})
-	thief.WaitEvent("data", "FailedPrecondition", "may not be adopted by this claim")
+	thief.WaitEvent("data", "FailedPrecondition", "may be adopted by this claim")
 	// Not even while the volume is being imported for somebody else.
 	mustImport(t, n, "data", "--class", "liqo-reference")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
-use self::store::Store;
+pub(crate) use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
 /// A running fake API server. It stops when dropped.

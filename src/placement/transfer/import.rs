@@ -55,6 +55,27 @@ pub enum ImportStep {
     Refuse(ImportRefusal),
 }
 
+impl ImportStep {
+    /// What it would do, for whoever only asks.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::Mark => "the PersistentVolume would be retained and marked",
+            Self::Untouch => "the mark of an earlier undo would be taken off the claim",
+            Self::DeleteClaim => "the claim would be deleted, to be made again",
+            Self::AwaitClaimGone => "the claim is to be gone",
+            Self::AwaitDetached(_) => "the PersistentVolume is to be detached",
+            Self::MakeClaim => "the claim would be made again with a class of this driver",
+            Self::SelectNode => "a node would be selected for the claim",
+            Self::AwaitAdopted => "the controller is to make the volume of the PersistentVolume",
+            Self::AwaitSettled => "the controller is to give the PersistentVolume its reclaim policy back",
+            Self::Done => "nothing is left to do",
+            Self::TakeBack(_) => "it would be taken back",
+            Self::Refuse(_) => "it would be refused",
+        }
+    }
+}
+
 /// Why an import that has begun is undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Interruption {

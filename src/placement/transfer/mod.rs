@@ -10,7 +10,7 @@ mod obstacle;
 mod undo;
 
 pub use import::{ImportFacts, ImportRefusal, ImportStep, Interruption, import_step};
-pub use obstacle::{ImportedClaim, Obstacle, RealVolume, class_for, obstacles, wanted_replica};
+pub use obstacle::{ImportedClaim, Obstacle, RealVolume, WantedBy, class_for, obstacles, wanted_replica};
 pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};
 
 /// What has the name of the claim that is imported.

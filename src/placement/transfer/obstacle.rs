@@ -17,13 +17,17 @@ pub enum Obstacle {
     /// A `StatefulSet` would make an empty claim of that name in the gap.
     #[error(
         "the StatefulSet {set} wants its replica {ordinal}, and would make an empty claim of that name in between: scale it to {ordinal} \
-         replicas or fewer, counted from its first ordinal"
+         replicas or fewer, counted from its first ordinal{}",
+        if *.deletes { ". NOT YET: its persistentVolumeClaimRetentionPolicy.whenScaled is Delete, so that would delete the claim and its data. \
+         Set it to Retain first" } else { "" }
     )]
     StatefulSet {
         /// The set.
         set: String,
         /// The replica whose claim it is.
         ordinal: u64,
+        /// Whether scaling it down deletes the claim.
+        deletes: bool,
     },
     /// It is attached.
     #[error(
@@ -98,6 +102,17 @@ pub enum Obstacle {
          Change the class in the sources and take the claim out of {tool}'s care; --force-managed imports it all the same"
     )]
     Managed {
+        /// The tool.
+        tool: &'static str,
+        /// The label or annotation.
+        key: String,
+    },
+    /// A deployment tool has the PV.
+    #[error(
+        "{tool} manages the PersistentVolume (its key {key}), and may set its claimRef and reclaim policy back or delete it: take it out of \
+         {tool}'s care; --force-managed imports it all the same"
+    )]
+    VolumeManaged {
         /// The tool.
         tool: &'static str,
         /// The label or annotation.
@@ -179,8 +194,19 @@ pub struct ImportedClaim {
     pub class: Option<(String, String)>,
     /// Pods that name it, and whether they have ended.
     pub pods: Vec<(String, bool)>,
-    /// `StatefulSet`s that want it, and their replica.
-    pub wanted_by: Vec<(String, u64)>,
+    /// `StatefulSet`s that want it.
+    pub wanted_by: Vec<WantedBy>,
+}
+
+/// A `StatefulSet` that wants a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedBy {
+    /// The set.
+    pub set: String,
+    /// The replica whose claim it is.
+    pub ordinal: u64,
+    /// Whether scaling the set down deletes the claim.
+    pub deletes: bool,
 }
 
 /// The PV of a claim that is to be imported.
@@ -198,6 +224,8 @@ pub struct RealVolume {
     pub is_ours: bool,
     /// Why this driver cannot mount it, if it cannot.
     pub unmountable: Option<String>,
+    /// The tool that manages it, and the key that says so.
+    pub managed: Option<(&'static str, String)>,
     /// Nodes that it is attached to.
     pub attached: Vec<String>,
 }
@@ -289,21 +317,23 @@ pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_manag
         over: *over,
     });
     found.extend(pods);
-    let sets = claim
-        .wanted_by
-        .iter()
-        .map(|(set, ordinal)| Obstacle::StatefulSet {
-            set: set.clone(),
-            ordinal: *ordinal,
-        });
-    found.extend(sets);
+    let sets = claim.wanted_by.iter().cloned();
+    found.extend(sets.map(|it| Obstacle::StatefulSet {
+        set: it.set,
+        ordinal: it.ordinal,
+        deletes: it.deletes,
+    }));
     found.extend(claim.resizing.clone().map(Obstacle::Resizing));
     if claim.modifying {
         found.push(Obstacle::Modifying);
     }
     found.extend(claim.finalizers.iter().cloned().map(Obstacle::InUse));
     match volume {
-        Some(volume) if claim.bound => found.extend(of_volume(claim, volume)),
+        Some(volume) if claim.bound => {
+            let managed = volume.managed.clone().filter(|_| !force_managed);
+            found.extend(managed.map(|(tool, key)| Obstacle::VolumeManaged { tool, key }));
+            found.extend(of_volume(claim, volume));
+        }
         _ => found.push(Obstacle::NotBound),
     }
     found
@@ -365,12 +395,21 @@ mod tests {
             deleting: false,
             is_ours: false,
             unmountable: None,
+            managed: None,
             attached: Vec::new(),
         }
     }
 
     fn found(claim: &ImportedClaim, volume: &RealVolume) -> Vec<Obstacle> {
         obstacles(claim, Some(volume), false)
+    }
+
+    fn wanted(deletes: bool) -> WantedBy {
+        WantedBy {
+            set: "db".into(),
+            ordinal: 2,
+            deletes,
+        }
     }
 
     #[test]
@@ -381,7 +420,7 @@ mod tests {
     #[test]
     fn each_reason_is_named_with_its_way_out() {
         type Break = fn(&mut ImportedClaim, &mut RealVolume);
-        let table: [(Break, &str); 14] = [
+        let table: [(Break, &str); 16] = [
             (
                 |it, _| it.pods = vec![("web".into(), false)],
                 "scale its workload down",
@@ -391,8 +430,16 @@ mod tests {
                 "it has ended: delete it",
             ),
             (
-                |it, _| it.wanted_by = vec![("db".into(), 2)],
+                |it, _| it.wanted_by = vec![wanted(false)],
                 "scale it to 2 replicas",
+            ),
+            (
+                |it, _| it.wanted_by = vec![wanted(true)],
+                "Set it to Retain first",
+            ),
+            (
+                |_, it| it.managed = Some(("Flux", "kustomize.toolkit.fluxcd.io/name".into())),
+                "out of Flux's care",
             ),
             (
                 |_, it| it.attached = vec!["n1".into()],

@@ -75,6 +75,29 @@ pub enum UndoStep {
     Refuse(UndoRefusal),
 }
 
+impl UndoStep {
+    /// What it would do, for whoever only asks.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::Forbid => "the permission to adopt the PersistentVolume would be taken back",
+            Self::Touch => "the claim would be marked, so that the import does not delete it",
+            Self::DeleteNew => "the claim of this driver's class would be deleted",
+            Self::AwaitClaimGone => "the claim is to be gone",
+            Self::DeleteTwin => "the twin would be deleted, its PersistentVolume being retained",
+            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::GiveBack => "the PersistentVolume would name the claim again",
+            Self::Remake => "the claim would be made again as it was",
+            Self::TellVolume => "the claim would name its PersistentVolume again",
+            Self::AwaitBound => "Kubernetes is to bind the two",
+            Self::Restore => "the PersistentVolume would get its reclaim policy back",
+            Self::Untouch => "the mark of the undo would be taken off the claim",
+            Self::Done => "nothing is left to do",
+            Self::Refuse(_) => "it would be refused",
+        }
+    }
+}
+
 /// Why an import is not undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UndoRefusal {

@@ -10,16 +10,21 @@ use crate::{
 
 const OLD: &str = "/api/v1/persistentvolumes/old";
 
+const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"data","uid":"u0","spec":{}}}"#;
+
 /// A claim that asks for a PV of an earlier claim of its name, which permits that.
 async fn adopting(real: Real) -> World {
     let world = World::new(real).await;
+    world
+        .api
+        .put("/api/v1/namespaces/shop", json!({"metadata": {"uid": "n"}}));
     world.api.change(CLAIM, |claim| {
         claim["metadata"]["annotations"][mark::ADOPT] = "old".into();
     });
     world.api.put(
         OLD,
         json!({
-            "metadata": {"annotations": {mark::ADOPT_FOR: "shop/data", mark::IMPORT: "{}"}},
+            "metadata": {"annotations": {mark::ADOPT_FOR: "shop/data", mark::IMPORT: RECORD}},
             "spec": {
                 "storageClassName": "real", "capacity": {"storage": "3Gi"}, "accessModes": ["ReadWriteOnce"],
                 "volumeMode": "Filesystem", "persistentVolumeReclaimPolicy": "Retain",

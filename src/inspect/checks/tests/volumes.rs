@@ -60,7 +60,7 @@ fn namespaces_and_quotas_are_checked() {
     ]);
 }
 
-const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","name":"old","uid":"u","spec":{}}}"#;
+const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"old","uid":"u","spec":{}}}"#;
 
 /// A PV that is being imported, with these annotations.
 fn import(installation: &mut Installation, annotations: &Value) {

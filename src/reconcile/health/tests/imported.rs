@@ -2,7 +2,7 @@
 
 use super::*;
 
-const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","name":"data","uid":"u0","spec":{}}}"#;
+const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"data","uid":"u0","spec":{}}}"#;
 
 /// A volume whose real PV was imported, and is retained still.
 fn imported(api: &FakeApi) {
@@ -10,6 +10,7 @@ fn imported(api: &FakeApi) {
     api.change(REAL, |real| {
         real["metadata"]["annotations"] = json!({mark::IMPORT: RECORD, mark::ADOPT_FOR: "shop/data"});
         real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+        real["status"]["phase"] = "Bound".into();
     });
     api.change(CLAIM, |claim| {
         claim["metadata"]["annotations"][mark::ADOPT] = "real".into();
@@ -55,7 +56,7 @@ async fn a_class_that_retains_wins_and_can_be_taken_back() {
 #[tokio::test]
 async fn nothing_is_given_back_before() {
     type Break = fn(&FakeApi);
-    let table: [(&str, Break); 6] = [
+    let table: [(&str, Break); 7] = [
         ("the virtual PV is not bound", |api| {
             api.change(VOLUME, |volume| volume["status"]["phase"] = "Available".into());
         }),
@@ -64,6 +65,9 @@ async fn nothing_is_given_back_before() {
         }),
         ("the claim is not bound", |api| {
             api.change(CLAIM, |claim| claim["status"]["phase"] = "Pending".into());
+        }),
+        ("Kubernetes has not bound the PV yet", |api| {
+            api.change(REAL, |real| real["status"]["phase"] = "Released".into());
         }),
         ("the claim is being deleted", |api| delete(api, CLAIM)),
         ("the twin was given to nobody", |api| {

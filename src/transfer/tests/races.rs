@@ -1,0 +1,160 @@
+//! Imports and undos in whose way somebody comes between what is looked at and what is written.
+
+use super::*;
+
+/// The virtual PV of the claim that is made anew.
+const VIRTUAL: &str = "/api/v1/persistentvolumes/pvc-new";
+
+/// What csi-provisioner and the loop that ends imports do, in one moment: the claim is bound
+/// and the PV forgets everything.
+fn end(store: &Store) {
+    let mut claim = store.get(CLAIM).unwrap();
+    let uid = claim["metadata"]["uid"].clone();
+    store.put(
+        VIRTUAL,
+        json!({
+            "spec": {
+                "csi": {
+                    "driver": DRIVER_NAME, "volumeHandle": "v1:home:pvc-new",
+                    "volumeAttributes": {"storage.liqo.io/real-volume": "pv-1"},
+                },
+                "claimRef": {"namespace": "shop", "name": "data", "uid": uid},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    claim["spec"]["volumeName"] = "pvc-new".into();
+    claim["status"]["phase"] = "Bound".into();
+    claim["metadata"]["annotations"]
+        .as_object_mut()
+        .unwrap()
+        .remove(mark::ADOPT);
+    store.put(CLAIM, claim);
+    let mut real = store.get(REAL).unwrap();
+    real["spec"]["persistentVolumeReclaimPolicy"] = "Delete".into();
+    real["spec"]["claimRef"] = json!({"namespace": "liqo-storage", "name": "twin", "uid": "twin"});
+    real["status"]["phase"] = "Bound".into();
+    real["metadata"]["annotations"] = json!({});
+    store.put(REAL, real);
+    store.put(
+        &format!("{TWINS}twin"),
+        json!({"metadata": {"uid": "twin", "annotations": {mark::ADOPTED: "pv-1"}}, "spec": {"volumeName": "pv-1"}}),
+    );
+}
+
+#[tokio::test]
+async fn an_import_that_ends_between_two_looks_is_no_undo() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    // The first look lists PVs; the second one has read the claim when it ends.
+    world.api.before("GET", REAL, end);
+    world.import().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_undo_deletes_no_claim_whose_import_has_just_ended() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    world.api.before("DELETE", CLAIM, end);
+    let undone = world.undo().await;
+    assert!(
+        matches!(undone, Err(TransferError::NotUndone(_, UndoRefusal::Finished))),
+        "{undone:?}"
+    );
+    assert_eq!(world.claim()["spec"]["volumeName"], "pvc-new");
+    world.real();
+}
+
+#[tokio::test]
+async fn an_undo_ends_when_it_has_restored_although_somebody_undoes_too() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MARKED).await;
+    let (one, other) = tokio::join!(world.undo(), world.undo());
+    one.unwrap();
+    other.unwrap();
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_claim_with_a_volume_of_its_own_is_not_the_imported_one_for_its_wish() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    // Somebody deletes the claim and makes another one, with a volume and with the wish.
+    world.api.put(
+        &format!("{VOLUMES}theirs"),
+        json!({
+            "spec": {
+                "claimRef": {"namespace": "shop", "name": "data", "uid": "theirs"},
+                "csi": {"driver": "real.test", "volumeHandle": "t"},
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["uid"] = "theirs".into();
+        claim["spec"]["volumeName"] = "theirs".into();
+        claim["spec"]["storageClassName"] = "fast".into();
+        claim["status"]["phase"] = "Bound".into();
+    });
+    let undone = world.undo().await;
+    assert!(
+        matches!(undone, Err(TransferError::NotUndone(_, UndoRefusal::NameTaken))),
+        "{undone:?}"
+    );
+    assert_eq!(world.claim()["metadata"]["uid"], "theirs");
+    assert!(world.api.object(&format!("{VOLUMES}theirs")).is_some());
+}
+
+#[tokio::test]
+async fn an_import_that_comes_while_the_claim_is_marked_by_an_undo_deletes_nothing() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MARKED).await;
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"][mark::IMPORT_UNDONE] = "true".into();
+    });
+    world.api.before("DELETE", CLAIM, |store| {
+        let claim = store.get(CLAIM).unwrap();
+        assert_eq!(claim["metadata"]["annotations"][mark::IMPORT_UNDONE], Value::Null);
+    });
+    let world = world.with_driver();
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+}
+
+#[tokio::test]
+async fn a_namespace_made_anew_under_the_same_name_gets_nothing() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    world.api.change("/api/v1/namespaces/shop", |namespace| {
+        namespace["metadata"]["uid"] = "shop-2".into();
+    });
+    let claim = world.claim();
+    let refused = provision(&world.api, &world.home, &claim).await.unwrap_err();
+    assert!(refused.to_string().contains("may be adopted"), "{refused}");
+    assert!(world.api.store().below(TWINS).is_empty());
+    for outcome in [world.import().await, world.undo().await] {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
+    }
+    assert_eq!(world.real()["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+}
+
+#[tokio::test]
+async fn an_undo_deletes_no_claim_that_was_not_made_for_the_volume() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(MADE).await;
+    world.api.put(
+        &format!("{TWINS}somebodys"),
+        json!({"metadata": {"uid": "theirs"}, "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}),
+    );
+    world.api.change(REAL, |real| {
+        real["spec"]["claimRef"] = json!({"namespace": "liqo-storage", "name": "somebodys", "uid": "theirs"});
+    });
+    let undone = world.undo().await;
+    assert!(
+        matches!(undone, Err(TransferError::NotUndone(_, UndoRefusal::Held(_)))),
+        "{undone:?}"
+    );
+    assert!(world.api.object(&format!("{TWINS}somebodys")).is_some());
+}
