@@ -4,6 +4,7 @@
 package sample
 
 import (
+	"hash/fnv"
 	"os"
 	"os/exec"
 	"strconv"
@@ -29,6 +30,14 @@ var Seed = sync.OnceValue(func() int64 {
 	}
 	return time.Now().UnixNano() // an archive without history
 })
+
+// Chosen says whether a test of this name is among the one in so many that the seed
+// chooses.
+func Chosen(seed int64, name string, parts int) bool {
+	hash := fnv.New32a()
+	hash.Write([]byte(name)) // never fails
+	return Part(seed+int64(hash.Sum32()), parts) == 0
+}
 
 // Part is which of this many parts the seed chooses, counted from 0.
 func Part(seed int64, parts int) int { return int(seed % int64(parts)) }

@@ -8,6 +8,7 @@ package driver
 
 import (
 	"context"
+	"flag"
 	"os"
 	"sync"
 	"testing"
@@ -20,7 +21,10 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/sample"
 )
+
+var sampled = flag.Bool("sample", false, "leave out some of the tests that run alone; which ones follows from the seed")
 
 func TestMain(m *testing.M) { user.Main(m) }
 
@@ -46,11 +50,23 @@ func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Va
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
 	t.Parallel()
-	return homeAlone(t)
+	return inHome(t)
 }
 
-// homeAlone is for tests that disturb everybody.
+// aloneParts is in how many runs of a sample every test that runs alone has its turn.
+const aloneParts = 3
+
+// homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
+// runs beside them, so that half of the suite's time was theirs: a sample has some of them.
 func homeAlone(t *testing.T) *user.Namespace {
+	t.Helper()
+	if *sampled && !sample.Chosen(sample.Seed(), t.Name(), aloneParts) {
+		t.Skipf("left out of this sample: runs alone, with one commit in %d (seed %d), and always in make test-all", aloneParts, sample.Seed())
+	}
+	return inHome(t)
+}
+
+func inHome(t *testing.T) *user.Namespace {
 	t.Helper()
 	cluster := user.Cluster(t, "home")
 	installed.Do(func() { installed.err = install(context.WithoutCancel(t.Context()), cluster) })

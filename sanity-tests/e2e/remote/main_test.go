@@ -26,6 +26,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
+// Parallel tests start in the order of their files' names: those with the longest tests come
+// first, so that the suite does not end with one of them alone.
 func TestMain(m *testing.M) { user.Main(m, removeFabrics, shared.remove) }
 
 const (
