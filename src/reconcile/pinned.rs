@@ -111,7 +111,7 @@ impl<'a> Pinned<'a> {
         };
         let note = format!(
             "the pod {} bypasses the scheduler: its node {} was selected",
-            pod.name,
+            pod.consumer.name,
             pod.node.as_deref().unwrap_or_default()
         );
         self.events
@@ -122,7 +122,11 @@ impl<'a> Pinned<'a> {
 
     /// Whether the pod is still there and still waits.
     async fn needs_it(&self, pod: &PendingPod) -> Result<bool, ApiError> {
-        let found = self.home.within::<Pod>(&pod.namespace).get(&pod.name).await?;
+        let found = self
+            .home
+            .within::<Pod>(&pod.consumer.namespace)
+            .get(&pod.consumer.name)
+            .await?;
         Ok(found.is_some_and(|found| {
             found.metadata.deletion_timestamp.is_none()
                 && found.spec.is_some_and(|spec| spec.node_name == pod.node)

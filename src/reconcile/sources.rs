@@ -81,7 +81,7 @@ impl<'a> Sources<'a> {
             events,
             reports,
             claims: watched.claims.feed(),
-            pods: WaitingPods::start(home),
+            pods: WaitingPods::new(&watched.pods),
             pauses: Pauses::default(),
             all: None,
         }
@@ -137,7 +137,7 @@ impl<'a> Sources<'a> {
         let consumers: Vec<Option<&Consumer>> = if pods.is_empty() {
             vec![None]
         } else {
-            pods.iter().map(|pod| Some(&**pod)).collect()
+            pods.iter().map(|pod| Some(&pod.consumer)).collect()
         };
         let mut kept_away = String::new();
         for consumer in consumers {
@@ -156,10 +156,10 @@ impl<'a> Sources<'a> {
         }
         let who = match pods.as_slice() {
             [] => String::new(),
-            [only] => format!(", where the pod {} may not run{kept_away}", only.name),
+            [only] => format!(", where the pod {} may not run{kept_away}", only.consumer.name),
             [first, ..] => format!(
                 ", where neither the pod {} nor others may run{kept_away}",
-                first.name
+                first.consumer.name
             ),
         };
         Ok(Outcome::Again(Some(format!(
@@ -186,7 +186,7 @@ impl<'a> Sources<'a> {
                 continue;
             };
             let taints = taints(&found);
-            let node = self.home.node(found.metadata);
+            let node = facts::node(found.metadata, &[]);
             if let Some(bond) = bonds.iter().find(|bond| !bond.admits(&node)) {
                 why = format!("its claim {} is elsewhere", bond.claim);
             } else if let Some(taint) = pod.kept_away_by(&taints) {
@@ -351,7 +351,7 @@ impl Rounds for Sources<'_> {
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![
             self.watched.claims.version(),
-            self.pods.version(),
+            self.pods.changes(),
             self.home.views().classes.version(),
         ]
     }

@@ -138,7 +138,7 @@ async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Op
     };
     let all = site.home().within::<PersistentVolumeClaim>(&namespace);
     let mut claims = Vec::new();
-    for name in pod.claim_names() {
+    for name in &pod.consumer.claims {
         // The scheduler notes its node on one after the other.
         let same_place = |found: &PersistentVolumeClaim| {
             let node = reading::selected_node(found);
@@ -147,7 +147,7 @@ async fn pod_of(site: &Site, claim: Option<&PersistentVolumeClaim>) -> Result<Op
         claims.extend(all.get(name).await?.filter(same_place));
     }
     Ok(Some(Waiting {
-        name: pod.name.clone(),
+        name: pod.consumer.name.clone(),
         lot: pod.uid.clone(),
         claims,
     }))

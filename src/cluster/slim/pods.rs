@@ -2,38 +2,32 @@
 
 use std::iter;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Toleration as KubeToleration};
 use kube::ResourceExt;
 
-use crate::cluster::view::Slim;
+use super::facts;
+use crate::{
+    cluster::view::Slim,
+    placement::{Consumer, Toleration},
+};
 
 /// A pod with claims that does not run yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingPod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
     /// Its uid.
     pub uid: String,
     /// Its node, if it has one.
     pub node: Option<String>,
-    /// Its claims, each with their namespace.
+    /// Its claims, as `namespace/name`.
     pub claims: Vec<String>,
+    /// What it asks of a node.
+    pub consumer: Consumer,
 }
 
-impl PendingPod {
-    /// The names of its claims.
-    pub fn claim_names(&self) -> impl Iterator<Item = &str> {
-        let names = self.claims.iter();
-        names.filter_map(|claim| claim.split_once('/').map(|(_, name)| name))
-    }
-}
-
-/// It is about each of its claims, as `namespace/name`.
+/// It is about each of its claims.
 impl Slim for PendingPod {
     fn topic(&self) -> &str {
-        &self.namespace
+        &self.consumer.namespace
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
@@ -44,30 +38,57 @@ impl Slim for PendingPod {
 /// What is kept of a pod that does not run yet; `None` if it waits for no claim.
 pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
     let spec = pod.spec.as_ref()?;
+    let names = claims_of(pod);
+    if names.is_empty() || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
     let namespace = pod.namespace().unwrap_or_default();
-    let claims = claims_of(pod).map(|claim| format!("{namespace}/{claim}"));
-    let claims: Vec<String> = claims.collect();
-    let waits = !claims.is_empty() && pod.metadata.deletion_timestamp.is_none();
-    waits.then(|| PendingPod {
-        node: spec.node_name.clone().filter(|node| !node.is_empty()),
+    let affinity = spec.affinity.as_ref().and_then(|it| it.node_affinity.as_ref());
+    let required = affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
+    Some(PendingPod {
         uid: pod.uid().unwrap_or_default(),
-        name: pod.name_any(),
-        namespace,
-        claims,
+        node: spec.node_name.clone().filter(|node| !node.is_empty()),
+        claims: names.iter().map(|name| format!("{namespace}/{name}")).collect(),
+        consumer: Consumer {
+            namespace,
+            name: pod.name_any(),
+            claims: names,
+            node_labels: spec.node_selector.clone().unwrap_or_default(),
+            affinity: required.map(facts::node_selector),
+            tolerations: spec.tolerations.iter().flatten().filter_map(toleration).collect(),
+        },
     })
 }
 
-/// The names of the claims of a pod's volumes.
-pub fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
+/// One of a kind that is not known tolerates nothing.
+fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let key = given(&toleration.key);
+    let value = match toleration.operator.as_deref() {
+        Some("Exists") => None,
+        None | Some("" | "Equal") if key.is_some() => Some(toleration.value.clone().unwrap_or_default()),
+        _ => return None,
+    };
+    Some(Toleration {
+        key,
+        value,
+        effect: given(&toleration.effect),
+    })
+}
+
+/// The claims of a pod's volumes, by name.
+fn claims_of(pod: &Pod) -> Vec<String> {
+    let name = pod.name_any();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(
+    let claims = volumes.filter_map(
         |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
             (Some(claim), _) => Some(claim.claim_name.clone()),
             // Kubernetes names the claim of a generic ephemeral volume so.
-            (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
+            (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
             (None, None) => None,
         },
-    )
+    );
+    claims.collect()
 }
 
 /// A node that an ordinary pod may be sent to.
@@ -95,4 +116,55 @@ pub(in crate::cluster) fn open_node(node: &Node) -> Option<OpenNode> {
     (!is_tainted && !is_cordoned).then(|| OpenNode {
         name: node.name_any(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::placement::Taint;
+
+    fn pod(spec: &Value) -> Pod {
+        from_value(json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn reads_what_a_pod_asks_of_its_node() {
+        let required = json!({"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "zone", "operator": "In", "values": ["a"]},
+        ]}]});
+        let read = pending_pod(&pod(&json!({
+            "containers": [],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+            "nodeSelector": {"disk": "ssd"},
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+            "tolerations": [{"key": "virtual", "operator": "Exists"}, {"operator": "Lt", "key": "x", "value": "1"}],
+        })))
+        .unwrap()
+        .consumer;
+        assert_eq!(
+            (read.claims.len(), read.node_labels.len(), read.tolerations.len()),
+            (1, 1, 1)
+        );
+        assert_eq!(read.affinity.as_ref().unwrap().terms.len(), 1);
+        let taint = Taint {
+            key: "virtual".into(),
+            value: "x".into(),
+            effect: "NoSchedule".into(),
+        };
+        assert_eq!(read.kept_away_by(&[taint]), None);
+    }
+
+    #[test]
+    fn a_pod_waits_for_its_claims_and_those_that_are_made_for_it() {
+        assert_eq!(pending_pod(&pod(&json!({"containers": []}))), None);
+        let volumes = json!([
+            {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "scratch", "ephemeral": {}},
+        ]);
+        let of_node = json!({"containers": [], "volumes": volumes, "nodeName": "n1"});
+        let read = pending_pod(&pod(&of_node)).unwrap();
+        assert_eq!(read.claims, ["shop/data", "shop/web-scratch"]);
+        assert_eq!(read.node.as_deref(), Some("n1"));
+    }
 }

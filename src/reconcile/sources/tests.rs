@@ -137,7 +137,7 @@ async fn looks(api: &FakeApi, count: usize) {
     watched.complete().await;
     let events = Events::new(home.client().clone());
     let mut sources = Sources::new(&home, &watched, &events, Reports::new(events.clone()));
-    sources.pods.complete().await;
+    watched.pods.complete().await;
     for _ in 0..count {
         sources.round().await.unwrap();
         sources.pauses.end();
@@ -345,7 +345,7 @@ async fn a_claim_that_lost_its_node_gets_another_later() {
     watched.complete().await;
     let events = Events::new(home.client().clone());
     let mut sources = Sources::new(&home, &watched, &events, Reports::new(events.clone()));
-    sources.pods.complete().await;
+    watched.pods.complete().await;
     let has_node = async |expected: bool| {
         let mut version = watched.claims.version();
         let known = |_: &u64| {
