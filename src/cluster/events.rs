@@ -107,6 +107,18 @@ impl Events {
         self.write(about, Weight::Warning, reason, note).await;
     }
 
+    /// Warns on a user's snapshot, as its content refers to it. Never fails: what cannot be written
+    /// is logged.
+    pub async fn warn_snapshot(&self, snapshot: &ObjectReference, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
+            kind: Some("VolumeSnapshot".to_owned()),
+            resource_version: None,
+            ..snapshot.clone()
+        };
+        self.write(about, Weight::Warning, reason, note).await;
+    }
+
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) {
         let name = about.name.clone().unwrap_or_default();
         let namespace = about.namespace.clone().unwrap_or_default();

@@ -7,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 
-use super::{ApiError, Cluster};
+use super::{ApiError, Cluster, snapshots::SNAPSHOT_GROUP};
 
 /// What we may do in a cluster beyond managing claims where twins are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Rights {
     pub volume_changes: bool,
     /// Watch claims of all namespaces.
     pub all_claims: bool,
+    /// Read and change the contents of snapshots.
+    pub snapshot_contents: bool,
     /// The API server could not tell about some of what is not granted here: it is not
     /// used, but nothing is concluded from its absence either.
     pub uncertain: bool,
@@ -80,6 +82,7 @@ impl Rights {
         volumes: true,
         volume_changes: true,
         all_claims: true,
+        snapshot_contents: true,
         uncertain: false,
     };
 
@@ -103,7 +106,8 @@ impl Rights {
             Ok::<Answer, ApiError>(Answer::all(&[list, watch]))
         };
         let storage = "storage.k8s.io";
-        let (classes, nodes, csi_nodes, drivers, capacities, read, list, change, claims) = tokio::try_join!(
+        let contents = "volumesnapshotcontents";
+        let (classes, nodes, csi_nodes, drivers, capacities, read, list, change, claims, seen, kept) = tokio::try_join!(
             watch(storage, "storageclasses"),
             watch("", "nodes"),
             watch(storage, "csinodes"),
@@ -113,6 +117,8 @@ impl Rights {
             may("list", "", "persistentvolumes"),
             may("patch", "", "persistentvolumes"),
             watch("", "persistentvolumeclaims"),
+            may("get", SNAPSHOT_GROUP, contents),
+            may("patch", SNAPSHOT_GROUP, contents),
         )?;
         let mut uncertain = false;
         let mut granted = |answers: &[Answer], before: bool| match Answer::all(answers) {
@@ -130,6 +136,7 @@ impl Rights {
             volumes: granted(&[read, list], before.volumes),
             volume_changes: granted(&[read, list, change], before.volume_changes),
             all_claims: granted(&[claims], before.all_claims),
+            snapshot_contents: granted(&[seen, kept], before.snapshot_contents),
             uncertain,
         })
     }
@@ -165,6 +172,10 @@ impl Rights {
             (
                 self.all_claims,
                 "claims can only be watched namespace by namespace: twins in namespaces that are not offloaded any more are not noticed",
+            ),
+            (
+                self.snapshot_contents,
+                "VolumeSnapshotContents cannot be read and changed: the deletion policy Retain is not enforced, and whoever deletes the twin of a snapshot, as by deleting its namespace, deletes its data",
             ),
         ];
         let missing = costs.into_iter().filter(|(granted, _)| !granted);
@@ -211,7 +222,7 @@ mod tests {
     #[test]
     fn each_missing_right_has_its_cost() {
         assert!(Rights::ALL.losses().is_empty());
-        assert_eq!(Rights::default().losses().len(), 6);
+        assert_eq!(Rights::default().losses().len(), 7);
         let no_nodes = Rights {
             nodes: false,
             ..Rights::ALL

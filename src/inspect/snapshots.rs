@@ -346,8 +346,15 @@ fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> T
         return (
             SnapshotState::TwinVanished,
             "its twin is gone: no volume can be made of it".to_owned(),
-            "Somebody deleted it. Whether its data is left, the real storage knows; delete the snapshot if not.".to_owned(),
+            way_out(case),
         );
+    }
+    // The controller sees twins in all clusters, and notes what it sees.
+    let noted = case
+        .content
+        .and_then(|content| content.annotations().get(mark::TWIN_TROUBLE));
+    if let (Some(trouble), None) = (noted, case.twin) {
+        return (SnapshotState::TwinVanished, trouble.clone(), way_out(case));
     }
     if is_ready(snapshot) {
         return (SnapshotState::Ready, String::new(), String::new());
@@ -355,6 +362,21 @@ fn of_snapshot(snapshot: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> T
     let error = snapshot.status.as_ref().and_then(|status| status.error.as_ref());
     let message = error.and_then(|error| error.message.clone()).unwrap_or_default();
     (SnapshotState::Pending, message, String::new())
+}
+
+/// What to do where the twin of a snapshot is gone.
+fn way_out(case: &Case<'_>) -> String {
+    let real = case
+        .content
+        .and_then(|content| content.annotations().get(mark::REAL_CONTENT));
+    match (real, &case.id) {
+        (Some(real), Some(id)) => format!(
+            "The VolumeSnapshotContent {real} in the cluster {} keeps the data, if it is there. Make the twin again from \
+             it, or discard it: docs/snapshots.md, \"When a twin is deleted\".",
+            id.cluster
+        ),
+        _ => "Somebody deleted it. Whether its data is left, the real storage knows; delete the snapshot if not.".to_owned(),
+    }
 }
 
 /// A content whose `VolumeSnapshot` is gone.
@@ -540,6 +562,23 @@ mod tests {
             only(&all([], [going], [twin("home")])).state,
             SnapshotState::Deleting
         );
+    }
+
+    #[test]
+    fn a_twin_in_another_cluster_is_as_the_controller_noted() {
+        let mut noted = content(&format!("s1:milan:shop-home:{KEY}"), "Delete");
+        noted["metadata"]["annotations"] =
+            json!({mark::REAL_CONTENT: "real", mark::TWIN_TROUBLE: "its twin was deleted"});
+        let row = only(&all([snapshot()], [noted.clone()], []));
+        assert_eq!(
+            (row.state, row.message.as_str()),
+            (SnapshotState::TwinVanished, "its twin was deleted")
+        );
+        for part in ["VolumeSnapshotContent real", "cluster milan", "docs/snapshots.md"] {
+            assert!(row.advice.contains(part), "{}", row.advice);
+        }
+        noted["metadata"]["annotations"] = json!({mark::REAL_CONTENT: "real"});
+        assert_eq!(only(&all([snapshot()], [noted], [])).state, SnapshotState::Ready);
     }
 
     #[test]

@@ -106,6 +106,9 @@ steps! {
     SnapshotGiveUp = "snapshot-give-up",
     /// The twin of a deleted snapshot is deleted.
     SnapshotDelete = "snapshot-delete",
+    /// It is noted on the content of a user's snapshot which content its twin has, or what is
+    /// wrong with the twin.
+    SnapshotNote = "snapshot-note",
     /// The content of a snapshot's twin is set to Retain.
     SnapshotRetain = "snapshot-retain",
     /// The content of a snapshot's twin gets its deletion policy back.

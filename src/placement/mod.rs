@@ -54,7 +54,7 @@ pub use possible::{NoClass, served, ways_out, wishes};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};
 pub use snapshot::{
     KnownSnapshotClasses, SnapshotClass, SnapshotClassError, SnapshotFacts, SnapshotRefusal, SnapshotStep,
-    SnapshotTwin, UserContent, choose_snapshot_class, snapshot_step,
+    SnapshotTwin, UserContent, choose_snapshot_class, is_kept, snapshot_step,
 };
 pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
 pub use steer::{Original, SourcePlace, Steer, steer};

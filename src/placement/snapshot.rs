@@ -25,7 +25,7 @@ pub struct SnapshotFacts {
     pub twin: SnapshotTwin,
     /// The content that Kubernetes made for the user's snapshot.
     pub content: UserContent,
-    /// Whether the twin's data would be deleted that the user wants to be retained.
+    /// Whether the twin's data would be deleted although it [is kept](is_kept).
     pub to_retain: bool,
 }
 
@@ -61,6 +61,13 @@ pub enum UserContent {
     Deleting,
     /// There is none.
     Gone,
+}
+
+/// Whether the real data of a snapshot is to be retained: because its user wants that, or as long
+/// as it is in use, where that is to protect it from whoever deletes the twin.
+#[must_use]
+pub fn is_kept(retained_by_user: bool, protected: bool, content: UserContent) -> bool {
+    retained_by_user || protected && matches!(content, UserContent::Live { .. })
 }
 
 /// What to do next.
@@ -192,6 +199,18 @@ mod tests {
             step(SnapshotTwin::Foreign(foreign.clone()), UserContent::Gone),
             SnapshotStep::Refuse(SnapshotRefusal::Foreign(foreign))
         );
+    }
+
+    #[test]
+    fn data_is_kept_while_it_is_in_use_or_wanted() {
+        for content in [LIVE, UserContent::Live { answered: true }] {
+            assert!(is_kept(false, true, content));
+            assert!(!is_kept(false, false, content));
+        }
+        for content in [UserContent::NotGiven, UserContent::Deleting, UserContent::Gone] {
+            assert!(!is_kept(false, true, content), "{content:?}");
+            assert!(is_kept(true, false, content), "{content:?}");
+        }
     }
 
     #[test]

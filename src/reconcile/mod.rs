@@ -12,9 +12,10 @@
 //! | `sources` | gives claims of copies a node where their source is |
 //! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
 //! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync, ends imports |
+//! | `snapshots` | keeps the data of snapshots whose twins somebody else deletes, and says so |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
 //!
-//! `orphans` and `health` have a loop for each cluster, so that a slow one delays only itself.
+//! `orphans`, `health` and `snapshots` have a loop for each cluster, so that a slow one delays only itself.
 
 mod attachments;
 mod by_cluster;
@@ -32,6 +33,7 @@ mod recovery;
 mod reports;
 mod retention;
 mod rounds;
+mod snapshot_twins;
 mod snapshots;
 mod sources;
 mod sync;
@@ -49,7 +51,7 @@ pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
     health::Health, lease::Lease, orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive,
-    sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -133,6 +135,13 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             registry,
             &watched,
             |cluster| Health::new(home, registry, &watched, reports(), metrics, cluster),
+            metrics
+        ),
+        drive_each(
+            home,
+            registry,
+            &watched,
+            |cluster| SnapshotTwins::new(home, registry, &watched, reports(), cluster),
             metrics
         ),
         drive(Attachments::new(home, &watched, settings), metrics),

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
 use crate::{
@@ -57,6 +58,27 @@ impl Reports {
             tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
             self.events.warn(on, reason, note).await;
         }
+    }
+
+    /// Warns on a user's snapshot, unless that was done within the last hour.
+    pub(super) async fn warn_snapshot(&mut self, on: &ObjectReference, reason: &'static str, note: &str) {
+        self.told.retain(|_, since| since.elapsed() < AGAIN);
+        let report = Report {
+            uid: on.uid.clone().unwrap_or_default(),
+            reason,
+            about: note.to_owned(),
+        };
+        if let Entry::Vacant(untold) = self.told.entry(report) {
+            untold.insert(Instant::now());
+            let (namespace, snapshot) = (on.namespace.as_deref(), on.name.as_deref());
+            tracing::warn!(snapshot, namespace, reason, "{note}");
+            self.events.warn_snapshot(on, reason, note).await;
+        }
+    }
+
+    /// Forgets what was told of a snapshot: it is well.
+    pub(super) fn forget(&mut self, on: &ObjectReference) {
+        self.told.retain(|told, _| Some(&told.uid) != on.uid.as_ref());
     }
 
     /// Whether anything was told of an object.

@@ -2,11 +2,16 @@
 //! has an id counts, for before that there is nothing to lose.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, ResourceExt, runtime::watcher};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -30,10 +35,34 @@ pub(super) struct Snapshots {
 
 /// The content of a snapshot. Its topic is the cluster of the twin.
 #[derive(Debug, PartialEq, Eq)]
-struct Content {
+pub(super) struct Content {
     cluster: ClusterId,
     /// Namespace and name of the user's snapshot.
     snapshot: String,
+    /// Its own name.
+    pub(super) name: String,
+    /// Where its data is.
+    pub(super) id: SnapshotId,
+    /// The uid of the user's snapshot.
+    uid: Option<String>,
+    /// Whether it is being deleted.
+    pub(super) deleting: bool,
+}
+
+impl Content {
+    /// The user's snapshot.
+    pub(super) fn user(&self) -> ObjectReference {
+        let (namespace, name) = match self.snapshot.split_once('/') {
+            Some((namespace, name)) => (Some(namespace.to_owned()), name),
+            None => (None, self.snapshot.as_str()),
+        };
+        ObjectReference {
+            namespace,
+            name: Some(name.to_owned()),
+            uid: self.uid.clone(),
+            ..ObjectReference::default()
+        }
+    }
 }
 
 impl Slim for Content {
@@ -62,6 +91,16 @@ impl Snapshots {
         let _listed = tokio::time::timeout(PATIENCE, self.contents.complete()).await;
     }
 
+    /// What is known of the snapshots whose twins are in a cluster, so far.
+    pub(super) fn contents_in(&self, cluster: &ClusterId) -> Vec<Arc<Content>> {
+        self.contents.of_topic(cluster.as_str())
+    }
+
+    /// Changes whenever contents do.
+    pub(super) fn version(&self) -> watch::Receiver<u64> {
+        self.contents.version()
+    }
+
     /// Names of the snapshots whose twins are in a cluster; `None` if they are not known.
     pub(super) fn in_cluster(&self, cluster: &ClusterId) -> Option<Vec<String>> {
         if !self.is_installed.load(Ordering::Relaxed) {
@@ -86,7 +125,11 @@ fn content(content: &VolumeSnapshotContent) -> Option<Content> {
         _ => content.name_any(),
     };
     (content.spec.driver == DRIVER_NAME).then_some(Content {
-        cluster: id.cluster,
+        cluster: id.cluster.clone(),
         snapshot,
+        name: content.name_any(),
+        id,
+        uid: user.uid.clone(),
+        deleting: content.metadata.deletion_timestamp.is_some(),
     })
 }

@@ -60,8 +60,9 @@ pub use self::{
     room::{Rooms, room},
     site::Site,
     snapshot::{
-        CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotReadError, SnapshotRequest,
-        SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots, source_affinity,
+        CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,
+        SnapshotRequest, SnapshotSiteError, create_snapshot, delete_snapshot, find_snapshot, list_snapshots,
+        living_twins, look_after_snapshot, source_affinity,
     },
     withdraw::withdraw,
 };

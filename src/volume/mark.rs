@@ -61,6 +61,7 @@ pub const IMPORT_UNDONE: &str = "storage.liqo.io/import-undone";
 
 /// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
 /// are used again there, so a `claimRef` alone says nothing once its claim is gone.
+/// Of a snapshot's content that is retained: the id of the snapshot.
 pub const DATA_OF: &str = "storage.liqo.io/data-of";
 
 /// Label: the snapshot that an object is the twin of.
@@ -79,8 +80,15 @@ pub const SOURCE_AFFINITY: &str = "storage.liqo.io/source-affinity";
 pub const SOURCE_AT: &str = "storage.liqo.io/source-at";
 
 /// Annotation of the content of a snapshot's twin: the deletion policy it had before this
-/// driver set it to Retain, because the user's content has that policy.
+/// driver set it to Retain: so that the data stays if somebody else deletes the twin, or because
+/// the user's content has that policy.
 pub const DELETION_POLICY_BEFORE: &str = "storage.liqo.io/deletion-policy-before";
+
+/// Annotation of the content of a user's snapshot: the content of its twin, which has the data
+/// also when the twin is gone.
+pub const REAL_CONTENT: &str = "storage.liqo.io/real-content";
+/// Annotation of the content of a user's snapshot: what is wrong with its twin, in a sentence.
+pub const TWIN_TROUBLE: &str = "storage.liqo.io/twin-trouble";
 
 /// Annotation of our attachment of a twin's PV: the version of it that `ControllerPublish`
 /// found and needs again.

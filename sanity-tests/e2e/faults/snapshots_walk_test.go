@@ -18,7 +18,7 @@ func (w *walk) snapshotted(t *testing.T, n *user.Namespace) {
 	n.Pod("writer", "data")
 	n.WaitReady("writer")
 	write(n, "writer", n.Name)
-	controller := w.onController(t, n, both("snapshot-create", "allow-mode-change", "snapshot-delete"))
+	controller := w.onController(t, n, both("snapshot-create", "snapshot-note", "snapshot-retain", "allow-mode-change", "snapshot-policy-back", "snapshot-delete"))
 	n.Snapshot("backup", "data", "liqo")
 	found := n.FollowSnapshot("backup")
 	n.Claim("restored", "liqo-reference-ext4", "64Mi", user.From("VolumeSnapshot", "backup"))

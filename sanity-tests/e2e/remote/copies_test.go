@@ -223,3 +223,107 @@ func fillHere(p *pair, pod string) string {
 	p.t.Helper()
 	return p.home.Exec(pod, fill)
 }
+
+// Unoffloading deletes the namespace with all that is in it. Here that is nothing but the twin of
+// a snapshot, whose data is all that is left of its volume.
+func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
+	p, rights := restricted(t, "namespaced")
+	p.home.Claim("source", "liqo-reference", "64Mi")
+	p.home.Pod("writer", "source", p.there)
+	p.home.WaitReady("writer")
+	p.remote.WaitReady("writer")
+	want := p.scramble("writer")
+	p.home.Snapshot("backup", "source", snapshotClass)
+	p.home.DeletePod("writer")
+	volume := p.follow("source")
+	p.deleteClaim("source")
+	p.wantGone(volume)
+	found := p.home.FollowSnapshotTo(p.remote, "backup")
+	kept := found.Real.Metadata.Name
+	if policy := found.Real.Spec.DeletionPolicy; policy != "Retain" {
+		t.Fatalf("the real content is kept only as long as %s", policy)
+	}
+
+	namespaces := p.remote.Client.CoreV1().Namespaces()
+	if err := namespaces.Delete(t.Context(), p.remote.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.remote.Eventually("the namespace ends", func(ctx context.Context) (string, error) {
+		found, err := namespaces.Get(ctx, p.remote.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return fmt.Sprint(found.Status.Conditions), err
+	})
+	left, err := user.SnapshotContent(t.Context(), p.remote.Client, kept)
+	if err != nil || left == nil || left.Status.Handle != found.Real.Status.Handle {
+		t.Fatalf("the data of the snapshot is gone: %+v, %v", left, err)
+	}
+	p.home.WaitEvent("backup", "SnapshotTwinDeleted", kept)
+	if got := left.Metadata.Annotations["storage.liqo.io/data-of"]; got != found.Content.Status.Handle {
+		t.Errorf("the content that keeps the data says it is of %q, want %s", got, found.Content.Status.Handle)
+	}
+
+	// As docs/snapshots.md says.
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}
+	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	rights.give()
+	key := found.Object.Metadata.UID
+	p.remote.Apply(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata: {name: snapshot-%[1]s-again}
+spec:
+  driver: %[2]s
+  deletionPolicy: Delete
+  source: {snapshotHandle: %[3]q}
+  volumeSnapshotRef: {namespace: %[4]s, name: snapshot-%[1]s}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata:
+  name: snapshot-%[1]s
+  labels:
+    app.kubernetes.io/managed-by: storage.liqo.io
+    storage.liqo.io/home-cluster: %[5]s
+    storage.liqo.io/snapshot: %[1]s
+spec:
+  source: {volumeSnapshotContentName: snapshot-%[1]s-again}
+`, key, left.Spec.Driver, left.Status.Handle, p.remote.Name, found.Twin.Metadata.Labels["storage.liqo.io/home-cluster"]))
+	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", kept); err != nil {
+		t.Fatal(err)
+	}
+	p.home.Eventually("the snapshot is well again, and kept again", func(ctx context.Context) (string, error) {
+		now, err := p.home.BehindSnapshotIn(ctx, p.remote, "backup")
+		if err != nil || now.Content == nil || now.Real == nil {
+			return "its twin is not there", err
+		}
+		if trouble := now.Content.Metadata.Annotations["storage.liqo.io/twin-trouble"]; trouble != "" {
+			return trouble, nil
+		}
+		if now.Real.Spec.DeletionPolicy != "Retain" {
+			return "its content is not retained", nil
+		}
+		found = now
+		return "", nil
+	})
+	p.home.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	p.home.Pod("reader", "restored", p.there)
+	p.home.WaitReady("reader")
+	p.remote.WaitReady("reader")
+	if got := p.checksum("reader"); got != want {
+		t.Errorf("the bytes are %s, want %s", got, want)
+	}
+	p.home.DeleteSnapshot("backup")
+	p.home.WantSnapshotGone(found, p.remote.Client, p.remote.Name)
+}
+
+// With the least of rights nothing of a snapshot outlives its namespace, and the cluster says so.
+func TestWhereSnapshotsAreNotKeptIsSaid(t *testing.T) {
+	p, _ := restricted(t, "minimal")
+	p.waitStatus("it says that snapshots are not kept", func(s status) bool {
+		return strings.Contains(strings.Join(s.Limits, " "), "VolumeSnapshotContents cannot be read and changed")
+	})
+}

@@ -163,6 +163,11 @@ func contentOf(ctx context.Context, client kubernetes.Interface, snapshot *Snaps
 	return snapshotObject(ctx, client, "volumesnapshotcontents/"+snapshot.Status.Content)
 }
 
+// SnapshotContent is the VolumeSnapshotContent of this name of a cluster, nil if there is none.
+func SnapshotContent(ctx context.Context, client kubernetes.Interface, name string) (*SnapshotObject, error) {
+	return snapshotObject(ctx, client, "volumesnapshotcontents/"+name)
+}
+
 // snapshotObject is an object of the API of snapshots, nil if there is none.
 func snapshotObject(ctx context.Context, client kubernetes.Interface, path string) (*SnapshotObject, error) {
 	raw, err := client.Discovery().RESTClient().Get().AbsPath(snapshotAPI + path).DoRaw(ctx)

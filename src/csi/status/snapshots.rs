@@ -65,7 +65,7 @@ impl Coded for SnapshotDeleteError {
     fn code(&self) -> Code {
         match self {
             Self::Site(error) => error.code(),
-            Self::Foreign { .. } | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::Foreign { .. } | Self::LeftBehind { .. } | Self::NotAccepted(_) => Code::FailedPrecondition,
             Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
@@ -153,6 +153,11 @@ mod tests {
             cluster: text(),
             foreign: foreign(),
         };
+        let left_behind = SnapshotDeleteError::LeftBehind {
+            twin: text(),
+            cluster: text(),
+            content: text(),
+        };
         let not_csi = || SourceRefusal::NotCsi { source_name: text() };
         let unknown = || SnapshotSiteError::Unknown(text());
         let table = [
@@ -177,6 +182,7 @@ mod tests {
             (refused(SnapshotRefusal::Vanished), Code::FailedPrecondition),
             (code(SnapshotDeleteError::Site(unknown())), Code::Unavailable),
             (code(in_its_place), Code::FailedPrecondition),
+            (code(left_behind), Code::FailedPrecondition),
             (
                 code(SnapshotDeleteError::NotAccepted(api())),
                 Code::FailedPrecondition,

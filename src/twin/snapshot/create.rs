@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     CutError, CutSnapshot, SnapshotRequest,
-    observation::{Look, cut, said_about, user_content},
+    observation::{Look, cut, said_about},
     record,
-    retain::retain,
+    retain::keep,
     site::SnapshotSite,
 };
 use crate::{
@@ -220,21 +220,19 @@ async fn give_up(site: &SnapshotSite, twin: Option<&VolumeSnapshot>) -> Result<(
     }
 }
 
-/// The user wants the data to be retained; where we lack the right to see to it, he must
-/// know. False if there is nothing more to be done about it.
+/// The data is to be retained; where we lack the right to see to it, the user must know. False if there is nothing more to be done about it.
 async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Result<bool, CutError> {
     let Some(content) = &look.real_content else {
         return Ok(false);
     };
-    match retain(site, content).await {
+    let user = look.user_content.as_ref();
+    match keep(site, user, content).await {
         Ok(()) => Ok(true),
         Err(error) if error.is_forbidden() => {
-            if let Ok(Some(user_content)) = user_content(site).await {
+            if let Some(user) = user {
                 let note =
                     format!("The deletion policy Retain cannot be applied to the real snapshot: {error}");
-                events
-                    .warn_content(&user_content, "RetainNotApplied", &note)
-                    .await;
+                events.warn_content(user, "RetainNotApplied", &note).await;
             }
             Ok(false)
         }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     SnapshotDeleteError,
     observation::{said_about, user_content},
-    retain::{PolicyBack, give_policy_back},
+    retain::{PolicyBack, give_policy_back, kept, would_be_deleted},
     site::SnapshotSite,
 };
 use crate::{
@@ -44,7 +44,9 @@ pub async fn delete_snapshot(
 async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), SnapshotDeleteError> {
     loop {
         let found = site.snapshots().get(&site.name()).await.map_err(not_taken)?;
-        let Some(twin) = found else { return Ok(()) };
+        let Some(twin) = found else {
+            return nothing_left_behind(site).await;
+        };
         if let Err(foreign) = site.recognise(&twin) {
             return Err(SnapshotDeleteError::Foreign {
                 twin: site.place(),
@@ -64,6 +66,23 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
         if !site.changed(Some(&twin), deadline).await {
             return Err(still_there(site, &twin).await);
         }
+    }
+}
+
+/// Without its twin, the data of a snapshot may still be there: whoever deleted the twin did not
+/// delete that.
+async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
+    let Some(user) = user_content(site).await? else {
+        return Ok(());
+    };
+    match kept(site, &user).await.map_err(not_taken)? {
+        Some(content) if would_be_deleted(&content) => Err(SnapshotDeleteError::LeftBehind {
+            twin: site.place(),
+            cluster: site.cluster_name(),
+            content: content.name_any(),
+        }),
+        // The class of the real snapshot retains it.
+        Some(_) | None => Ok(()),
     }
 }
 

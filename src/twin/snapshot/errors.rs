@@ -90,6 +90,18 @@ pub enum SnapshotDeleteError {
         /// What it is.
         foreign: ForeignSnapshot,
     },
+    /// Somebody else deleted the twin, and its data was kept.
+    #[error(
+        "somebody deleted {twin} in the cluster {cluster}, but its data is kept by the VolumeSnapshotContent {content} there: to discard it, set its deletionPolicy to Delete and delete it there"
+    )]
+    LeftBehind {
+        /// The twin that was, as namespace/name.
+        twin: String,
+        /// The cluster.
+        cluster: String,
+        /// What keeps the data.
+        content: String,
+    },
     /// The API server does not delete it, as a matter of principle.
     #[error("{0}")]
     NotAccepted(ApiError),

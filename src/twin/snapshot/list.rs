@@ -1,13 +1,15 @@
 //! Which snapshots there are, read live. Only those that are cut exist for their users.
 //! csi-snapshotter asks for one by its id, which is read by its name; only people list them all.
 
+use std::collections::HashMap;
+
 use kube::ResourceExt;
 
 use super::{CutSnapshot, SnapshotReadError, observation::cut, site::SnapshotSite};
 use crate::{
     cluster::{Cause, Cluster, Objects, snapshots::VolumeSnapshot},
     fleet::{Registry, Remote},
-    volume::{SnapshotId, SnapshotMarks, mark},
+    volume::{ClusterId, SnapshotId, SnapshotKey, SnapshotMarks, mark},
 };
 
 /// Which snapshots are asked for.
@@ -64,6 +66,36 @@ pub async fn list_snapshots(
     }
     snapshots.sort_by_cached_key(|one| one.id.to_string());
     Ok(snapshots)
+}
+
+/// The uids of the twins in a cluster that nobody deletes, by the snapshots they hold; of those
+/// that may not be listed there are none.
+pub async fn living_twins(
+    home: &Cluster,
+    registry: &Registry,
+    cluster: &ClusterId,
+) -> HashMap<SnapshotKey, String> {
+    let ours = mark::snapshot_selector(home.id());
+    let places = if cluster == home.id() {
+        vec![home.stored()]
+    } else {
+        let remote = registry.get(cluster).ok();
+        let reached = remote.and_then(|remote| Some((remote.reach().ok()?, remote)));
+        reached.map_or_else(Vec::new, |(cluster, remote)| places(&cluster, &remote))
+    };
+    let mut living = HashMap::new();
+    for place in places {
+        let alive = |twin: VolumeSnapshot| {
+            let marks = SnapshotMarks::read(twin.labels(), twin.annotations()).ok()?;
+            let is_alive = twin.metadata.deletion_timestamp.is_none();
+            is_alive.then(|| (marks.key, twin.uid().unwrap_or_default()))
+        };
+        match place.pick(Some(&ours), None, alive).await {
+            Ok(twins) => living.extend(twins),
+            Err(error) => tracing::debug!(%error, "the twins of snapshots are looked at one by one"),
+        }
+    }
+    living
 }
 
 /// Where the snapshots of a remote cluster are that we may see.

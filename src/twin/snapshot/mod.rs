@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod errors;
 mod list;
+mod look_after;
 mod observation;
 mod record;
 mod retain;
@@ -17,7 +18,8 @@ pub use self::{
     create::create_snapshot,
     delete::delete_snapshot,
     errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
-    list::{SnapshotFilter, find_snapshot, list_snapshots},
+    list::{SnapshotFilter, find_snapshot, list_snapshots, living_twins},
+    look_after::{SnapshotHealth, look_after_snapshot},
     record::source_affinity,
 };
 pub(super) use self::{observation::user_content, site::SnapshotSite};

@@ -9,7 +9,7 @@ use crate::{
         ApiError, facts,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
-    placement::{SnapshotFacts, SnapshotTwin, UserContent},
+    placement::{SnapshotFacts, SnapshotTwin, UserContent, is_kept},
     volume::{SnapshotId, SnapshotMarks},
 };
 
@@ -20,6 +20,7 @@ pub(super) const RETAIN: &str = "Retain";
 pub(super) struct Look {
     pub(super) facts: SnapshotFacts,
     pub(super) twin: Option<VolumeSnapshot>,
+    pub(super) user_content: Option<VolumeSnapshotContent>,
     /// The content of the twin, where its deletion policy matters.
     pub(super) real_content: Option<VolumeSnapshotContent>,
 }
@@ -36,22 +37,25 @@ impl Look {
             },
             Err(foreign) => SnapshotTwin::Foreign(foreign),
         });
+        let content = content_fact(site, user_content.as_ref());
         let retained = user_content
             .as_ref()
             .is_some_and(|content| content.spec.deletion_policy == RETAIN);
+        let is_kept = is_kept(retained, site.keeps_data(), content);
         let real_content = match &twin {
-            Some(twin) if retained && is_cut(twin) => real_content(site, twin).await,
+            Some(twin) if is_kept && is_cut(twin) => real_content(site, twin).await?,
             _ => None,
         };
         Ok(Self {
             facts: SnapshotFacts {
                 twin: twin_fact.unwrap_or(SnapshotTwin::Absent),
-                content: content_fact(site, user_content.as_ref()),
+                content,
                 to_retain: real_content
                     .as_ref()
                     .is_some_and(|content| content.spec.deletion_policy != RETAIN),
             },
             twin,
+            user_content,
             real_content,
         })
     }
@@ -90,23 +94,24 @@ fn content_fact(site: &SnapshotSite, content: Option<&VolumeSnapshotContent>) ->
     }
 }
 
-/// The content of a twin, if it has one that names it. One that cannot be read is none: whether
+/// The content of a twin, if it has one that names it. One that may not be read is none: whether
 /// it is retained is then up to its own class.
 pub(super) async fn real_content(
     site: &SnapshotSite,
     twin: &VolumeSnapshot,
-) -> Option<VolumeSnapshotContent> {
-    let name = twin
-        .status
-        .as_ref()?
-        .bound_volume_snapshot_content_name
-        .as_deref()?;
-    let found = site.contents().get(name).await;
-    if let Err(error) = &found {
-        tracing::warn!(%error, snapshot = site.place(), "the content of a snapshot cannot be read");
-    }
+) -> Result<Option<VolumeSnapshotContent>, ApiError> {
+    let status = twin.status.as_ref();
+    let Some(name) = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref()) else {
+        return Ok(None);
+    };
     let is_its = |content: &VolumeSnapshotContent| content.spec.volume_snapshot_ref.uid == twin.uid();
-    found.ok().flatten().filter(is_its)
+    match site.contents().get(name).await {
+        Err(error) if error.is_forbidden() => {
+            tracing::warn!(%error, snapshot = site.place(), "the content of a snapshot cannot be read");
+            Ok(None)
+        }
+        found => Ok(found?.filter(is_its)),
+    }
 }
 
 /// Whether the data of a twin is that of one point in time.

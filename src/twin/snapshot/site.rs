@@ -28,6 +28,8 @@ pub(in crate::twin) struct SnapshotSite {
     home: Cluster,
     cluster: Cluster,
     is_home: bool,
+    /// Whether data there is to survive that somebody else deletes its twin.
+    protect: bool,
     namespace: String,
     key: SnapshotKey,
 }
@@ -39,6 +41,7 @@ impl SnapshotSite {
             home: site.home().clone(),
             cluster: site.cluster().clone(),
             is_home: site.remote_cluster().is_none(),
+            protect: site.remote_cluster().is_none_or(|remote| remote.protect),
             namespace: site.namespace().to_owned(),
             key,
         }
@@ -50,17 +53,18 @@ impl SnapshotSite {
         registry: &Registry,
         id: &SnapshotId,
     ) -> Result<Option<Self>, SnapshotSiteError> {
-        let at = |cluster: &Cluster, is_home, namespace: String| Self {
+        let at = |cluster: &Cluster, remote: Option<&Remote>, namespace: String| Self {
             home: home.clone(),
             cluster: cluster.clone(),
-            is_home,
+            is_home: remote.is_none(),
+            protect: remote.is_none_or(|remote| remote.protect),
             namespace,
             key: id.key.clone(),
         };
         if id.cluster == *home.id() {
             // No other place of this cluster is in any id of ours.
             let is_there = id.place == SnapshotPlace::Home;
-            return Ok(is_there.then(|| at(home, true, home.storage_namespace().to_owned())));
+            return Ok(is_there.then(|| at(home, None, home.storage_namespace().to_owned())));
         }
         let remote = registry.get(&id.cluster)?;
         let cluster = remote.reach()?;
@@ -69,7 +73,7 @@ impl SnapshotSite {
             SnapshotPlace::Namespace(name) => Some(name.clone()),
             SnapshotPlace::Hashed(_) => hashed(home, &remote, &cluster, id).await?,
         };
-        Ok(namespace.map(|namespace| at(&cluster, false, namespace)))
+        Ok(namespace.map(|namespace| at(&cluster, Some(&remote), namespace)))
     }
 
     pub(in crate::twin) fn cluster(&self) -> &Cluster {
@@ -82,6 +86,12 @@ impl SnapshotSite {
 
     pub(super) fn home(&self) -> &Cluster {
         &self.home
+    }
+
+    /// Whether its data is kept if somebody else deletes the twin: Kubernetes deletes it at once
+    /// then, and no finalizer of the twin holds it up, so it is retained as long as it is there.
+    pub(super) fn keeps_data(&self) -> bool {
+        self.protect && self.cluster.rights().snapshot_contents
     }
 
     /// Name of its cluster, for people.

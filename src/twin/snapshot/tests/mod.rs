@@ -1,7 +1,9 @@
-//! Snapshots against a fake API server: here they are made; `ending` is how they go, `seen`
-//! which there are, `remote` what differs in other clusters.
+//! Snapshots against a fake API server: here they are made; `ending` is how they go, `kept` what
+//! stays when somebody else deletes their twins, `seen` which there are, `remote` what differs in
+//! other clusters.
 
 mod ending;
+mod kept;
 mod remote;
 mod seen;
 
@@ -161,13 +163,14 @@ fn volume(api: &FakeApi, claims: &str, name: &str) {
 
 /// Cuts a twin: with it comes its content.
 fn cut(api: &FakeApi, twin: &str, ready: bool) {
-    let uid = api.object(twin).unwrap()["metadata"]["uid"].clone();
+    let of = &api.object(twin).unwrap()["metadata"];
+    let of = json!({"namespace": of["namespace"], "name": of["name"], "uid": of["uid"]});
     api.put(
         &format!("{KINDS}/volumesnapshotcontents/real"),
         json!({
             "spec": {
                 "driver": "real.test", "deletionPolicy": "Delete", "sourceVolumeMode": "Filesystem",
-                "volumeSnapshotRef": {"uid": uid},
+                "volumeSnapshotRef": of,
             },
             "status": {"snapshotHandle": "real-1"},
         }),
@@ -208,7 +211,6 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
     );
 
     cut(&world.api, &twin_path(), false);
-    let writes = world.api.writes();
     let expected = CutSnapshot {
         id: format!("s1:home::{SNAPSHOT}").parse().unwrap(),
         source: format!("v1:home:pvc-{UID}"),
@@ -223,6 +225,8 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
         ready: true,
         ..expected
     };
+    assert_eq!(world.cut().await.unwrap(), ready);
+    let writes = world.api.writes();
     assert_eq!(world.cut().await.unwrap(), ready);
     assert_eq!(world.api.writes(), writes);
 }

@@ -9,11 +9,12 @@ use crate::{
 
 const TWINS: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims";
 
-struct Remote {
-    here: FakeApi,
-    there: FakeApi,
+pub(super) struct Remote {
+    pub(super) here: FakeApi,
+    pub(super) there: FakeApi,
     home: Cluster,
     rights: Rights,
+    protect: bool,
     request: SnapshotRequest,
     classes: ClassMap,
 }
@@ -37,6 +38,7 @@ impl Remote {
             there,
             home,
             rights: Rights::ALL,
+            protect: true,
             request: request("milan"),
             classes: ClassMap::default(),
         }
@@ -49,6 +51,7 @@ impl Remote {
                 same_name: false,
             },
             classes: self.classes.clone(),
+            protect: self.protect,
             ..Declared::plain("milan")
         };
         Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
@@ -57,6 +60,16 @@ impl Remote {
     async fn cut(&self) -> Result<CutSnapshot, CutError> {
         let events = Events::new(self.home.client().clone());
         create_snapshot(&self.home, &self.registry().await, &events, &self.request, soon()).await
+    }
+
+    /// A snapshot that is answered for, in a cluster with these rights and this policy.
+    pub(super) async fn in_use(rights: Rights, protect: bool) -> Self {
+        let mut world = Self::new().await;
+        (world.rights, world.protect) = (rights, protect);
+        world.cut().await.unwrap_err();
+        cut(&world.there, &path(), true);
+        world.cut().await.unwrap();
+        world
     }
 
     fn id(&self) -> SnapshotId {
@@ -90,11 +103,19 @@ async fn it_lives_beside_its_volume_and_its_id_leads_there() {
     assert_eq!(listed.unwrap(), std::slice::from_ref(&made));
 
     let events = Events::new(world.home.client().clone());
-    delete_snapshot(&world.home, &registry, &events, &made.id, soon())
-        .await
-        .unwrap();
+    let delete = async || delete_snapshot(&world.home, &registry, &events, &made.id, soon()).await;
+    // First its data gets the policy back that lets it go, and that has to be seen.
+    let first = delete().await;
+    assert!(
+        matches!(first, Err(SnapshotDeleteError::StillWaiting { .. })),
+        "{first:?}"
+    );
+    let real = format!("{KINDS}/volumesnapshotcontents/real");
+    world
+        .there
+        .before("DELETE", &path(), move |store| store.remove(&real));
+    delete().await.unwrap();
     assert_eq!(world.there.object(&path()), None);
-    assert_eq!(world.here.writes(), 0);
 }
 
 #[tokio::test]

@@ -1,0 +1,194 @@
+//! What stays of a snapshot when somebody else deletes its twin.
+
+use super::*;
+use crate::cluster::Rights;
+
+const REAL: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/real";
+
+/// A snapshot in use: its user's content has its id.
+async fn in_use() -> World {
+    let world = World::new().await.with_snapshot().await;
+    // A new replica sees what there is.
+    world.cut().await.unwrap();
+    world.api.change(&user_content(), |content| {
+        content["status"] = json!({"snapshotHandle": format!("s1:home::{SNAPSHOT}")});
+    });
+    world
+}
+
+async fn look_after(world: &World) -> SnapshotHealth {
+    let id = SnapshotId::new("home".parse().unwrap(), None, world.request.key.clone());
+    let content = format!("snapcontent-{SNAPSHOT}");
+    look_after_snapshot(&world.home, &Registry::default(), &content, &id)
+        .await
+        .unwrap()
+}
+
+fn well(world: &World) -> SnapshotHealth {
+    SnapshotHealth::Well {
+        twin: world.twin().unwrap()["metadata"]["uid"].as_str().unwrap().into(),
+        is_kept: true,
+    }
+}
+
+fn trouble(health: SnapshotHealth) -> String {
+    match health {
+        SnapshotHealth::Trouble(what) => what,
+        other => panic!("no trouble: {other:?}"),
+    }
+}
+
+fn policy(world: &World) -> Value {
+    world.api.object(REAL).unwrap()["spec"]["deletionPolicy"].clone()
+}
+
+fn noted(world: &World, key: &str) -> Value {
+    world.api.object(&user_content()).unwrap()["metadata"]["annotations"][key].clone()
+}
+
+#[tokio::test]
+async fn data_in_use_is_retained_and_its_place_noted() {
+    let world = in_use().await;
+    assert_eq!(policy(&world), "Retain");
+    let annotations = world.api.object(REAL).unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(annotations[mark::DELETION_POLICY_BEFORE], "Delete");
+    assert_eq!(annotations[mark::DATA_OF], format!("s1:home::{SNAPSHOT}"));
+    assert_eq!(noted(&world, mark::REAL_CONTENT), "real");
+    let writes = world.api.writes();
+    world.cut().await.unwrap();
+    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(world.api.writes(), writes);
+}
+
+#[tokio::test]
+async fn one_that_was_made_before_is_retained_later() {
+    let world = World::new().await.with_snapshot().await;
+    world.api.change(&user_content(), |content| {
+        content["status"] = json!({"snapshotHandle": format!("s1:home::{SNAPSHOT}")});
+    });
+    assert_eq!(policy(&world), "Delete");
+    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(policy(&world), "Retain");
+    assert_eq!(noted(&world, mark::REAL_CONTENT), "real");
+}
+
+#[tokio::test]
+async fn one_that_its_user_deletes_is_not_retained_again() {
+    let world = in_use().await;
+    world.api.change(&user_content(), |content| {
+        content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        content["metadata"]["finalizers"] = json!(["snapshotter"]);
+    });
+    // The replica that deleted it died when it had given the policy back.
+    world.api.change(REAL, |real| {
+        real["spec"]["deletionPolicy"] = "Delete".into();
+        real["metadata"]["annotations"] = json!({});
+    });
+    assert_eq!(look_after(&world).await, SnapshotHealth::Unused);
+    // csi-snapshotter asks for it once more, for it was not ready.
+    world.cut().await.unwrap();
+    assert_eq!(policy(&world), "Delete");
+    world
+        .api
+        .before("DELETE", &twin_path(), |store| store.remove(REAL));
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn whose_twin_somebody_deletes_is_told_where_the_data_is() {
+    let world = in_use().await;
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        twin["metadata"]["finalizers"] = json!(["in-use"]);
+    });
+    let what = trouble(look_after(&world).await);
+    assert!(
+        what.contains("somebody deletes") && what.contains("real"),
+        "{what}"
+    );
+    let twin = world.twin().unwrap();
+    world.api.remove(&twin_path());
+    let what = trouble(look_after(&world).await);
+    assert!(
+        what.contains("was deleted") && what.contains("VolumeSnapshotContent real"),
+        "{what}"
+    );
+    assert_eq!(noted(&world, mark::TWIN_TROUBLE), what);
+    assert_eq!(policy(&world), "Retain");
+
+    // In a namespace that is deleted, our rights may be gone before the twin.
+    world
+        .api
+        .fault(Fault::new("GET", "/volumesnapshots/", Act::Forbid("no right")));
+    let what = trouble(look_after(&world).await);
+    assert!(
+        what.contains("no right") && what.contains("VolumeSnapshotContent real"),
+        "{what}"
+    );
+    world.api.heal();
+
+    // Somebody makes it again.
+    world.api.put(&twin_path(), twin);
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["deletionTimestamp"] = Value::Null;
+        twin["metadata"]["finalizers"] = Value::Null;
+    });
+    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(noted(&world, mark::TWIN_TROUBLE), Value::Null);
+}
+
+#[tokio::test]
+async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
+    let world = in_use().await;
+    world.api.remove(&twin_path());
+    let error = world.delete().await.unwrap_err();
+    assert!(
+        matches!(&error, SnapshotDeleteError::LeftBehind { content, .. } if content == "real"),
+        "{error}"
+    );
+    world.api.fault(Fault::new(
+        "GET",
+        "/volumesnapshotcontents/real",
+        Act::Forbid("no right"),
+    ));
+    let error = world.delete().await.unwrap_err();
+    assert!(matches!(error, SnapshotDeleteError::NotAccepted(_)), "{error}");
+    world.api.heal();
+
+    // The class of the real snapshot retains it.
+    world
+        .api
+        .change(REAL, |real| real["metadata"]["annotations"] = json!({}));
+    world.delete().await.unwrap();
+    world.api.remove(REAL);
+    world.delete().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_content_that_cannot_be_read_now_keeps_its_twin() {
+    let world = in_use().await;
+    world
+        .api
+        .fault(Fault::new("GET", "/volumesnapshotcontents/real", Act::Hang).times(100));
+    let error = world.delete().await.unwrap_err();
+    assert!(matches!(error, SnapshotDeleteError::Api(_)), "{error}");
+    assert!(world.twin().is_some());
+}
+
+#[tokio::test]
+async fn without_rights_or_the_wish_it_is_as_its_class_says() {
+    let rights = Rights {
+        snapshot_contents: false,
+        ..Rights::ALL
+    };
+    for (rights, protect) in [(rights, true), (Rights::ALL, false)] {
+        let world = remote::Remote::in_use(rights, protect).await;
+        let real = world.there.object(REAL).unwrap();
+        assert_eq!(real["spec"]["deletionPolicy"], "Delete");
+        assert_eq!(world.here.writes(), 0);
+    }
+    let world = remote::Remote::in_use(Rights::ALL, true).await;
+    let real = world.there.object(REAL).unwrap();
+    assert_eq!(real["spec"]["deletionPolicy"], "Retain");
+}
