@@ -54,6 +54,8 @@ pub struct VolumeSnapshotSpec {
 pub struct SnapshotOf {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_snapshot_content_name: Option<String>,
 }
 
 /// What became of a `VolumeSnapshot`.
@@ -95,9 +97,22 @@ pub struct SnapshotFault {
 pub struct VolumeSnapshotContentSpec {
     pub deletion_policy: String,
     pub driver: String,
+    pub source: ContentOf,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_volume_mode: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_snapshot_class_name: Option<String>,
     pub volume_snapshot_ref: ObjectReference,
+}
+
+/// What a content is of: a volume, or a snapshot that was there before.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContentOf {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_handle: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_handle: Option<String>,
 }
 
 /// What became of a `VolumeSnapshotContent`.
@@ -106,6 +121,8 @@ pub struct VolumeSnapshotContentSpec {
 pub struct VolumeSnapshotContentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_handle: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_group_snapshot_handle: Option<String>,
 }
 
 /// A class of snapshots. It has no `spec`.
@@ -114,6 +131,7 @@ pub struct VolumeSnapshotContentStatus {
 pub struct VolumeSnapshotClass {
     pub metadata: ObjectMeta,
     pub driver: String,
+    pub deletion_policy: String,
 }
 
 impl Resource for VolumeSnapshotClass {
@@ -199,6 +217,7 @@ mod tests {
         let spec = VolumeSnapshotSpec {
             source: SnapshotOf {
                 persistent_volume_claim_name: Some("data".into()),
+                ..SnapshotOf::default()
             },
             volume_snapshot_class_name: None,
         };

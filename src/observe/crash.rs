@@ -147,6 +147,30 @@ steps! {
     UndoRestore = "undo-restore",
     /// The claim has no mark of the undo any more.
     UndoUntouch = "undo-untouch",
+    /// The content of a snapshot is retained and recorded for an import.
+    SnapshotImportMark = "snapshot-import-mark",
+    /// The twin of an imported snapshot gets a content for the same data.
+    SnapshotImportContent = "snapshot-import-content",
+    /// The twin of an imported snapshot is made.
+    SnapshotImportTwin = "snapshot-import-twin",
+    /// The user's object of a snapshot that is imported is deleted.
+    SnapshotImportDelete = "snapshot-import-delete",
+    /// The content of the snapshot that is made anew is made.
+    SnapshotImportUserContent = "snapshot-import-user-content",
+    /// The snapshot that is imported is made anew.
+    SnapshotImportMake = "snapshot-import-make",
+    /// The content of before is deleted, which is retained.
+    SnapshotImportForget = "snapshot-import-forget",
+    /// A snapshot whose import is undone is written on, so that its deletion fails.
+    SnapshotUndoTouch = "snapshot-undo-touch",
+    /// The twin that was made for it is deleted.
+    SnapshotUndoTwin = "snapshot-undo-twin",
+    /// The twin's content is deleted, which is retained.
+    SnapshotUndoContent = "snapshot-undo-content",
+    /// The content is as it was before the import.
+    SnapshotUndoRestore = "snapshot-undo-restore",
+    /// The snapshot has no mark of the undo any more.
+    SnapshotUndoUntouch = "snapshot-undo-untouch",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

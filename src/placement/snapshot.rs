@@ -14,8 +14,13 @@
 //! deleted it: it goes on calling, and after a final error it never deletes anything.
 
 mod class;
+mod import;
 
 pub use self::class::{KnownSnapshotClasses, SnapshotClass, SnapshotClassError, choose_snapshot_class};
+pub use self::import::{
+    ImportedTwin, SnapshotImportFacts, SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle,
+    SnapshotUndoRefusal, SnapshotUndoStep, UserSnapshot, snapshot_import_step, snapshot_undo_step,
+};
 use crate::volume::ForeignSnapshot;
 
 /// What the decision rests on; all of it is read live.

@@ -7,6 +7,7 @@
 
 mod import;
 mod look;
+mod snapshot;
 mod surroundings;
 mod undo;
 
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::{
     import::{ImportRequest, import},
+    snapshot::{SnapshotImportRequest, import_snapshot, undo_snapshot_import},
     undo::undo_import,
 };
 use crate::{

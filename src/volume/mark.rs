@@ -55,7 +55,9 @@ pub const ADOPTED: &str = "storage.liqo.io/adopted";
 /// Annotation of a PV that is being imported: what it and its claim were before. Its reclaim
 /// policy is in here and not in [`POLICY_BEFORE`], for `DeleteVolume` gives that back.
 pub const IMPORT: &str = "storage.liqo.io/import";
-/// Annotation of a claim whose import is being undone while it exists still: whoever wants to
+/// Annotation of a content whose snapshot is being imported: what both were before.
+pub const IMPORT_SNAPSHOT: &str = "storage.liqo.io/import-snapshot";
+/// Annotation of a claim or a snapshot whose import is being undone while it exists still: whoever wants to
 /// delete it for the import has an older version of it, and is refused.
 pub const IMPORT_UNDONE: &str = "storage.liqo.io/import-undone";
 

@@ -18,6 +18,7 @@ mod refused;
 mod restore_topology;
 mod size;
 mod snapshot;
+mod snapshot_import;
 mod snapshot_marks;
 mod snapshot_spec;
 mod spec;
@@ -40,6 +41,7 @@ pub use refused::Refused;
 pub use restore_topology::RestoreTopology;
 pub use size::SizeRange;
 pub use snapshot::{SnapshotId, SnapshotIdError, SnapshotKey, SnapshotPlace};
+pub use snapshot_import::{SnapshotImport, SnapshotRecordError};
 pub use snapshot_marks::{ForeignSnapshot, SnapshotMarks, SnapshotName};
 pub use snapshot_spec::{SnapshotParameters, SnapshotSpecError};
 pub use spec::{

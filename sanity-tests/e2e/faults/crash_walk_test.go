@@ -41,6 +41,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a snapshot that its user gives up", w.snapshotGivenUp},
 		{"a claim that is imported", w.imported},
 		{"an import that is undone", w.importUndone},
+		{"a snapshot that is imported", w.snapshotImported},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster)

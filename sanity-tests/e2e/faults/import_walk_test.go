@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +28,8 @@ import (
 type importCommand struct {
 	n       *user.Namespace
 	program string
+	// What is imported, as kind and name.
+	what []string
 	// The folder with its orders.
 	orders string
 }
@@ -37,12 +40,12 @@ func newImportCommand(t *testing.T, n *user.Namespace) *importCommand {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &importCommand{n: n, program: program, orders: t.TempDir()}
+	return &importCommand{n: n, program: program, what: []string{"pvc", n.Name + "/data"}, orders: t.TempDir()}
 }
 
 func (c *importCommand) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	args = append([]string{"import", "pvc", c.n.Name + "/data", "--kubeconfig", c.n.Cluster.Kubeconfig()}, args...)
+	args = slices.Concat([]string{"import"}, c.what, []string{"--kubeconfig", c.n.Cluster.Kubeconfig()}, args)
 	command := exec.CommandContext(t.Context(), c.program, args...)
 	command.Env = append(os.Environ(), "LIQO_CSI_CRASH_ORDERS="+c.orders)
 	out, err := command.CombinedOutput()
@@ -303,4 +306,45 @@ func withoutController(t *testing.T, n *user.Namespace) (restart func()) {
 			t.Error(err)
 		}
 	}
+}
+
+// The command dies around each of its writes, first of an import that is undone, then of one that
+// comes to its end.
+func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
+	n.Claim("data", "reference", "64Mi")
+	n.Pod("writer", "data")
+	n.WaitReady("writer")
+	write(n, "writer", n.Name)
+	n.Snapshot("backup", "data", "reference")
+	before, err := n.BehindSnapshot(t.Context(), "backup")
+	if err != nil || before.Content == nil {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	command := newImportCommand(t, n)
+	command.what = []string{"snapshot", n.Name + "/backup"}
+
+	command.dies(t, w, []string{"before-snapshot-import-delete"})
+	command.dies(t, w, both("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
+	command.ends(t, "--undo")
+	now, err := n.BehindSnapshot(t.Context(), "backup")
+	if err != nil || now.Content == nil || now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
+		t.Fatalf("it is not as before: %+v, %v", now, err)
+	}
+
+	command.dies(t, w, both("snapshot-import-mark", "snapshot-import-content", "snapshot-import-twin"))
+	command.dies(t, w, []string{"after-snapshot-import-delete"})
+	command.dies(t, w, both("snapshot-import-user-content", "snapshot-import-make", "snapshot-import-forget"))
+	command.ends(t)
+	imported := n.FollowImportedSnapshot("backup")
+	if imported.Real.Status.Handle != before.Content.Status.Handle {
+		t.Errorf("the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+	}
+	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	n.Pod("reader", "restored")
+	n.WaitReady("reader")
+	read(t, n, "reader", n.Name)
+	n.DeleteSnapshot("backup")
+	n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+	discard(n, "reader", "restored")
+	discard(n, "writer", "data")
 }

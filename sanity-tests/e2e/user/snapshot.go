@@ -102,6 +102,24 @@ func (n *Namespace) FollowSnapshotTo(there *Namespace, name string) Snapshot {
 	return found
 }
 
+// FollowImportedSnapshot is FollowSnapshot for one that was imported: its twin has another name, to
+// which its content leads.
+func (n *Namespace) FollowImportedSnapshot(name string) Snapshot {
+	n.t.Helper()
+	found, err := n.BehindSnapshot(n.t.Context(), name)
+	if err == nil && found.Content != nil {
+		_, key, _ := strings.Cut(found.Content.Status.Handle, "::")
+		path := "namespaces/" + chart.StorageNamespace + "/volumesnapshots/snapshot-" + key
+		if found.Twin, err = snapshotObject(n.t.Context(), n.Client, path); found.Twin != nil {
+			found.Real, err = contentOf(n.t.Context(), n.Client, found.Twin)
+		}
+	}
+	if err != nil || found.Real == nil {
+		n.t.Fatalf("what stands behind snapshot %s: %+v, %v", name, found, err)
+	}
+	return found
+}
+
 // WaitSnapshotError waits until a snapshot says that it cannot be made, with all of these words.
 func (n *Namespace) WaitSnapshotError(name string, words ...string) {
 	n.t.Helper()

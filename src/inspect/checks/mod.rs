@@ -103,6 +103,7 @@ pub(crate) const ALL: &[Check] = &[
     changes::failed_expansions,
     changes::failed_modifications,
     snapshots::unwell,
+    snapshots::unfinished_imports,
     volumes::pods_on_twins,
     volumes::stray_attachments,
     volumes::attach_errors,

@@ -1,12 +1,45 @@
 //! Single snapshots that are not well, or that somebody has to decide about.
 
+use kube::ResourceExt;
+
 use super::{Finding, Installation, Severity};
-use crate::inspect::{Name, Scope, SnapshotRow, SnapshotState, snapshot_rows};
+use crate::{
+    inspect::{Name, Scope, SnapshotRow, SnapshotState, snapshot_rows},
+    volume::SnapshotImport,
+};
 
 /// Snapshots whose state needs somebody, and what is kept of those that are gone.
 pub(super) fn unwell(installation: &Installation) -> Vec<Finding> {
     let rows = snapshot_rows(&installation.snapshots, &Scope::All);
     rows.into_iter().filter_map(finding).collect()
+}
+
+/// Contents that are recorded as being imported, and the command that ends that.
+pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
+    let contents = installation.snapshots.contents.iter();
+    let recorded = contents.filter_map(|content| {
+        let object = format!("VolumeSnapshotContent {}", content.name_any());
+        match SnapshotImport::read(content.annotations()) {
+            Ok(None) => None,
+            Err(error) => Some(Finding::error(
+                object,
+                format!("It is being imported, and {error}. It is retained meanwhile."),
+                "Use the version of liqo-csi that began the import to end it.",
+            )),
+            Ok(Some(record)) => {
+                let snapshot = format!("{}/{}", record.namespace, record.name);
+                Some(Finding::warning(
+                    object,
+                    format!("The import of the snapshot {snapshot} has not ended. The data is safe: the content is retained."),
+                    format!(
+                        "liqo-csi import snapshot {snapshot} goes on with it, and liqo-csi import snapshot {snapshot} --undo \
+                         takes it back as long as the VolumeSnapshot is the one of before."
+                    ),
+                ))
+            }
+        }
+    });
+    recorded.collect()
 }
 
 fn finding(row: SnapshotRow) -> Option<Finding> {

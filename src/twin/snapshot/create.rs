@@ -220,7 +220,8 @@ async fn give_up(site: &SnapshotSite, twin: Option<&VolumeSnapshot>) -> Result<(
     }
 }
 
-/// The data is to be retained; where we lack the right to see to it, the user must know. False if there is nothing more to be done about it.
+/// The data is to be retained; where we lack the right to see to it, the user must know. False if
+/// there is nothing more to be done about it.
 async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Result<bool, CutError> {
     let Some(content) = &look.real_content else {
         return Ok(false);

@@ -35,6 +35,7 @@ pub(super) fn twin(
     let spec = VolumeSnapshotSpec {
         source: SnapshotOf {
             persistent_volume_claim_name: Some(claim.to_owned()),
+            ..SnapshotOf::default()
         },
         volume_snapshot_class_name: class,
     };

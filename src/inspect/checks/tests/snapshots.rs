@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    inspect::checks::snapshots::unwell,
+    inspect::checks::snapshots::{unfinished_imports, unwell},
     volume::{DRIVER_NAME, mark},
 };
 
@@ -55,4 +55,26 @@ fn what_is_left_of_a_retained_snapshot_is_named() {
     let found = unwell(&installation);
     assert_eq!((found.len(), found[0].severity), (1, Severity::Note));
     assert_eq!(found[0].object, "VolumeSnapshot shop/backup");
+}
+
+#[test]
+fn an_import_that_has_not_ended_is_named_with_its_commands() {
+    let mut installation = installation();
+    let mut recorded = content("Retain");
+    recorded["spec"]["driver"] = "real.test".into();
+    recorded["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: json!({
+        "version": 1, "namespace": "shop", "name": "backup", "uid": "u", "class": "liqo", "policy": "Delete",
+    }).to_string()});
+    installation.snapshots.contents = told([recorded.clone()]);
+    let found = unfinished_imports(&installation);
+    assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
+    assert!(
+        found[0]
+            .mend
+            .contains("liqo-csi import snapshot shop/backup --undo"),
+        "{found:?}"
+    );
+    recorded["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: "{}"});
+    installation.snapshots.contents = told([recorded]);
+    assert_eq!(unfinished_imports(&installation)[0].severity, Severity::Error);
 }

@@ -1,0 +1,167 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// runSnapshotImport runs the command as an administrator would.
+func runSnapshotImport(t *testing.T, n *user.Namespace, snapshot string, args ...string) (string, error) {
+	t.Helper()
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	args = append([]string{"import", "snapshot", n.Name + "/" + snapshot, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
+	if !slices.Contains(args, "--timeout") {
+		args = append(args, "--timeout", "3m")
+	}
+	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
+	return string(out), err
+}
+
+// realSnapshot is a snapshot of a claim of a real class, of what a pod has written.
+func realSnapshot(t *testing.T, n *user.Namespace, class string) (sum string, found user.Snapshot) {
+	t.Helper()
+	n.Claim("data", class, "64Mi")
+	n.Pod("writer", "data")
+	n.WaitReady("writer")
+	sum = scramble(n, "writer", false)
+	n.Snapshot("backup", "data", class)
+	return sum, behindReal(t, n)
+}
+
+// behindReal is a snapshot of a real class with its content.
+func behindReal(t *testing.T, n *user.Namespace) user.Snapshot {
+	t.Helper()
+	found, err := n.BehindSnapshot(t.Context(), "backup")
+	if err != nil || found.Content == nil {
+		t.Fatalf("what stands behind the snapshot: %+v, %v", found, err)
+	}
+	return found
+}
+
+func TestImportOfASnapshotKeepsTheData(t *testing.T) {
+	t.Parallel()
+	for name, class := range map[string]string{"directory": "reference", "on one node": "reference-local"} {
+		t.Run(name, func(t *testing.T) {
+			n := home(t)
+			want, before := realSnapshot(t, n, class)
+			if out, err := runSnapshotImport(t, n, "backup", "--dry-run"); err != nil || !strings.Contains(out, "nothing was changed") {
+				t.Fatalf("the dry run: %v\n%s", err, out)
+			}
+			if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
+				t.Fatalf("the dry run changed something: %+v", now)
+			}
+			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			imported := n.FollowImportedSnapshot("backup")
+			if imported.Content.Spec.Driver != driver.CSIName || imported.Real.Spec.Driver != before.Content.Spec.Driver {
+				t.Errorf("the snapshot is of %s, its twin of %s", imported.Content.Spec.Driver, imported.Real.Spec.Driver)
+			}
+			if imported.Real.Status.Handle != before.Content.Status.Handle {
+				t.Errorf("the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+			}
+			left, err := user.SnapshotContent(t.Context(), n.Client, before.Content.Metadata.Name)
+			if err != nil || left != nil {
+				t.Errorf("the content of before is left: %+v, %v", left, err)
+			}
+			// Again, it is done already.
+			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+
+			n.Claim("restored", "liqo-"+class, "64Mi", user.From("VolumeSnapshot", "backup"))
+			n.Pod("reader", "restored")
+			n.WaitReady("reader")
+			if got := checksum(n, "reader", false); got != want {
+				t.Errorf("the bytes are %s, want %s", got, want)
+			}
+			n.DeleteSnapshot("backup")
+			n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+			if class == "reference" {
+				wantNoSnapshotData(t, n, imported)
+			}
+		})
+	}
+}
+
+func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
+	n := home(t)
+	_, before := realSnapshot(t, n, "reference")
+	if _, err := n.Kubectl("annotate", "volumesnapshot", "backup", "meta.helm.sh/release-name=web"); err != nil {
+		t.Fatal(err)
+	}
+	// A claim of it that no pod has ever wanted.
+	n.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
+	out, err := runSnapshotImport(t, n, "backup")
+	if err == nil {
+		t.Fatal("it was imported")
+	}
+	for _, word := range []string{"Helm", "--force-managed", "copy"} {
+		if !strings.Contains(out, word) {
+			t.Errorf("%q is not told", word)
+		}
+	}
+	if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || len(now.Content.Metadata.Annotations["storage.liqo.io/import-snapshot"]) > 0 {
+		t.Errorf("something was changed: %+v", now)
+	}
+	if out, err := runSnapshotImport(t, n, "none"); err == nil || !strings.Contains(out, "no such VolumeSnapshot") {
+		t.Errorf("%v: %s", err, out)
+	}
+	n.Claim("ours", "liqo-reference", "64Mi")
+	n.Pod("user", "ours")
+	n.WaitReady("user")
+	n.Snapshot("of-ours", "ours", snapshotClass)
+	if out, err := runSnapshotImport(t, n, "of-ours"); err == nil || !strings.Contains(out, "of this driver") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// An import that waits for a twin that never gets ready, as where csi-snapshotter is gone, is
+// named by doctor and can be undone.
+func TestImportOfASnapshotIsUndone(t *testing.T) {
+	n := home(t)
+	_, before := realSnapshot(t, n, "reference")
+	content := before.Content.Metadata.Name
+	// As left behind by a command that was killed after its first write.
+	record := fmt.Sprintf(`{"version":1,"namespace":%q,"name":"backup","uid":%q,"class":%q,"policy":"Delete"}`,
+		n.Name, before.Object.Metadata.UID, snapshotClass)
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"storage.liqo.io/import-snapshot":%q}},"spec":{"deletionPolicy":"Retain"}}`, record)
+	if _, err := n.Kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", patch); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := look(t, n, "doctor"); !strings.Contains(out, "liqo-csi import snapshot "+n.Name+"/backup") {
+		t.Errorf("doctor does not name the import:\n%s", out)
+	}
+	if out, err := runSnapshotImport(t, n, "backup", "--undo"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	now := behindReal(t, n)
+	if now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
+		t.Errorf("it is not as before: %+v", now)
+	}
+	for key := range now.Content.Metadata.Annotations {
+		if strings.HasPrefix(key, "storage.liqo.io/") {
+			t.Errorf("the annotation %s is left", key)
+		}
+	}
+	n.DeleteSnapshot("backup")
+	n.Eventually("the snapshot goes with its content", func(ctx context.Context) (string, error) {
+		left, err := user.SnapshotContent(ctx, n.Client, content)
+		if err != nil || left != nil {
+			return "the content is there", err
+		}
+		return "", nil
+	})
+}

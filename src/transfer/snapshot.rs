@@ -1,0 +1,508 @@
+//! Giving an existing snapshot a class of this driver without copying its data, and taking that
+//! back: the steps, one after the other. What comes next is decided in
+//! [`crate::placement`]; what is read before each step is in `look`.
+//!
+//! The source of a `VolumeSnapshot` cannot be changed, and a twin has to be in the namespace of
+//! twins: so the user's object is made anew, with its name, of a content of this driver that
+//! leads to a twin with a second content for the same data.
+
+mod look;
+
+#[cfg(test)]
+mod tests;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{ResourceExt, api::ObjectMeta};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use self::look::Scene;
+use super::{Context, LOOK_AGAIN};
+use crate::{
+    cluster::{
+        ApiError, Cause, Precondition,
+        snapshots::{
+            ALLOW_MODE_CHANGE, ContentOf, SnapshotOf, VolumeSnapshot, VolumeSnapshotContent,
+            VolumeSnapshotContentSpec, VolumeSnapshotSpec,
+        },
+        unless_conflict,
+    },
+    observe::crash::{self, Step},
+    placement::{
+        SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle, SnapshotUndoRefusal, SnapshotUndoStep,
+        snapshot_import_step, snapshot_undo_step,
+    },
+    volume::{
+        ClaimName, ClusterId, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotMarks, SnapshotName,
+        SnapshotRecordError, mark,
+    },
+};
+
+/// As `deletionPolicy` spells it.
+const RETAIN: &str = "Retain";
+/// How a real driver is to delete the data.
+const DELETION_SECRET: &str = "snapshot.storage.kubernetes.io/deletion-secret-";
+
+/// What is to be imported.
+pub(crate) struct SnapshotImportRequest {
+    /// The snapshot.
+    pub(crate) snapshot: ClaimName,
+    /// The class of this driver that it is to have.
+    pub(crate) class: Option<String>,
+    /// Whether also what a deployment tool manages is imported.
+    pub(crate) force_managed: bool,
+    /// The id of this cluster.
+    pub(crate) home: ClusterId,
+}
+
+/// Why an import did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotTransferError {
+    /// It is not begun, or not gone on with.
+    #[error("{0} is not imported:\n{1}")]
+    NotImported(ClaimName, SnapshotImportRefusal),
+    /// It is not undone.
+    #[error("the import of {0} is not undone: {1}")]
+    NotUndone(ClaimName, SnapshotUndoRefusal),
+    /// Its record cannot be read.
+    #[error("the VolumeSnapshotContent {0}: {1}")]
+    Record(String, SnapshotRecordError),
+    /// What is written would make no sense.
+    #[error("the snapshot cannot be written as JSON: {0}")]
+    Unwritable(#[from] serde_json::Error),
+    /// It takes longer than the caller has time.
+    #[error("{what}. The data is safe; run the same command again to go on")]
+    StillWaiting {
+        /// What is waited for.
+        what: String,
+    },
+    /// The cluster cannot be asked, or refuses.
+    #[error("{0}")]
+    Api(#[from] ApiError),
+}
+
+/// Waits for others, and says once what for.
+struct Patience<'a> {
+    context: &'a Context<'a>,
+    until: Instant,
+    told: String,
+}
+
+impl<'a> Patience<'a> {
+    fn new(context: &'a Context<'a>) -> Self {
+        Self {
+            context,
+            until: Instant::now() + context.patience,
+            told: String::new(),
+        }
+    }
+
+    async fn for_others(&mut self, what: &str) -> Result<(), SnapshotTransferError> {
+        if self.told != what {
+            what.clone_into(&mut self.told);
+            (self.context.tell)(what);
+        }
+        if Instant::now() >= self.until {
+            return Err(SnapshotTransferError::StillWaiting {
+                what: what.to_owned(),
+            });
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+        Ok(())
+    }
+}
+
+/// Imports a snapshot, or goes on importing it.
+pub(crate) async fn import_snapshot(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+) -> Result<(), SnapshotTransferError> {
+    let mut patience = Patience::new(context);
+    let mut unmakeable = None;
+    loop {
+        let scene = Box::pin(Scene::look(context, request)).await?;
+        let mut facts = scene.facts.clone();
+        facts.obstacles.extend(unmakeable.take());
+        let step = snapshot_import_step(&facts);
+        if context.dry_run {
+            return tell_plan(context, request, step);
+        }
+        let awaited = match step {
+            SnapshotImportStep::Done => {
+                (context.tell)("the snapshot is one of this driver");
+                return Ok(());
+            }
+            SnapshotImportStep::Refuse(refusal) => {
+                return Err(SnapshotTransferError::NotImported(
+                    request.snapshot.clone(),
+                    refusal,
+                ));
+            }
+            SnapshotImportStep::AwaitTwin => "its twin is to be ready",
+            SnapshotImportStep::AwaitUserGone => "the VolumeSnapshot of before is to be gone",
+            SnapshotImportStep::AwaitUser => "csi-snapshotter is to have the new VolumeSnapshot ready",
+            SnapshotImportStep::AwaitForgotten => "its content of before is to be gone",
+            step => {
+                unmakeable = Box::pin(take(context, request, &scene, &step)).await?;
+                // An API server that takes a step and does not show it is not asked for ever.
+                if Instant::now() < patience.until {
+                    continue;
+                }
+                "the cluster is to show what was done"
+            }
+        };
+        patience.for_others(awaited).await?;
+    }
+}
+
+/// Takes an import back that has not come to its end.
+pub(crate) async fn undo_snapshot_import(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+) -> Result<(), SnapshotTransferError> {
+    let mut patience = Patience::new(context);
+    loop {
+        let scene = Box::pin(Scene::look(context, request)).await?;
+        let step = snapshot_undo_step(&scene.facts);
+        if context.dry_run && !matches!(step, SnapshotUndoStep::Refuse(_) | SnapshotUndoStep::Done) {
+            (context.tell)("the import would be taken back; nothing was changed");
+            return Ok(());
+        }
+        match step {
+            SnapshotUndoStep::Done => {
+                (context.tell)("the snapshot is as it was before");
+                return Ok(());
+            }
+            SnapshotUndoStep::Refuse(refusal) => {
+                return Err(SnapshotTransferError::NotUndone(
+                    request.snapshot.clone(),
+                    refusal,
+                ));
+            }
+            SnapshotUndoStep::AwaitTwinGone => patience.for_others("its twin is to be gone").await?,
+            step => {
+                Box::pin(take_back(context, &scene, &step)).await?;
+                if Instant::now() >= patience.until {
+                    patience
+                        .for_others("the cluster is to show what was done")
+                        .await?;
+                }
+            }
+        }
+    }
+}
+
+fn tell_plan(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+    step: SnapshotImportStep,
+) -> Result<(), SnapshotTransferError> {
+    match step {
+        SnapshotImportStep::Refuse(refusal) => {
+            return Err(SnapshotTransferError::NotImported(
+                request.snapshot.clone(),
+                refusal,
+            ));
+        }
+        SnapshotImportStep::Done => (context.tell)("the snapshot is one of this driver"),
+        SnapshotImportStep::Mark => (context.tell)("it would be imported; nothing was changed"),
+        _ => (context.tell)("its import has begun, and would go on; nothing was changed"),
+    }
+    Ok(())
+}
+
+/// Takes one step of an import. What keeps the new object from being made, if anything does.
+async fn take(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+    scene: &Scene,
+    step: &SnapshotImportStep,
+) -> Result<Option<SnapshotObstacle>, SnapshotTransferError> {
+    let cluster = context.cluster;
+    let contents = cluster.all::<VolumeSnapshotContent>();
+    let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
+    let users = cluster.within::<VolumeSnapshot>(&request.snapshot.namespace);
+    let (Some(real), Some(record)) = (&scene.real, &scene.plan) else {
+        return Ok(None);
+    };
+    match step {
+        SnapshotImportStep::Mark => {
+            (context.tell)("its content is retained from now on");
+            let patch = json!({
+                "metadata": {
+                    "uid": real.uid(),
+                    "resourceVersion": real.resource_version(),
+                    "annotations": {mark::IMPORT_SNAPSHOT: record.text()?},
+                },
+                "spec": {"deletionPolicy": RETAIN},
+            });
+            let name = real.name_any();
+            let marked = crash::around(Step::SnapshotImportMark, contents.merge(&name, &patch));
+            unless_conflict(marked.await)?;
+        }
+        SnapshotImportStep::MakeContent => {
+            let of_twin = twin_content(context.storage_namespace, scene, real, record);
+            crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await?;
+        }
+        SnapshotImportStep::MakeTwin => {
+            let twin = twin(context, request, scene, record);
+            crash::around(Step::SnapshotImportTwin, stored.create(&twin)).await?;
+        }
+        SnapshotImportStep::DeleteUser => {
+            let Some(user) = &scene.user else { return Ok(None) };
+            let mut tried = new_user(record)?;
+            tried.metadata.name = Some(record.user_content());
+            if let Err(error) = users.try_create(&tried).await {
+                return match error.cause {
+                    Cause::Forbidden(_) | Cause::Invalid(_) => {
+                        Ok(Some(SnapshotObstacle::Unmakeable(error.to_string())))
+                    }
+                    _ => Err(error.into()),
+                };
+            }
+            (context.tell)("its twin is ready: the VolumeSnapshot is made anew");
+            let exactly = Precondition {
+                uid: user.uid().unwrap_or_default(),
+                resource_version: user.resource_version(),
+            };
+            let name = user.name_any();
+            let deleted = crash::around(Step::SnapshotImportDelete, users.delete(&name, exactly)).await;
+            unless_changed(deleted)?;
+        }
+        SnapshotImportStep::MakeUserContent => {
+            let of_user = user_content(request, scene, real, record);
+            crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await?;
+        }
+        SnapshotImportStep::MakeUser => {
+            let user = new_user(record)?;
+            crash::around(Step::SnapshotImportMake, users.create(&user)).await?;
+        }
+        SnapshotImportStep::Forget => {
+            let exactly = Precondition {
+                uid: real.uid().unwrap_or_default(),
+                resource_version: real.resource_version(),
+            };
+            let name = real.name_any();
+            let deleted = crash::around(Step::SnapshotImportForget, contents.delete(&name, exactly)).await;
+            unless_changed(deleted)?;
+        }
+        _ => {}
+    }
+    Ok(None)
+}
+
+/// Takes one step of an undo.
+async fn take_back(
+    context: &Context<'_>,
+    scene: &Scene,
+    step: &SnapshotUndoStep,
+) -> Result<(), SnapshotTransferError> {
+    let cluster = context.cluster;
+    let contents = cluster.all::<VolumeSnapshotContent>();
+    match (step, &scene.user, &scene.real, &scene.plan) {
+        (SnapshotUndoStep::Touch | SnapshotUndoStep::Untouch, Some(user), ..) => {
+            let users = cluster.within::<VolumeSnapshot>(&user.namespace().unwrap_or_default());
+            let mark = (*step == SnapshotUndoStep::Touch).then_some("true");
+            let patch = json!({"metadata": {
+                "uid": user.uid(),
+                "resourceVersion": user.resource_version(),
+                "annotations": {mark::IMPORT_UNDONE: mark},
+            }});
+            let (touch, name) = (*step == SnapshotUndoStep::Touch, user.name_any());
+            let step = if touch {
+                Step::SnapshotUndoTouch
+            } else {
+                Step::SnapshotUndoUntouch
+            };
+            unless_conflict(crash::around(step, users.merge(&name, &patch)).await)?;
+        }
+        (SnapshotUndoStep::DeleteTwin, ..) => {
+            let Some(twin) = &scene.twin else { return Ok(()) };
+            let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
+            let (name, exactly) = (twin.name_any(), exactly(twin.uid()));
+            unless_changed(crash::around(Step::SnapshotUndoTwin, stored.delete(&name, exactly)).await)?;
+        }
+        (SnapshotUndoStep::DeleteContent, ..) => {
+            let Some(of_twin) = &scene.content else {
+                return Ok(());
+            };
+            let (name, version) = (of_twin.name_any(), of_twin.resource_version());
+            let exactly = Precondition {
+                resource_version: version,
+                ..exactly(of_twin.uid())
+            };
+            unless_changed(crash::around(Step::SnapshotUndoContent, contents.delete(&name, exactly)).await)?;
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        (SnapshotUndoStep::Restore, _, Some(real), Some(record)) => {
+            let patch = json!({
+                "metadata": {
+                    "uid": real.uid(),
+                    "resourceVersion": real.resource_version(),
+                    "annotations": {mark::IMPORT_SNAPSHOT: null},
+                },
+                "spec": {"deletionPolicy": record.policy},
+            });
+            let name = real.name_any();
+            let restored = crash::around(Step::SnapshotUndoRestore, contents.merge(&name, &patch));
+            unless_conflict(restored.await)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn exactly(uid: Option<String>) -> Precondition {
+    Precondition {
+        uid: uid.unwrap_or_default(),
+        resource_version: None,
+    }
+}
+
+/// Somebody changed it meanwhile: the next look tells.
+fn unless_changed(deleted: Result<(), ApiError>) -> Result<(), ApiError> {
+    match deleted {
+        Err(error) if error.is_conflict() => Ok(()),
+        other => other,
+    }
+}
+
+/// The second content of the data, for the twin. It is retained as that of every snapshot in use,
+/// and has its policy on record as those have.
+fn twin_content(
+    namespace: &str,
+    scene: &Scene,
+    real: &VolumeSnapshotContent,
+    record: &SnapshotImport,
+) -> VolumeSnapshotContent {
+    let mut content = second(
+        real,
+        record.real_content(),
+        real.spec.driver.clone(),
+        handle(real),
+    );
+    content
+        .spec
+        .volume_snapshot_class_name
+        .clone_from(&scene.real_class());
+    content.spec.volume_snapshot_ref = ObjectReference {
+        namespace: Some(namespace.to_owned()),
+        name: Some(record.key().twin()),
+        ..ObjectReference::default()
+    };
+    let annotations = content.metadata.annotations.get_or_insert_default();
+    let secrets = real
+        .annotations()
+        .iter()
+        .filter(|(key, _)| key.starts_with(DELETION_SECRET));
+    annotations.extend(secrets.map(|(key, value)| (key.clone(), value.clone())));
+    if record.policy != RETAIN {
+        annotations.insert(mark::DELETION_POLICY_BEFORE.to_owned(), record.policy.clone());
+    }
+    content
+}
+
+/// The content of the new snapshot, which leads to the twin.
+fn user_content(
+    request: &SnapshotImportRequest,
+    scene: &Scene,
+    real: &VolumeSnapshotContent,
+    record: &SnapshotImport,
+) -> VolumeSnapshotContent {
+    let id = SnapshotId::new(request.home.clone(), None, record.key()).to_string();
+    let mut content = second(real, record.user_content(), DRIVER_NAME.to_owned(), Some(id));
+    content.spec.deletion_policy = scene.virtual_policy(&record.class);
+    content.spec.volume_snapshot_class_name = Some(record.class.clone());
+    content.spec.volume_snapshot_ref = ObjectReference {
+        namespace: Some(record.namespace.clone()),
+        name: Some(record.name.clone()),
+        ..ObjectReference::default()
+    };
+    let annotations = content.metadata.annotations.get_or_insert_default();
+    annotations.insert(mark::REAL_CONTENT.to_owned(), record.real_content());
+    content
+}
+
+fn handle(real: &VolumeSnapshotContent) -> Option<String> {
+    real.status.as_ref()?.snapshot_handle.clone()
+}
+
+/// A retained content of what is there already.
+fn second(
+    real: &VolumeSnapshotContent,
+    name: String,
+    driver: String,
+    handle: Option<String>,
+) -> VolumeSnapshotContent {
+    let spec = VolumeSnapshotContentSpec {
+        deletion_policy: RETAIN.to_owned(),
+        driver,
+        source: ContentOf {
+            snapshot_handle: handle,
+            volume_handle: None,
+        },
+        source_volume_mode: real.spec.source_volume_mode.clone(),
+        ..VolumeSnapshotContentSpec::default()
+    };
+    let mut content = VolumeSnapshotContent::new(&name, spec);
+    let allowed = real.annotations().get(ALLOW_MODE_CHANGE);
+    content.metadata.annotations =
+        allowed.map(|value| [(ALLOW_MODE_CHANGE.to_owned(), value.clone())].into());
+    content
+}
+
+/// The twin. Of which volume it is, only the storage knows.
+fn twin(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+    scene: &Scene,
+    record: &SnapshotImport,
+) -> VolumeSnapshot {
+    let marks = SnapshotMarks {
+        home: request.home.clone(),
+        key: record.key(),
+        source: String::new(),
+        snapshot: Some(SnapshotName {
+            namespace: record.namespace.clone(),
+            name: record.name.clone(),
+        }),
+        request_name: record.request_name(),
+    };
+    let spec = VolumeSnapshotSpec {
+        source: SnapshotOf {
+            volume_snapshot_content_name: Some(record.real_content()),
+            ..SnapshotOf::default()
+        },
+        volume_snapshot_class_name: scene.real_class(),
+    };
+    let mut twin = VolumeSnapshot::new(&record.key().twin(), spec);
+    let mut annotations = marks.annotations();
+    let affinity = scene.affinity.clone();
+    annotations.extend(affinity.map(|text| (mark::SOURCE_AFFINITY.to_owned(), text)));
+    twin.metadata.namespace = Some(context.storage_namespace.to_owned());
+    twin.metadata.labels = Some(marks.labels());
+    twin.metadata.annotations = Some(annotations);
+    twin
+}
+
+/// The user's snapshot, of this driver.
+fn new_user(record: &SnapshotImport) -> Result<VolumeSnapshot, serde_json::Error> {
+    let spec = VolumeSnapshotSpec {
+        source: SnapshotOf {
+            volume_snapshot_content_name: Some(record.user_content()),
+            ..SnapshotOf::default()
+        },
+        volume_snapshot_class_name: Some(record.class.clone()),
+    };
+    let owners = serde_json::from_value(Value::Array(record.owners.clone()))?;
+    let mut user = VolumeSnapshot::new(&record.name, spec);
+    user.metadata = ObjectMeta {
+        namespace: Some(record.namespace.clone()),
+        name: Some(record.name.clone()),
+        labels: Some(record.labels.clone()),
+        annotations: Some(record.annotations.clone()),
+        owner_references: Some(owners),
+        ..ObjectMeta::default()
+    };
+    Ok(user)
+}

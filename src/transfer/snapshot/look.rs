@@ -1,0 +1,338 @@
+//! One look at the import of a snapshot: the user's object, the real content with the record, the
+//! twin. Everything is read live, the user's object first: whoever finds the rest ready and then
+//! deletes that in the version that it found, has not been undone in between.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
+use kube::{Resource, ResourceExt};
+
+use super::{RETAIN, SnapshotImportRequest, SnapshotTransferError};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
+    },
+    placement::{ImportedTwin, SnapshotImportFacts, SnapshotObstacle, UserSnapshot},
+    transfer::{Context, surroundings},
+    volume::{ClaimName, DRIVER_NAME, SnapshotImport, SnapshotMarks, managed_by, mark},
+};
+
+/// Kubernetes' own finalizers of snapshots: `snapshot.storage.kubernetes.io/…`.
+const OWN_FINALIZERS: &str = "snapshot.storage.kubernetes.io/";
+/// The class that the chart makes is named so.
+const USUAL_CLASS: &str = "liqo";
+
+/// What there is.
+pub(super) struct Scene {
+    /// What has the name.
+    pub(super) user: Option<VolumeSnapshot>,
+    /// The content with the data, from before the import.
+    pub(super) real: Option<VolumeSnapshotContent>,
+    /// What is recorded on it, or what would be.
+    pub(super) plan: Option<SnapshotImport>,
+    /// The twin, or what has its place.
+    pub(super) twin: Option<VolumeSnapshot>,
+    /// The content of the twin.
+    pub(super) content: Option<VolumeSnapshotContent>,
+    /// From where the volume could be reached that it is a snapshot of.
+    pub(super) affinity: Option<String>,
+    /// What the next step follows from.
+    pub(super) facts: SnapshotImportFacts,
+    classes: Vec<VolumeSnapshotClass>,
+}
+
+impl Scene {
+    pub(super) async fn look(
+        context: &Context<'_>,
+        request: &SnapshotImportRequest,
+    ) -> Result<Self, SnapshotTransferError> {
+        let cluster = context.cluster;
+        let (name, contents) = (&request.snapshot, cluster.all::<VolumeSnapshotContent>());
+        let user = cluster
+            .within::<VolumeSnapshot>(&name.namespace)
+            .get(&name.name)
+            .await?;
+        let (real, record) = real(cluster, name, user.as_ref()).await?;
+        let classes = cluster.all::<VolumeSnapshotClass>().list(None).await?;
+        let mut obstacles = Vec::new();
+        let plan = match (&record, &user, &real) {
+            (Some(record), ..) => Some(record.clone()),
+            (None, Some(user), Some(real)) => match class_for(request.class.as_deref(), &classes) {
+                Ok(class) => Some(planned(name, user, real, class)?),
+                Err(why) => {
+                    obstacles.push(SnapshotObstacle::NoClass(why));
+                    None
+                }
+            },
+            (None, ..) => None,
+        };
+        let (mut twin, mut of_twin, mut of_user, mut affinity) = (None, None, None, None);
+        if let (Some(plan), Some(real)) = (&plan, &real) {
+            let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
+            (twin, of_twin, of_user) = {
+                let (twin_name, real_name, user_name) =
+                    (plan.key().twin(), plan.real_content(), plan.user_content());
+                tokio::try_join!(
+                    stored.get(&twin_name),
+                    contents.get(&real_name),
+                    contents.get(&user_name)
+                )?
+            };
+            if record.is_some() && twin.is_none() {
+                affinity = self::affinity(cluster, real).await?;
+            }
+        }
+        if let Some(user) = &user {
+            obstacles.extend(found(context, request, user, real.as_ref()).await?);
+        }
+        if let (Some(record), Some(asked)) = (&record, &request.class)
+            && record.class != *asked
+        {
+            obstacles.push(SnapshotObstacle::BegunWith(record.class.clone()));
+        }
+        let facts = SnapshotImportFacts {
+            recorded: record.is_some(),
+            secured: real
+                .as_ref()
+                .is_some_and(|real| real.spec.deletion_policy == RETAIN),
+            leaving: real.as_ref().is_some_and(is_leaving),
+            user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
+            content: of_twin.is_some(),
+            twin: twin_fact(request, plan.as_ref(), twin.as_ref()),
+            user_content: of_user.is_some(),
+            obstacles,
+        };
+        Ok(Self {
+            user,
+            real,
+            plan,
+            twin,
+            content: of_twin,
+            affinity,
+            facts,
+            classes,
+        })
+    }
+
+    /// The class of the real snapshot, if it has one.
+    pub(super) fn real_class(&self) -> Option<String> {
+        self.real.as_ref()?.spec.volume_snapshot_class_name.clone()
+    }
+
+    /// What the class says of the end of the snapshot.
+    pub(super) fn virtual_policy(&self, class: &str) -> String {
+        let found = self.classes.iter().find(|one| one.name_any() == class);
+        found.map_or_else(|| RETAIN.to_owned(), |class| class.deletion_policy.clone())
+    }
+}
+
+fn is_leaving<K: Resource>(object: &K) -> bool {
+    object.meta().deletion_timestamp.is_some()
+}
+
+/// The content with the data and what is recorded on it: that which is being imported under this
+/// name, else that of the user's object.
+async fn real(
+    cluster: &Cluster,
+    name: &ClaimName,
+    user: Option<&VolumeSnapshot>,
+) -> Result<(Option<VolumeSnapshotContent>, Option<SnapshotImport>), SnapshotTransferError> {
+    let contents = cluster.all::<VolumeSnapshotContent>();
+    let marked = |content: &VolumeSnapshotContent| content.annotations().contains_key(mark::IMPORT_SNAPSHOT);
+    for content in contents.find(marked).await? {
+        let record = SnapshotImport::read(content.annotations())
+            .map_err(|error| SnapshotTransferError::Record(content.name_any(), error))?;
+        let is_its = |record: &SnapshotImport| record.namespace == name.namespace && record.name == name.name;
+        if record.as_ref().is_some_and(is_its) {
+            return Ok((Some(content), record));
+        }
+    }
+    let status = user.and_then(|user| user.status.as_ref());
+    let bound = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref());
+    match bound {
+        Some(bound) => Ok((contents.get(bound).await?, None)),
+        None => Ok((None, None)),
+    }
+}
+
+fn planned(
+    name: &ClaimName,
+    user: &VolumeSnapshot,
+    real: &VolumeSnapshotContent,
+    class: String,
+) -> Result<SnapshotImport, serde_json::Error> {
+    let owners = user.metadata.owner_references.iter().flatten();
+    let owners = owners.map(serde_json::to_value).collect::<Result<_, _>>()?;
+    let record = SnapshotImport::new(
+        name.namespace.clone(),
+        name.name.clone(),
+        user.uid().unwrap_or_default(),
+        class,
+        real.spec.deletion_policy.clone(),
+    );
+    Ok(record.with(user.labels(), user.annotations(), owners))
+}
+
+/// The class that is asked for, else the only one of this driver, else the usual one.
+fn class_for(asked: Option<&str>, classes: &[VolumeSnapshotClass]) -> Result<String, String> {
+    let ours = classes.iter().filter(|class| class.driver == DRIVER_NAME);
+    let ours: Vec<String> = ours.map(ResourceExt::name_any).collect();
+    match (asked, ours.as_slice()) {
+        (Some(asked), ours) if ours.iter().any(|one| one == asked) => Ok(asked.to_owned()),
+        (Some(asked), _) => Err(format!(
+            "no VolumeSnapshotClass of the driver {DRIVER_NAME} has the name {asked}; there are: {}",
+            ours.join(", ")
+        )),
+        (None, [only]) => Ok(only.clone()),
+        (None, ours) if ours.iter().any(|one| one == USUAL_CLASS) => Ok(USUAL_CLASS.to_owned()),
+        (None, []) => Err(format!(
+            "there is no VolumeSnapshotClass of the driver {DRIVER_NAME}: make one (docs/snapshots.md)"
+        )),
+        (None, ours) => Err(format!(
+            "name one of the classes with --class: {}",
+            ours.join(", ")
+        )),
+    }
+}
+
+fn user_fact(
+    user: Option<&VolumeSnapshot>,
+    real: Option<&VolumeSnapshotContent>,
+    record: Option<&SnapshotImport>,
+) -> UserSnapshot {
+    let Some(user) = user else {
+        return UserSnapshot::Absent;
+    };
+    let uid = user.uid().unwrap_or_default();
+    let of = user.spec.source.volume_snapshot_content_name.as_deref();
+    let is_new = match record {
+        Some(record) => of == Some(&record.user_content()),
+        None => {
+            real.is_some_and(|bound| bound.spec.driver == DRIVER_NAME)
+                && of.is_some_and(|of| of.starts_with("imported-"))
+        }
+    };
+    if is_new {
+        UserSnapshot::New {
+            ready: is_ready(user),
+        }
+    } else if record.is_none_or(|record| record.uid == uid) {
+        UserSnapshot::Old {
+            deleting: is_leaving(user),
+            touched: user.annotations().contains_key(mark::IMPORT_UNDONE),
+        }
+    } else {
+        UserSnapshot::Other
+    }
+}
+
+fn twin_fact(
+    request: &SnapshotImportRequest,
+    plan: Option<&SnapshotImport>,
+    twin: Option<&VolumeSnapshot>,
+) -> ImportedTwin {
+    let (Some(plan), Some(twin)) = (plan, twin) else {
+        return ImportedTwin::Absent;
+    };
+    let recognised = SnapshotMarks::recognise(&request.home, &plan.key(), twin.labels(), twin.annotations());
+    if recognised.is_err() {
+        ImportedTwin::Foreign
+    } else if is_leaving(twin) {
+        ImportedTwin::Deleting
+    } else if is_ready(twin) {
+        ImportedTwin::Ready
+    } else {
+        ImportedTwin::Waiting
+    }
+}
+
+/// All that speaks against importing this object.
+async fn found(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+    user: &VolumeSnapshot,
+    real: Option<&VolumeSnapshotContent>,
+) -> Result<Vec<SnapshotObstacle>, ApiError> {
+    let mut obstacles = Vec::new();
+    let manager = user.labels().get(mark::MANAGED_BY);
+    let is_ours = manager.is_some_and(|by| by == mark::MANAGED_BY_US);
+    if is_ours || real.is_some_and(|real| real.spec.driver == DRIVER_NAME) {
+        return Ok(vec![SnapshotObstacle::Ours]);
+    }
+    if user.annotations().contains_key(mark::IMPORT_UNDONE) {
+        obstacles.push(SnapshotObstacle::Undoing);
+    }
+    if is_leaving(user) || real.is_some_and(is_leaving) {
+        obstacles.push(SnapshotObstacle::Deleting);
+    }
+    match real.filter(|_| is_ready(user)) {
+        None => obstacles.push(SnapshotObstacle::NotReady),
+        Some(real) => {
+            let status = real.status.as_ref();
+            if real.spec.volume_snapshot_ref.uid != user.uid() {
+                obstacles.push(SnapshotObstacle::Misbound(real.name_any()));
+            }
+            if status.is_some_and(|status| status.volume_group_snapshot_handle.is_some()) {
+                obstacles.push(SnapshotObstacle::Grouped);
+            }
+            if status.is_none_or(|status| status.snapshot_handle.is_none()) {
+                obstacles.push(SnapshotObstacle::NotReady);
+            }
+            let classes = surroundings::classes(context.cluster).await?;
+            if !classes
+                .iter()
+                .any(|(_, provisioner)| *provisioner == real.spec.driver)
+            {
+                obstacles.push(SnapshotObstacle::NoRealClass(real.spec.driver.clone()));
+            }
+        }
+    }
+    let claims = context
+        .cluster
+        .within::<PersistentVolumeClaim>(&request.snapshot.namespace);
+    let copies = claims
+        .find(|claim| is_copy_of(claim, &request.snapshot.name))
+        .await?;
+    obstacles.extend(copies.iter().map(|copy| SnapshotObstacle::InUse(copy.name_any())));
+    if !request.force_managed {
+        if let Some((tool, key)) = managed_by(user.labels(), user.annotations()) {
+            obstacles.push(SnapshotObstacle::Managed(tool, key));
+        }
+        let owners = user.metadata.owner_references.iter().flatten();
+        let controller = owners.filter(|owner| owner.controller == Some(true));
+        obstacles.extend(
+            controller.map(|owner| SnapshotObstacle::Controlled(owner.kind.clone(), owner.name.clone())),
+        );
+    }
+    let others = user
+        .finalizers()
+        .iter()
+        .filter(|one| !one.starts_with(OWN_FINALIZERS));
+    obstacles.extend(others.cloned().map(SnapshotObstacle::Finalizer));
+    Ok(obstacles)
+}
+
+/// Whether a claim is still to be made of the snapshot.
+fn is_copy_of(claim: &PersistentVolumeClaim, snapshot: &str) -> bool {
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_its =
+        |source: &TypedLocalObjectReference| source.kind == "VolumeSnapshot" && source.name == snapshot;
+    let source = claim.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
+    phase != Some("Bound") && source.is_some_and(is_its)
+}
+
+/// From where the volume can be reached that the content is a snapshot of, if that still exists.
+async fn affinity(cluster: &Cluster, real: &VolumeSnapshotContent) -> Result<Option<String>, ApiError> {
+    let Some(handle) = &real.spec.source.volume_handle else {
+        return Ok(None);
+    };
+    let is_its = |volume: &PersistentVolume| {
+        let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        csi.is_some_and(|csi| csi.driver == real.spec.driver && csi.volume_handle == *handle)
+    };
+    let found = cluster.all::<PersistentVolume>().find(is_its).await?;
+    let required = found.first().and_then(|volume| {
+        let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
+        serde_json::to_string(affinity.required.as_ref()?).ok()
+    });
+    Ok(required)
+}

@@ -1,0 +1,364 @@
+//! Whole imports of snapshots against a fake API server, with a stand-in for the controllers of
+//! snapshots, whatever write is the last one.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cluster::{
+    Cluster,
+    testing::{Act, FakeApi, Fault},
+};
+
+const KINDS: &str = "/apis/snapshot.storage.k8s.io/v1";
+const SNAPSHOTS: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/";
+const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/";
+const USER: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/backup";
+const REAL: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/real";
+const LOST: &str = "/api/v1/namespaces/shop/configmaps/lost";
+
+struct World {
+    api: Arc<FakeApi>,
+    home: Cluster,
+}
+
+impl World {
+    /// A snapshot of a real class.
+    async fn new(policy: &str) -> Self {
+        let api = Arc::new(FakeApi::start().await);
+        for (name, driver) in [("liqo", DRIVER_NAME), ("fast", "real.test")] {
+            let class = json!({"driver": driver, "deletionPolicy": "Delete"});
+            api.put(&format!("{KINDS}/volumesnapshotclasses/{name}"), class);
+            let class = json!({"provisioner": driver});
+            api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+        }
+        let user = api.put(
+            USER,
+            json!({
+                "metadata": {
+                    "labels": {"app": "db"}, "annotations": {"why": "night"},
+                    "finalizers": ["snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"],
+                },
+                "spec": {"source": {"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "fast"},
+                "status": {"boundVolumeSnapshotContentName": "real", "readyToUse": true},
+            }),
+        );
+        let of = json!({"namespace": "shop", "name": "backup", "uid": user["metadata"]["uid"]});
+        api.put(
+            REAL,
+            json!({
+                "metadata": {"annotations": {"snapshot.storage.kubernetes.io/deletion-secret-name": "s"}},
+                "spec": {
+                    "driver": "real.test", "deletionPolicy": policy, "volumeSnapshotRef": of,
+                    "volumeSnapshotClassName": "fast", "sourceVolumeMode": "Filesystem",
+                    "source": {"volumeHandle": "v"},
+                },
+                "status": {"snapshotHandle": "data"},
+            }),
+        );
+        let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "zone", "operator": "In", "values": ["a"]},
+        ]}]}});
+        api.put(
+            "/api/v1/persistentvolumes/pv",
+            json!({"spec": {"csi": {"driver": "real.test", "volumeHandle": "v"}, "nodeAffinity": affinity}}),
+        );
+        let home = api.cluster_unwatched().await;
+        tokio::spawn(controllers(Arc::clone(&api)));
+        Self { api, home }
+    }
+
+    async fn run(&self, undo: bool, patience: Duration) -> Result<(), SnapshotTransferError> {
+        let context = Context {
+            cluster: &self.home,
+            storage_namespace: "liqo-storage",
+            patience,
+            dry_run: false,
+            tell: &|_| {},
+        };
+        let request = SnapshotImportRequest {
+            snapshot: "shop/backup".parse().unwrap(),
+            class: None,
+            force_managed: false,
+            home: "home".parse().unwrap(),
+        };
+        if undo {
+            return undo_snapshot_import(&context, &request).await;
+        }
+        import_snapshot(&context, &request).await
+    }
+
+    async fn import(&self) -> Result<(), SnapshotTransferError> {
+        self.run(false, Duration::from_secs(10)).await
+    }
+
+    async fn undo(&self) -> Result<(), SnapshotTransferError> {
+        self.run(true, Duration::from_secs(10)).await
+    }
+
+    /// Imports until so many writes are done, and dies.
+    async fn import_and_die_after(&self, writes: usize) {
+        let mut changes = self.api.store().changes();
+        let enough = async {
+            while self.api.writes() < writes {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::select! {
+            _ = self.run(false, Duration::from_secs(10)) => {}
+            () = enough => {}
+        }
+        // What was sent may still arrive.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    /// Whether the user's object is the one of before, and stays.
+    fn has_old(&self) -> bool {
+        self.api.object(USER).is_some_and(|user| {
+            user["spec"]["volumeSnapshotClassName"] == "fast"
+                && user["metadata"]["deletionTimestamp"].is_null()
+        })
+    }
+
+    fn contents(&self) -> Vec<Value> {
+        self.api.store().below(CONTENTS)
+    }
+
+    fn assert_imported(&self, policy: &str) {
+        assert_eq!(self.api.object(LOST), None, "the data is lost");
+        let user = self.api.object(USER).unwrap();
+        assert_eq!(user["metadata"]["labels"]["app"], "db");
+        assert_eq!(user["metadata"]["annotations"]["why"], "night");
+        assert_eq!(user["spec"]["volumeSnapshotClassName"], "liqo");
+        assert_eq!(user["status"]["readyToUse"], true);
+
+        let contents = self.contents();
+        assert_eq!(contents.len(), 2, "{contents:?}");
+        let of = |driver: &str| {
+            contents
+                .iter()
+                .find(|one| one["spec"]["driver"] == driver)
+                .unwrap()
+        };
+        let (real, virtual_content) = (of("real.test"), of(DRIVER_NAME));
+        assert_eq!(real["spec"]["source"]["snapshotHandle"], "data");
+        assert_eq!(real["spec"]["deletionPolicy"], "Retain");
+        assert_eq!(real["spec"]["volumeSnapshotClassName"], "fast");
+        let annotations = &real["metadata"]["annotations"];
+        assert_eq!(
+            annotations["snapshot.storage.kubernetes.io/deletion-secret-name"],
+            "s"
+        );
+        let before = annotations[mark::DELETION_POLICY_BEFORE].as_str();
+        assert_eq!(before.unwrap_or("Retain"), policy);
+        assert_eq!(virtual_content["spec"]["deletionPolicy"], "Delete");
+        assert_eq!(
+            user["spec"]["source"]["volumeSnapshotContentName"],
+            virtual_content["metadata"]["name"]
+        );
+
+        let twins = self.api.store().below(&format!("{SNAPSHOTS}liqo-storage/"));
+        assert_eq!(twins.len(), 1);
+        let twin = &twins[0];
+        let key = twin["metadata"]["labels"][mark::SNAPSHOT].as_str().unwrap();
+        assert_eq!(
+            virtual_content["spec"]["source"]["snapshotHandle"],
+            format!("s1:home::{key}")
+        );
+        assert_eq!(twin["metadata"]["annotations"][mark::SNAPSHOT_NAME], "backup");
+        let affinity = twin["metadata"]["annotations"][mark::SOURCE_AFFINITY].as_str();
+        assert!(affinity.unwrap().contains("zone"));
+        assert_eq!(
+            twin["spec"]["source"]["volumeSnapshotContentName"],
+            real["metadata"]["name"]
+        );
+    }
+
+    fn assert_as_before(&self, policy: &str) {
+        assert_eq!(self.api.object(LOST), None, "the data is lost");
+        let user = self.api.object(USER).unwrap();
+        assert_eq!(user["spec"]["volumeSnapshotClassName"], "fast");
+        assert_eq!(user["metadata"]["annotations"], json!({"why": "night"}));
+        let contents = self.contents();
+        assert_eq!(contents.len(), 1, "{contents:?}");
+        assert_eq!(contents[0]["spec"]["deletionPolicy"], policy);
+        assert_eq!(
+            contents[0]["metadata"]["annotations"][mark::IMPORT_SNAPSHOT],
+            Value::Null
+        );
+        assert!(
+            self.api
+                .store()
+                .below(&format!("{SNAPSHOTS}liqo-storage/"))
+                .is_empty()
+        );
+    }
+}
+
+/// What snapshot-controller and csi-snapshotter do.
+async fn controllers(api: Arc<FakeApi>) {
+    let mut changes = api.store().changes();
+    loop {
+        for snapshot in api.store().below(SNAPSHOTS) {
+            let text = |key: &str| snapshot["metadata"][key].as_str().unwrap().to_owned();
+            let path = format!(
+                "{SNAPSHOTS}{}/volumesnapshots/{}",
+                text("namespace"),
+                text("name")
+            );
+            let wanted = snapshot["spec"]["source"]["volumeSnapshotContentName"].as_str();
+            let bound = snapshot["status"]["boundVolumeSnapshotContentName"].as_str();
+            let content = |name: Option<&str>| api.object(&format!("{CONTENTS}{}", name?));
+            if !snapshot["metadata"]["deletionTimestamp"].is_null() {
+                if content(bound).is_some_and(|content| content["spec"]["deletionPolicy"] == "Delete") {
+                    api.put(LOST, json!({}));
+                }
+                api.remove(&path);
+            } else if bound.is_none() && content(wanted).is_some() {
+                let name = wanted.unwrap().to_owned();
+                let uid = snapshot["metadata"]["uid"].clone();
+                api.change(&format!("{CONTENTS}{name}"), |content| {
+                    content["spec"]["volumeSnapshotRef"]["uid"] = uid;
+                    content["status"] =
+                        json!({"snapshotHandle": content["spec"]["source"]["snapshotHandle"]});
+                });
+                api.change(&path, |snapshot| {
+                    snapshot["status"] = json!({"boundVolumeSnapshotContentName": name, "readyToUse": true});
+                });
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_imported_without_a_copy() {
+    for policy in ["Delete", "Retain"] {
+        let world = World::new(policy).await;
+        world.import().await.unwrap();
+        world.assert_imported(policy);
+        let writes = world.api.writes();
+        world.import().await.unwrap();
+        assert_eq!(world.api.writes(), writes, "it is imported already");
+        assert!(matches!(
+            world.undo().await,
+            Err(SnapshotTransferError::NotUndone(
+                _,
+                SnapshotUndoRefusal::NotRecorded
+            ))
+        ));
+    }
+}
+
+#[tokio::test]
+async fn it_goes_on_wherever_it_stopped() {
+    for writes in 1..=8 {
+        let world = World::new("Delete").await;
+        world.import_and_die_after(writes).await;
+        world
+            .import()
+            .await
+            .unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
+        world.assert_imported("Delete");
+    }
+}
+
+#[tokio::test]
+async fn it_is_undone_until_the_old_object_is_deleted() {
+    for writes in 1..=8 {
+        let world = World::new("Delete").await;
+        world.import_and_die_after(writes).await;
+        let had_old = world.has_old();
+        match world.undo().await {
+            Ok(()) => world.assert_as_before("Delete"),
+            Err(SnapshotTransferError::NotUndone(
+                _,
+                SnapshotUndoRefusal::TooLate | SnapshotUndoRefusal::NotRecorded,
+            )) if !had_old => {
+                world.import().await.unwrap();
+                world.assert_imported("Delete");
+            }
+            Err(error) => panic!("after {writes} writes: {error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_would_delete_what_is_being_undone_is_refused() {
+    let world = World::new("Delete").await;
+    let path = USER.to_owned();
+    // Between the last look and the deletion somebody begins to undo.
+    world.api.before("DELETE", USER, move |store| {
+        let mut user = store.get(&path).unwrap();
+        user["metadata"]["annotations"][mark::IMPORT_UNDONE] = "true".into();
+        store.put(&path, user);
+    });
+    let error = world.import().await.unwrap_err();
+    assert!(error.to_string().contains("being undone"), "{error}");
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn all_that_speaks_against_it_is_told_at_once() {
+    let world = World::new("Delete").await;
+    world.api.remove("/apis/storage.k8s.io/v1/storageclasses/fast");
+    world.api.remove(&format!("{KINDS}/volumesnapshotclasses/liqo"));
+    world.api.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/copy",
+        json!({"spec": {"dataSource": {"kind": "VolumeSnapshot", "name": "backup"}}, "status": {"phase": "Pending"}}),
+    );
+    world.api.change(USER, |user| {
+        user["metadata"]["annotations"]["meta.helm.sh/release-name"] = "x".into();
+        user["metadata"]["finalizers"] = json!(["somebody.test/wants"]);
+        user["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Schedule", "name": "nightly", "uid": "u", "controller": true}]);
+    });
+    let error = world.import().await.unwrap_err().to_string();
+    for part in [
+        "real.test",
+        "VolumeSnapshotClass",
+        "copy",
+        "Helm",
+        "somebody.test/wants",
+        "nightly",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(world.api.writes(), 0);
+}
+
+#[tokio::test]
+async fn one_of_this_driver_or_one_that_is_not_ready_is_refused() {
+    let world = World::new("Delete").await;
+    world
+        .api
+        .change(USER, |user| user["status"]["readyToUse"] = false.into());
+    let error = world.import().await.unwrap_err().to_string();
+    assert!(error.contains("not ready"), "{error}");
+    world
+        .api
+        .change(REAL, |real| real["spec"]["driver"] = DRIVER_NAME.into());
+    let error = world.import().await.unwrap_err().to_string();
+    assert!(error.contains("of this driver"), "{error}");
+    assert_eq!(world.api.writes(), 0);
+}
+
+#[tokio::test]
+async fn what_would_not_be_accepted_again_is_not_deleted() {
+    let world = World::new("Delete").await;
+    world.api.fault(Fault::new(
+        "POST",
+        "/namespaces/shop/volumesnapshots",
+        Act::Forbid("a policy"),
+    ));
+    let error = world.import().await.unwrap_err().to_string();
+    assert!(error.contains("a policy"), "{error}");
+    assert!(world.api.object(USER).unwrap()["metadata"]["deletionTimestamp"].is_null());
+    world.api.heal();
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
