@@ -11,6 +11,7 @@ use super::{
     process::duration,
 };
 use crate::{
+    inspect::home_id,
     observe::crash::take_orders_of_command,
     transfer::{
         Context, ImportRequest, SnapshotImportRequest, import, import_snapshot, undo_import,
@@ -79,13 +80,13 @@ struct PvcArgs {
 
 #[derive(clap::Args)]
 struct SnapshotArgs {
-    /// The VolumeSnapshot, as NAMESPACE/NAME.
+    /// The snapshot, as NAMESPACE/NAME.
     #[arg(value_name = "NAMESPACE/NAME")]
     snapshot: ClaimName,
-    /// The VolumeSnapshotClass that it gets [default: the only one of the driver, or liqo].
+    /// The snapshot class that it gets [default: the only one of the driver, or liqo].
     #[arg(long, conflicts_with = "undo")]
     class: Option<String>,
-    /// Take an import back whose VolumeSnapshot is still the one of before.
+    /// Take an import back, as long as the snapshot of before is there.
     #[arg(long)]
     undo: bool,
     /// Say what would be done, or what speaks against it, and change nothing.
@@ -123,8 +124,9 @@ async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
         args.cluster_id,
     )
     .await?;
-    let home = place.id.ok_or(
-        "which id this cluster has cannot be read from how the driver is deployed: add --cluster-id",
+    let home = home_id(&place.cluster, place.id).await.ok_or(
+        "which id this cluster has can be read neither from how the driver is deployed nor from the namespace kube-system: add \
+         --cluster-id",
     )?;
     let snapshot = args.snapshot.clone();
     let tell = |what: &str| println!("{snapshot}: {what}");

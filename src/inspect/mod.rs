@@ -33,6 +33,6 @@ pub(crate) use self::{
     setup::Setup,
     snapshots::{SnapshotRow, SnapshotState, Snapshots, snapshot_rows},
     state::State,
-    storage::{Scope, Storage},
+    storage::{Scope, Storage, home_id},
     words::Name,
 };

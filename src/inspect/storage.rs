@@ -68,7 +68,7 @@ impl Storage {
             nodes(cluster),
             claims(cluster, scope, namespace),
             events(cluster, scope, namespace),
-            home(cluster, id),
+            home_id(cluster, id),
         );
         let mut storage = Self {
             home,
@@ -190,7 +190,9 @@ async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Li
     }
 }
 
-async fn home(cluster: &Cluster, id: Option<ClusterId>) -> Option<ClusterId> {
+/// The id of the home cluster: the one that was given, or else, as for the controller, the uid of
+/// its oldest namespace. `None` if that cannot be read.
+pub(crate) async fn home_id(cluster: &Cluster, id: Option<ClusterId>) -> Option<ClusterId> {
     if id.is_some() {
         return id;
     }

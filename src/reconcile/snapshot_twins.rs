@@ -78,7 +78,6 @@ impl<'a> SnapshotTwins<'a> {
                     self.settled.insert(content.name.clone(), twin);
                 }
             }
-            Ok(SnapshotHealth::Unused) => {}
             Ok(SnapshotHealth::Trouble(what)) => {
                 self.settled.remove(&content.name);
                 self.reports
@@ -93,7 +92,8 @@ impl<'a> SnapshotTwins<'a> {
                     .await;
             }
             Err(SnapshotSiteError::Api(error)) => return Err(error),
-            Err(SnapshotSiteError::Unreachable(_) | SnapshotSiteError::Unknown(_)) => {}
+            Ok(SnapshotHealth::Unused)
+            | Err(SnapshotSiteError::Unreachable(_) | SnapshotSiteError::Unknown(_)) => {}
         }
         Ok(())
     }

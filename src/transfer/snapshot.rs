@@ -67,6 +67,21 @@ pub(crate) enum SnapshotTransferError {
     /// Its record cannot be read.
     #[error("the VolumeSnapshotContent {0}: {1}")]
     Record(String, SnapshotRecordError),
+    /// The namespace is not that of the old snapshot.
+    #[error(
+        "the VolumeSnapshotContent {content} was being imported for {snapshot} when that namespace was deleted; one that has its name now \
+         may be somebody else's, and gets nothing. The data is safe: the content is retained. To end the import, remove its annotation {}; its \
+         deletion policy was {policy}",
+        mark::IMPORT_SNAPSHOT
+    )]
+    OtherNamespace {
+        /// The snapshot.
+        snapshot: ClaimName,
+        /// The content.
+        content: String,
+        /// The deletion policy that it had.
+        policy: String,
+    },
     /// What is written would make no sense.
     #[error("the snapshot cannot be written as JSON: {0}")]
     Unwritable(#[from] serde_json::Error),
@@ -375,12 +390,7 @@ fn twin_content(
     real: &VolumeSnapshotContent,
     record: &SnapshotImport,
 ) -> VolumeSnapshotContent {
-    let mut content = second(
-        real,
-        record.real_content(),
-        real.spec.driver.clone(),
-        handle(real),
-    );
+    let mut content = second(real, &record.real_content(), &real.spec.driver, handle(real));
     content
         .spec
         .volume_snapshot_class_name
@@ -410,7 +420,7 @@ fn user_content(
     record: &SnapshotImport,
 ) -> VolumeSnapshotContent {
     let id = SnapshotId::new(request.home.clone(), None, record.key()).to_string();
-    let mut content = second(real, record.user_content(), DRIVER_NAME.to_owned(), Some(id));
+    let mut content = second(real, &record.user_content(), DRIVER_NAME, Some(id));
     content.spec.deletion_policy = scene.virtual_policy(&record.class);
     content.spec.volume_snapshot_class_name = Some(record.class.clone());
     content.spec.volume_snapshot_ref = ObjectReference {
@@ -430,13 +440,13 @@ fn handle(real: &VolumeSnapshotContent) -> Option<String> {
 /// A retained content of what is there already.
 fn second(
     real: &VolumeSnapshotContent,
-    name: String,
-    driver: String,
+    name: &str,
+    driver: &str,
     handle: Option<String>,
 ) -> VolumeSnapshotContent {
     let spec = VolumeSnapshotContentSpec {
         deletion_policy: RETAIN.to_owned(),
-        driver,
+        driver: driver.to_owned(),
         source: ContentOf {
             snapshot_handle: handle,
             volume_handle: None,
@@ -444,7 +454,7 @@ fn second(
         source_volume_mode: real.spec.source_volume_mode.clone(),
         ..VolumeSnapshotContentSpec::default()
     };
-    let mut content = VolumeSnapshotContent::new(&name, spec);
+    let mut content = VolumeSnapshotContent::new(name, spec);
     let allowed = real.annotations().get(ALLOW_MODE_CHANGE);
     content.metadata.annotations =
         allowed.map(|value| [(ALLOW_MODE_CHANGE.to_owned(), value.clone())].into());

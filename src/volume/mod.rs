@@ -41,7 +41,7 @@ pub use refused::Refused;
 pub use restore_topology::RestoreTopology;
 pub use size::SizeRange;
 pub use snapshot::{SnapshotId, SnapshotIdError, SnapshotKey, SnapshotPlace};
-pub use snapshot_import::{SnapshotImport, SnapshotRecordError};
+pub use snapshot_import::{SnapshotImport, SnapshotRecordError, imported_content};
 pub use snapshot_marks::{ForeignSnapshot, SnapshotMarks, SnapshotName};
 pub use snapshot_spec::{SnapshotParameters, SnapshotSpecError};
 pub use spec::{

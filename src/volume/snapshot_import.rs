@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{SnapshotKey, mark};
+use super::{ClaimName, SnapshotKey, mark};
 
 type Map = BTreeMap<String, String>;
 
@@ -22,6 +22,8 @@ pub struct SnapshotImport {
     version: u8,
     /// Its namespace.
     pub namespace: String,
+    /// The uid of that: one made later under the same name may be somebody else's.
+    pub namespace_uid: String,
     /// Its name.
     pub name: String,
     /// Its uid.
@@ -54,11 +56,18 @@ pub struct SnapshotRecordError {
 impl SnapshotImport {
     /// The record of a snapshot of this name and uid that is to get this class.
     #[must_use]
-    pub fn new(namespace: String, name: String, uid: String, class: String, policy: String) -> Self {
+    pub fn new(
+        snapshot: &ClaimName,
+        namespace_uid: String,
+        uid: String,
+        class: String,
+        policy: String,
+    ) -> Self {
         Self {
             version: VERSION,
-            namespace,
-            name,
+            namespace: snapshot.namespace.clone(),
+            namespace_uid,
+            name: snapshot.name.clone(),
             uid,
             labels: Map::new(),
             annotations: Map::new(),
@@ -118,8 +127,14 @@ impl SnapshotImport {
     /// Name of the content that the user's snapshot gets.
     #[must_use]
     pub fn user_content(&self) -> String {
-        format!("imported-{}", self.key())
+        imported_content(&self.key())
     }
+}
+
+/// Name of the content of an imported snapshot: nothing else leads there from its key.
+#[must_use]
+pub fn imported_content(key: &SnapshotKey) -> String {
+    format!("imported-{key}")
 }
 
 #[cfg(test)]
@@ -131,8 +146,8 @@ mod tests {
         let labels = Map::from([(text("app"), text("web"))]);
         let annotations = Map::from([(text(LAST_APPLIED), text("{}")), (text("why"), text("night"))]);
         SnapshotImport::new(
-            text("shop"),
-            text("backup"),
+            &"shop/backup".parse().unwrap(),
+            text("n-1"),
             text("u-1"),
             text("liqo"),
             text("Delete"),

@@ -50,6 +50,10 @@ pub enum ImportedTwin {
 
 /// What the decision rests on; all of it is read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about several objects, each seen by itself"
+)]
 pub struct SnapshotImportFacts {
     /// Whether the import is recorded on the real content.
     pub recorded: bool,

@@ -2,7 +2,9 @@
 //! twin. Everything is read live, the user's object first: whoever finds the rest ready and then
 //! deletes that in the version that it found, has not been undone in between.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
+use k8s_openapi::api::core::v1::{
+    Namespace, PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference,
+};
 use kube::{Resource, ResourceExt};
 
 use super::{RETAIN, SnapshotImportRequest, SnapshotTransferError};
@@ -52,12 +54,23 @@ impl Scene {
             .get(&name.name)
             .await?;
         let (real, record) = real(cluster, name, user.as_ref()).await?;
+        let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
+        let namespace_uid = namespace.and_then(|found| found.uid()).unwrap_or_default();
+        if let (Some(record), Some(real)) = (&record, &real)
+            && record.namespace_uid != namespace_uid
+        {
+            return Err(SnapshotTransferError::OtherNamespace {
+                snapshot: name.clone(),
+                content: real.name_any(),
+                policy: record.policy.clone(),
+            });
+        }
         let classes = cluster.all::<VolumeSnapshotClass>().list(None).await?;
         let mut obstacles = Vec::new();
         let plan = match (&record, &user, &real) {
             (Some(record), ..) => Some(record.clone()),
             (None, Some(user), Some(real)) => match class_for(request.class.as_deref(), &classes) {
-                Ok(class) => Some(planned(name, user, real, class)?),
+                Ok(class) => Some(planned(name, namespace_uid, user, real, class)?),
                 Err(why) => {
                     obstacles.push(SnapshotObstacle::NoClass(why));
                     None
@@ -156,6 +169,7 @@ async fn real(
 
 fn planned(
     name: &ClaimName,
+    namespace_uid: String,
     user: &VolumeSnapshot,
     real: &VolumeSnapshotContent,
     class: String,
@@ -163,8 +177,8 @@ fn planned(
     let owners = user.metadata.owner_references.iter().flatten();
     let owners = owners.map(serde_json::to_value).collect::<Result<_, _>>()?;
     let record = SnapshotImport::new(
-        name.namespace.clone(),
-        name.name.clone(),
+        name,
+        namespace_uid,
         user.uid().unwrap_or_default(),
         class,
         real.spec.deletion_policy.clone(),

@@ -27,6 +27,7 @@ impl World {
     /// A snapshot of a real class.
     async fn new(policy: &str) -> Self {
         let api = Arc::new(FakeApi::start().await);
+        api.put("/api/v1/namespaces/shop", json!({"metadata": {"uid": "n-1"}}));
         for (name, driver) in [("liqo", DRIVER_NAME), ("fast", "real.test")] {
             let class = json!({"driver": driver, "deletionPolicy": "Delete"});
             api.put(&format!("{KINDS}/volumesnapshotclasses/{name}"), class);
@@ -361,4 +362,24 @@ async fn what_would_not_be_accepted_again_is_not_deleted() {
     world.api.heal();
     world.undo().await.unwrap();
     world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_namespace_made_anew_under_the_same_name_gets_nothing() {
+    let world = World::new("Delete").await;
+    world.import_and_die_after(1).await;
+    world.api.change("/api/v1/namespaces/shop", |namespace| {
+        namespace["metadata"]["uid"] = "n-2".into();
+    });
+    for outcome in [world.import().await, world.undo().await] {
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(error, SnapshotTransferError::OtherNamespace { .. }),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        world.api.object(REAL).unwrap()["spec"]["deletionPolicy"],
+        "Retain"
+    );
 }

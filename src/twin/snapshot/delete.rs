@@ -13,10 +13,14 @@ use super::{
     site::SnapshotSite,
 };
 use crate::{
-    cluster::{ApiError, Cluster, Precondition, events::Events, snapshots::VolumeSnapshot},
+    cluster::{
+        ApiError, Cluster, Precondition,
+        events::Events,
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+    },
     fleet::Registry,
     observe::crash::{self, Step},
-    volume::SnapshotId,
+    volume::{SnapshotId, imported_content},
 };
 
 /// The snapshot-controller looks at the deletion policy of a content as it saw it last. If
@@ -72,9 +76,11 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
 /// Without its twin, the data of a snapshot may still be there: whoever deleted the twin did not
 /// delete that.
 async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
-    let Some(user) = user_content(site).await? else {
-        return Ok(());
+    let user = match user_content(site).await? {
+        Some(user) => Some(user),
+        None => imported(site).await?,
     };
+    let Some(user) = user else { return Ok(()) };
     match kept(site, &user).await.map_err(not_taken)? {
         Some(content) if would_be_deleted(&content) => Err(SnapshotDeleteError::LeftBehind {
             twin: site.place(),
@@ -84,6 +90,12 @@ async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteEr
         // The class of the real snapshot retains it.
         Some(_) | None => Ok(()),
     }
+}
+
+/// The content of the user's snapshot, if that was imported.
+async fn imported(site: &SnapshotSite) -> Result<Option<VolumeSnapshotContent>, ApiError> {
+    let contents = site.home().all::<VolumeSnapshotContent>();
+    contents.get(&imported_content(&site.id().key)).await
 }
 
 async fn delete_twin(site: &SnapshotSite, twin: &VolumeSnapshot) -> Result<(), ApiError> {

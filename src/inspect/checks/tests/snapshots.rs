@@ -63,7 +63,7 @@ fn an_import_that_has_not_ended_is_named_with_its_commands() {
     let mut recorded = content("Retain");
     recorded["spec"]["driver"] = "real.test".into();
     recorded["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: json!({
-        "version": 1, "namespace": "shop", "name": "backup", "uid": "u", "class": "liqo", "policy": "Delete",
+        "version": 1, "namespace": "shop", "namespaceUid": "n", "name": "backup", "uid": "u", "class": "liqo", "policy": "Delete",
     }).to_string()});
     installation.snapshots.contents = told([recorded.clone()]);
     let found = unfinished_imports(&installation);

@@ -156,6 +156,16 @@ async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
     assert!(matches!(error, SnapshotDeleteError::NotAccepted(_)), "{error}");
     world.api.heal();
 
+    // Also when the user's snapshot was imported, and its content has another name.
+    let user = world.api.object(&user_content()).unwrap();
+    world.api.remove(&user_content());
+    world.api.put(
+        &format!("{KINDS}/volumesnapshotcontents/imported-{SNAPSHOT}"),
+        user,
+    );
+    let error = world.delete().await.unwrap_err();
+    assert!(matches!(error, SnapshotDeleteError::LeftBehind { .. }), "{error}");
+
     // The class of the real snapshot retains it.
     world
         .api
