@@ -8,6 +8,7 @@ mod doctor;
 mod import;
 mod node;
 mod process;
+mod release;
 mod table;
 mod volumes;
 
@@ -37,6 +38,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Give existing claims a class of the driver, and take that back.
     Import(import::Args),
+    /// Give claims of the driver their real class, and take that back.
+    Release(release::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds,
     /// List the places where a test can make this build die.
@@ -57,6 +60,7 @@ pub fn run() -> ExitCode {
         Command::Clusters(args) => clusters::run(args).map(success),
         Command::Doctor(args) => doctor::run(&args),
         Command::Import(args) => import::run(args).map(success),
+        Command::Release(args) => release::run(args).map(success),
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {

@@ -34,6 +34,10 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// A twin. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub struct Twin {
     /// Its namespace.
     pub namespace: String,
@@ -63,6 +67,8 @@ pub struct Twin {
     pub size: ClaimSize,
     /// Digest of what its status says of its attributes class, if it says anything.
     pub attributes: Option<String>,
+    /// Whether its volume is being released.
+    pub releasing: bool,
 }
 
 impl Twin {
@@ -238,6 +244,7 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         carried: Carried::on_twin(claim.labels(), claim.annotations()).digest(),
         size: facts::claim_size(claim),
         attributes: attributes(claim),
+        releasing: claim.annotations().contains_key(mark::RELEASING),
     })
 }
 

@@ -119,6 +119,7 @@ impl Coded for Refusal {
             | Self::Loops(_)
             | Self::Vanished
             | Self::Losing
+            | Self::Releasing
             | Self::Lost
             | Self::HandedOverElsewhere
             | Self::Nowhere(_)
@@ -131,7 +132,11 @@ impl Coded for DeleteError {
     fn code(&self) -> Code {
         match self {
             Self::Refused {
-                refusal: DeleteRefusal::Claimed(_) | DeleteRefusal::Foreign(_) | DeleteRefusal::Attached(_),
+                refusal:
+                    DeleteRefusal::Claimed(_)
+                    | DeleteRefusal::Foreign(_)
+                    | DeleteRefusal::Attached(_)
+                    | DeleteRefusal::Releasing,
                 ..
             } => Code::FailedPrecondition,
             Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
@@ -305,6 +310,8 @@ mod tests {
             (not_made(Refusal::Loops("l".into())), Code::FailedPrecondition),
             (not_made(Refusal::Vanished), Code::FailedPrecondition),
             (not_made(Refusal::Losing), Code::FailedPrecondition),
+            (not_made(Refusal::Releasing), Code::FailedPrecondition),
+            (not_deleted(DeleteRefusal::Releasing), Code::FailedPrecondition),
             (not_made(Refusal::Lost), Code::FailedPrecondition),
             (not_made(Refusal::HandedOverElsewhere), Code::FailedPrecondition),
             (

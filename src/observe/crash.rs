@@ -171,6 +171,52 @@ steps! {
     SnapshotUndoRestore = "snapshot-undo-restore",
     /// The snapshot has no mark of the undo any more.
     SnapshotUndoUntouch = "snapshot-undo-untouch",
+    /// The twin of a volume that is to be released is marked.
+    ReleaseMark = "release-mark",
+    /// The real PV of a volume that is released is retained and recorded.
+    ReleaseRecord = "release-record",
+    /// The virtual PV of a volume that is released is retained.
+    ReleaseRetain = "release-retain",
+    /// The claim that is released is deleted.
+    ReleaseClaim = "release-claim",
+    /// A sidecar's finalizer is taken off the virtual PV, because it does not do so.
+    ReleaseFinalizer = "release-finalizer",
+    /// The virtual PV is deleted.
+    ReleaseVirtual = "release-virtual",
+    /// The twin is deleted, whose PV stays.
+    ReleaseTwin = "release-twin",
+    /// The real PV names the claim.
+    ReleaseGive = "release-give",
+    /// The claim is made anew, with the real class.
+    ReleaseMake = "release-make",
+    /// A claim that somebody else made in its place is told its PV.
+    ReleaseTell = "release-tell",
+    /// The real PV gets its reclaim policy, and forgets what was.
+    ReleaseSettle = "release-settle",
+    /// A release is undone: its record says so.
+    UnreleaseWithdraw = "unrelease-withdraw",
+    /// The claim that was to be released is written on, so that its deletion fails.
+    UnreleaseTouch = "unrelease-touch",
+    /// The twin is written on, so that its deletion fails.
+    UnreleaseTouchTwin = "unrelease-touch-twin",
+    /// The virtual PV is made again.
+    UnreleaseVirtual = "unrelease-virtual",
+    /// The virtual PV names the claim that it belonged to again.
+    UnreleaseGive = "unrelease-give",
+    /// That claim is made again.
+    UnreleaseMake = "unrelease-make",
+    /// A claim that somebody else made in its place is told its virtual PV.
+    UnreleaseTell = "unrelease-tell",
+    /// The virtual PV gets its reclaim policy back.
+    UnreleasePolicy = "unrelease-policy",
+    /// The twin has no mark any more.
+    UnreleaseMark = "unrelease-mark",
+    /// The real PV is as it was before the release.
+    UnreleaseRestore = "unrelease-restore",
+    /// The claim has no mark of the undo any more.
+    UnreleaseUntouch = "unrelease-untouch",
+    /// The volume is to be imported again, because its twin is gone.
+    UnreleaseImport = "unrelease-import",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

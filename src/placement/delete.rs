@@ -7,7 +7,7 @@
 //! exists, nothing is deleted.
 //!
 //! ```text
-//!  the PV's claim exists ──▶ Refuse
+//!  the PV's claim exists, the volume is being released ──▶ Refuse
 //!
 //!  twin there ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin gone
 //!                                                             │
@@ -45,6 +45,8 @@ pub enum DeleteTwin {
         /// Whether it has a deletion timestamp.
         deleting: bool,
     },
+    /// The twin, whose volume is being released.
+    Releasing,
 }
 
 /// The PV of the twin.
@@ -145,6 +147,11 @@ pub enum DeleteRefusal {
     /// Something else is in the twin's place.
     #[error("the twin's place is taken by an object that is not ours: {0}. It is left alone")]
     Foreign(Foreign),
+    /// Its claim is to have the real volume.
+    #[error(
+        "the volume is being released, and its data is to stay: `liqo-csi release pvc` ends that, and with --undo takes it back"
+    )]
+    Releasing,
     /// It is in use.
     #[error("the volume is still attached to the node {0}")]
     Attached(String),
@@ -163,6 +170,7 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
         DeleteTwin::Foreign(foreign) => DeleteStep::Refuse(DeleteRefusal::Foreign(foreign.clone())),
         DeleteTwin::Ours { deleting: false } => DeleteStep::DeleteTwin,
         DeleteTwin::Ours { deleting: true } => DeleteStep::AwaitTwin,
+        DeleteTwin::Releasing => DeleteStep::Refuse(DeleteRefusal::Releasing),
         DeleteTwin::Absent => without_twin(&facts.volume),
     }
 }

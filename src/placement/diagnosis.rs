@@ -42,7 +42,7 @@ pub enum Diagnosis {
     Bound,
     /// Its twin is not bound (yet): in another cluster, before its pod arrives there.
     Pending,
-    /// It is being deleted, or no claim uses it: what happens to its twin is intended.
+    /// It is being deleted or released, or no claim uses it: what happens to its twin is intended.
     Ending,
     /// Its cluster cannot be asked.
     Unreachable,

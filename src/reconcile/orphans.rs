@@ -29,7 +29,7 @@ use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
     fleet::Registry,
     observe::crash::Step,
-    twin::{CreateError, Site, retain, withdraw},
+    twin::{CreateError, Site, is_releasing, retain, withdraw},
     volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName},
 };
 
@@ -167,7 +167,9 @@ impl<'a> Orphans<'a> {
     async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
-        let Some(twin) = found.filter(|twin| twin.uid().as_deref() == Some(&seen.uid)) else {
+        let same =
+            |twin: &PersistentVolumeClaim| twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin);
+        let Some(twin) = found.filter(same) else {
             return Ok(());
         };
         let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) else {
@@ -325,7 +327,9 @@ impl<'a> Orphans<'a> {
         let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
         let here: HashSet<&VolumeName> = here.iter().map(|volume| &volume.volume).collect();
         let twins = cluster.all_twins();
-        let mut alone: Vec<_> = twins.iter().filter(|twin| !here.contains(&twin.volume)).collect();
+        // What is released has no PV for a while, and is seen to by the command that does it.
+        let is_alone = |twin: &&Arc<Twin>| !here.contains(&twin.volume) && !twin.releasing;
+        let mut alone: Vec<_> = twins.iter().filter(is_alone).collect();
         if alone.is_empty() {
             return Vec::new();
         }

@@ -26,10 +26,10 @@ use crate::{
     cluster::{ApiError, slim},
     observe::crash::{self, Step},
     twin::{
-        Holder, Site, has_finalizer, holder, holder_uid, is_bound_to, mark_holder, metadata, reclaim_policy,
-        remove_finalizer, retain,
+        Holder, Site, has_finalizer, holder, holder_uid, is_bound_to, is_releasing, mark_holder, metadata,
+        reclaim_policy, remove_finalizer, retain,
     },
-    volume::{ClaimMark, Foreign, Marks, VolumeName},
+    volume::{ClaimMark, Foreign, Marks, VolumeName, mark},
 };
 
 const NO_RIGHT: &str = "this driver may not get, list and patch PersistentVolumes there";
@@ -108,9 +108,10 @@ async fn user(
     Ok(claim.map(|claim| (claim, mark.clone())))
 }
 
-/// Whether this is the twin of the volume, and somebody deletes it.
+/// Whether this is the twin of the volume, and somebody deletes it. One that is released is
+/// deleted on purpose, and its data is seen to.
 fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -> bool {
-    twin.metadata.deletion_timestamp.is_some() && site.is_twin(&volume.volume, twin)
+    twin.metadata.deletion_timestamp.is_some() && !is_releasing(twin) && site.is_twin(&volume.volume, twin)
 }
 
 /// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
@@ -316,9 +317,11 @@ async fn pass_on(
     Ok(Rescue::Underway)
 }
 
-/// One that is not retained is being deleted: whoever binds it binds nothing.
+/// One that is not retained is being deleted: whoever binds it binds nothing. One that is being
+/// released is to have no twin any more.
 fn is_kept(real: &PersistentVolume) -> bool {
-    reclaim_policy(real) == "Retain" && real.metadata.deletion_timestamp.is_none()
+    let released = real.annotations().contains_key(mark::RELEASE);
+    reclaim_policy(real) == "Retain" && real.metadata.deletion_timestamp.is_none() && !released
 }
 
 /// The one PV that holds the data of a volume whose twin is gone, or how it stands

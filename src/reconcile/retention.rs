@@ -10,7 +10,7 @@ use crate::{
     cluster::{ApiError, facts},
     observe::crash::Step,
     placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
-    twin::{Site, give_policy_back, is_bound_to, reclaim_policy, retain},
+    twin::{Site, give_policy_back, is_bound_to, is_releasing, reclaim_policy, retain},
     volume::mark,
 };
 
@@ -30,7 +30,10 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
         wanted: policy(&outer),
         has: policy(&real),
         replaced: real.annotations().contains_key(mark::POLICY_BEFORE),
-        bound: is_bound_to(&real, &twin) && twin.metadata.deletion_timestamp.is_none(),
+        bound: is_bound_to(&real, &twin)
+            && twin.metadata.deletion_timestamp.is_none()
+            && !is_releasing(&twin)
+            && !real.annotations().contains_key(mark::RELEASE),
     };
     match policy_step(facts) {
         PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain)

@@ -2,15 +2,16 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     Context, TransferError, Waiting,
     look::{BOUND_BY_CONTROLLER, Looking, Scene},
     surroundings, undo,
+    writing::{self, Making, change, delete, old_claim, touch},
 };
 use crate::{
-    cluster::{ApiError, Cause, Precondition, slim::SELECTED_NODE, unless_conflict},
+    cluster::{ApiError, slim::SELECTED_NODE, unless_conflict},
     observe::crash::{self, Step},
     placement::transfer::{
         ClaimNow, ImportFacts, ImportRefusal, ImportStep, Interruption, Obstacle, Progress, class_for,
@@ -19,10 +20,6 @@ use crate::{
     twin::reclaim_policy,
     volume::{ClaimName, ImportRecord, OldClaim, mark},
 };
-
-/// How often a claim is tried to be made that a quota or a policy forbids: the old claim counts
-/// for a moment after it is gone.
-const ATTEMPTS: u8 = 20;
 
 /// What is to be imported.
 pub(crate) struct ImportRequest {
@@ -43,8 +40,7 @@ pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Re
         request,
         begun: false,
         seen_gone: false,
-        attempts: 0,
-        unmakeable: None,
+        making: Making::default(),
     };
     loop {
         let scene = Box::pin(looking.look(context.cluster, &request.claim)).await?;
@@ -59,7 +55,7 @@ pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Re
         if run.begun && gone {
             // The claim is read before the PV: in between it may have been bound and settled.
             if std::mem::replace(&mut run.seen_gone, true) {
-                return Err(TransferError::Undone(request.claim.clone()));
+                return Err(TransferError::Undone("import", request.claim.clone()));
             }
             continue;
         }
@@ -112,8 +108,7 @@ struct Run<'a> {
     begun: bool,
     /// Whether the record was seen to be gone from a claim that was not bound.
     seen_gone: bool,
-    attempts: u8,
-    unmakeable: Option<String>,
+    making: Making,
 }
 
 impl Run<'_> {
@@ -125,7 +120,7 @@ impl Run<'_> {
             secured: scene.is_secured(),
             obstacles: Vec::new(),
             attached: None,
-            unmakeable: self.unmakeable.clone(),
+            unmakeable: self.making.unmakeable.clone(),
             progress,
             claim,
         };
@@ -146,9 +141,10 @@ impl Run<'_> {
     async fn obstacles(&self, scene: &Scene) -> Result<Vec<Obstacle>, TransferError> {
         let cluster = self.context.cluster;
         let classes = surroundings::classes(cluster).await?;
-        let Some((claim, real)) = surroundings::read(cluster, scene, &classes).await? else {
+        let Some(claim) = &scene.claim else {
             return Ok(Vec::new());
         };
+        let (claim, real) = surroundings::read(cluster, claim, scene.volume.as_ref(), &classes).await?;
         let mut found = obstacles(&claim, real.as_ref(), self.request.force_managed);
         if found == [Obstacle::Twin] || found == [Obstacle::Ours] {
             return Ok(found);
@@ -171,25 +167,10 @@ impl Run<'_> {
                 &volume.name_any(),
                 node.as_deref(),
             )?;
-            found.extend(self.would_not_be_accepted(new).await?.map(Obstacle::NotAccepted));
+            let told = writing::would_not_be_accepted(self.context, new, "import").await?;
+            found.extend(told.map(Obstacle::NotAccepted));
         }
         Ok(found)
-    }
-
-    /// Whether quotas, policies and rights let the new claim be made, tried under another name.
-    async fn would_not_be_accepted(
-        &self,
-        mut claim: PersistentVolumeClaim,
-    ) -> Result<Option<String>, ApiError> {
-        claim.metadata.name = Some(format!("import-check-{}", uuid::Uuid::new_v4()));
-        let claims = self
-            .context
-            .cluster
-            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
-        match claims.try_create(&claim).await {
-            Ok(()) => Ok(None),
-            Err(error) => refused(error).map(Some),
-        }
     }
 
     async fn take(&mut self, scene: &Scene, step: &ImportStep) -> Result<(), TransferError> {
@@ -205,7 +186,9 @@ impl Run<'_> {
             (ImportStep::DeleteClaim, Some(claim), ..) => self.delete(claim).await,
             (ImportStep::MakeClaim, _, Some(volume), Some(record)) => self.make(volume, record).await,
             (ImportStep::SelectNode, Some(claim), Some(volume), _) => self.select_node(claim, volume).await,
-            (ImportStep::Untouch, Some(claim), ..) => Ok(undo::untouch(self.context, claim).await?),
+            (ImportStep::Untouch, Some(claim), ..) => {
+                Ok(touch(self.context, claim, mark::IMPORT_UNDONE, false, Step::UndoUntouch).await?)
+            }
             // Steps come from what is there.
             _ => Ok(()),
         }
@@ -231,23 +214,15 @@ impl Run<'_> {
             "the PersistentVolume {name} is retained, and may be adopted by {}",
             self.request.claim
         ));
-        let patch = json!({
-            "metadata": {
-                "uid": volume.uid(),
-                "resourceVersion": volume.resource_version(),
-                "annotations": {
-                    mark::IMPORT: record.to_annotation()?,
-                    mark::ADOPT_FOR: self.request.claim.to_string(),
-                    mark::POLICY_BEFORE: null,
-                    BOUND_BY_CONTROLLER: null,
-                },
-            },
-            "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+        let annotations = json!({
+            mark::IMPORT: record.to_annotation()?,
+            mark::ADOPT_FOR: self.request.claim.to_string(),
+            mark::POLICY_BEFORE: null,
+            BOUND_BY_CONTROLLER: null,
         });
-        let volumes = self.context.cluster.all::<PersistentVolume>();
-        let marked = crash::around(Step::ImportMark, volumes.merge(&name, &patch)).await;
+        let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
         // What was written is read back by the next look.
-        unless_conflict(marked)?;
+        change(self.context, volume, &annotations, Some(spec), Step::ImportMark).await?;
         Ok(())
     }
 
@@ -261,19 +236,7 @@ impl Run<'_> {
             .context
             .cluster
             .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
-        let exactly = Precondition {
-            uid: claim.uid().unwrap_or_default(),
-            resource_version: claim.resource_version(),
-        };
-        let deleted = crash::around(
-            Step::ImportDelete,
-            claims.delete(&self.request.claim.name, exactly),
-        )
-        .await;
-        match deleted {
-            Err(error) if error.is_conflict() => Ok(()),
-            other => Ok(other?),
-        }
+        Ok(delete(&claims, claim, Step::ImportDelete).await?)
     }
 
     /// Step 3.
@@ -281,32 +244,15 @@ impl Run<'_> {
         let node = match surroundings::node_for(self.context.cluster, volume).await? {
             Ok(node) => node,
             Err(obstacle) => {
-                self.unmakeable = Some(obstacle.to_string());
+                self.making.unmakeable = Some(obstacle.to_string());
                 return Ok(());
             }
         };
         let claim = new_claim(&record.claim, &record.class, &volume.name_any(), Some(&node))?;
-        let claims = self
-            .context
-            .cluster
-            .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
-        if self.attempts == 0 {
+        if self.making.is_first() {
             (self.context.tell)(&format!("the claim is made with the class {}", record.class));
         }
-        let made = crash::around(Step::ImportMake, claims.create(&claim)).await;
-        let Err(error) = made else {
-            // Or somebody was faster: the next look tells who.
-            return Ok(());
-        };
-        self.attempts += 1;
-        let may_pass = error.is_forbidden() && self.attempts < ATTEMPTS;
-        let why = refused(error)?;
-        if may_pass {
-            tokio::time::sleep(super::LOOK_AGAIN).await;
-        } else {
-            self.unmakeable = Some(why);
-        }
-        Ok(())
+        self.making.make(self.context, &claim, Step::ImportMake).await
     }
 
     /// It lost its node, as when that was not to be had any more.
@@ -344,8 +290,9 @@ impl Run<'_> {
         let claim = self.request.claim.clone();
         (self.context.tell)(&format!("it cannot go on, and is taken back: {why}"));
         match Box::pin(undo::undo_import(self.context, &claim)).await {
-            Ok(()) => TransferError::TakenBack(claim, why),
+            Ok(()) => TransferError::TakenBack("import", claim, why),
             Err(error) => TransferError::NotTakenBack {
+                what: "import",
                 claim,
                 why,
                 error: Box::new(error),
@@ -399,34 +346,6 @@ impl Run<'_> {
                 Ok(())
             }
         }
-    }
-}
-
-/// What the API server says, if it is a refusal of this content.
-fn refused(error: ApiError) -> Result<String, ApiError> {
-    match &error.cause {
-        Cause::Forbidden(_) | Cause::Invalid(_) => Ok(error.to_string()),
-        _ => Err(error),
-    }
-}
-
-fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> OldClaim {
-    let owners = claim.metadata.owner_references.iter().flatten();
-    OldClaim {
-        namespace: claim.namespace().unwrap_or_default(),
-        namespace_uid: namespace_uid.to_owned(),
-        name: claim.name_any(),
-        uid: claim.uid().unwrap_or_default(),
-        labels: claim.labels().clone(),
-        annotations: OldClaim::own_annotations(claim.annotations()),
-        owners: owners
-            .filter_map(|owner| serde_json::to_value(owner).ok())
-            .collect(),
-        spec: claim
-            .spec
-            .as_ref()
-            .and_then(|spec| serde_json::to_value(spec).ok())
-            .unwrap_or(Value::Null),
     }
 }
 

@@ -47,7 +47,7 @@ impl Looking {
         let named = claim.as_ref().and_then(volume_name);
         let volume = match &self.volume {
             Some(known) => volumes.get(known).await?,
-            None => match recorded(cluster, name).await? {
+            None => match recorded(cluster, name, |volume| is_imported_for(name, volume)).await? {
                 Some(found) => Some(found),
                 None => match named {
                     Some(named) => volumes.get(named).await?,
@@ -60,12 +60,12 @@ impl Looking {
                 .map_err(|error| TransferError::Record(volume.name_any(), error))?,
             None => None,
         };
-        let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
-        let namespace_uid = namespace.and_then(|found| found.uid());
+        let namespace_uid = namespace_uid(cluster, name).await?;
         if let (Some(record), Some(volume)) = (&record, &volume)
             && Some(&record.claim.namespace_uid) != namespace_uid.as_ref()
         {
             return Err(TransferError::OtherNamespace {
+                what: "imported",
                 claim: name.clone(),
                 volume: volume.name_any(),
                 policy: record.policy.clone(),
@@ -91,17 +91,29 @@ impl Looking {
     }
 }
 
-/// The PV that is being imported for a claim of this name.
-async fn recorded(cluster: &Cluster, name: &ClaimName) -> Result<Option<PersistentVolume>, TransferError> {
-    let is_its = |volume: &PersistentVolume| {
-        let annotations = volume.annotations();
-        if !annotations.contains_key(mark::IMPORT) {
-            return false;
-        }
-        let recorded = ImportRecord::read(annotations).ok().flatten();
-        let recorded = recorded.map(|record| record.claim.full_name());
-        recorded.as_ref() == Some(name) || adoptable_by(annotations).as_ref() == Some(name)
-    };
+/// The uid of the namespace of a claim, if there is one.
+pub(super) async fn namespace_uid(cluster: &Cluster, name: &ClaimName) -> Result<Option<String>, ApiError> {
+    let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
+    Ok(namespace.and_then(|found| found.uid()))
+}
+
+/// Whether a PV is being imported for a claim of this name.
+pub(super) fn is_imported_for(name: &ClaimName, volume: &PersistentVolume) -> bool {
+    let annotations = volume.annotations();
+    if !annotations.contains_key(mark::IMPORT) {
+        return false;
+    }
+    let recorded = ImportRecord::read(annotations).ok().flatten();
+    let recorded = recorded.map(|record| record.claim.full_name());
+    recorded.as_ref() == Some(name) || adoptable_by(annotations).as_ref() == Some(name)
+}
+
+/// The PV that is recorded for a claim of this name.
+pub(super) async fn recorded(
+    cluster: &Cluster,
+    name: &ClaimName,
+    is_its: impl Fn(&PersistentVolume) -> bool,
+) -> Result<Option<PersistentVolume>, TransferError> {
     let mut found = cluster.all::<PersistentVolume>().find(is_its).await?;
     if found.len() > 1 {
         return Err(TransferError::Several {
@@ -125,7 +137,7 @@ pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
 }
 
 /// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
-fn is_bound(volume: &PersistentVolume) -> bool {
+pub(super) fn is_bound(volume: &PersistentVolume) -> bool {
     let status = volume.status.as_ref();
     status.and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
@@ -134,6 +146,29 @@ fn is_bound(volume: &PersistentVolume) -> bool {
 pub(super) fn is_virtual(volume: &PersistentVolume) -> bool {
     let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     source.is_some_and(|source| source.driver == DRIVER_NAME)
+}
+
+/// Whether the data of a PV stays whatever happens to claims, and nobody is offered it.
+pub(super) fn is_secured(volume: &PersistentVolume) -> bool {
+    let marked = |key| volume.annotations().contains_key(key);
+    reclaim_policy(volume) == "Retain" && !marked(BOUND_BY_CONTROLLER) && !marked(mark::POLICY_BEFORE)
+}
+
+/// Whether a claim asks for this class, and for no more than what such a PV is.
+pub(super) fn asks_for(
+    claim: &PersistentVolumeClaim,
+    class: Option<&str>,
+    volume: &PersistentVolume,
+) -> bool {
+    let (Some(spec), Some(its)) = (&claim.spec, &volume.spec) else {
+        return false;
+    };
+    let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
+    let bytes = facts::volume_size(volume).unwrap_or_default();
+    spec.storage_class_name.as_deref() == class
+        && facts::claim_size(claim).requested <= bytes
+        && facts::volume_mode(spec.volume_mode.as_deref()) == facts::volume_mode(its.volume_mode.as_deref())
+        && modes(spec.access_modes.as_ref()).is_subset(&modes(its.access_modes.as_ref()))
 }
 
 impl Scene {
@@ -147,12 +182,8 @@ impl Scene {
         }
     }
 
-    /// Whether the data of the PV stays whatever happens to claims, and nobody is offered it.
     pub(super) fn is_secured(&self) -> bool {
-        self.volume.as_ref().is_some_and(|volume| {
-            let marked = |key| volume.annotations().contains_key(key);
-            reclaim_policy(volume) == "Retain" && !marked(BOUND_BY_CONTROLLER) && !marked(mark::POLICY_BEFORE)
-        })
+        self.volume.as_ref().is_some_and(is_secured)
     }
 
     pub(super) fn claim_now(&self) -> ClaimNow {
@@ -214,16 +245,9 @@ impl Scene {
 
     /// Whether a claim that somebody made asks for what the PV is.
     fn fits(&self, claim: &PersistentVolumeClaim, old: &Value) -> bool {
-        let (Some(spec), Some(volume)) = (&claim.spec, &self.volume) else {
-            return false;
-        };
-        let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
-        let real = volume.spec.clone().unwrap_or_default();
-        spec.storage_class_name.as_deref() == old["storageClassName"].as_str()
-            && facts::claim_size(claim).requested <= facts::volume_size(volume).unwrap_or_default()
-            && facts::volume_mode(spec.volume_mode.as_deref())
-                == facts::volume_mode(real.volume_mode.as_deref())
-            && modes(spec.access_modes.as_ref()).is_subset(&modes(real.access_modes.as_ref()))
+        let class = old["storageClassName"].as_str();
+        let volume = self.volume.as_ref();
+        volume.is_some_and(|volume| asks_for(claim, class, volume))
     }
 
     /// Whom the PV names.

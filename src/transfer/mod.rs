@@ -1,15 +1,17 @@
-//! Giving an existing claim the virtual class, and taking that back: what the command
-//! `liqo-csi import` reads and writes. What comes next is decided in
-//! [`crate::placement::transfer`]; the adoption itself is done by the controller.
+//! Giving an existing claim the virtual class, and giving a claim of the driver its real class:
+//! what the commands `liqo-csi import` and `liqo-csi release` read and write. What comes next is
+//! decided in [`crate::placement::transfer`]; the adoption itself is done by the controller.
 //!
 //! It runs with the rights of whoever calls it, and remembers nothing: each step follows from
 //! what is read before it.
 
 mod import;
 mod look;
+mod release;
 mod snapshot;
 mod surroundings;
 mod undo;
+mod writing;
 
 #[cfg(test)]
 mod tests;
@@ -20,13 +22,14 @@ use tokio::time::Instant;
 
 pub(crate) use self::{
     import::{ImportRequest, import},
+    release::{ReleaseRequest, release, undo_release},
     snapshot::{SnapshotImportRequest, import_snapshot, undo_snapshot_import},
     undo::undo_import,
 };
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::transfer::{ImportRefusal, Interruption, UndoRefusal},
-    volume::{ClaimName, RecordError, mark},
+    placement::transfer::{ImportRefusal, Interruption, ReleaseRefusal, ReleaseUndoRefusal, UndoRefusal},
+    volume::{ClaimName, RecordError},
 };
 
 /// How often it is looked whether something has changed.
@@ -52,12 +55,17 @@ pub(crate) enum TransferError {
     /// It is not begun, or not gone on with.
     #[error("{0} is not imported:\n{1}")]
     NotImported(ClaimName, ImportRefusal),
+    /// It is not begun, or not gone on with.
+    #[error("{0} is not released:\n{1}")]
+    NotReleased(ClaimName, ReleaseRefusal),
     /// It was undone.
-    #[error("the import of {0} was taken back, everything is as it was before:\n{1}")]
-    TakenBack(ClaimName, Interruption),
+    #[error("the {0} of {1} was taken back, everything is as it was before:\n{2}")]
+    TakenBack(&'static str, ClaimName, Interruption),
     /// It was to be undone.
-    #[error("the import of {claim} cannot go on: {why}\nand it could not be taken back: {error}")]
+    #[error("the {what} of {claim} cannot go on: {why}\nand it could not be taken back: {error}")]
     NotTakenBack {
+        /// What cannot go on.
+        what: &'static str,
         /// The claim.
         claim: ClaimName,
         /// Why it cannot go on.
@@ -68,21 +76,24 @@ pub(crate) enum TransferError {
     /// It is not undone.
     #[error("the import of {0} is not undone: {1}")]
     NotUndone(ClaimName, UndoRefusal),
+    /// It is not undone.
+    #[error("the release of {0} is not undone: {1}")]
+    StillReleased(ClaimName, ReleaseUndoRefusal),
     /// Somebody undoes what is being done.
-    #[error("somebody has undone the import of {0} meanwhile")]
-    Undone(ClaimName),
+    #[error("somebody has undone the {0} of {1} meanwhile")]
+    Undone(&'static str, ClaimName),
     /// Its record cannot be read.
     #[error("the PersistentVolume {0}: {1}")]
     Record(String, RecordError),
     /// The namespace is not that of the old claim.
     #[error(
-        "the PersistentVolume {volume} was being imported for {claim} when that namespace was deleted; one that has its name now may be \
-         somebody else's, and gets nothing. The data is safe: the PersistentVolume is retained. To end the import, remove its annotations {} \
-         and {}; its reclaim policy was {policy}",
-        mark::IMPORT,
-        mark::ADOPT_FOR
+        "the PersistentVolume {volume} was being {what} for {claim} when that namespace was deleted; one that has its name now may be \
+         somebody else's, and gets nothing. The data is safe: the PersistentVolume is retained. To end it, remove its annotations that \
+         begin with storage.liqo.io/; its reclaim policy was {policy}"
     )]
     OtherNamespace {
+        /// What was done with it.
+        what: &'static str,
         /// The claim.
         claim: ClaimName,
         /// The PV.
@@ -92,7 +103,7 @@ pub(crate) enum TransferError {
     },
     /// Several PVs are recorded for one claim.
     #[error(
-        "several PersistentVolumes are recorded as being imported for {claim}: {}. Delete those whose data is not wanted any more",
+        "several PersistentVolumes are recorded as being imported or released for {claim}: {}. Delete those whose data is not wanted any more",
         .volumes.join(", ")
     )]
     Several {

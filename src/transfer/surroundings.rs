@@ -1,4 +1,4 @@
-//! What decides whether a claim can be imported, read live: who uses it, what it is made of,
+//! What decides whether a claim can be imported or released, read live: who uses it, what it is made of,
 //! which class it can have and on which node its volume can be used.
 
 use k8s_openapi::api::{
@@ -8,9 +8,9 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::look::{Scene, is_virtual, phase, volume_name};
+use super::look::{is_virtual, phase, volume_name};
 use crate::{
-    cluster::{ApiError, Cluster, facts},
+    cluster::{ApiError, Cause, Cluster, facts, snapshots::VolumeSnapshot},
     inspect::uses,
     placement::transfer::{ImportedClaim, Obstacle, RealVolume, WantedBy, wanted_replica},
     topology::{CLUSTER_KEY, Node, accessible},
@@ -43,6 +43,18 @@ pub(super) async fn pods(cluster: &Cluster, name: &ClaimName) -> Result<Vec<(Str
     Ok(told.collect())
 }
 
+/// The `VolumeSnapshots` of a claim, as far as they may be listed.
+pub(super) async fn snapshots(cluster: &Cluster, name: &ClaimName) -> Result<Vec<String>, ApiError> {
+    let all = cluster.within::<VolumeSnapshot>(&name.namespace);
+    let is_its =
+        |one: &VolumeSnapshot| one.spec.source.persistent_volume_claim_name.as_ref() == Some(&name.name);
+    match all.find(is_its).await {
+        // Nobody has installed the kinds of snapshots, or the caller has no right to them.
+        Err(error) if error.is_forbidden() || matches!(error.cause, Cause::NotFound(_)) => Ok(Vec::new()),
+        found => Ok(found?.iter().map(ResourceExt::name_any).collect()),
+    }
+}
+
 /// The nodes that a PV is attached to.
 pub(super) async fn attached(cluster: &Cluster, volume: &str) -> Result<Vec<String>, ApiError> {
     let attachments = cluster.all::<VolumeAttachment>();
@@ -72,33 +84,36 @@ async fn wanted_by(cluster: &Cluster, name: &ClaimName) -> Result<Vec<WantedBy>,
     Ok(wanting.collect())
 }
 
-/// The claim of a scene and its PV, as far as they decide.
+/// A claim and its PV, as far as they decide.
 pub(super) async fn read(
     cluster: &Cluster,
-    scene: &Scene,
+    claim: &PersistentVolumeClaim,
+    volume: Option<&PersistentVolume>,
     classes: &[(String, String)],
-) -> Result<Option<(ImportedClaim, Option<RealVolume>)>, ApiError> {
-    let Some(claim) = &scene.claim else {
-        return Ok(None);
+) -> Result<(ImportedClaim, Option<RealVolume>), ApiError> {
+    let name = ClaimName {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
     };
-    let (pods, wanted_by) = tokio::try_join!(pods(cluster, &scene.name), wanted_by(cluster, &scene.name))?;
-    let volume = match &scene.volume {
+    let (pods, wanted_by) = tokio::try_join!(pods(cluster, &name), wanted_by(cluster, &name))?;
+    let seen = match volume {
         Some(volume) => Some(real_volume(cluster, volume).await?),
         None => None,
     };
-    let read = imported_claim(claim, scene, classes, pods, wanted_by);
-    Ok(Some((read, volume)))
+    let read = imported_claim(name, claim, volume, classes, pods, wanted_by);
+    Ok((read, seen))
 }
 
 fn imported_claim(
+    name: ClaimName,
     claim: &PersistentVolumeClaim,
-    scene: &Scene,
+    volume: Option<&PersistentVolume>,
     classes: &[(String, String)],
     pods: Vec<(String, bool)>,
     wanted_by: Vec<WantedBy>,
 ) -> ImportedClaim {
     let spec = claim.spec.clone().unwrap_or_default();
-    let is_bound = scene.volume.as_ref().is_some_and(|volume| {
+    let is_bound = volume.is_some_and(|volume| {
         volume_name(claim) == volume.metadata.name.as_deref() && is_bound_to(volume, claim)
     });
     let class = claim
@@ -109,7 +124,7 @@ fn imported_claim(
     let owners = claim.metadata.owner_references.iter().flatten();
     let controller = owners.clone().find(|owner| owner.controller == Some(true));
     ImportedClaim {
-        name: scene.name.clone(),
+        name,
         bound: is_bound && phase(claim) == "Bound",
         deleting: claim.metadata.deletion_timestamp.is_some(),
         is_twin: claim
@@ -126,7 +141,7 @@ fn imported_claim(
         finalizers: claim
             .finalizers()
             .iter()
-            .filter(|one| *one != PROTECTION)
+            .filter(|one| ![PROTECTION, mark::TWIN_FINALIZER].contains(&one.as_str()))
             .cloned()
             .collect(),
         managed: managed_by(claim.labels(), claim.annotations()),
@@ -167,6 +182,8 @@ async fn real_volume(cluster: &Cluster, volume: &PersistentVolume) -> Result<Rea
         unmountable: unmountable(volume),
         managed: managed_by(volume.labels(), volume.annotations()),
         attached: attached(cluster, &name).await?,
+        importing: volume.annotations().contains_key(mark::IMPORT),
+        releasing: volume.annotations().contains_key(mark::RELEASE),
         name,
     })
 }

@@ -191,23 +191,28 @@ async fn kubernetes(api: Arc<FakeApi>) {
         for volume in api.store().below(VOLUMES) {
             follow(&api, &volume);
         }
-        // Its finalizer holds a claim only while a pod uses it.
-        for claim in api.store().below(CLAIMS) {
-            let deleting = !claim["metadata"]["deletionTimestamp"].is_null();
-            if deleting && api.object(POD).is_none() {
-                api.remove(&format!(
-                    "{CLAIMS}{}",
-                    claim["metadata"]["name"].as_str().unwrap()
-                ));
-            }
-        }
+        kubernetes_claims(&api);
         if changes.changed().await.is_err() {
             return;
         }
     }
 }
 
-fn follow(api: &FakeApi, volume: &Value) {
+/// A claim's finalizer holds it only while a pod uses it.
+pub(super) fn kubernetes_claims(api: &FakeApi) {
+    for claim in api.store().below(CLAIMS) {
+        let deleting = !claim["metadata"]["deletionTimestamp"].is_null();
+        if deleting && api.object(POD).is_none() {
+            api.remove(&format!(
+                "{CLAIMS}{}",
+                claim["metadata"]["name"].as_str().unwrap()
+            ));
+        }
+    }
+}
+
+/// Binds a PV to the claim that it names, and notices when that is gone.
+pub(super) fn follow(api: &FakeApi, volume: &Value) {
     let path = format!("{VOLUMES}{}", volume["metadata"]["name"].as_str().unwrap());
     let named = &volume["spec"]["claimRef"];
     let (Some(namespace), Some(name)) = (named["namespace"].as_str(), named["name"].as_str()) else {
@@ -347,7 +352,7 @@ fn pod(api: &FakeApi) {
 fn told(error: &TransferError) -> Vec<Obstacle> {
     match error {
         TransferError::NotImported(_, ImportRefusal::Obstacles(all))
-        | TransferError::TakenBack(_, Interruption::Obstacles(all)) => all.clone(),
+        | TransferError::TakenBack(_, _, Interruption::Obstacles(all)) => all.clone(),
         other => panic!("no obstacles: {other}"),
     }
 }
@@ -557,7 +562,7 @@ async fn a_claim_made_in_the_gap_gets_the_data_back() {
     });
     let error = world.import().await.unwrap_err();
     assert!(
-        matches!(error, TransferError::TakenBack(_, Interruption::NameTaken)),
+        matches!(error, TransferError::TakenBack(_, _, Interruption::NameTaken)),
         "{error}"
     );
     assert_eq!(world.claim()["metadata"]["uid"], "theirs");

@@ -1,15 +1,16 @@
 //! The steps that undo an import, taken one after the other.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     Context, TransferError, Waiting,
     look::{Looking, Scene},
+    writing::{change, delete, tell_volume, touch},
 };
 use crate::{
-    cluster::{ApiError, Objects, Precondition, unless_conflict},
+    cluster::ApiError,
     observe::crash::{self, Step},
     placement::transfer::{Progress, UndoFacts, UndoStep, undo_step},
     twin::{claim_ref, remove_finalizer},
@@ -91,13 +92,15 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             change(context, volume, &annotations, None, Step::UndoForbid).await?;
         }
         (UndoStep::Touch, Some(claim), ..) => {
-            let patch = touched(claim, json!("true"));
-            let done = crash::around(Step::UndoTouch, claims.merge(&scene.name.name, &patch)).await;
-            unless_conflict(done)?;
+            touch(context, claim, mark::IMPORT_UNDONE, true, Step::UndoTouch).await?;
         }
-        (UndoStep::Untouch, Some(claim), ..) => untouch(context, claim).await?,
+        (UndoStep::Untouch, Some(claim), ..) => {
+            touch(context, claim, mark::IMPORT_UNDONE, false, Step::UndoUntouch).await?;
+        }
         (UndoStep::DeleteNew, Some(claim), ..) => {
             (context.tell)("the claim that asks for the PersistentVolume is deleted");
+            // One that is bound meanwhile may be a volume whose import has ended, and whose PV is
+            // retained no more: that is another version.
             delete(&claims, claim, Step::UndoDelete).await?;
         }
         (UndoStep::DeleteTwin, ..) => {
@@ -120,12 +123,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             crash::around(Step::UndoRemake, claims.create(&claim)).await?;
         }
         (UndoStep::TellVolume, Some(claim), Some(volume), _) => {
-            let patch = json!({
-                "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
-                "spec": {"volumeName": volume.name_any()},
-            });
-            let done = crash::around(Step::UndoTell, claims.merge(&scene.name.name, &patch)).await;
-            unless_conflict(done)?;
+            tell_volume(context, claim, &volume.name_any(), Step::UndoTell).await?;
         }
         // Steps come from what is there.
         _ => {}
@@ -155,58 +153,4 @@ async fn restore(context: &Context<'_>, scene: &Scene) -> Result<bool, TransferE
         ));
     }
     Ok(restored)
-}
-
-/// False if the PV has changed meanwhile and has to be looked at again.
-async fn change(
-    context: &Context<'_>,
-    volume: &PersistentVolume,
-    annotations: &Value,
-    spec: Option<Value>,
-    step: Step,
-) -> Result<bool, TransferError> {
-    let mut patch = json!({"metadata": {
-        "uid": volume.uid(),
-        "resourceVersion": volume.resource_version(),
-        "annotations": annotations,
-    }});
-    if let Some(spec) = spec {
-        patch["spec"] = spec;
-    }
-    let volumes = context.cluster.all::<PersistentVolume>();
-    let changed = crash::around(step, volumes.merge(&volume.name_any(), &patch)).await;
-    Ok(unless_conflict(changed)?.is_some())
-}
-
-/// Deletes this claim in exactly this version: one that is bound meanwhile may be a volume
-/// whose import has ended, and whose PV is retained no more. The next look tells.
-async fn delete(
-    claims: &Objects<PersistentVolumeClaim>,
-    claim: &PersistentVolumeClaim,
-    step: Step,
-) -> Result<(), ApiError> {
-    let exactly = Precondition {
-        uid: claim.uid().unwrap_or_default(),
-        resource_version: claim.resource_version(),
-    };
-    match crash::around(step, claims.delete(&claim.name_any(), exactly)).await {
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other,
-    }
-}
-
-fn touched(claim: &PersistentVolumeClaim, value: Value) -> Value {
-    let mut patch = json!({"metadata": {"uid": claim.uid(), "annotations": {}}});
-    patch["metadata"]["annotations"][mark::IMPORT_UNDONE] = value;
-    patch
-}
-
-/// Takes the mark of an undo off the claim.
-pub(super) async fn untouch(context: &Context<'_>, claim: &PersistentVolumeClaim) -> Result<(), ApiError> {
-    let claims = context
-        .cluster
-        .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    let patch = touched(claim, Value::Null);
-    let done = crash::around(Step::UndoUntouch, claims.merge(&claim.name_any(), &patch)).await;
-    unless_conflict(done).map(drop)
 }

@@ -219,6 +219,11 @@ async fn real_volume(
             "the twin {namespace}/{twin} of the volume {volume} {what}"
         ))
     };
+    if reading::is_releasing(twin) {
+        return Err(unusable(
+            "is being released (liqo-csi release pvc): the claim gets its real class and has to be used again then",
+        ));
+    }
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(unusable(
             "is being deleted: its PV is to be retained, and the twin made again onto it",

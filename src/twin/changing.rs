@@ -56,6 +56,11 @@ impl Changing {
                 Some(_) => self.not_now("is not there: the events of the volume's claim say why"),
             });
         };
+        if reading::is_releasing(&twin) {
+            return Err(
+                self.not_now("is being released (liqo-csi release pvc): change the claim when that has ended")
+            );
+        }
         if twin.metadata.deletion_timestamp.is_some() {
             return Err(self.not_now("is being deleted: its data is to be rescued first"));
         }

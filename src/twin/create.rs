@@ -100,6 +100,9 @@ async fn take_step(
     deadline: Instant,
     observation: &mut Observation,
 ) -> Result<Progress, CreateError> {
+    if observation.twin.as_ref().is_some_and(reading::is_releasing) {
+        return Err(refused(site, Refusal::Releasing));
+    }
     Ok(match observation.step(site, request).await? {
         CreateStep::Create if adopt::wish(observation.claim.as_ref()).is_some() => {
             let wanted = adopt::wish(observation.claim.as_ref()).unwrap_or_default();

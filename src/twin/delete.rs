@@ -208,6 +208,7 @@ async fn look(
             // Whoever made a claim of that name elsewhere did so after ours was gone.
             Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
+            Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
             Ok(_) => DeleteTwin::Ours {
                 deleting: found.metadata.deletion_timestamp.is_some(),
             },
@@ -339,8 +340,8 @@ async fn give_back(site: &Site, volume: &VolumeName, name: &str) -> Result<(), A
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
     let marked = |key| volume.annotations().contains_key(key);
-    // The Retain of an import is for whoever imports it, and nothing that a deletion gives back.
-    if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) {
+    // The Retain of an import or a release is for whoever does that, and nothing that a deletion gives back.
+    if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) && !marked(mark::RELEASE) {
         return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {

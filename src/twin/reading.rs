@@ -10,7 +10,7 @@ use crate::{
     cluster::{ApiError, Cluster, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
-    volume::ClaimMark,
+    volume::{ClaimMark, mark},
 };
 
 pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -85,6 +85,13 @@ pub(super) fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Op
 pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
     let uid = holder_uid(volume);
     uid.is_some() && uid == twin.metadata.uid.as_deref()
+}
+
+/// Whether the volume of a twin is being released: nothing of this driver touches the twin
+/// then but the command that releases it.
+#[must_use]
+pub fn is_releasing(twin: &PersistentVolumeClaim) -> bool {
+    twin.annotations().contains_key(mark::RELEASING)
 }
 
 /// The uid of the claim that a PV names.

@@ -330,6 +330,13 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(not_usable(name, "is being deleted").into());
     }
+    if reading::is_releasing(&twin) {
+        return Err(not_usable(
+            name,
+            "is being released: copy it with its real class when that has ended",
+        )
+        .into());
+    }
     if reading::phase(&twin) != "Bound" {
         let why = "has no storage yet; in a remote cluster it may get it only when its pod arrives there";
         return Err(not_usable(name, why).into());

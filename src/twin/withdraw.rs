@@ -115,11 +115,11 @@ pub(super) async fn clear_claim_ref(cluster: &Cluster, volume: &str, twin: &str)
     outcome.map(|_| ())
 }
 
-/// Whether a PV is reserved for this twin and not bound. One that is being imported has
-/// somebody's data, and is never offered to others.
+/// Whether a PV is reserved for this twin and not bound. One that is being imported or
+/// released has somebody's data, and is never offered to others.
 pub(super) fn is_reservation(volume: &PersistentVolume, namespace: &str, twin: &str) -> bool {
     let marked = |key| volume.annotations().contains_key(key);
-    if marked(mark::IMPORT) || marked(mark::ADOPT_FOR) {
+    if marked(mark::IMPORT) || marked(mark::ADOPT_FOR) || marked(mark::RELEASE) {
         return false;
     }
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());

@@ -61,6 +61,16 @@ pub const IMPORT_SNAPSHOT: &str = "storage.liqo.io/import-snapshot";
 /// delete it for the import has an older version of it, and is refused.
 pub const IMPORT_UNDONE: &str = "storage.liqo.io/import-undone";
 
+/// Annotation of a PV that is being released: what the volume and its claim were before. Its
+/// reclaim policy is in here, as that of an import is.
+pub const RELEASE: &str = "storage.liqo.io/release";
+/// Annotation of a twin whose volume is being released, as namespace/name of the claim: until
+/// it is off, this driver neither uses, changes, repairs nor deletes the twin.
+pub const RELEASING: &str = "storage.liqo.io/releasing";
+/// Annotation of a claim or a twin whose release is being undone while it exists still, as
+/// [`IMPORT_UNDONE`] is for an import.
+pub const RELEASE_UNDONE: &str = "storage.liqo.io/release-undone";
+
 /// Annotation of a twin's PV in a remote cluster: whose data it holds. Names of claims
 /// are used again there, so a `claimRef` alone says nothing once its claim is gone.
 /// Of a snapshot's content that is retained: the id of the snapshot.

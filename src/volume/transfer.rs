@@ -1,20 +1,22 @@
 //! What is written on a PV whose claim is being imported: who may adopt it, and what it and
-//! its claim were before. These annotations are all that an import remembers.
+//! its claim were before. These annotations are all that an import remembers. The record of a
+//! release is in `release`.
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{ClaimName, mark};
 
 type Map = BTreeMap<String, String>;
 
-const VERSION: u8 = 1;
+/// The version of the records that this driver writes.
+pub(super) const VERSION: u8 = 1;
 
 /// What Kubernetes and its sidecars note on a claim about its binding: true of that claim only,
 /// and part of nothing that a user asked for.
-const BINDING: [&str; 9] = [
+const BINDING: [&str; 10] = [
     "pv.kubernetes.io/bind-completed",
     "pv.kubernetes.io/bound-by-controller",
     "volume.kubernetes.io/selected-node",
@@ -23,6 +25,7 @@ const BINDING: [&str; 9] = [
     "volume.kubernetes.io/storage-resizer",
     mark::ADOPT,
     mark::IMPORT_UNDONE,
+    mark::RELEASE_UNDONE,
     "pv.kubernetes.io/migrated-to",
 ];
 
@@ -121,6 +124,32 @@ impl OldClaim {
         claim
     }
 
+    /// The claim of a real class that is to have the PV of this one's twin, as that PV is.
+    ///
+    /// What chose the virtual volume is left out.
+    #[must_use]
+    pub fn released(&self, class: &str, volume: &str, attributes: Option<&str>) -> Self {
+        let mut released = self.clone();
+        if let Some(spec) = released.spec.as_object_mut() {
+            for key in [
+                "dataSource",
+                "dataSourceRef",
+                "selector",
+                "volumeAttributesClassName",
+            ] {
+                spec.remove(key);
+            }
+        }
+        released.annotations.remove(CLASS_BETA);
+        released.spec["storageClassName"] = class.into();
+        released.spec["volumeName"] = volume.into();
+        if let Some(attributes) = attributes {
+            // A claim is bound only to a PV of the same attributes.
+            released.spec["volumeAttributesClassName"] = attributes.into();
+        }
+        released
+    }
+
     /// The claim as it was, bound to its PV by name.
     #[must_use]
     pub fn as_before(&self, volume: &str) -> Value {
@@ -162,17 +191,23 @@ pub struct ImportRecord {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// It is none.
-    #[error("the annotation {key} cannot be read: {why}", key = mark::IMPORT)]
+    #[error("the annotation {key} cannot be read: {why}")]
     Malformed {
+        /// The annotation.
+        key: &'static str,
         /// Why not.
         why: String,
     },
     /// It is of another version of this driver.
     #[error(
-        "the annotation {key} is of version {0}, and this program knows {VERSION}: use the liqo-csi that began the import",
-        key = mark::IMPORT
+        "the annotation {key} is of version {version}, and this program knows {VERSION}: use the liqo-csi that began the import or release"
     )]
-    Version(u8),
+    Version {
+        /// The annotation.
+        key: &'static str,
+        /// The version.
+        version: u8,
+    },
 }
 
 impl ImportRecord {
@@ -194,22 +229,31 @@ impl ImportRecord {
 
     /// The record on a PV, if there is one.
     pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
-        #[derive(Deserialize)]
-        struct Versioned {
-            version: u8,
-        }
-        let Some(text) = annotations.get(mark::IMPORT) else {
-            return Ok(None);
-        };
-        let malformed = |error: serde_json::Error| RecordError::Malformed {
-            why: error.to_string(),
-        };
-        let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
-        if version != VERSION {
-            return Err(RecordError::Version(version));
-        }
-        serde_json::from_str(text).map(Some).map_err(malformed)
+        read_record(annotations, mark::IMPORT)
     }
+}
+
+/// The record in this annotation, if there is one.
+pub(super) fn read_record<T: DeserializeOwned>(
+    annotations: &Map,
+    key: &'static str,
+) -> Result<Option<T>, RecordError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u8,
+    }
+    let Some(text) = annotations.get(key) else {
+        return Ok(None);
+    };
+    let malformed = |error: serde_json::Error| RecordError::Malformed {
+        key,
+        why: error.to_string(),
+    };
+    let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
+    if version != VERSION {
+        return Err(RecordError::Version { key, version });
+    }
+    serde_json::from_str(text).map(Some).map_err(malformed)
 }
 
 /// No name of a claim.
@@ -280,7 +324,8 @@ mod tests {
         let read = |text: &str| ImportRecord::read(&map(&[(mark::IMPORT, text)]));
         assert!(matches!(read("{}"), Err(RecordError::Malformed { .. })));
         assert!(matches!(read("x"), Err(RecordError::Malformed { .. })));
-        assert_eq!(read(r#"{"version":2,"new":1}"#), Err(RecordError::Version(2)));
+        let newer = read(r#"{"version":2,"new":1}"#);
+        assert!(matches!(newer, Err(RecordError::Version { version: 2, .. })));
     }
 
     #[test]
@@ -303,6 +348,25 @@ mod tests {
         let claim = record().claim.as_before("pv-1");
         assert_eq!(claim["spec"], record().claim.spec);
         assert_eq!(claim["metadata"]["annotations"][CLASS_BETA], "fast");
+    }
+
+    #[test]
+    fn a_released_claim_asks_for_the_real_volume_and_nothing_else() {
+        let claim = record().claim.released("fast", "pv-1", Some("silver"));
+        assert_eq!(
+            claim.spec,
+            json!({
+                "storageClassName": "fast", "volumeName": "pv-1", "accessModes": ["ReadWriteOnce"],
+                "volumeAttributesClassName": "silver",
+            })
+        );
+        assert_eq!(claim.annotations, map(&[("team", "blue")]));
+        let without = record().claim.released("", "pv-1", None);
+        assert_eq!(without.spec["volumeAttributesClassName"], Value::Null);
+        assert_eq!(
+            without.spec["storageClassName"], "",
+            "none at all would be the default one"
+        );
     }
 
     #[test]

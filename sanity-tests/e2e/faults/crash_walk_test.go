@@ -42,6 +42,8 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a claim that is imported", w.imported},
 		{"an import that is undone", w.importUndone},
 		{"a snapshot that is imported", w.snapshotImported},
+		{"a claim that is released", w.released},
+		{"a release that is undone", w.releaseUndone},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster)

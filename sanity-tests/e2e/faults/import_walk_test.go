@@ -23,40 +23,42 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// importCommand runs `liqo-csi import pvc` and lets it die at these points, one after the
+// transferCommand runs `liqo-csi import` or `liqo-csi release` and lets it die at these points, one after the
 // other, each time it is run.
-type importCommand struct {
+type transferCommand struct {
 	n       *user.Namespace
 	program string
-	// What is imported, as kind and name.
-	what []string
+	// What it does, before the name of what it does it to.
+	verb []string
+	// The name of that in its namespace.
+	name string
 	// The folder with its orders.
 	orders string
 }
 
-func newImportCommand(t *testing.T, n *user.Namespace) *importCommand {
+func newTransferCommand(t *testing.T, n *user.Namespace, verb ...string) *transferCommand {
 	t.Helper()
 	program, err := driver.Compile(t.Context(), crashBuild)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &importCommand{n: n, program: program, what: []string{"pvc", n.Name + "/data"}, orders: t.TempDir()}
+	return &transferCommand{n: n, program: program, verb: verb, name: "data", orders: t.TempDir()}
 }
 
-func (c *importCommand) run(t *testing.T, args ...string) (string, error) {
+func (c *transferCommand) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	args = slices.Concat([]string{"import"}, c.what, []string{"--kubeconfig", c.n.Cluster.Kubeconfig()}, args)
+	args = slices.Concat(c.verb, []string{c.n.Name + "/" + c.name, "--kubeconfig", c.n.Cluster.Kubeconfig()}, args)
 	command := exec.CommandContext(t.Context(), c.program, args...)
 	command.Env = append(os.Environ(), "LIQO_CSI_CRASH_ORDERS="+c.orders)
 	out, err := command.CombinedOutput()
-	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
+	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:len(c.verb)+1], " "), err, out)
 	return string(out), err
 }
 
-func (c *importCommand) file() string { return filepath.Join(c.orders, "crash-at") }
+func (c *transferCommand) file() string { return filepath.Join(c.orders, "crash-at") }
 
 // left are the points where it has not died yet.
-func (c *importCommand) left(t *testing.T) []string {
+func (c *transferCommand) left(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(c.file())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -66,7 +68,7 @@ func (c *importCommand) left(t *testing.T) []string {
 }
 
 // dies runs the command until it has died at all of these points; w remembers them.
-func (c *importCommand) dies(t *testing.T, w *walk, points []string, args ...string) {
+func (c *transferCommand) dies(t *testing.T, w *walk, points []string, args ...string) {
 	t.Helper()
 	if err := os.WriteFile(c.file(), []byte(strings.Join(points, "\n")), 0o600); err != nil {
 		t.Fatal(err)
@@ -81,7 +83,7 @@ func (c *importCommand) dies(t *testing.T, w *walk, points []string, args ...str
 	w.hit = append(w.hit, points...)
 }
 
-func (c *importCommand) ends(t *testing.T, args ...string) {
+func (c *transferCommand) ends(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := c.run(t, args...); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -116,7 +118,7 @@ func filled(t *testing.T, n *user.Namespace) *corev1.PersistentVolume {
 func (w *walk) imported(t *testing.T, n *user.Namespace) {
 	real := filled(t, n)
 	controller := w.onController(t, n, both("adopt-reserve", "settle-claim", "settle-volume"))
-	command := newImportCommand(t, n)
+	command := newTransferCommand(t, n, "import", "pvc")
 	command.dies(t, w, both("import-mark", "import-delete", "import-make"), "--class", "liqo-reference")
 	command.ends(t, "--class", "liqo-reference")
 	w.carriedOut(t, n, controller)
@@ -136,7 +138,7 @@ func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
 	real := filled(t, n)
 	restart := withoutController(t, n)
 	defer restart()
-	command := newImportCommand(t, n)
+	command := newTransferCommand(t, n, "import", "pvc")
 	class := []string{"--class", "liqo-reference"}
 	rest := func(point string, undo ...string) {
 		t.Helper()
@@ -320,8 +322,8 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	if err != nil || before.Content == nil {
 		t.Fatalf("%+v, %v", before, err)
 	}
-	command := newImportCommand(t, n)
-	command.what = []string{"snapshot", n.Name + "/backup"}
+	command := newTransferCommand(t, n, "import", "snapshot")
+	command.name = "backup"
 
 	command.dies(t, w, []string{"before-snapshot-import-delete"})
 	command.dies(t, w, both("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")

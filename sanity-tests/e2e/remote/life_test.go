@@ -44,6 +44,25 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 }
 
 // Names of claims can be as long as those of any object; so can those of their events.
+func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	p.remote.WaitReady("user")
+	found := p.follow("data")
+	p.home.DeletePod("user")
+	out, err := p.look(t.Context(), "release", "pvc", p.home.Name+"/data")
+	if err == nil || !strings.Contains(err.Error(), "cannot be released yet") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if now := p.follow("data"); now.twin.UID != found.twin.UID || len(now.twin.Annotations) != len(found.twin.Annotations) {
+		t.Error("the twin was changed")
+	}
+	p.deleteClaim("data")
+	p.wantGone(found)
+}
+
 func TestClaimsWithLongNames(t *testing.T) {
 	p := offloaded(t)
 	served, unserved := strings.Repeat("s", 250), strings.Repeat("u", 250)

@@ -58,6 +58,8 @@ pub struct RealVolume {
     pub policy_replaced: bool,
     /// Whether it carries the record of an import.
     pub imported: bool,
+    /// Whether it carries the record of a release.
+    pub released: bool,
 }
 
 /// The PV that users of a volume see.
@@ -250,6 +252,7 @@ pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &
         retain: is_retained(volume),
         policy_replaced: volume.annotations().contains_key(mark::POLICY_BEFORE),
         imported: volume.annotations().contains_key(mark::IMPORT),
+        released: volume.annotations().contains_key(mark::RELEASE),
     })))
 }
 

@@ -109,6 +109,7 @@ pub(crate) const ALL: &[Check] = &[
     volumes::attach_errors,
     volumes::failed_mounts,
     transfers::unfinished_imports,
+    transfers::unfinished_releases,
 ];
 
 /// Everything that is wrong, the worst first.

@@ -1,9 +1,11 @@
-//! Imports that have begun and not ended.
+//! Imports and releases that have begun and not ended.
+
+use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 
 use super::{Finding, Installation};
-use crate::volume::{ImportRecord, adoptable_by, mark};
+use crate::volume::{ImportRecord, ReleaseRecord, adoptable_by, mark};
 
 /// PVs that are recorded as being imported, and the command that ends that.
 pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
@@ -39,4 +41,63 @@ pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
         )
     });
     found.collect()
+}
+
+/// PVs that are recorded as being released, twins that are marked so although their PV is not
+/// recorded, and the command that ends that.
+pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
+    let volumes = installation.storage.volumes.iter();
+    let mut recorded = BTreeSet::new();
+    let mut found = Vec::new();
+    for volume in volumes.filter(|volume| volume.annotations().contains_key(mark::RELEASE)) {
+        recorded.insert(volume.name_any());
+        let object = format!("PersistentVolume {}", volume.name_any());
+        found.push(match ReleaseRecord::read(volume.annotations()) {
+            Ok(Some(record)) => unfinished_release(object, &record),
+            Ok(None) => Finding::error(object, "The record of its release is gone.", "Run doctor again."),
+            Err(error) => Finding::error(
+                object,
+                format!("It is being released, and {error}. It is retained meanwhile."),
+                "Use the version of liqo-csi that began the release to end it.",
+            ),
+        });
+    }
+    for twin in installation.storage.twins.iter() {
+        let spec = twin.spec.as_ref();
+        let real = spec.and_then(|spec| spec.volume_name.as_ref());
+        let Some(claim) = twin.annotations().get(mark::RELEASING) else {
+            continue;
+        };
+        if real.is_some_and(|real| recorded.contains(real)) {
+            continue;
+        }
+        found.push(Finding::warning(
+            format!("PersistentVolumeClaim {}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
+            format!("The release of the claim {claim} has begun and not ended. Until it has, the driver neither uses nor repairs this twin."),
+            format!("liqo-csi release pvc {claim} goes on with it, and liqo-csi release pvc {claim} --undo takes it back."),
+        ));
+    }
+    found
+}
+
+fn unfinished_release(object: String, record: &ReleaseRecord) -> Finding {
+    let claim = record.claim.full_name();
+    if record.undone {
+        return Finding::warning(
+            object,
+            format!(
+                "The release of the claim {claim} is being undone and has not ended. The data is safe: the PersistentVolume is retained."
+            ),
+            format!("liqo-csi release pvc {claim} --undo"),
+        );
+    }
+    Finding::warning(
+        object,
+        format!(
+            "The release of the claim {claim} has not ended. The data is safe: the PersistentVolume is retained."
+        ),
+        format!(
+            "liqo-csi release pvc {claim} goes on with it, and liqo-csi release pvc {claim} --undo takes it back."
+        ),
+    )
 }

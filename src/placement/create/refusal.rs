@@ -41,6 +41,9 @@ pub enum Refusal {
         "the volume was handed over before, but its twin is being deleted: its PV is to be retained, and the twin made again onto it"
     )]
     Losing,
+    /// It is being released.
+    #[error("the volume was handed over before, and is being released: `liqo-csi release pvc` ends that")]
+    Releasing,
     /// It was given away and its PV is gone.
     #[error("the volume was handed over before, but the PV of its twin is gone: the data may be lost")]
     Lost,

@@ -7,7 +7,7 @@
 //!                                     ──AwaitAdopted──▶ bound ──AwaitSettled──▶ Done
 //! ```
 
-use super::{ClaimNow, NamedVolume, Obstacle, Progress};
+use super::{ClaimNow, Interruption, NamedVolume, Obstacle, Progress, list};
 
 /// What the decision rests on, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,22 +76,6 @@ impl ImportStep {
     }
 }
 
-/// Why an import that has begun is undone.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Interruption {
-    /// Something has come in between.
-    #[error("{}", list(.0))]
-    Obstacles(Vec<Obstacle>),
-    /// Somebody made a claim of that name.
-    #[error(
-        "somebody made a claim of that name while there was none, as a StatefulSet or a deployment tool does"
-    )]
-    NameTaken,
-    /// The API server does not take the new claim.
-    #[error("the new claim is not accepted: {0}")]
-    NotAccepted(String),
-}
-
 /// Why an import does not begin, or is not gone on with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportRefusal {
@@ -110,12 +94,6 @@ pub enum ImportRefusal {
          which is retained. Delete that claim (its volume goes with it), and run this again"
     )]
     NameTaken,
-}
-
-/// Each on a line of its own.
-fn list(obstacles: &[Obstacle]) -> String {
-    let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
-    lines.join("\n")
 }
 
 /// Decides the next step.

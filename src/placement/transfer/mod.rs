@@ -1,17 +1,49 @@
-//! What `liqo-csi import` does next, from what is there now. An import remembers nothing but
-//! what stands on the PV and on the claims, so whoever comes next, after a crash or beside
-//! another import of the same claim, decides the same.
+//! What `liqo-csi import` and `liqo-csi release` do next, from what is there now. Neither
+//! remembers anything but what stands on the PVs, the twin and the claims, so whoever comes
+//! next, after a crash or beside another run for the same claim, decides the same.
 //!
 //! Between the claim's deletion and the end, nobody's claim holds the data: it is the PV's
 //! reclaim policy Retain that keeps it, from before the first step to after the last one.
 
 mod import;
 mod obstacle;
+mod release;
+mod release_undo;
 mod undo;
 
-pub use import::{ImportFacts, ImportRefusal, ImportStep, Interruption, import_step};
-pub use obstacle::{ImportedClaim, Obstacle, RealVolume, WantedBy, class_for, obstacles, wanted_replica};
+pub use import::{ImportFacts, ImportRefusal, ImportStep, import_step};
+pub use obstacle::{
+    ImportedClaim, Obstacle, RealVolume, ReleasedTwin, WantedBy, class_for, obstacles, release_obstacles,
+    wanted_replica,
+};
+pub use release::{
+    AsksFor, ReleaseFacts, ReleaseProgress, ReleaseRefusal, ReleaseStep, ReleasedClaim, TwinNow, VirtualNow,
+    release_step,
+};
+pub use release_undo::{ReleaseUndoFacts, ReleaseUndoRefusal, ReleaseUndoStep, release_undo_step};
 pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};
+
+/// Each on a line of its own.
+fn list(obstacles: &[Obstacle]) -> String {
+    let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}
+
+/// Why an import or a release that has begun is undone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Interruption {
+    /// Something has come in between.
+    #[error("{}", list(.0))]
+    Obstacles(Vec<Obstacle>),
+    /// Somebody made a claim of that name.
+    #[error(
+        "somebody made a claim of that name while there was none, as a StatefulSet or a deployment tool does"
+    )]
+    NameTaken,
+    /// The API server does not take the new claim.
+    #[error("the new claim is not accepted: {0}")]
+    NotAccepted(String),
+}
 
 /// What has the name of the claim that is imported.
 #[derive(Clone, Debug, PartialEq, Eq)]

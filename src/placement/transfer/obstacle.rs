@@ -1,9 +1,9 @@
-//! All that speaks against the import of a claim, found before anything is changed, and told
-//! at once with the way out.
+//! All that speaks against the import or the release of a claim, found before anything is
+//! changed, and told at once with the way out.
 
 use crate::volume::{ClaimName, DRIVER_NAME, VolumeMode, quantity};
 
-/// One reason not to import a claim, and what to do about it.
+/// One reason not to import or release a claim, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
     /// A pod names it.
@@ -55,7 +55,7 @@ pub enum Obstacle {
     Deleting(&'static str),
     /// It has no volume.
     #[error(
-        "the claim is not bound to a PersistentVolume: there is nothing to import. Make it anew, with the class that you want"
+        "the claim is not bound to a PersistentVolume: there is no data to keep. Make it anew, with the class that you want"
     )]
     NotBound,
     /// This driver cannot mount it.
@@ -99,7 +99,7 @@ pub enum Obstacle {
     /// A deployment tool has it.
     #[error(
         "{tool} manages the claim (its key {key}): if it is applied in between, an empty volume takes its place, and a later one may delete it. \
-         Change the class in the sources and take the claim out of {tool}'s care; --force-managed imports it all the same"
+         Change the class in the sources and take the claim out of {tool}'s care; --force-managed goes on all the same"
     )]
     Managed {
         /// The tool.
@@ -110,7 +110,7 @@ pub enum Obstacle {
     /// A deployment tool has the PV.
     #[error(
         "{tool} manages the PersistentVolume (its key {key}), and may set its claimRef and reclaim policy back or delete it: take it out of \
-         {tool}'s care; --force-managed imports it all the same"
+         {tool}'s care; --force-managed goes on all the same"
     )]
     VolumeManaged {
         /// The tool.
@@ -120,8 +120,8 @@ pub enum Obstacle {
     },
     /// A controller has it.
     #[error(
-        "the claim is controlled by the {kind} {name}, which may make it again or delete it: stop that controller; --force-managed imports the \
-         claim all the same"
+        "the claim is controlled by the {kind} {name}, which may make it again or delete it: stop that controller; --force-managed goes on \
+         all the same"
     )]
     Controlled {
         /// Kind of the controller.
@@ -156,6 +156,29 @@ pub enum Obstacle {
     /// No node can have it.
     #[error("no node that runs this driver can use the PersistentVolume: {0}")]
     NoNode(String),
+    /// It is not of this driver.
+    #[error("the claim is no volume of this driver: there is nothing to release")]
+    NotOurs,
+    /// Its twin is not in this cluster.
+    #[error(
+        "there is no twin {0} of the claim in this cluster. A volume whose data is in another cluster cannot be released yet; one whose \
+         twin is gone is to be repaired first, which the events of the claim tell about"
+    )]
+    NoTwin(String),
+    /// Something is the matter with its twin.
+    #[error("its twin {twin}: {what}")]
+    OfTwin {
+        /// The twin, as namespace/name.
+        twin: String,
+        /// What it is.
+        what: Box<Obstacle>,
+    },
+    /// It is being imported.
+    #[error("the import of the claim has not ended: run `liqo-csi import pvc` again until it has")]
+    Importing,
+    /// It is being released.
+    #[error("the release of the claim has not ended: run `liqo-csi release pvc` again until it has")]
+    Releasing,
     /// The new claim would not be accepted.
     #[error("the API server would not accept the new claim: {0}")]
     NotAccepted(String),
@@ -228,6 +251,19 @@ pub struct RealVolume {
     pub managed: Option<(&'static str, String)>,
     /// Nodes that it is attached to.
     pub attached: Vec<String>,
+    /// Whether an import of it has not ended.
+    pub importing: bool,
+    /// Whether a release of it has not ended.
+    pub releasing: bool,
+}
+
+/// The twin of a claim that is to be released, and its PV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleasedTwin {
+    /// The twin.
+    pub claim: ImportedClaim,
+    /// Its PV.
+    pub volume: Option<RealVolume>,
 }
 
 /// The class that an imported claim gets: the one that is asked for, or the only one of this
@@ -295,6 +331,72 @@ pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_manag
             provisioner: provisioner.clone(),
         });
     }
+    found.extend(of_claim(claim, force_managed));
+    if volume.is_some_and(|volume| volume.releasing) {
+        found.push(Obstacle::Releasing);
+    }
+    match volume {
+        Some(volume) if claim.bound => {
+            found.extend(volume_managed(volume, force_managed));
+            found.extend(of_volume(claim, volume));
+        }
+        _ => found.push(Obstacle::NotBound),
+    }
+    found
+}
+
+/// All that speaks against the release of this claim, as far as the claim, its virtual PV and
+/// its twin tell. `twin_name` is what the twin is called.
+#[must_use]
+pub fn release_obstacles(
+    claim: &ImportedClaim,
+    volume: Option<&RealVolume>,
+    twin_name: &str,
+    twin: Option<&ReleasedTwin>,
+    force_managed: bool,
+) -> Vec<Obstacle> {
+    if claim.is_twin {
+        return vec![Obstacle::Twin];
+    }
+    match volume {
+        None => return vec![Obstacle::NotBound],
+        Some(volume) if !volume.is_ours => return vec![Obstacle::NotOurs],
+        Some(_) => {}
+    }
+    let mut found = of_claim(claim, force_managed);
+    match volume {
+        Some(volume) if claim.bound => found.extend(of_volume(claim, volume)),
+        _ => found.push(Obstacle::NotBound),
+    }
+    let Some(twin) = twin else {
+        found.push(Obstacle::NoTwin(twin_name.to_owned()));
+        return found;
+    };
+    // Whoever made the twin is this driver, whatever it carries of its claim.
+    let mut of_twin = of_claim(&twin.claim, true);
+    match &twin.volume {
+        Some(real) if twin.claim.bound => {
+            of_twin.extend(volume_managed(real, force_managed));
+            of_twin.extend(of_volume(&twin.claim, real));
+            if claim.requested > real.bytes {
+                found.push(too_small(claim, real));
+            }
+            if real.importing {
+                found.push(Obstacle::Importing);
+            }
+        }
+        _ => of_twin.push(Obstacle::NotBound),
+    }
+    found.extend(of_twin.into_iter().map(|what| Obstacle::OfTwin {
+        twin: twin_name.to_owned(),
+        what: Box::new(what),
+    }));
+    found
+}
+
+/// What a claim itself tells.
+fn of_claim(claim: &ImportedClaim, force_managed: bool) -> Vec<Obstacle> {
+    let mut found = Vec::new();
     if claim.deleting {
         found.push(Obstacle::Deleting("claim"));
     }
@@ -328,15 +430,19 @@ pub fn obstacles(claim: &ImportedClaim, volume: Option<&RealVolume>, force_manag
         found.push(Obstacle::Modifying);
     }
     found.extend(claim.finalizers.iter().cloned().map(Obstacle::InUse));
-    match volume {
-        Some(volume) if claim.bound => {
-            let managed = volume.managed.clone().filter(|_| !force_managed);
-            found.extend(managed.map(|(tool, key)| Obstacle::VolumeManaged { tool, key }));
-            found.extend(of_volume(claim, volume));
-        }
-        _ => found.push(Obstacle::NotBound),
-    }
     found
+}
+
+fn volume_managed(volume: &RealVolume, force_managed: bool) -> Option<Obstacle> {
+    let managed = volume.managed.clone().filter(|_| !force_managed);
+    managed.map(|(tool, key)| Obstacle::VolumeManaged { tool, key })
+}
+
+fn too_small(claim: &ImportedClaim, volume: &RealVolume) -> Obstacle {
+    Obstacle::TooSmall {
+        wanted: quantity(claim.requested),
+        has: quantity(volume.bytes),
+    }
 }
 
 fn of_volume(claim: &ImportedClaim, volume: &RealVolume) -> Vec<Obstacle> {
@@ -346,10 +452,7 @@ fn of_volume(claim: &ImportedClaim, volume: &RealVolume) -> Vec<Obstacle> {
     }
     found.extend(volume.unmountable.clone().map(Obstacle::Unmountable));
     if claim.requested > volume.bytes {
-        found.push(Obstacle::TooSmall {
-            wanted: quantity(claim.requested),
-            has: quantity(volume.bytes),
-        });
+        found.push(too_small(claim, volume));
     }
     if claim.mode != volume.mode {
         found.push(Obstacle::OtherMode {
@@ -397,6 +500,8 @@ mod tests {
             unmountable: None,
             managed: None,
             attached: Vec::new(),
+            importing: false,
+            releasing: false,
         }
     }
 
@@ -483,6 +588,96 @@ mod tests {
         let mut volume = volume();
         volume.attached = vec!["n1".into()];
         assert_eq!(found(&claim, &volume).len(), 5);
+    }
+
+    fn release_found(
+        break_it: impl FnOnce(&mut ImportedClaim, &mut RealVolume, &mut ReleasedTwin),
+    ) -> Vec<Obstacle> {
+        let (mut claim, mut outer) = (claim(), volume());
+        claim.class = Some(("liqo".into(), DRIVER_NAME.into()));
+        outer.is_ours = true;
+        let mut twin = ReleasedTwin {
+            claim: ImportedClaim {
+                is_twin: true,
+                ..self::claim()
+            },
+            volume: Some(volume()),
+        };
+        break_it(&mut claim, &mut outer, &mut twin);
+        release_obstacles(&claim, Some(&outer), "liqo-storage/u1", Some(&twin), false)
+    }
+
+    #[test]
+    fn what_speaks_against_a_release_is_looked_for_on_both_sides() {
+        type Break = fn(&mut ImportedClaim, &mut RealVolume, &mut ReleasedTwin);
+        assert_eq!(release_found(|_, _, _| {}), []);
+        let table: [(Break, &str); 15] = [
+            (
+                |it, _, _| it.pods = vec![("web".into(), false)],
+                "scale its workload down",
+            ),
+            (
+                |it, _, _| it.wanted_by = vec![wanted(false)],
+                "scale it to 2 replicas",
+            ),
+            (|it, _, _| it.modifying = true, "attributes"),
+            (
+                |it, _, _| it.managed = Some(("Helm", "meta.helm.sh/x".into())),
+                "--force-managed",
+            ),
+            (|_, it, _| it.attached = vec!["n1".into()], "the node n1"),
+            (|it, _, _| it.bound = false, "not bound"),
+            (|it, _, _| it.is_twin = true, "is the twin"),
+            (|_, it, _| it.is_ours = false, "nothing to release"),
+            (
+                |_, _, it| it.volume.as_mut().unwrap().attached = vec!["n2".into()],
+                "liqo-storage/u1: the PersistentVolume pv is attached to the node n2",
+            ),
+            (
+                |_, _, it| it.claim.resizing = Some("Resizing".into()),
+                "liqo-storage/u1: the claim is being resized",
+            ),
+            (
+                |_, _, it| it.claim.finalizers = vec!["clone".into()],
+                "the finalizer clone",
+            ),
+            (
+                |_, _, it| it.volume.as_mut().unwrap().managed = Some(("Helm", "meta.helm.sh/x".into())),
+                "Helm manages the PersistentVolume",
+            ),
+            (
+                |_, _, it| it.claim.bound = false,
+                "liqo-storage/u1: the claim is not bound",
+            ),
+            (
+                |_, _, it| it.claim.deleting = true,
+                "liqo-storage/u1: the claim is being deleted",
+            ),
+            (
+                |_, _, it| it.volume.as_mut().unwrap().importing = true,
+                "import of the claim has not ended",
+            ),
+        ];
+        for (at, (break_it, expected)) in table.into_iter().enumerate() {
+            let told = release_found(break_it);
+            assert_eq!(told.len(), 1, "row {at}: {told:?}");
+            assert!(told[0].to_string().contains(expected), "row {at}: {}", told[0]);
+        }
+    }
+
+    #[test]
+    fn a_volume_whose_data_is_elsewhere_is_not_released() {
+        let (claim, mut outer) = (claim(), volume());
+        outer.is_ours = true;
+        let told = release_obstacles(&claim, Some(&outer), "shop/data", None, false);
+        assert_eq!(told, [Obstacle::NoTwin("shop/data".into())]);
+    }
+
+    #[test]
+    fn what_is_being_released_is_not_imported() {
+        let mut volume = volume();
+        volume.releasing = true;
+        assert_eq!(found(&claim(), &volume), [Obstacle::Releasing]);
     }
 
     #[test]

@@ -123,6 +123,10 @@ impl Health<'_> {
         let Some(real) = real else {
             return Ok(None);
         };
+        if real.released {
+            // Its record says which policy it gets, and when.
+            return Ok(None);
+        }
         if real.imported {
             Box::pin(imported::settle(site, volume, &real.name)).await?;
             return Ok(None);

@@ -37,7 +37,11 @@ impl VolumeStatus {
 
     /// Its claim is gone and its data is to stay; somebody deletes what is left.
     pub(super) fn is_left_behind(&self) -> bool {
-        self.may_be_left_behind() && self.twin.as_ref().is_some_and(|twin| twin.deleting)
+        self.may_be_left_behind()
+            && self
+                .twin
+                .as_ref()
+                .is_some_and(|twin| twin.deleting && !twin.releasing)
     }
 
     /// Its claim is gone and its data is to stay.

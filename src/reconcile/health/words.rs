@@ -16,6 +16,10 @@ pub(super) fn diagnosis(volume: &VirtualVolume, claim: Option<&Claim>, twin: Opt
     if !volume.bound || volume.deleting || claim.is_some_and(|claim| claim.deleting) {
         return Diagnosis::Ending;
     }
+    if twin.is_some_and(|twin| twin.releasing) {
+        // The command that releases it does what is to be done.
+        return Diagnosis::Ending;
+    }
     diagnose(twin.map(Twin::health))
 }
 

@@ -98,6 +98,12 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
         return Err(CutError::NoVolume(id.to_string()));
     };
     let (place, cluster) = (site.place(), site.cluster_name());
+    if reading::is_releasing(&claim) {
+        return unsuitable(format!(
+            "its twin {place} in the cluster {cluster} is being released (liqo-csi release pvc): make a snapshot of the real class when that \
+             has ended"
+        ));
+    }
     if claim.metadata.deletion_timestamp.is_some() {
         return unsuitable(format!(
             "its twin {place} in the cluster {cluster} is being deleted"

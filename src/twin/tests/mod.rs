@@ -9,6 +9,7 @@ mod delete;
 mod expand;
 mod faults;
 mod list;
+mod release;
 mod remote_plan;
 mod room;
 mod source;

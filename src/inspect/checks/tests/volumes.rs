@@ -73,9 +73,49 @@ fn import(installation: &mut Installation, annotations: &Value) {
     installation.storage.volumes = told([ours, real, third]);
 }
 
+/// The same PV, being released.
+fn release(installation: &mut Installation, undone: bool) {
+    let record = json!({
+        "version": 1, "undone": undone, "policy": "Delete",
+        "twinNamespace": "liqo-storage", "twinName": "u", "twinUid": "t",
+        "volume": {"name": "pvc-u", "policy": "Delete", "spec": {}},
+        "claim": {"namespace": "shop", "namespaceUid": "n", "name": "old", "uid": "u", "spec": {}},
+    });
+    import(installation, &json!({mark::RELEASE: record.to_string()}));
+}
+
 #[test]
 fn volumes_are_checked() {
     assert_found(&[
+        (
+            "release not ended",
+            |it| release(it, false),
+            W,
+            [
+                "PersistentVolume imported",
+                "shop/old has not ended",
+                "release pvc shop/old --undo",
+            ],
+        ),
+        (
+            "undo of a release not ended",
+            |it| release(it, true),
+            W,
+            [
+                "PersistentVolume imported",
+                "being undone",
+                "release pvc shop/old --undo",
+            ],
+        ),
+        (
+            "release that is only marked",
+            |it| {
+                it.storage.twins =
+                    twin_with(|it| it["metadata"]["annotations"][mark::RELEASING] = "shop/data".into());
+            },
+            W,
+            ["PersistentVolumeClaim liqo-storage/", "has begun and not ended", "release pvc shop/data --undo"],
+        ),
         (
             "twin being deleted",
             |it| {

@@ -3,6 +3,7 @@
 mod due;
 mod elsewhere;
 mod imported;
+mod released;
 mod sizes;
 
 use serde_json::{Value, json};

@@ -1,0 +1,97 @@
+//! `liqo-csi release`: gives a claim of this driver its real class, without copying its data.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Subcommand;
+
+use super::{
+    Outcome,
+    common::{block_on, find},
+    process::duration,
+};
+use crate::{
+    observe::crash::take_orders_of_command,
+    transfer::{Context, ReleaseRequest, release, undo_release},
+    volume::ClaimName,
+};
+
+const FORM: &str =
+    "The claim is deleted and made again, with the same name and the class of its twin; it has the
+PersistentVolume of the twin then, which is retained meanwhile and keeps the data. The twin and the
+virtual PersistentVolume go. No pod may use the claim.
+Killed at any moment, the command goes on when it is run again, or takes everything back with --undo;
+`liqo-csi doctor` lists releases that have not ended. The rights that it needs, and what changes for
+the claim, are in docs/import.md.";
+
+/// Lets go of what is in the care of the driver.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Give a claim of the driver its real class. Its data stays where it is.
+    #[command(after_long_help = FORM)]
+    Pvc(PvcArgs),
+}
+
+#[derive(clap::Args)]
+struct PvcArgs {
+    /// The claim, as NAMESPACE/NAME.
+    #[arg(value_name = "NAMESPACE/NAME")]
+    claim: ClaimName,
+    /// Take a release back that has not come to its end.
+    #[arg(long)]
+    undo: bool,
+    /// Say what would be done, or what speaks against it, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Release also a claim that a deployment tool or a controller manages.
+    #[arg(long)]
+    force_managed: bool,
+    /// How long to wait for others, such as Kubernetes.
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+    /// Kubeconfig to use [default: found as kubectl does].
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// Namespace of the twins [default: what the controller was told].
+    #[arg(long)]
+    storage_namespace: Option<String>,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let What::Pvc(args) = args.what;
+    block_on(release_claim(args))
+}
+
+async fn release_claim(args: PvcArgs) -> Outcome {
+    take_orders_of_command();
+    let place = find(
+        args.kubeconfig.as_deref(),
+        args.storage_namespace.as_deref(),
+        None,
+    )
+    .await?;
+    let claim = args.claim.clone();
+    let tell = |what: &str| println!("{claim}: {what}");
+    let context = Context {
+        cluster: &place.cluster,
+        storage_namespace: &place.storage_namespace,
+        patience: args.timeout,
+        dry_run: args.dry_run,
+        tell: &tell,
+    };
+    if args.undo {
+        Box::pin(undo_release(&context, &args.claim)).await?;
+        return Ok(());
+    }
+    let request = ReleaseRequest {
+        claim: args.claim,
+        force_managed: args.force_managed,
+    };
+    Box::pin(release(&context, &request)).await?;
+    Ok(())
+}

@@ -1,0 +1,626 @@
+//! The steps of a release: a claim of this driver's class becomes one of the real class, with
+//! the data where it is.
+//!
+//! ```text
+//!  claim of this driver ──MarkTwin──▶ loops, ControllerPublish and the like keep off
+//!      ──Record──▶ real PV retained, recorded ──RetainVirtual──▶ virtual PV retained
+//!      ──DeleteClaim──▶ ──DeleteVirtual──▶ ──DeleteTwin──▶ real PV Released, retained
+//!      ──GiveReal──▶ real PV names the claim ──MakeClaim──▶ bound ──Settle──▶ Done
+//! ```
+
+use super::{Holder, Interruption, Obstacle, list};
+
+/// What has the name of the claim that is released.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReleasedClaim {
+    /// Nothing.
+    Absent,
+    /// The claim of this driver's class.
+    Virtual {
+        /// Whether it is the one that the record is of, or there is no record.
+        recorded: bool,
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether an undo has written on it.
+        touched: bool,
+    },
+    /// One that names the real PV.
+    Real {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether Kubernetes has bound the two.
+        bound: bool,
+    },
+    /// Another claim, as a controller makes one in the gap.
+    Other {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether it has, or asks for, another PV.
+        has_volume: bool,
+        /// What it asks for.
+        asks: AsksFor,
+    },
+}
+
+impl ReleasedClaim {
+    /// Whether there is one, and it is being deleted.
+    #[must_use]
+    pub fn is_deleting(&self) -> bool {
+        match self {
+            Self::Absent => false,
+            Self::Virtual { deleting, .. } | Self::Real { deleting, .. } | Self::Other { deleting, .. } => {
+                *deleting
+            }
+        }
+    }
+}
+
+/// What a claim asks for that somebody made in the gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsksFor {
+    /// What the real PV is.
+    Real,
+    /// What the virtual PV is, or was.
+    Virtual,
+    /// Something else.
+    Else,
+}
+
+/// How far a release is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseProgress {
+    /// The real PV has no record.
+    NotRecorded,
+    /// It has one.
+    Onward,
+    /// It has one that says that the release is being undone.
+    Back,
+}
+
+/// The PV that users of the volume see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VirtualNow {
+    /// It is gone.
+    Absent,
+    /// It is there.
+    There {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether its reclaim policy is Retain.
+        retained: bool,
+        /// Whether it has the reclaim policy that it had before the release.
+        as_before: bool,
+        /// Whether it has csi-provisioner's finalizer.
+        finalizer: bool,
+        /// Whom it names.
+        holder: Holder,
+    },
+}
+
+/// The twin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TwinNow {
+    /// It is gone.
+    Absent,
+    /// It is there.
+    There {
+        /// Whether it is marked as being released.
+        releasing: bool,
+        /// Whether an undo has written on it.
+        touched: bool,
+        /// Whether it is being deleted.
+        deleting: bool,
+    },
+}
+
+/// What the decision rests on, read live, the claim first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseFacts {
+    /// What has the name of the claim.
+    pub claim: ReleasedClaim,
+    /// How far the release is.
+    pub progress: ReleaseProgress,
+    /// Whether the real PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    pub secured: bool,
+    /// The virtual PV.
+    pub virtual_volume: VirtualNow,
+    /// The twin.
+    pub twin: TwinNow,
+    /// Whom the real PV names.
+    pub holder: Holder,
+    /// What speaks against the release of the claim.
+    pub obstacles: Vec<Obstacle>,
+    /// A node that one of the PVs is attached to.
+    pub attached: Option<String>,
+    /// Whether the claim of the real class cannot be made, and why.
+    pub unmakeable: Option<String>,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReleaseStep {
+    /// Mark the twin, so that the driver keeps its hands off it.
+    MarkTwin,
+    /// Retain the real PV, and record on it what there was.
+    Record,
+    /// Take the mark of an earlier undo off the claim.
+    Untouch,
+    /// Retain the virtual PV.
+    RetainVirtual,
+    /// Delete the claim, in exactly this version.
+    DeleteClaim,
+    /// Wait until the claim is gone that is being deleted.
+    AwaitClaimGone,
+    /// Wait until neither PV is attached to this node any more.
+    AwaitDetached(String),
+    /// Wait until csi-provisioner has taken its finalizer off the virtual PV, which it does
+    /// once that is retained; or take it off in its place.
+    AwaitFinalizer,
+    /// Delete the virtual PV, in exactly this version.
+    DeleteVirtual,
+    /// Wait until it is gone.
+    AwaitVirtualGone,
+    /// Delete the twin, in exactly this version.
+    DeleteTwin,
+    /// Take our finalizer off it, and wait until it is gone.
+    AwaitTwinGone,
+    /// Have the real PV name the claim, without a uid.
+    GiveReal,
+    /// Make the claim of the real class.
+    MakeClaim,
+    /// Tell the claim that somebody made its PV.
+    TellVolume,
+    /// Wait until the claim is bound to the real PV.
+    AwaitBound,
+    /// Give the real PV its reclaim policy and take the record off.
+    Settle,
+    /// There is nothing left to do.
+    Done,
+    /// Undo it: it cannot be carried to its end.
+    TakeBack(Interruption),
+    /// Do nothing.
+    Refuse(ReleaseRefusal),
+}
+
+impl ReleaseStep {
+    /// What it would do, for whoever only asks.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::MarkTwin => "the twin would be marked",
+            Self::Record => "the real PersistentVolume would be retained",
+            Self::Untouch => "the mark of an earlier undo would be taken off the claim",
+            Self::RetainVirtual => "the virtual PersistentVolume would be retained",
+            Self::DeleteClaim => "the claim would be deleted, to be made again",
+            Self::AwaitClaimGone => "the claim is to be gone",
+            Self::AwaitDetached(_) => "the volume is to be detached",
+            Self::AwaitFinalizer => "csi-provisioner is to let the virtual PersistentVolume go",
+            Self::DeleteVirtual => "the virtual PersistentVolume would be deleted",
+            Self::AwaitVirtualGone => "the virtual PersistentVolume is to be gone",
+            Self::DeleteTwin => "the twin would be deleted, its PersistentVolume being retained",
+            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::GiveReal => "the real PersistentVolume would name the claim",
+            Self::MakeClaim => "the claim would be made again with the real class",
+            Self::TellVolume => "the claim would name its PersistentVolume",
+            Self::AwaitBound => "Kubernetes is to bind the two",
+            Self::Settle => "the real PersistentVolume would get its reclaim policy back",
+            Self::Done => "nothing is left to do",
+            Self::TakeBack(_) => "it would be taken back",
+            Self::Refuse(_) => "it would be refused",
+        }
+    }
+}
+
+/// Why a release does not begin, or is not gone on with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseRefusal {
+    /// There is neither a claim nor a release.
+    #[error("there is no such claim, and no PersistentVolume that is being released for it")]
+    NoClaim,
+    /// All that speaks against it.
+    #[error("{}", list(.0))]
+    Obstacles(Vec<Obstacle>),
+    /// It is being undone.
+    #[error("this release is being undone: run it with --undo until it is, then it can begin anew")]
+    Undoing,
+    /// Another claim of the name has a volume of its own.
+    #[error(
+        "a claim of that name was made while there was none, and has a volume of its own. The data is safe on its PersistentVolume, \
+         which is retained. Delete that claim (its volume goes with it), and run this again"
+    )]
+    NameTaken,
+    /// Somebody else has the real PV.
+    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
+    Held(String),
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn release_step(facts: &ReleaseFacts) -> ReleaseStep {
+    match facts.progress {
+        ReleaseProgress::NotRecorded => beginning(facts),
+        ReleaseProgress::Onward => going_on(facts),
+        // The undo came too late.
+        ReleaseProgress::Back if matches!(facts.claim, ReleasedClaim::Real { .. }) => going_on(facts),
+        ReleaseProgress::Back => ReleaseStep::Refuse(ReleaseRefusal::Undoing),
+    }
+}
+
+fn is_marked(facts: &ReleaseFacts) -> bool {
+    matches!(
+        facts.twin,
+        TwinNow::There {
+            releasing: true,
+            touched: false,
+            ..
+        }
+    )
+}
+
+fn beginning(facts: &ReleaseFacts) -> ReleaseStep {
+    let found = || facts.obstacles.clone();
+    match facts.claim {
+        ReleasedClaim::Real { bound: true, .. } => ReleaseStep::Done,
+        _ if !facts.obstacles.is_empty() && is_marked(facts) => {
+            ReleaseStep::TakeBack(Interruption::Obstacles(found()))
+        }
+        _ if !facts.obstacles.is_empty() => ReleaseStep::Refuse(ReleaseRefusal::Obstacles(found())),
+        // What is left there from an undo must not be taken for that of the next one.
+        ReleasedClaim::Virtual { touched: true, .. } => ReleaseStep::Untouch,
+        ReleasedClaim::Virtual { .. } if is_marked(facts) => ReleaseStep::Record,
+        ReleasedClaim::Virtual { .. } => ReleaseStep::MarkTwin,
+        ReleasedClaim::Absent | ReleasedClaim::Real { .. } | ReleasedClaim::Other { .. } => {
+            ReleaseStep::Refuse(ReleaseRefusal::NoClaim)
+        }
+    }
+}
+
+fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
+    if !facts.secured {
+        // Before anything else, whoever has changed it.
+        return ReleaseStep::Record;
+    }
+    match &facts.claim {
+        claim if claim.is_deleting() => ReleaseStep::AwaitClaimGone,
+        ReleasedClaim::Virtual { recorded: true, .. } => with_claim(facts),
+        ReleasedClaim::Virtual { recorded: false, .. } => ReleaseStep::TakeBack(Interruption::NameTaken),
+        ReleasedClaim::Other { has_volume: true, .. } => ReleaseStep::Refuse(ReleaseRefusal::NameTaken),
+        ReleasedClaim::Other {
+            asks: AsksFor::Virtual | AsksFor::Else,
+            ..
+        } => ReleaseStep::TakeBack(Interruption::NameTaken),
+        ReleasedClaim::Absent | ReleasedClaim::Real { .. } | ReleasedClaim::Other { .. } => {
+            without_claim(facts)
+        }
+    }
+}
+
+/// While the claim of this driver exists: the last moment to stop is before its deletion.
+fn with_claim(facts: &ReleaseFacts) -> ReleaseStep {
+    if !facts.obstacles.is_empty() {
+        return ReleaseStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()));
+    }
+    if !is_marked(facts) {
+        return ReleaseStep::MarkTwin;
+    }
+    if matches!(facts.claim, ReleasedClaim::Virtual { touched: true, .. }) {
+        // Whoever undoes it writes on what is deleted here: that has to be another version then.
+        return ReleaseStep::Untouch;
+    }
+    match facts.virtual_volume {
+        VirtualNow::There { retained: false, .. } => ReleaseStep::RetainVirtual,
+        VirtualNow::There { .. } | VirtualNow::Absent => ReleaseStep::DeleteClaim,
+    }
+}
+
+/// What the driver made goes, the virtual PV before the twin that it remembers; then the real
+/// PV is the claim's.
+fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
+    if matches!(facts.twin, TwinNow::There { deleting: false, .. }) && !is_marked(facts) {
+        return ReleaseStep::MarkTwin;
+    }
+    if let VirtualNow::There {
+        deleting,
+        retained,
+        finalizer,
+        ..
+    } = facts.virtual_volume
+    {
+        return match (&facts.attached, deleting) {
+            _ if !retained => ReleaseStep::RetainVirtual,
+            // Kubernetes would detach it under whoever has it next.
+            (Some(node), _) => ReleaseStep::AwaitDetached(node.clone()),
+            _ if finalizer => ReleaseStep::AwaitFinalizer,
+            (None, true) => ReleaseStep::AwaitVirtualGone,
+            (None, false) => ReleaseStep::DeleteVirtual,
+        };
+    }
+    match facts.twin {
+        TwinNow::There { deleting: false, .. } => return ReleaseStep::DeleteTwin,
+        TwinNow::There { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
+        TwinNow::Absent => {}
+    }
+    match &facts.holder {
+        Holder::Gone => return ReleaseStep::GiveReal,
+        Holder::Twin { .. } => return ReleaseStep::AwaitTwinGone,
+        Holder::Other(who) => return ReleaseStep::Refuse(ReleaseRefusal::Held(who.clone())),
+        Holder::Name | Holder::Claim => {}
+    }
+    match (&facts.claim, &facts.unmakeable) {
+        (ReleasedClaim::Absent, Some(why)) => ReleaseStep::TakeBack(Interruption::NotAccepted(why.clone())),
+        (ReleasedClaim::Absent, None) => ReleaseStep::MakeClaim,
+        (ReleasedClaim::Other { .. }, _) => ReleaseStep::TellVolume,
+        (ReleasedClaim::Real { bound: true, .. }, _) if facts.holder == Holder::Claim => ReleaseStep::Settle,
+        (ReleasedClaim::Real { .. } | ReleasedClaim::Virtual { .. }, _) => ReleaseStep::AwaitBound,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::{prelude::*, sample::select};
+
+    use super::*;
+
+    pub(in crate::placement::transfer) const VIRTUAL: ReleasedClaim = ReleasedClaim::Virtual {
+        recorded: true,
+        deleting: false,
+        touched: false,
+    };
+    pub(in crate::placement::transfer) const MARKED: TwinNow = TwinNow::There {
+        releasing: true,
+        touched: false,
+        deleting: false,
+    };
+    const UNMARKED: TwinNow = TwinNow::There {
+        releasing: false,
+        touched: false,
+        deleting: false,
+    };
+    const DYING: TwinNow = TwinNow::There {
+        releasing: true,
+        touched: false,
+        deleting: true,
+    };
+
+    pub(in crate::placement::transfer) fn outer(
+        retained: bool,
+        deleting: bool,
+        holder: Holder,
+    ) -> VirtualNow {
+        VirtualNow::There {
+            deleting,
+            retained,
+            as_before: !retained,
+            finalizer: false,
+            holder,
+        }
+    }
+
+    pub(in crate::placement::transfer) fn real(bound: bool) -> ReleasedClaim {
+        ReleasedClaim::Real {
+            deleting: false,
+            bound,
+        }
+    }
+
+    pub(in crate::placement::transfer) fn other(has_volume: bool, asks: AsksFor) -> ReleasedClaim {
+        ReleasedClaim::Other {
+            deleting: false,
+            has_volume,
+            asks,
+        }
+    }
+
+    fn facts(
+        claim: ReleasedClaim,
+        virtual_volume: VirtualNow,
+        twin: TwinNow,
+        holder: Holder,
+    ) -> ReleaseFacts {
+        ReleaseFacts {
+            claim,
+            progress: ReleaseProgress::Onward,
+            secured: true,
+            virtual_volume,
+            twin,
+            holder,
+            obstacles: Vec::new(),
+            attached: None,
+            unmakeable: None,
+        }
+    }
+
+    fn pod() -> Vec<Obstacle> {
+        vec![Obstacle::Pod {
+            pod: "db-0".into(),
+            over: false,
+        }]
+    }
+
+    #[test]
+    fn one_step_after_the_other() {
+        use VirtualNow::Absent;
+        let twins = || Holder::Twin { deleting: false };
+        let there = |retained| outer(retained, false, Holder::Claim);
+        let going = outer(true, true, Holder::Gone);
+        let no_claim = || ReleasedClaim::Absent;
+        let deleting = ReleasedClaim::Virtual {
+            recorded: true,
+            deleting: true,
+            touched: false,
+        };
+        for (at, (facts, expected)) in [
+            (
+                facts(VIRTUAL, there(false), UNMARKED, twins()),
+                ReleaseStep::MarkTwin,
+            ),
+            (
+                facts(VIRTUAL, there(false), MARKED, twins()),
+                ReleaseStep::RetainVirtual,
+            ),
+            (
+                facts(VIRTUAL, there(true), MARKED, twins()),
+                ReleaseStep::DeleteClaim,
+            ),
+            (
+                facts(deleting, there(true), MARKED, twins()),
+                ReleaseStep::AwaitClaimGone,
+            ),
+            (
+                facts(no_claim(), there(true), MARKED, twins()),
+                ReleaseStep::DeleteVirtual,
+            ),
+            (
+                facts(no_claim(), going, MARKED, twins()),
+                ReleaseStep::AwaitVirtualGone,
+            ),
+            (
+                facts(no_claim(), Absent, MARKED, twins()),
+                ReleaseStep::DeleteTwin,
+            ),
+            (
+                facts(no_claim(), Absent, DYING, twins()),
+                ReleaseStep::AwaitTwinGone,
+            ),
+            (
+                facts(no_claim(), Absent, TwinNow::Absent, Holder::Gone),
+                ReleaseStep::GiveReal,
+            ),
+            (
+                facts(no_claim(), Absent, TwinNow::Absent, Holder::Name),
+                ReleaseStep::MakeClaim,
+            ),
+            (
+                facts(real(false), Absent, TwinNow::Absent, Holder::Name),
+                ReleaseStep::AwaitBound,
+            ),
+            (
+                facts(real(true), Absent, TwinNow::Absent, Holder::Claim),
+                ReleaseStep::Settle,
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(release_step(&facts), expected, "step {at}");
+        }
+    }
+
+    #[test]
+    fn it_begins_with_the_mark_and_then_the_record() {
+        let there = outer(false, false, Holder::Claim);
+        let mut facts = facts(VIRTUAL, there, UNMARKED, Holder::Twin { deleting: false });
+        facts.progress = ReleaseProgress::NotRecorded;
+        facts.secured = false;
+        assert_eq!(release_step(&facts), ReleaseStep::MarkTwin);
+        facts.twin = MARKED;
+        assert_eq!(release_step(&facts), ReleaseStep::Record);
+        facts.obstacles = pod();
+        assert_eq!(
+            release_step(&facts),
+            ReleaseStep::TakeBack(Interruption::Obstacles(pod()))
+        );
+        facts.twin = UNMARKED;
+        assert_eq!(
+            release_step(&facts),
+            ReleaseStep::Refuse(ReleaseRefusal::Obstacles(pod()))
+        );
+        facts.claim = real(true);
+        assert_eq!(release_step(&facts), ReleaseStep::Done, "it is of a real class");
+    }
+
+    #[test]
+    fn a_virtual_volume_is_not_deleted_while_anything_holds_it() {
+        let mut facts = facts(
+            ReleasedClaim::Absent,
+            VirtualNow::There {
+                deleting: false,
+                retained: true,
+                as_before: false,
+                finalizer: true,
+                holder: Holder::Gone,
+            },
+            MARKED,
+            Holder::Twin { deleting: false },
+        );
+        assert_eq!(release_step(&facts), ReleaseStep::AwaitFinalizer);
+        facts.attached = Some("n1".into());
+        assert_eq!(release_step(&facts), ReleaseStep::AwaitDetached("n1".into()));
+        facts.virtual_volume = outer(false, false, Holder::Gone);
+        assert_eq!(
+            release_step(&facts),
+            ReleaseStep::RetainVirtual,
+            "somebody changed it"
+        );
+    }
+
+    #[test]
+    fn a_name_taken_in_the_gap_gets_the_data_if_it_fits() {
+        let step = |claim| {
+            let gone = (VirtualNow::Absent, TwinNow::Absent);
+            release_step(&facts(claim, gone.0, gone.1, Holder::Name))
+        };
+        assert_eq!(step(other(false, AsksFor::Real)), ReleaseStep::TellVolume);
+        for asks in [AsksFor::Virtual, AsksFor::Else] {
+            let expected = ReleaseStep::TakeBack(Interruption::NameTaken);
+            assert_eq!(step(other(false, asks)), expected, "{asks:?}");
+        }
+        assert_eq!(
+            step(other(true, AsksFor::Real)),
+            ReleaseStep::Refuse(ReleaseRefusal::NameTaken)
+        );
+    }
+
+    #[test]
+    fn a_release_that_is_being_undone_is_left_to_that_unless_it_came_too_late() {
+        let mut facts = facts(VIRTUAL, VirtualNow::Absent, TwinNow::Absent, Holder::Claim);
+        facts.progress = ReleaseProgress::Back;
+        assert_eq!(release_step(&facts), ReleaseStep::Refuse(ReleaseRefusal::Undoing));
+        facts.claim = real(true);
+        assert_eq!(release_step(&facts), ReleaseStep::Settle);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_deleted_unless_the_data_is_safe(
+            claim in select(vec![
+                ReleasedClaim::Absent, VIRTUAL, real(false), real(true),
+                other(false, AsksFor::Real), other(false, AsksFor::Else), other(true, AsksFor::Real),
+            ]),
+            progress in select(vec![ReleaseProgress::NotRecorded, ReleaseProgress::Onward, ReleaseProgress::Back]),
+            there in select(vec![
+                VirtualNow::Absent, outer(false, false, Holder::Claim), outer(true, false, Holder::Gone),
+                outer(true, true, Holder::Gone),
+            ]),
+            twin in select(vec![TwinNow::Absent, UNMARKED, MARKED, DYING]),
+            holder in select(vec![Holder::Gone, Holder::Name, Holder::Claim, Holder::Twin { deleting: false }]),
+            secured: bool,
+            blocked: bool,
+        ) {
+            let mut facts = facts(claim.clone(), there.clone(), twin, holder);
+            facts.progress = progress;
+            facts.secured = secured;
+            facts.obstacles = if blocked { pod() } else { Vec::new() };
+            let step = release_step(&facts);
+            let deletes = [ReleaseStep::DeleteClaim, ReleaseStep::DeleteVirtual, ReleaseStep::DeleteTwin];
+            if deletes.contains(&step) {
+                prop_assert!(secured, "the real PV is retained");
+                prop_assert_ne!(progress, ReleaseProgress::NotRecorded);
+                let retained = !matches!(there, VirtualNow::There { retained: false, .. });
+                prop_assert!(retained, "so is the virtual one");
+                let no_longer = step == ReleaseStep::DeleteVirtual && twin != UNMARKED;
+                prop_assert!(twin == MARKED || no_longer, "the driver keeps off");
+            }
+            if step == ReleaseStep::DeleteClaim {
+                prop_assert!(!blocked);
+            }
+            if step == ReleaseStep::DeleteTwin {
+                prop_assert_eq!(there, VirtualNow::Absent);
+            }
+            if step == ReleaseStep::Settle {
+                prop_assert_eq!(claim, real(true));
+                prop_assert_eq!(twin, TwinNow::Absent);
+            }
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The steps that undo a release, wherever it stopped.
+//!
+//! ```text
+//!  ──Withdraw──▶ the record says so: a release that runs elsewhere stops at its next look
+//!     claim exists ──Touch──▶ (whoever would delete it has an older version) ─────────────┐
+//!     no claim, virtual PV there ──GiveVirtual──▶ ──RemakeClaim──▶ bound ─────────────────┤
+//!     no virtual PV, twin there ──TouchTwin──▶ ──RemakeVirtual──▶ as above                │
+//!     no twin ──ToImport──▶ the volume is imported: a new twin adopts it                  ▼
+//!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (the record goes last)
+//! ```
+//!
+//! The real PV gets its reclaim policy back only if it has its twin: else it is Released, and
+//! Kubernetes would delete it at once.
+
+use super::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow};
+
+/// What the decision rests on, read live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseUndoFacts {
+    /// What has the name of the claim.
+    pub claim: ReleasedClaim,
+    /// How far the release is.
+    pub progress: ReleaseProgress,
+    /// The virtual PV.
+    pub virtual_volume: VirtualNow,
+    /// The twin.
+    pub twin: TwinNow,
+    /// Whom the real PV names.
+    pub holder: Holder,
+    /// Whether the real PV is being imported for this claim, as the last way back.
+    pub importing: bool,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReleaseUndoStep {
+    /// Say in the record that the release is being undone.
+    Withdraw,
+    /// Write on the claim.
+    Touch,
+    /// Write on the twin.
+    TouchTwin,
+    /// Wait until the claim is gone that is being deleted.
+    AwaitClaimGone,
+    /// Wait until the virtual PV is gone that is being deleted.
+    AwaitVirtualGone,
+    /// Make it again, for the claim.
+    RemakeVirtual,
+    /// Have it name the claim, without a uid.
+    GiveVirtual,
+    /// Make the claim again as it was.
+    RemakeClaim,
+    /// Tell the claim that somebody made the virtual PV.
+    TellVolume,
+    /// Wait until the claim is bound to the virtual PV.
+    AwaitBound,
+    /// Give the virtual PV its reclaim policy back.
+    RestoreVirtual,
+    /// Take the mark off the twin.
+    UnmarkTwin,
+    /// Give the real PV its reclaim policy back and take the record off.
+    Restore,
+    /// Take the record off. The real PV stays retained until the driver has made the twin again,
+    /// which somebody has deleted.
+    RestoreRetained,
+    /// Take the mark of the undo off the claim.
+    Untouch,
+    /// Take our finalizer off the twin, and wait until it is gone.
+    AwaitTwinGone,
+    /// Have the record be that of an import.
+    ToImport,
+    /// Import the volume.
+    Import,
+    /// There is nothing left to do.
+    Done,
+    /// Do nothing.
+    Refuse(ReleaseUndoRefusal),
+}
+
+impl ReleaseUndoStep {
+    /// What it would do, for whoever only asks.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::Withdraw => "the release would be noted to be undone",
+            Self::Touch => "the claim would be marked, so that the release does not delete it",
+            Self::TouchTwin => "the twin would be marked, so that the release does not delete it",
+            Self::AwaitClaimGone => "the claim is to be gone",
+            Self::AwaitVirtualGone => "the virtual PersistentVolume is to be gone",
+            Self::RemakeVirtual => "the virtual PersistentVolume would be made again",
+            Self::GiveVirtual => "the virtual PersistentVolume would name the claim again",
+            Self::RemakeClaim => "the claim would be made again as it was",
+            Self::TellVolume => "the claim would name its virtual PersistentVolume again",
+            Self::AwaitBound => "Kubernetes is to bind the two",
+            Self::RestoreVirtual => "the virtual PersistentVolume would get its reclaim policy back",
+            Self::UnmarkTwin => "the mark would be taken off the twin",
+            Self::Restore => "the real PersistentVolume would get its reclaim policy back",
+            Self::RestoreRetained => "the twin would be left to the driver, which makes it again",
+            Self::Untouch => "the mark of the undo would be taken off the claim",
+            Self::AwaitTwinGone => "the twin is to be gone",
+            Self::ToImport | Self::Import => "the volume would be imported again",
+            Self::Done => "nothing is left to do",
+            Self::Refuse(_) => "it would be refused",
+        }
+    }
+}
+
+/// Why a release is not undone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseUndoRefusal {
+    /// The claim is made.
+    #[error(
+        "the claim has its real class already: run the release again without --undo to end it. `liqo-csi import pvc` gives the claim a class of \
+         this driver again"
+    )]
+    TooLate,
+    /// Another claim has the name.
+    #[error(
+        "another claim has that name, and the PersistentVolume is not what it asks for. The data is safe, for the PersistentVolume is \
+         retained. Delete that claim, and run this again"
+    )]
+    NameTaken,
+    /// Somebody else has the virtual PV.
+    #[error("the virtual PersistentVolume belongs to {0} now. Nothing is changed")]
+    Held(String),
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
+    let marked = matches!(facts.twin, TwinNow::There { releasing: true, .. });
+    match (facts.progress, &facts.claim) {
+        (ReleaseProgress::NotRecorded, _) if facts.importing => ReleaseUndoStep::Import,
+        (ReleaseProgress::NotRecorded, _) if marked => ReleaseUndoStep::UnmarkTwin,
+        (ReleaseProgress::NotRecorded, ReleasedClaim::Virtual { touched: true, .. }) => {
+            ReleaseUndoStep::Untouch
+        }
+        (ReleaseProgress::NotRecorded, _) => ReleaseUndoStep::Done,
+        (_, ReleasedClaim::Real { deleting: false, .. }) => {
+            ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate)
+        }
+        (ReleaseProgress::Onward, _) => ReleaseUndoStep::Withdraw,
+        (ReleaseProgress::Back, claim) if claim.is_deleting() => ReleaseUndoStep::AwaitClaimGone,
+        (ReleaseProgress::Back, _) => back(facts),
+    }
+}
+
+fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
+    match &facts.claim {
+        ReleasedClaim::Virtual {
+            recorded: true,
+            touched: false,
+            ..
+        } => return ReleaseUndoStep::Touch,
+        ReleasedClaim::Other { has_volume: true, .. }
+        | ReleasedClaim::Other {
+            asks: AsksFor::Real | AsksFor::Else,
+            ..
+        } => return ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
+        ReleasedClaim::Absent
+        | ReleasedClaim::Virtual { .. }
+        | ReleasedClaim::Real { .. }
+        | ReleasedClaim::Other { .. } => {}
+    }
+    match &facts.virtual_volume {
+        VirtualNow::There { deleting: true, .. } => ReleaseUndoStep::AwaitVirtualGone,
+        VirtualNow::There {
+            holder, as_before, ..
+        } => match (holder, &facts.claim) {
+            (Holder::Claim, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
+            (Holder::Name, ReleasedClaim::Virtual { .. }) => ReleaseUndoStep::AwaitBound,
+            (Holder::Name, ReleasedClaim::Other { .. }) => ReleaseUndoStep::TellVolume,
+            (Holder::Name, _) => ReleaseUndoStep::RemakeClaim,
+            (Holder::Gone | Holder::Claim, _) => ReleaseUndoStep::GiveVirtual,
+            (Holder::Twin { .. }, _) => {
+                ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held("a twin".to_owned()))
+            }
+            (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
+        },
+        VirtualNow::Absent => match (facts.twin, &facts.claim) {
+            (
+                TwinNow::There {
+                    deleting: false,
+                    touched: false,
+                    ..
+                },
+                _,
+            ) => ReleaseUndoStep::TouchTwin,
+            (TwinNow::There { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
+            (TwinNow::There { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
+            (TwinNow::Absent, ReleasedClaim::Absent) => ReleaseUndoStep::ToImport,
+            (TwinNow::Absent, _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
+        },
+    }
+}
+
+/// The claim is bound to its virtual PV: only the marks are left.
+fn restore(facts: &ReleaseUndoFacts, as_before: bool) -> ReleaseUndoStep {
+    if !as_before {
+        return ReleaseUndoStep::RestoreVirtual;
+    }
+    match facts.twin {
+        TwinNow::There { releasing: true, .. } => ReleaseUndoStep::UnmarkTwin,
+        TwinNow::There { deleting: false, .. } if facts.holder == (Holder::Twin { deleting: false }) => {
+            ReleaseUndoStep::Restore
+        }
+        TwinNow::There { .. } | TwinNow::Absent => ReleaseUndoStep::RestoreRetained,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::release::tests::{MARKED, VIRTUAL, other, outer, real},
+        *,
+    };
+
+    const TOUCHED: ReleasedClaim = ReleasedClaim::Virtual {
+        recorded: true,
+        deleting: false,
+        touched: true,
+    };
+    const UNMARKED: TwinNow = TwinNow::There {
+        releasing: false,
+        touched: false,
+        deleting: false,
+    };
+    const KEPT: TwinNow = TwinNow::There {
+        releasing: true,
+        touched: true,
+        deleting: false,
+    };
+
+    fn step(
+        claim: ReleasedClaim,
+        progress: ReleaseProgress,
+        virtual_volume: VirtualNow,
+        twin: TwinNow,
+    ) -> ReleaseUndoStep {
+        release_undo_step(&ReleaseUndoFacts {
+            claim,
+            progress,
+            virtual_volume,
+            twin,
+            holder: match twin {
+                TwinNow::There { deleting, .. } => Holder::Twin { deleting },
+                TwinNow::Absent => Holder::Gone,
+            },
+            importing: false,
+        })
+    }
+
+    #[test]
+    fn a_claim_that_exists_keeps_all_it_has() {
+        use ReleaseProgress::{Back, NotRecorded, Onward};
+        let there = |retained| outer(retained, false, Holder::Claim);
+        for (at, (got, expected)) in [
+            (
+                step(VIRTUAL, Onward, there(true), MARKED),
+                ReleaseUndoStep::Withdraw,
+            ),
+            (step(VIRTUAL, Back, there(true), MARKED), ReleaseUndoStep::Touch),
+            (
+                step(TOUCHED, Back, there(true), MARKED),
+                ReleaseUndoStep::RestoreVirtual,
+            ),
+            (
+                step(TOUCHED, Back, there(false), MARKED),
+                ReleaseUndoStep::UnmarkTwin,
+            ),
+            (
+                step(TOUCHED, Back, there(false), UNMARKED),
+                ReleaseUndoStep::Restore,
+            ),
+            (
+                step(TOUCHED, NotRecorded, there(false), UNMARKED),
+                ReleaseUndoStep::Untouch,
+            ),
+            (
+                step(VIRTUAL, NotRecorded, there(false), UNMARKED),
+                ReleaseUndoStep::Done,
+            ),
+            (
+                step(VIRTUAL, NotRecorded, there(false), MARKED),
+                ReleaseUndoStep::UnmarkTwin,
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(got, expected, "step {at}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_is_made_again() {
+        let back = |claim, there, twin| step(claim, ReleaseProgress::Back, there, twin);
+        let absent = || ReleasedClaim::Absent;
+        let again = ReleasedClaim::Virtual {
+            recorded: false,
+            deleting: false,
+            touched: false,
+        };
+        let dying = TwinNow::There {
+            releasing: true,
+            touched: false,
+            deleting: true,
+        };
+        let outer = |deleting, holder| outer(true, deleting, holder);
+        for (at, (got, expected)) in [
+            (
+                back(absent(), outer(false, Holder::Gone), MARKED),
+                ReleaseUndoStep::GiveVirtual,
+            ),
+            (
+                back(absent(), outer(false, Holder::Name), MARKED),
+                ReleaseUndoStep::RemakeClaim,
+            ),
+            (
+                back(other(false, AsksFor::Virtual), outer(false, Holder::Name), MARKED),
+                ReleaseUndoStep::TellVolume,
+            ),
+            (
+                back(again.clone(), outer(false, Holder::Name), MARKED),
+                ReleaseUndoStep::AwaitBound,
+            ),
+            (
+                back(again, outer(false, Holder::Claim), MARKED),
+                ReleaseUndoStep::RestoreVirtual,
+            ),
+            (
+                back(absent(), outer(true, Holder::Gone), MARKED),
+                ReleaseUndoStep::AwaitVirtualGone,
+            ),
+            (
+                back(absent(), VirtualNow::Absent, MARKED),
+                ReleaseUndoStep::TouchTwin,
+            ),
+            (
+                back(absent(), VirtualNow::Absent, KEPT),
+                ReleaseUndoStep::RemakeVirtual,
+            ),
+            (
+                back(absent(), VirtualNow::Absent, dying),
+                ReleaseUndoStep::AwaitTwinGone,
+            ),
+            (
+                back(absent(), VirtualNow::Absent, TwinNow::Absent),
+                ReleaseUndoStep::ToImport,
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(got, expected, "step {at}");
+        }
+    }
+
+    #[test]
+    fn the_policy_comes_back_only_with_a_twin_that_is_well() {
+        let there = outer(false, false, Holder::Claim);
+        let dying = TwinNow::There {
+            releasing: false,
+            touched: false,
+            deleting: true,
+        };
+        for twin in [dying, TwinNow::Absent] {
+            let got = step(TOUCHED, ReleaseProgress::Back, there.clone(), twin);
+            assert_eq!(got, ReleaseUndoStep::RestoreRetained, "{twin:?}");
+        }
+        let got = release_undo_step(&ReleaseUndoFacts {
+            claim: TOUCHED,
+            progress: ReleaseProgress::Back,
+            virtual_volume: there,
+            twin: UNMARKED,
+            holder: Holder::Name,
+            importing: false,
+        });
+        assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");
+    }
+
+    #[test]
+    fn a_mark_whose_claim_is_gone_is_taken_off() {
+        use ReleaseProgress::NotRecorded;
+        let got = step(ReleasedClaim::Absent, NotRecorded, VirtualNow::Absent, MARKED);
+        assert_eq!(got, ReleaseUndoStep::UnmarkTwin);
+    }
+
+    #[test]
+    fn the_claim_of_the_real_class_is_not_taken_away_again() {
+        for progress in [ReleaseProgress::Onward, ReleaseProgress::Back] {
+            let got = step(real(false), progress, VirtualNow::Absent, TwinNow::Absent);
+            assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate));
+        }
+    }
+
+    #[test]
+    fn a_name_that_somebody_has_taken_is_left_to_them() {
+        for claim in [other(true, AsksFor::Virtual), other(false, AsksFor::Else)] {
+            let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, MARKED);
+            assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken));
+        }
+    }
+
+    #[test]
+    fn the_import_that_it_has_become_is_gone_on_with() {
+        let got = release_undo_step(&ReleaseUndoFacts {
+            claim: ReleasedClaim::Absent,
+            progress: ReleaseProgress::NotRecorded,
+            virtual_volume: VirtualNow::Absent,
+            twin: TwinNow::Absent,
+            holder: Holder::Gone,
+            importing: true,
+        });
+        assert_eq!(got, ReleaseUndoStep::Import);
+    }
+}

@@ -1,0 +1,338 @@
+//! One look at a release: the claim, the virtual PV, the twin, the real PV and the record on it.
+//! Everything is read live, the record last: an undo says so there first and then writes on
+//! whatever it wants to keep. So whoever finds that the release is to go on, and deletes the claim, the
+//! virtual PV or the twin in the version that it found, has not been undone in between.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use super::sidecars::PROVISIONERS;
+use crate::{
+    cluster::{facts, has_finalizer},
+    placement::transfer::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
+    transfer::{
+        Context, TransferError,
+        look::{
+            asks_for, is_bound, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded,
+            volume_name,
+        },
+    },
+    twin::{holder_uid, is_bound_to, reclaim_policy, twin_in},
+    volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
+};
+
+/// What there is.
+pub(super) struct Scene {
+    pub(super) name: ClaimName,
+    /// The uid of its namespace; empty if there is none.
+    pub(super) namespace_uid: String,
+    /// What has the name.
+    pub(super) claim: Option<PersistentVolumeClaim>,
+    /// The PV that users of the volume see.
+    pub(super) outer: Option<PersistentVolume>,
+    pub(super) twin: Option<PersistentVolumeClaim>,
+    /// Where the twin is, or was, as namespace/name.
+    pub(super) twin_name: Option<ClaimName>,
+    /// The PV of the twin.
+    pub(super) real: Option<PersistentVolume>,
+    /// What stands on it.
+    pub(super) record: Option<ReleaseRecord>,
+    /// Whether a PV is being imported for the claim.
+    pub(super) importing: bool,
+}
+
+/// Looks again and again at the same PV.
+#[derive(Default)]
+pub(super) struct Looking {
+    real: Option<String>,
+}
+
+impl Looking {
+    pub(super) async fn look(
+        &mut self,
+        context: &Context<'_>,
+        name: &ClaimName,
+    ) -> Result<Scene, TransferError> {
+        loop {
+            if let Some(scene) = Box::pin(self.try_look(context, name)).await? {
+                return Ok(scene);
+            }
+        }
+    }
+
+    /// `None` if the release began or ended while it was looked at: what was read before would be
+    /// taken for something else.
+    async fn try_look(
+        &mut self,
+        context: &Context<'_>,
+        name: &ClaimName,
+    ) -> Result<Option<Scene>, TransferError> {
+        let claims = context.cluster.within::<PersistentVolumeClaim>(&name.namespace);
+        let volumes = context.cluster.all::<PersistentVolume>();
+        let claim = claims.get(&name.name).await?;
+        let found = match &self.real {
+            Some(known) => volumes.get(known).await?,
+            None => {
+                let is_its = |volume: &PersistentVolume| {
+                    ReleaseRecord::is_for(volume.annotations(), name) || is_imported_for(name, volume)
+                };
+                recorded(context.cluster, name, is_its).await?
+            }
+        };
+        let recorded = found.as_ref().map(record_on).transpose()?.flatten();
+        let namespace_uid = namespace_uid(context.cluster, name).await?;
+        if let (Some(record), Some(volume)) = (&recorded, &found)
+            && Some(&record.claim.namespace_uid) != namespace_uid.as_ref()
+        {
+            return Err(TransferError::OtherNamespace {
+                what: "released",
+                claim: name.clone(),
+                volume: volume.name_any(),
+                policy: record.policy.clone(),
+            });
+        }
+        let mut scene = Scene {
+            name: name.clone(),
+            namespace_uid: namespace_uid.unwrap_or_default(),
+            claim,
+            outer: None,
+            twin: None,
+            twin_name: None,
+            importing: found.as_ref().is_some_and(|volume| is_imported_for(name, volume)),
+            real: None,
+            record: None,
+        };
+        match recorded {
+            Some(record) => {
+                scene.follow_record(context, &record).await?;
+                let real = found.as_ref().map(ResourceExt::name_any).unwrap_or_default();
+                scene.real = volumes.get(&real).await?;
+                self.real = Some(real);
+                scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
+                Ok(scene.record.is_some().then_some(scene))
+            }
+            None => {
+                scene.follow_claim(context).await?;
+                let unseen = match &scene.real {
+                    Some(real) if ReleaseRecord::is_for(real.annotations(), name) => record_on(real)?,
+                    _ => None,
+                };
+                Ok(unseen.is_none().then_some(scene))
+            }
+        }
+    }
+}
+
+fn record_on(volume: &PersistentVolume) -> Result<Option<ReleaseRecord>, TransferError> {
+    ReleaseRecord::read(volume.annotations())
+        .map_err(|error| TransferError::Record(volume.name_any(), error))
+}
+
+impl Scene {
+    /// What the record names, as far as it is still there.
+    async fn follow_record(
+        &mut self,
+        context: &Context<'_>,
+        record: &ReleaseRecord,
+    ) -> Result<(), TransferError> {
+        let volumes = context.cluster.all::<PersistentVolume>();
+        let twins = context
+            .cluster
+            .within::<PersistentVolumeClaim>(&record.twin_namespace);
+        let outer = volumes.get(&record.volume.name).await?;
+        let twin = twins.get(&record.twin_name).await?;
+        self.outer = outer.filter(is_virtual);
+        self.twin = twin.filter(|twin| twin.metadata.uid.as_ref() == Some(&record.twin_uid));
+        self.twin_name = Some(ClaimName {
+            namespace: record.twin_namespace.clone(),
+            name: record.twin_name.clone(),
+        });
+        Ok(())
+    }
+
+    /// What the claim leads to, if it is one of this driver.
+    async fn follow_claim(&mut self, context: &Context<'_>) -> Result<(), TransferError> {
+        let volumes = context.cluster.all::<PersistentVolume>();
+        let twins = context
+            .cluster
+            .within::<PersistentVolumeClaim>(context.storage_namespace);
+        let named = match self.claim.as_ref().and_then(volume_name) {
+            Some(named) => volumes.get(named).await?,
+            None => None,
+        };
+        let Some(outer) = named.as_ref().filter(|volume| is_virtual(volume)) else {
+            // One that was marked, and whose claim somebody has deleted then.
+            let name = self.name.to_string();
+            let is_marked =
+                |twin: &PersistentVolumeClaim| twin.annotations().get(mark::RELEASING) == Some(&name);
+            self.twin = twins.find(is_marked).await?.pop();
+            self.real = named;
+            return Ok(());
+        };
+        let source = outer.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        let id: Option<VolumeId> = source.and_then(|source| source.volume_handle.parse().ok());
+        let place = source.and_then(|source| twin_in(source.volume_attributes.as_ref()?));
+        if let (Some(id), Some(place)) = (&id, &place)
+            && place.namespace == context.storage_namespace
+        {
+            let twin = twins.get(&place.name).await?;
+            self.twin = twin.filter(|twin| is_twin_of(id, twin));
+        }
+        self.real = match self.twin.as_ref().and_then(volume_name) {
+            Some(real) => volumes.get(real).await?,
+            None => None,
+        };
+        self.twin_name = place;
+        self.outer = named;
+        Ok(())
+    }
+
+    /// What was said of the claim last that is no good news.
+    pub(super) async fn last_warning(&self, context: &Context<'_>) -> Option<String> {
+        let uid = self.claim.as_ref()?.uid()?;
+        context.cluster.newest_warning(&self.name.namespace, &uid).await
+    }
+
+    /// Names of the virtual and the real PV.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = String> {
+        let both = [self.outer.as_ref(), self.real.as_ref()];
+        both.into_iter().flatten().map(ResourceExt::name_any)
+    }
+
+    pub(super) fn progress(&self) -> ReleaseProgress {
+        match &self.record {
+            None => ReleaseProgress::NotRecorded,
+            Some(record) if record.undone => ReleaseProgress::Back,
+            Some(_) => ReleaseProgress::Onward,
+        }
+    }
+
+    pub(super) fn is_secured(&self) -> bool {
+        self.real.as_ref().is_some_and(is_secured)
+    }
+
+    pub(super) fn claim_now(&self) -> ReleasedClaim {
+        let Some(claim) = &self.claim else {
+            return ReleasedClaim::Absent;
+        };
+        let deleting = claim.metadata.deletion_timestamp.is_some();
+        let virtual_one = |recorded| ReleasedClaim::Virtual {
+            recorded,
+            deleting,
+            touched: claim.annotations().contains_key(mark::RELEASE_UNDONE),
+        };
+        let named = volume_name(claim);
+        let names = |volume: Option<&PersistentVolume>| {
+            named.is_some() && volume.and_then(|it| it.metadata.name.as_deref()) == named
+        };
+        let is_recorded = |record: &ReleaseRecord| claim.metadata.uid.as_ref() == Some(&record.claim.uid);
+        if names(self.real.as_ref()) {
+            return ReleasedClaim::Real {
+                deleting,
+                bound: phase(claim) == "Bound" && self.real.as_ref().is_some_and(is_bound),
+            };
+        }
+        match &self.record {
+            Some(record) if is_recorded(record) => virtual_one(true),
+            Some(record) if named == Some(&record.volume.name) => virtual_one(false),
+            None if names(self.outer.as_ref()) => virtual_one(true),
+            record => ReleasedClaim::Other {
+                deleting,
+                has_volume: named.is_some(),
+                asks: record
+                    .as_ref()
+                    .map_or(AsksFor::Else, |record| self.asks(claim, record)),
+            },
+        }
+    }
+
+    /// What a claim asks for that somebody made.
+    fn asks(&self, claim: &PersistentVolumeClaim, record: &ReleaseRecord) -> AsksFor {
+        if let Some(real) = &self.real
+            && asks_for(claim, Some(class_of(real)), real)
+        {
+            return AsksFor::Real;
+        }
+        let outer = serde_json::from_value(record.volume.again(&self.name)).ok();
+        let is_virtual =
+            outer.is_some_and(|outer: PersistentVolume| asks_for(claim, Some(class_of(&outer)), &outer));
+        if is_virtual {
+            AsksFor::Virtual
+        } else {
+            AsksFor::Else
+        }
+    }
+
+    pub(super) fn virtual_now(&self) -> VirtualNow {
+        let Some(outer) = &self.outer else {
+            return VirtualNow::Absent;
+        };
+        let policy = reclaim_policy(outer);
+        VirtualNow::There {
+            deleting: outer.metadata.deletion_timestamp.is_some(),
+            retained: policy == "Retain",
+            as_before: self
+                .record
+                .as_ref()
+                .is_none_or(|record| record.volume.policy == policy),
+            finalizer: has_finalizer(outer, PROVISIONERS),
+            holder: self.holder(outer),
+        }
+    }
+
+    pub(super) fn twin_now(&self) -> TwinNow {
+        self.twin.as_ref().map_or(TwinNow::Absent, |twin| TwinNow::There {
+            releasing: twin.annotations().contains_key(mark::RELEASING),
+            touched: twin.annotations().contains_key(mark::RELEASE_UNDONE),
+            deleting: twin.metadata.deletion_timestamp.is_some(),
+        })
+    }
+
+    /// Whom the real PV names.
+    pub(super) fn real_holder(&self) -> Holder {
+        self.real.as_ref().map_or(Holder::Gone, |real| self.holder(real))
+    }
+
+    fn holder(&self, volume: &PersistentVolume) -> Holder {
+        let Some(named) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+            return Holder::Gone;
+        };
+        let named = facts::claim_name(named);
+        if named == self.name {
+            let uid = holder_uid(volume).filter(|uid| !uid.is_empty());
+            let existing = self
+                .claim
+                .as_ref()
+                .and_then(|claim| claim.metadata.uid.as_deref());
+            return match uid {
+                None => Holder::Name,
+                Some(_) if uid == existing && is_bound(volume) => Holder::Claim,
+                // Kubernetes has yet to bind it.
+                Some(_) if uid == existing => Holder::Name,
+                Some(_) => Holder::Gone,
+            };
+        }
+        if self.twin_name.as_ref() != Some(&named) {
+            return Holder::Other(format!("the claim {named}"));
+        }
+        match self.twin.as_ref().filter(|twin| is_bound(volume) && is_bound_to(volume, twin)) {
+            Some(twin) => Holder::Twin {
+                deleting: twin.metadata.deletion_timestamp.is_some(),
+            },
+            None => Holder::Gone,
+        }
+    }
+}
+
+/// Whether a claim is the twin of this volume, in the volume's home cluster.
+fn is_twin_of(id: &VolumeId, claim: &PersistentVolumeClaim) -> bool {
+    Marks::read(claim.labels(), claim.annotations())
+        .is_ok_and(|marks| marks.volume == id.name && marks.home == id.cluster)
+}
+
+/// The class of a PV; an empty one where it has none.
+pub(super) fn class_of(volume: &PersistentVolume) -> &str {
+    let spec = volume.spec.as_ref();
+    spec.and_then(|spec| spec.storage_class_name.as_deref())
+        .unwrap_or_default()
+}

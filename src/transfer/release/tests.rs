@@ -1,0 +1,649 @@
+//! Whole releases against a fake API server, with a stand-in for Kubernetes and csi-provisioner,
+//! whatever write is the last one.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{
+    sidecars::{ATTACHERS, PROVISIONERS},
+    *,
+};
+use crate::{
+    cluster::{
+        Cluster,
+        testing::{Act, FakeApi, Fault},
+    },
+    placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
+    topology::{CLUSTER_KEY, NODE_KEY},
+    transfer::tests::{follow, kubernetes_claims},
+    volume::DRIVER_NAME,
+};
+
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims/";
+const VOLUMES: &str = "/api/v1/persistentvolumes/";
+const REAL: &str = "/api/v1/persistentvolumes/pv-1";
+const UID: &str = "11111111-1111-4111-8111-111111111111";
+const TWIN_UID: &str = "22222222-2222-4222-8222-222222222222";
+/// Writes of a whole release: the claim is tried before each step while it exists.
+const ALL: usize = 16;
+
+struct World {
+    api: Arc<FakeApi>,
+    home: Cluster,
+}
+
+fn context(world: &World) -> Context<'_> {
+    Context {
+        cluster: &world.home,
+        storage_namespace: "liqo-storage",
+        patience: Duration::from_secs(10),
+        dry_run: false,
+        tell: &|_| {},
+    }
+}
+
+fn twin_path() -> String {
+    format!("{TWINS}{UID}")
+}
+
+fn outer_path() -> String {
+    format!("{VOLUMES}pvc-{UID}")
+}
+
+impl World {
+    /// A claim of this driver with its twin, which nobody uses.
+    async fn new(outer_policy: &str, real_policy: &str) -> Self {
+        Self::with_sidecars(outer_policy, real_policy, true).await
+    }
+
+    async fn with_sidecars(outer_policy: &str, real_policy: &str, they_run: bool) -> Self {
+        let api = Arc::new(FakeApi::start().await);
+        api.put("/api/v1/namespaces/shop", json!({"metadata": {"uid": "shop-1"}}));
+        let labels = json!({CLUSTER_KEY: "home", NODE_KEY: "n1", "kubernetes.io/hostname": "n1"});
+        api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels}}));
+        for (name, provisioner) in [("liqo", DRIVER_NAME), ("fast", "real.test")] {
+            let class = json!({"provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer"});
+            api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+        }
+        let spec = |class: &str, volume: &str| {
+            json!({
+                "storageClassName": class, "volumeName": volume, "accessModes": ["ReadWriteOnce"],
+                "volumeMode": "Filesystem", "resources": {"requests": {"storage": "1Gi"}},
+            })
+        };
+        let bound = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+        api.put(
+            CLAIM,
+            json!({
+                "metadata": {
+                    "uid": UID, "labels": {"app": "db"},
+                    "annotations": {"team": "blue", "volume.kubernetes.io/selected-node": "n1"},
+                    "finalizers": ["kubernetes.io/pvc-protection"],
+                },
+                "spec": spec("liqo", &format!("pvc-{UID}")), "status": bound,
+            }),
+        );
+        api.put(
+            &twin_path(),
+            json!({
+                "metadata": {
+                    "uid": TWIN_UID, "finalizers": ["kubernetes.io/pvc-protection", mark::TWIN_FINALIZER],
+                    "labels": {
+                        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: format!("pvc-{UID}"),
+                    },
+                    "annotations": {mark::CLAIM_UID: UID, mark::HANDED_OVER: "true"},
+                },
+                "spec": spec("fast", "pv-1"), "status": bound,
+            }),
+        );
+        let volume = |class: &str, policy: &str, claim: Value, source: Value| {
+            json!({
+                "metadata": {"finalizers": ["kubernetes.io/pv-protection"]},
+                "spec": {
+                    "storageClassName": class, "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Filesystem", "persistentVolumeReclaimPolicy": policy, "claimRef": claim, "csi": source,
+                },
+                "status": {"phase": "Bound"},
+            })
+        };
+        let attributes = json!({
+            crate::twin::TWIN_NAMESPACE: "liqo-storage", crate::twin::TWIN_NAME: UID, crate::twin::TWIN_VOLUME: "pv-1",
+        });
+        let mut outer = volume(
+            "liqo",
+            outer_policy,
+            json!({"namespace": "shop", "name": "data", "uid": UID}),
+            json!({"driver": DRIVER_NAME, "volumeHandle": format!("v1:home:pvc-{UID}"), "volumeAttributes": attributes}),
+        );
+        outer["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection", PROVISIONERS, ATTACHERS]);
+        api.put(&outer_path(), outer);
+        api.put(
+            REAL,
+            volume(
+                "fast",
+                real_policy,
+                json!({"namespace": "liqo-storage", "name": UID, "uid": TWIN_UID}),
+                json!({"driver": "real.test", "volumeHandle": "h"}),
+            ),
+        );
+        let home = api.cluster().await;
+        tokio::spawn(kubernetes(Arc::clone(&api), they_run));
+        Self { api, home }
+    }
+
+    async fn release(&self) -> Result<(), TransferError> {
+        self.run(false, Duration::from_secs(10)).await
+    }
+
+    async fn undo(&self) -> Result<(), TransferError> {
+        self.run(true, Duration::from_secs(10)).await
+    }
+
+    async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
+        let context = Context {
+            cluster: &self.home,
+            storage_namespace: "liqo-storage",
+            patience,
+            dry_run: false,
+            tell: &|_| {},
+        };
+        let claim: ClaimName = "shop/data".parse().unwrap();
+        if undo {
+            return undo_release(&context, &claim).await;
+        }
+        let request = ReleaseRequest {
+            claim,
+            force_managed: false,
+        };
+        release(&context, &request).await
+    }
+
+    /// Runs until so many writes are done, by whomever, and dies.
+    async fn die_after(&self, undo: bool, writes: usize) {
+        let before = self.api.writes();
+        let mut changes = self.api.store().changes();
+        let enough = async {
+            while self.api.writes() < before + writes {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::select! {
+            _ = self.run(undo, Duration::from_secs(5)) => {}
+            () = enough => {}
+        }
+    }
+
+    fn claim(&self) -> Value {
+        self.api.object(CLAIM).unwrap()
+    }
+
+    /// The PV, which nobody may ever delete.
+    fn real(&self) -> Value {
+        self.api.object(REAL).expect("the data is lost")
+    }
+
+    fn policy(&self, path: &str) -> Value {
+        self.api.object(path).unwrap()["spec"]["persistentVolumeReclaimPolicy"].clone()
+    }
+
+    fn assert_released(&self, policy: &str) {
+        let (claim, real) = (self.claim(), self.real());
+        assert_ne!(claim["metadata"]["uid"], UID);
+        assert_eq!(claim["spec"]["storageClassName"], "fast");
+        assert_eq!(claim["spec"]["volumeName"], "pv-1");
+        assert_eq!(claim["metadata"]["labels"]["app"], "db");
+        assert_eq!(claim["metadata"]["annotations"], json!({"team": "blue"}));
+        assert_eq!(claim["status"]["phase"], "Bound");
+        assert_eq!(real["spec"]["claimRef"]["uid"], claim["metadata"]["uid"]);
+        assert_eq!(self.api.object(&twin_path()), None, "the twin is left");
+        assert_eq!(self.api.object(&outer_path()), None, "the virtual PV is left");
+        assert_eq!(self.policy(REAL), policy);
+        self.assert_clean();
+    }
+
+    fn assert_as_before(&self, policy: &str) {
+        let (claim, real) = (self.claim(), self.real());
+        assert_eq!(claim["spec"]["storageClassName"], "liqo");
+        assert_eq!(claim["spec"]["volumeName"], format!("pvc-{UID}"));
+        assert_eq!(claim["metadata"]["annotations"]["team"], "blue");
+        assert_eq!(
+            claim["metadata"]["annotations"][mark::RELEASE_UNDONE],
+            Value::Null
+        );
+        let outer = self.api.object(&outer_path()).expect("the virtual PV is gone");
+        assert_eq!(outer["spec"]["claimRef"]["uid"], claim["metadata"]["uid"]);
+        assert_eq!(
+            outer["spec"]["csi"]["volumeAttributes"][crate::twin::TWIN_NAME],
+            UID
+        );
+        let twin = self.api.object(&twin_path()).expect("the twin is gone");
+        assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
+        assert_eq!(twin["metadata"]["deletionTimestamp"], Value::Null);
+        assert_eq!(real["spec"]["claimRef"]["uid"], TWIN_UID);
+        assert_eq!(self.policy(&outer_path()), policy);
+        assert_eq!(self.policy(REAL), policy);
+        self.assert_clean();
+    }
+
+    fn assert_clean(&self) {
+        for key in [mark::RELEASE, mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE] {
+            assert_eq!(self.real()["metadata"]["annotations"][key], Value::Null, "{key}");
+        }
+    }
+}
+
+/// What kube-controller-manager and the sidecars do about claims and PVs.
+async fn kubernetes(api: Arc<FakeApi>, sidecars: bool) {
+    let mut changes = api.store().changes();
+    loop {
+        for volume in api.store().below(VOLUMES) {
+            let path = format!("{VOLUMES}{}", volume["metadata"]["name"].as_str().unwrap());
+            let has = |key: &str| {
+                volume["metadata"]["finalizers"]
+                    .as_array()
+                    .is_some_and(|all| all.contains(&key.into()))
+            };
+            let is_deleting = !volume["metadata"]["deletionTimestamp"].is_null();
+            let take_off = |finalizer: &str| {
+                api.change(&path, |volume| {
+                    let all = volume["metadata"]["finalizers"].as_array_mut().unwrap();
+                    all.retain(|one| one != finalizer);
+                })
+            };
+            if sidecars && volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain" && has(PROVISIONERS) {
+                take_off(PROVISIONERS);
+                continue;
+            }
+            if sidecars && is_deleting && has(ATTACHERS) {
+                take_off(ATTACHERS);
+                continue;
+            }
+            let is_bound = volume["status"]["phase"] == "Bound";
+            if is_deleting && !is_bound && !has(PROVISIONERS) && !has(ATTACHERS) {
+                api.remove(&path);
+                continue;
+            }
+            follow(&api, &volume);
+        }
+        kubernetes_claims(&api);
+        for twin in api.store().below(TWINS) {
+            let finalizers = twin["metadata"]["finalizers"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            if !twin["metadata"]["deletionTimestamp"].is_null()
+                && !finalizers.contains(&mark::TWIN_FINALIZER.into())
+            {
+                api.remove(&twin_path());
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn pod(api: &FakeApi) {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    api.put(
+        "/api/v1/namespaces/shop/pods/web",
+        json!({"spec": {"volumes": volumes, "containers": []}, "status": {"phase": "Pending"}}),
+    );
+}
+
+fn attach(api: &FakeApi, name: &str, volume: &str) {
+    let spec = json!({"attacher": "x", "nodeName": "n2", "source": {"persistentVolumeName": volume}});
+    let path = format!("/apis/storage.k8s.io/v1/volumeattachments/{name}");
+    api.put(&path, json!({"spec": spec}));
+}
+
+#[tokio::test]
+async fn a_claim_gets_its_real_class_and_keeps_its_volume() {
+    for (outer, real, expected) in [
+        ("Delete", "Delete", "Delete"),
+        ("Retain", "Retain", "Retain"),
+        ("Delete", "Retain", "Retain"),
+    ] {
+        let world = World::new(outer, real).await;
+        world.release().await.unwrap();
+        world.assert_released(expected);
+        // Again, there is nothing to do.
+        let writes = world.api.writes();
+        world.release().await.unwrap();
+        assert_eq!(world.api.writes(), writes);
+    }
+}
+
+#[tokio::test]
+async fn it_goes_on_wherever_it_died() {
+    for writes in 1..=ALL {
+        let world = World::new("Delete", "Delete").await;
+        world.die_after(false, writes).await;
+        world
+            .release()
+            .await
+            .unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
+        world.assert_released("Delete");
+    }
+}
+
+#[tokio::test]
+async fn it_is_undone_wherever_it_died() {
+    let mut outcomes = [0; 3];
+    for writes in 1..=ALL {
+        let world = World::new("Delete", "Delete").await;
+        world.die_after(false, writes).await;
+        // Without a controller an import does not end.
+        match world.run(true, Duration::from_secs(2)).await {
+            Ok(()) if world.claim()["spec"]["storageClassName"] == "liqo" => {
+                world.assert_as_before("Delete");
+                outcomes[0] += 1;
+            }
+            // It had ended, and there was nothing to undo.
+            Ok(()) => world.assert_released("Delete"),
+            Err(TransferError::StillReleased(_, ReleaseUndoRefusal::TooLate)) => {
+                world.release().await.unwrap();
+                world.assert_released("Delete");
+                outcomes[1] += 1;
+            }
+            Err(TransferError::StillWaiting { .. }) => {
+                let real = world.real();
+                assert_eq!(world.api.object(&twin_path()), None);
+                assert_eq!(real["metadata"]["annotations"][mark::ADOPT_FOR], "shop/data");
+                assert_eq!(real["metadata"]["annotations"][mark::RELEASE], Value::Null);
+                assert_eq!(world.policy(REAL), "Retain");
+                outcomes[2] += 1;
+            }
+            Err(other) => panic!("after {writes} writes: {other}"),
+        }
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn an_undo_goes_on_wherever_it_died() {
+    for undone in 1..=9 {
+        let world = World::new("Delete", "Delete").await;
+        let context = Context {
+            cluster: &world.home,
+            storage_namespace: "liqo-storage",
+            patience: Duration::from_secs(5),
+            dry_run: false,
+            tell: &|_| {},
+        };
+        // The virtual PV is gone, and the twin is not.
+        let gone = world.api.until(|store| store.get(&outer_path()).is_none());
+        let request = ReleaseRequest {
+            claim: "shop/data".parse().unwrap(),
+            force_managed: false,
+        };
+        world.api.fault(Fault::new(
+            "DELETE",
+            "liqo-storage/persistentvolumeclaims",
+            Act::Refuse(409),
+        ));
+        tokio::select! {
+            _ = release(&context, &request) => panic!("it cannot end"),
+            _ = gone => {}
+        }
+        world.die_after(true, undone).await;
+        world.undo().await.unwrap();
+        world.assert_as_before("Delete");
+    }
+}
+
+#[tokio::test]
+async fn a_release_and_its_undo_at_once_lose_nothing() {
+    for pause in [0, 5, 10, 20, 40, 80] {
+        let world = World::new("Delete", "Delete").await;
+        let undo = async {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            world.run(true, Duration::from_secs(2)).await
+        };
+        let _whoever_wins = tokio::join!(world.release(), undo);
+        world.real();
+        match world.run(true, Duration::from_secs(2)).await {
+            Ok(()) if world.claim()["spec"]["storageClassName"] == "liqo" => world.assert_as_before("Delete"),
+            Ok(()) => world.assert_released("Delete"),
+            Err(TransferError::StillReleased(_, ReleaseUndoRefusal::TooLate)) => {
+                world.release().await.unwrap();
+                world.assert_released("Delete");
+            }
+            Err(_) => assert_eq!(world.policy(REAL), "Retain", "it is being imported again"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn all_that_speaks_against_it_is_told_at_once_and_nothing_is_written() {
+    let world = World::new("Delete", "Delete").await;
+    pod(&world.api);
+    attach(&world.api, "outer", &format!("pvc-{UID}"));
+    attach(&world.api, "nested", "pv-1");
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"]["meta.helm.sh/release-name"] = "shop".into();
+    });
+    world.api.change(&twin_path(), |twin| {
+        twin["status"]["modifyVolumeStatus"] = json!({"status": "InProgress"});
+    });
+    let error = world.release().await.unwrap_err();
+    let TransferError::NotReleased(_, ReleaseRefusal::Obstacles(told)) = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(told.len(), 5, "{error}");
+    let twin = world.api.object(&twin_path()).unwrap();
+    assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
+    world.assert_clean();
+    assert_eq!(world.claim()["metadata"]["uid"], UID);
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_before_the_deletion_has_it_taken_back() {
+    for writes in 1..=5 {
+        let world = World::new("Delete", "Delete").await;
+        world.die_after(false, writes).await;
+        if world.claim()["metadata"]["deletionTimestamp"] != Value::Null {
+            continue;
+        }
+        pod(&world.api);
+        let error = world.release().await.unwrap_err();
+        let is_told = matches!(error, TransferError::TakenBack(..))
+            || matches!(error, TransferError::NotReleased(_, ReleaseRefusal::Obstacles(_)));
+        assert!(is_told, "after {writes} writes: {error}");
+        world.assert_as_before("Delete");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_may_not_be_made_is_found_before() {
+    let world = World::new("Delete", "Delete").await;
+    let quota = "exceeded quota: fast";
+    world
+        .api
+        .fault(Fault::new("POST", "persistentvolumeclaims", Act::Forbid(quota)));
+    let error = world.release().await.unwrap_err();
+    assert!(error.to_string().contains(quota), "{error}");
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_finalizer_that_no_sidecar_takes_off_is_taken_off() {
+    let world = World::with_sidecars("Delete", "Delete", false).await;
+    let context = Context {
+        patience: Duration::from_secs(8),
+        ..context(&world)
+    };
+    let request = ReleaseRequest {
+        claim: "shop/data".parse().unwrap(),
+        force_managed: false,
+    };
+    release(&context, &request).await.unwrap();
+    world.assert_released("Delete");
+}
+
+#[tokio::test]
+async fn a_policy_that_this_driver_replaced_is_not_lost() {
+    let world = World::new("Retain", "Retain").await;
+    world.api.change(REAL, |real| {
+        real["metadata"]["annotations"] = json!({mark::POLICY_BEFORE: "Delete"});
+    });
+    world.die_after(false, 6).await;
+    world.undo().await.unwrap();
+    assert_eq!(
+        world.real()["metadata"]["annotations"][mark::POLICY_BEFORE],
+        "Delete"
+    );
+    assert_eq!(world.policy(REAL), "Retain");
+    world.release().await.unwrap();
+    world.assert_released("Retain");
+}
+
+#[tokio::test]
+async fn a_claim_made_in_the_gap_gets_the_data_if_it_fits() {
+    let world = World::new("Delete", "Delete").await;
+    let theirs = json!({
+        "metadata": {"uid": "theirs"},
+        "spec": {
+            "storageClassName": "fast", "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+        "status": {"phase": "Pending"},
+    });
+    let mut changes = world.api.store().changes();
+    let in_the_gap = async {
+        while world.api.object(CLAIM).is_some() {
+            changes.changed().await.unwrap();
+        }
+        world.api.put(CLAIM, theirs);
+    };
+    let (released, ()) = tokio::join!(world.release(), in_the_gap);
+    released.unwrap();
+    assert_eq!(world.claim()["metadata"]["uid"], "theirs");
+    assert_eq!(world.real()["spec"]["claimRef"]["uid"], "theirs");
+    assert_eq!(world.policy(REAL), "Delete");
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_claim_whose_data_is_elsewhere_is_left_alone() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.change(&outer_path(), |outer| {
+        outer["spec"]["csi"]["volumeHandle"] = format!("v1:far:pvc-{UID}").into();
+        outer["spec"]["csi"]["volumeAttributes"][crate::twin::TWIN_NAMESPACE] = "shop".into();
+    });
+    let error = world.release().await.unwrap_err();
+    assert!(error.to_string().contains("cannot be released yet"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_only_to_be_said_changes_nothing() {
+    let world = World::new("Delete", "Delete").await;
+    let context = Context {
+        cluster: &world.home,
+        storage_namespace: "liqo-storage",
+        patience: Duration::from_secs(1),
+        dry_run: true,
+        tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
+    };
+    let request = ReleaseRequest {
+        claim: "shop/data".parse().unwrap(),
+        force_managed: false,
+    };
+    release(&context, &request).await.unwrap();
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn two_releases_at_once_are_one() {
+    for pause in [0, 20, 60] {
+        let world = World::new("Delete", "Delete").await;
+        let second = async {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            world.release().await
+        };
+        let (first, second) = tokio::join!(world.release(), second);
+        first.unwrap();
+        second.unwrap();
+        world.assert_released("Delete");
+    }
+}
+
+#[tokio::test]
+async fn a_mark_whose_claim_somebody_has_deleted_is_taken_off() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["annotations"][mark::RELEASING] = "shop/data".into();
+    });
+    world.api.remove(CLAIM);
+    world.undo().await.unwrap();
+    let twin = world.api.object(&twin_path()).unwrap();
+    assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
+    world.assert_clean();
+}
+
+/// Kubernetes deletes a PV that has no claim any more as soon as its policy is Delete.
+#[tokio::test]
+async fn a_twin_that_somebody_deletes_meanwhile_takes_no_data_with_it() {
+    for gone in [false, true] {
+        let world = World::new("Delete", "Delete").await;
+        let request = ReleaseRequest {
+            claim: "shop/data".parse().unwrap(),
+            force_managed: false,
+        };
+        let mut changes = world.api.store().changes();
+        let recorded = async {
+            while world.real()["metadata"]["annotations"][mark::RELEASE].is_null() {
+                changes.changed().await.unwrap();
+            }
+        };
+        let context = context(&world);
+        tokio::select! {
+            _ = release(&context, &request) => panic!("it is not over yet"),
+            () = recorded => {}
+        }
+        if gone {
+            world.api.remove(&twin_path());
+            world
+                .api
+                .change(REAL, |real| real["status"]["phase"] = "Released".into());
+        } else {
+            world.api.change(&twin_path(), |twin| {
+                twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            });
+        }
+        world.undo().await.unwrap();
+        assert_eq!(world.policy(REAL), "Retain", "gone: {gone}");
+        let annotations = &world.real()["metadata"]["annotations"];
+        assert_eq!(annotations[mark::RELEASE], Value::Null);
+        assert_eq!(annotations[mark::POLICY_BEFORE], "Delete");
+        assert_eq!(world.policy(&outer_path()), "Delete");
+    }
+}
+
+#[tokio::test]
+async fn snapshots_that_stay_are_named() {
+    let world = World::new("Delete", "Delete").await;
+    let snapshots = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots";
+    for (name, of) in [("nightly", "data"), ("others", "else")] {
+        let spec = json!({"source": {"persistentVolumeClaimName": of}});
+        world
+            .api
+            .put(&format!("{snapshots}/{name}"), json!({"spec": spec}));
+    }
+    let told = std::sync::Mutex::new(String::new());
+    let tell = |what: &str| told.lock().unwrap().push_str(what);
+    let context = Context {
+        dry_run: true,
+        tell: &tell,
+        ..context(&world)
+    };
+    let request = ReleaseRequest {
+        claim: "shop/data".parse().unwrap(),
+        force_managed: false,
+    };
+    release(&context, &request).await.unwrap();
+    let told = told.lock().unwrap();
+    assert!(told.contains("the VolumeSnapshots nightly of the claim"), "{told}");
+}
