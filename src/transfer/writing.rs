@@ -126,11 +126,7 @@ pub(super) async fn change(
 }
 
 /// Deletes an object in exactly this version.
-pub(super) async fn delete<K>(
-    objects: &Objects<K>,
-    object: &K,
-    step: Step,
-) -> Result<(), ApiError>
+pub(super) async fn delete<K>(objects: &Objects<K>, object: &K, step: Step) -> Result<(), ApiError>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {

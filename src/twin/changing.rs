@@ -57,9 +57,8 @@ impl Changing {
             });
         };
         if reading::is_releasing(&twin) {
-            return Err(
-                self.not_now("is being released (liqo-csi release pvc): change the claim when that has ended")
-            );
+            return Err(self
+                .not_now("is being released (liqo-csi release pvc): change the claim when that has ended"));
         }
         if twin.metadata.deletion_timestamp.is_some() {
             return Err(self.not_now("is being deleted: its data is to be rescued first"));

@@ -124,8 +124,7 @@ impl Looking {
 }
 
 fn record_on(volume: &PersistentVolume) -> Result<Option<ReleaseRecord>, TransferError> {
-    ReleaseRecord::read(volume.annotations())
-        .map_err(|error| TransferError::Record(volume.name_any(), error))
+    ReleaseRecord::read(volume.annotations()).map_err(|error| TransferError::Record(volume.name_any(), error))
 }
 
 impl Scene {
@@ -315,7 +314,11 @@ impl Scene {
         if self.twin_name.as_ref() != Some(&named) {
             return Holder::Other(format!("the claim {named}"));
         }
-        match self.twin.as_ref().filter(|twin| is_bound(volume) && is_bound_to(volume, twin)) {
+        match self
+            .twin
+            .as_ref()
+            .filter(|twin| is_bound(volume) && is_bound_to(volume, twin))
+        {
             Some(twin) => Holder::Twin {
                 deleting: twin.metadata.deletion_timestamp.is_some(),
             },

@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
+pub(crate) use self::undo::undo_release;
 use self::{
     look::{Looking, Scene, class_of},
     sidecars::Sidecars,
 };
-pub(crate) use self::undo::undo_release;
 use super::{
     Context, TransferError, Waiting,
     look::BOUND_BY_CONTROLLER,
@@ -226,7 +226,13 @@ impl Run<'_> {
             }
             (ReleaseStep::MarkTwin, _, _, Some(twin), _) => {
                 (context.tell)("the driver keeps its hands off the twin from now on");
-                mark_twin(context, twin, TwinMark::Releasing(&self.request.claim), Step::ReleaseMark).await?;
+                mark_twin(
+                    context,
+                    twin,
+                    TwinMark::Releasing(&self.request.claim),
+                    Step::ReleaseMark,
+                )
+                .await?;
             }
             (ReleaseStep::Record, claim, outer, twin, Some(real)) => {
                 let record = match (&scene.record, claim, outer, twin) {

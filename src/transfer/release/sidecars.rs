@@ -52,7 +52,12 @@ impl Sidecars {
         };
         let is_over = since.elapsed() >= PATIENCE.min(context.patience / 4);
         let retained = secured && reclaim_policy(outer) == "Retain";
-        if !(is_over && retained && surroundings::attached(context.cluster, &outer.name_any()).await?.is_empty()) {
+        if !(is_over
+            && retained
+            && surroundings::attached(context.cluster, &outer.name_any())
+                .await?
+                .is_empty())
+        {
             let what = format!("{sidecar} is to let the virtual PersistentVolume go");
             return waiting.for_others(&what, None).await;
         }

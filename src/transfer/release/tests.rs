@@ -12,7 +12,7 @@ use super::{
 use crate::{
     cluster::{
         Cluster,
-        testing::{Act, FakeApi, Fault},
+        testing::{Act, FakeApi, Fault, Store},
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
     topology::{CLUSTER_KEY, NODE_KEY},
@@ -645,5 +645,51 @@ async fn snapshots_that_stay_are_named() {
     };
     release(&context, &request).await.unwrap();
     let told = told.lock().unwrap();
-    assert!(told.contains("the VolumeSnapshots nightly of the claim"), "{told}");
+    assert!(
+        told.contains("the VolumeSnapshots nightly of the claim"),
+        "{told}"
+    );
+}
+
+/// What an undo does elsewhere, in one moment: it says so, and then keeps the twin.
+fn keep_the_twin(store: &Store) {
+    let mut real = store.get(REAL).unwrap();
+    let record = real["metadata"]["annotations"][mark::RELEASE].as_str().unwrap();
+    let mut record: Value = serde_json::from_str(record).unwrap();
+    record["undone"] = true.into();
+    real["metadata"]["annotations"][mark::RELEASE] = record.to_string().into();
+    store.put(REAL, real);
+    let mut twin = store.get(&twin_path()).unwrap();
+    twin["metadata"]["annotations"][mark::RELEASE_UNDONE] = "true".into();
+    store.put(&twin_path(), twin);
+}
+
+#[tokio::test]
+async fn a_twin_that_an_undo_wants_to_keep_is_not_deleted() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.before("DELETE", &twin_path(), keep_the_twin);
+    let error = world.release().await.unwrap_err();
+    let undoing = matches!(error, TransferError::NotReleased(_, ReleaseRefusal::Undoing));
+    assert!(undoing, "{error}");
+    let twin = world.api.object(&twin_path()).unwrap();
+    assert_eq!(twin["metadata"]["deletionTimestamp"], Value::Null);
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
+
+/// One made later under the same name may be somebody else's.
+#[tokio::test]
+async fn a_namespace_made_anew_gets_nothing() {
+    let world = World::new("Delete", "Delete").await;
+    world.die_after(false, 8).await;
+    world
+        .api
+        .put("/api/v1/namespaces/shop", json!({"metadata": {"uid": "shop-2"}}));
+    let recorded = !world.real()["metadata"]["annotations"][mark::RELEASE].is_null();
+    assert!(recorded);
+    for undo in [false, true] {
+        let error = world.run(undo, Duration::from_secs(5)).await.unwrap_err();
+        assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
+    }
+    assert_eq!(world.policy(REAL), "Retain");
 }

@@ -21,9 +21,23 @@ async fn a_volume_that_is_being_released_is_left_alone() {
     );
     assert_eq!(attachments(), 0);
     let wanted = SizeRange::new(2 * GIB, 0).unwrap();
-    let grown = expand(&world.home, &Registry::default(), &world.id(), wanted, world.until()).await;
+    let grown = expand(
+        &world.home,
+        &Registry::default(),
+        &world.id(),
+        wanted,
+        world.until(),
+    )
+    .await;
     assert!(grown.unwrap_err().to_string().contains("is being released"));
-    let changed = modify(&world.home, &Registry::default(), &world.id(), "gold", world.until()).await;
+    let changed = modify(
+        &world.home,
+        &Registry::default(),
+        &world.id(),
+        "gold",
+        world.until(),
+    )
+    .await;
     assert!(changed.unwrap_err().to_string().contains("is being released"));
     let made_again = world.create().await;
     assert!(made_again.unwrap_err().to_string().contains("is being released"));

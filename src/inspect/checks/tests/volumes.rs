@@ -114,7 +114,11 @@ fn volumes_are_checked() {
                     twin_with(|it| it["metadata"]["annotations"][mark::RELEASING] = "shop/data".into());
             },
             W,
-            ["PersistentVolumeClaim liqo-storage/", "has begun and not ended", "release pvc shop/data --undo"],
+            [
+                "PersistentVolumeClaim liqo-storage/",
+                "has begun and not ended",
+                "release pvc shop/data --undo",
+            ],
         ),
         (
             "twin being deleted",
