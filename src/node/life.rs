@@ -258,6 +258,64 @@ async fn a_lost_record_is_mended_by_the_next_publish() {
     assert_eq!(driver.asked(), ["publish"]);
 }
 
+/// As kubelet calls for a volume that has a second PV, for instance that of a move.
+#[tokio::test]
+async fn a_device_with_two_persistent_volumes_is_staged_once() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let device = || csi_path(VolumeMode::Block);
+    let staging = |volume: &str| {
+        node.make(&format!(
+            "plugins/kubernetes.io/csi/volumeDevices/staging/{volume}"
+        ))
+    };
+    let wish = |pod: &str, volume: &str| {
+        let mut wish = publish(&node, pod, device());
+        wish.stage.staging = staging(volume);
+        wish
+    };
+    let volumes = node.volumes();
+    let (user, mover) = (wish("user", "pvc-1"), wish("mover", "move-1"));
+    let (first, second) = (user.stage.clone(), mover.stage.clone());
+    volumes.stage(first.clone()).await.unwrap();
+    volumes.publish(wish("user", "pvc-1")).await.unwrap();
+    volumes.publish(wish("mover", "move-1")).await.unwrap();
+    // A kubelet that was restarted stages again what it finds in use.
+    volumes.stage(second.clone()).await.unwrap();
+    let calls = driver.calls();
+    let at: Vec<_> = calls
+        .iter()
+        .map(|call| (call.rpc, call.staging.as_str()))
+        .collect();
+    let real = first.staging.to_str().unwrap();
+    assert_eq!(
+        at,
+        [
+            ("stage", real),
+            ("publish", real),
+            ("publish", real),
+            ("stage", real)
+        ]
+    );
+
+    volumes.unpublish(unpublish(&user)).await.unwrap();
+    volumes.publish(wish("user-2", "pvc-1")).await.unwrap();
+    volumes
+        .unpublish(unpublish(&wish("user-2", "pvc-1")))
+        .await
+        .unwrap();
+    volumes.unpublish(unpublish(&mover)).await.unwrap();
+    volumes.unstage(unstage(&second)).await.unwrap();
+    assert_eq!(node.records(), 0);
+    let last = driver.calls();
+    let last = last.last().unwrap();
+    assert_eq!((last.rpc, last.staging.as_str()), ("unstage", real));
+    // Then it may be staged under the other name.
+    volumes.stage(second.clone()).await.unwrap();
+    let calls = driver.calls();
+    assert_eq!(calls.last().unwrap().staging, second.staging.to_str().unwrap());
+}
+
 #[tokio::test]
 async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
     let node = Node::new();

@@ -162,9 +162,7 @@ impl Volumes {
     /// before a reboot mends itself.
     async fn staged(&self, guard: &Guard, wish: &Stage) -> Result<Record, PublishError> {
         match self.load(guard, &wish.volume_id).await? {
-            Some(record)
-                if record.staged && record.boot_id == self.boot_id && record.staging_path == wish.staging =>
-            {
+            Some(record) if record.staged && record.boot_id == self.boot_id && record.is_staged_for(wish) => {
                 Ok(record)
             }
             other => {

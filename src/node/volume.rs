@@ -228,7 +228,7 @@ impl Volumes {
             }
             Err(trouble) => {
                 // Kubelet will not unstage what it believes was never staged.
-                if trouble.is_final() && !was_staged && !self.is_used(guard, &wish.staging).await? {
+                if trouble.is_final() && !was_staged && !self.is_used(guard, &record.staging_path).await? {
                     self.forget(guard, wish.volume_id.clone()).await?;
                 }
                 Err(trouble.into())
@@ -242,16 +242,18 @@ impl Volumes {
         record: &mut Record,
         wish: &Stage,
     ) -> Result<(), VolumeError> {
-        let (volume, staging) = (&wish.data_path, &wish.staging);
+        let volume = &wish.data_path;
+        // Not that of the wish: see [`Record::is_staged_for`].
+        let staging = record.staging_path.clone();
         if let RealSource::Csi(real) = &volume.source {
             let driver = self.drivers.reach(&real.driver).await?;
             record.stage_delegated |= driver.stages();
             self.save(guard, record).await?;
-            let staged = driver.stage(volume, real, staging, &wish.access.mount_flags);
+            let staged = driver.stage(volume, real, &staging, &wish.access.mount_flags);
             crash::around(Step::NodeStage, staged).await?;
         } else {
             self.save(guard, record).await?;
-            let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging.clone());
+            let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging);
             let what = format!("staging volume {}", wish.volume_id);
             let stage = move || direct.stage(&volume, &staging);
             let staged = async { Ok::<_, VolumeError>(guard.block(what, SLOW_WORK, stage).await??) };
@@ -267,21 +269,21 @@ impl Volumes {
             // Nothing of it survived.
             return Ok(self.new_record(wish));
         }
-        let moved = record.staging_path != wish.staging;
         let other = !is_same_source(&record.data_path.source, &wish.data_path.source);
-        if moved || other {
+        if other || record.staging_path != wish.staging {
             if !self.is_in_use(guard, &record).await? {
                 return Ok(self.new_record(wish));
             }
             let volume_id = wish.volume_id.clone();
-            return Err(if other {
-                StageError::OtherSource { volume_id }
-            } else {
-                StageError::Elsewhere {
+            if other {
+                return Err(StageError::OtherSource { volume_id });
+            }
+            if !record.is_staged_for(wish) {
+                return Err(StageError::Elsewhere {
                     volume_id,
                     at: record.staging_path,
-                }
-            });
+                });
+            }
         }
         record.data_path = wish.data_path.clone();
         Ok(record)
@@ -414,6 +416,17 @@ impl Volumes {
         let path = path.to_owned();
         let what = format!("looking at {}", path.display());
         Ok(guard.block(what, QUICK_WORK, move || question(&path)).await??)
+    }
+}
+
+impl Record {
+    /// Whether a volume that is staged is so for this wish too. Kubelet names the staging path
+    /// of a device after the PV, not after the volume: one with two PVs is staged under the
+    /// name of one, and published, or staged again, under that of the other.
+    pub(super) fn is_staged_for(&self, wish: &Stage) -> bool {
+        let is_device = |mode| mode == VolumeMode::Block;
+        self.staging_path == wish.staging
+            || is_device(self.data_path.volume_mode) && is_device(wish.access.volume_mode)
     }
 }
 
