@@ -103,7 +103,8 @@ impl<'a> Health<'a> {
     /// The volumes that this round looks at.
     fn volumes(&mut self) -> Vec<Arc<VirtualVolume>> {
         let Scope::Some(mut names) = self.due.take(self.reached()) else {
-            let all = self.watched.volumes.virtual_volumes_in(&self.cluster);
+            let mut all = self.watched.volumes.virtual_volumes_in(&self.cluster);
+            all.retain(|volume| !self.watched.volumes.is_further(volume));
             self.census.clear();
             let names: HashSet<&str> = all.iter().map(|volume| volume.name.as_str()).collect();
             self.settled.retain(|name, _| names.contains(name.as_str()));
@@ -113,7 +114,11 @@ impl<'a> Health<'a> {
         let mut volumes = Vec::new();
         for name in names {
             match self.watched.volumes.virtual_volume(&name) {
-                Some(volume) if volume.cluster == self.cluster => volumes.push(volume),
+                Some(volume)
+                    if volume.cluster == self.cluster && !self.watched.volumes.is_further(&volume) =>
+                {
+                    volumes.push(volume);
+                }
                 _ => self.census.note(&name, None),
             }
         }

@@ -178,6 +178,16 @@ impl View<Volume> {
             .collect()
     }
 
+    /// Whether this is a further PV of a volume, which somebody made beside the one that is
+    /// named after the volume. What is wanted of the volume, that one says.
+    #[must_use]
+    pub fn is_further(&self, volume: &VirtualVolume) -> bool {
+        let name = volume.volume.as_str();
+        let own = || self.virtual_volume(name);
+        let same = |own: Arc<VirtualVolume>| own.volume == volume.volume && own.cluster == volume.cluster;
+        volume.name != name && own().is_some_and(same)
+    }
+
     /// The PVs that users see of volumes whose twins are in this cluster.
     #[must_use]
     pub fn virtual_volumes_in(&self, cluster: &ClusterId) -> Vec<Arc<VirtualVolume>> {

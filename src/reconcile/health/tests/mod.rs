@@ -238,6 +238,26 @@ async fn what_others_retain_stays_retained() {
 /// The user wants the data to stay, and its twin is rescued: it stays, and still goes when
 /// the user wants that again.
 #[tokio::test]
+async fn a_second_volume_of_the_same_data_changes_nothing_for_the_first() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let further = "/api/v1/persistentvolumes/reads-along";
+    let mut second = api.object(VOLUME).unwrap();
+    second["metadata"] = json!({});
+    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    second["spec"]["claimRef"] = json!({"namespace": "else", "name": "other", "uid": "u"});
+    api.put(further, second);
+    round(&api).await.unwrap();
+    let writes = api.writes();
+    round(&api).await.unwrap();
+    assert_eq!((policy(&api, REAL), api.writes()), ("Delete".into(), writes));
+    // Without the first, what the second says counts.
+    api.remove(VOLUME);
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+}
+
+#[tokio::test]
 async fn a_rescue_does_not_forget_which_policy_was_replaced() {
     let api = FakeApi::start().await;
     world(&api);
