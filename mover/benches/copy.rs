@@ -320,13 +320,13 @@ impl Race<'_> {
     fn mover(&self, extra: &[&str]) -> f64 {
         let address = format!("127.0.0.1:{}", free_port());
         timed(|| {
-            let mut receiver = self.side("receive", "target", "by-mover");
+            let mut receiver = self.side("target", "target", "by-mover");
             receiver
                 .args(["--passes", "1", "--keep-journal", "--listen", &address])
                 .args(extra);
             let receiver = Running(receiver.spawn().unwrap());
             await_port(&address);
-            let mut sender = self.side("send", "source", "source");
+            let mut sender = self.side("source", "source", "source");
             let sender = Running(
                 sender
                     .args(["--connect", &address, "--lanes", &self.options.lanes.to_string()])
@@ -340,7 +340,7 @@ impl Race<'_> {
 
     fn receive_only(&self, extra: &[&str]) -> f64 {
         timed(|| {
-            let mut receiver = self.side("receive", "target", "by-mover");
+            let mut receiver = self.side("target", "target", "by-mover");
             run(receiver
                 .args(["--passes", "0", "--keep-journal", "--listen", "127.0.0.1:0"])
                 .args(extra));

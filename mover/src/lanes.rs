@@ -39,6 +39,8 @@ pub const MAX_DATA_LANES: u32 = 16;
 const UP: u32 = 0;
 const DOWN: u32 = 1;
 const DATA: u32 = 2;
+/// How many connections a session has besides those for data.
+pub const CONTROL_LANES: u32 = DATA;
 
 /// A connection after its handshake.
 pub(crate) trait Stream: Read + Write + Send {}
@@ -177,6 +179,12 @@ impl Acceptor {
             config: identity.server()?,
             id: id.clone(),
         })
+    }
+
+    /// Shows, and trusts, other certificates from now on: they end before a long move does.
+    pub fn renew(&mut self, identity: &Identity) -> Result<(), Error> {
+        self.config = identity.server()?;
+        Ok(())
     }
 
     /// The next session of which all lanes are there, or nothing until then.

@@ -4,6 +4,7 @@ mod apply;
 pub mod block;
 mod clock;
 mod compress;
+pub mod control;
 pub mod credentials;
 pub mod entry;
 pub mod error;

@@ -12,6 +12,7 @@ use std::{
 use rustix::fs::AtFlags;
 
 use crate::{
+    apply::Desk,
     clock,
     credentials::MoveId,
     entry::Inode,
@@ -123,6 +124,18 @@ impl Target {
     }
 }
 
+/// How far a session is.
+#[derive(Clone)]
+pub struct Progress(Arc<Desk>);
+
+impl Progress {
+    /// Bytes of content that have arrived in this session, before compression.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.0.received()
+    }
+}
+
 /// A source that is connected.
 pub struct Session<'t> {
     target: &'t mut Target,
@@ -136,6 +149,12 @@ impl Session<'_> {
     pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let result = self.try_pass(options);
         result.map_err(|error| self.link.give_up(error))
+    }
+
+    /// Tells how far a pass is, to other threads.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress(Arc::clone(&self.link.desk))
     }
 
     /// Lets the source go.

@@ -31,10 +31,15 @@ impl Throttle {
 
     /// Waits until these bytes may be sent.
     pub(crate) fn take(&self, bytes: usize) {
-        let Some(wait) = self.debt(bytes, Instant::now()) else {
-            return;
-        };
-        thread::sleep(wait);
+        if let Some(wait) = self.reserve(bytes) {
+            thread::sleep(wait);
+        }
+    }
+
+    /// Counts these bytes as sent, and says how long to wait before they are.
+    #[must_use]
+    pub fn reserve(&self, bytes: usize) -> Option<Duration> {
+        self.debt(bytes, Instant::now())
     }
 
     fn debt(&self, bytes: usize, now: Instant) -> Option<Duration> {

@@ -438,7 +438,7 @@ impl Processes<'_> {
     }
 
     fn send(&self) -> Child {
-        let mut command = self.command("send", "source", &self.pair.source);
+        let mut command = self.command("source", "source", &self.pair.source);
         command
             .args(["--connect", &self.address, "--lanes", "2"])
             .spawn()
@@ -446,7 +446,7 @@ impl Processes<'_> {
     }
 
     fn receive(&self, passes: u32) -> Child {
-        let mut command = self.command("receive", "target", &self.pair.target);
+        let mut command = self.command("target", "target", &self.pair.target);
         command
             .args(["--listen", &self.address, "--passes", &passes.to_string()])
             .spawn()
@@ -505,7 +505,7 @@ fn either_side_may_be_killed_at_any_time() {
     assert!(sender.wait().unwrap().success());
     assert_same_trees(&pair.source, &pair.target);
     common::assert_rsync_sees_nothing(&pair.source, &pair.target);
-    assert!(lines.iter().any(|line| line.starts_with("verified")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("verified")), "{lines:?}");
 }
 
 #[test]

@@ -1,0 +1,271 @@
+//! What whoever decides over a move says to a target's program, and what that answers: lines of
+//! JSON on a connection that only its pod's own network reaches. There is no session to keep:
+//! an order that was cut short is given again, and is then the cheaper the further it had come.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{error::Error, target::PassReport, tree::LossKind, verify::Verification};
+
+/// The longest order.
+pub const LONGEST_ORDER: u64 = 4096;
+/// Of differences that a verification finds, so many are named.
+const NAMED: usize = 20;
+
+/// What a target is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Order {
+    /// One pass over the source's tree. Waits for the source, however long that takes, and
+    /// begins again when the connection breaks.
+    #[serde(rename_all = "camelCase")]
+    Pass {
+        /// Nobody writes to the source any more: what changes all the same is an error.
+        last: bool,
+        /// Read all content again, whatever the stamps say.
+        #[serde(default)]
+        reread: bool,
+    },
+    /// Compare what the disk returns with what the source said.
+    #[serde(rename_all = "camelCase")]
+    Verify {
+        /// Everything, not only what passes touched since the last verification.
+        all: bool,
+    },
+    /// Take the journal away: the volume is as the source's then. The program ends.
+    Finish,
+}
+
+/// What a target says. After each order one line that is not [`Answer::Progress`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Answer {
+    /// The order is being carried out.
+    #[serde(rename_all = "camelCase")]
+    Progress {
+        /// Whether the source is connected.
+        connected: bool,
+        /// Bytes of content that have arrived on this connection with the source.
+        received_bytes: u64,
+    },
+    /// A pass is complete and on disk.
+    Passed(Passed),
+    /// What the verification found.
+    Verified(Verified),
+    /// The journal is gone.
+    Finished,
+    /// The order could not be carried out.
+    #[serde(rename_all = "camelCase")]
+    Failed {
+        /// Which way out there is.
+        reason: Reason,
+        /// For people.
+        message: String,
+    },
+}
+
+/// What a pass has come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Passed {
+    /// Which pass of this move.
+    pub pass: u32,
+    /// Names in the tree.
+    pub entries: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Files whose content was compared or fetched.
+    pub compared_files: u64,
+    /// Bytes of content that arrived, before compression.
+    pub received_bytes: u64,
+    /// Names that were deleted on the target.
+    pub deleted: u64,
+    /// Files that changed while they were read, or went away meanwhile.
+    pub unsteady: u64,
+    /// What is not carried over.
+    pub losses: Vec<Lost>,
+}
+
+/// Something that is not carried over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lost {
+    /// What of it.
+    pub kind: LostKind,
+    /// How many names have it.
+    pub count: u64,
+    /// The first of them.
+    pub example: String,
+}
+
+/// What can be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LostKind {
+    /// Extended attributes of namespaces that are not kept.
+    Xattrs,
+    /// Inode flags such as immutable or append-only.
+    Flags,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Verified {
+    /// The root over what the source said.
+    pub expected: String,
+    /// The root over what is on disk.
+    pub found: String,
+    /// Files whose content was read back.
+    pub files: u64,
+    /// Bytes that were.
+    pub bytes: u64,
+    /// How many differences there are.
+    pub different: u64,
+    /// The first of them, with their paths.
+    pub differences: Vec<String>,
+}
+
+/// Why an order could not be carried out, by what can be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reason {
+    /// The target has no room left.
+    Full,
+    /// Something still writes to the source.
+    Busy,
+    /// Content is not what the source read.
+    Corrupt,
+    /// The source cannot read something, or gave up for another reason that it names.
+    Source,
+    /// The target cannot be what the source is: a name or the size of a device.
+    Unfit,
+    /// Something else on the target's disk failed.
+    Target,
+    /// The peer is not of this move, of another version, or breaks the protocol.
+    Peer,
+    /// The certificates cannot be used.
+    Credentials,
+    /// The order makes no sense.
+    Order,
+    /// The connection to the source broke.
+    Cut,
+}
+
+impl Reason {
+    /// The reason of an error.
+    #[must_use]
+    pub fn of(error: &Error) -> Self {
+        match error {
+            Error::Cut(_) => Self::Cut,
+            Error::Peer(_) | Error::Unreadable { .. } => Self::Source,
+            Error::Refused(_) | Error::Protocol(_) => Self::Peer,
+            Error::Full { .. } => Self::Full,
+            Error::Tree { .. } | Error::Journal(_) => Self::Target,
+            Error::Corrupt { .. } => Self::Corrupt,
+            Error::Busy { .. } => Self::Busy,
+            Error::CaseClash { .. } | Error::DeviceTooSmall { .. } => Self::Unfit,
+            Error::Credentials(_) => Self::Credentials,
+        }
+    }
+
+    /// What a program ends with for this reason; 2 is that of a wrong command line.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Order => 2,
+            Self::Full => 3,
+            Self::Busy => 4,
+            Self::Corrupt => 5,
+            Self::Source => 6,
+            Self::Unfit => 7,
+            Self::Target => 8,
+            Self::Peer => 9,
+            Self::Credentials => 10,
+            Self::Cut => 11,
+        }
+    }
+}
+
+impl From<&Error> for Answer {
+    fn from(error: &Error) -> Self {
+        Self::Failed {
+            reason: Reason::of(error),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<PassReport> for Passed {
+    fn from(report: PassReport) -> Self {
+        let lost = report.losses.into_iter().map(|(kind, count, example)| Lost {
+            kind: match kind {
+                LossKind::Xattrs => LostKind::Xattrs,
+                LossKind::Flags => LostKind::Flags,
+            },
+            count,
+            example: example.to_string(),
+        });
+        Self {
+            pass: report.pass,
+            entries: report.entries,
+            bytes: report.bytes,
+            compared_files: report.compared_files,
+            received_bytes: report.received_bytes,
+            deleted: report.deleted,
+            unsteady: report.unsteady,
+            losses: lost.collect(),
+        }
+    }
+}
+
+impl From<Verification> for Verified {
+    fn from(found: Verification) -> Self {
+        let named = found.differences.iter().take(NAMED);
+        Self {
+            expected: found.expected.to_string(),
+            found: found.found.to_string(),
+            files: found.files,
+            bytes: found.bytes,
+            different: found.different,
+            differences: named.map(ToString::to_string).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_and_answers_are_plain_json() {
+        let order = |text| serde_json::from_str::<Order>(text);
+        let pass = Order::Pass {
+            last: true,
+            reread: false,
+        };
+        assert_eq!(order(r#"{"pass":{"last":true}}"#).unwrap(), pass);
+        assert_eq!(
+            order(r#"{"verify":{"all":false}}"#).unwrap(),
+            Order::Verify { all: false }
+        );
+        assert_eq!(order(r#""finish""#).unwrap(), Order::Finish);
+        for bad in [
+            "",
+            "{}",
+            r#"{"pass":{}}"#,
+            r#"{"pass":{"last":true,"fast":true}}"#,
+            r#""delete""#,
+        ] {
+            assert!(order(bad).is_err(), "{bad}");
+        }
+        let said = Answer::from(&Error::Busy {
+            path: crate::path::TreePath::root(),
+        });
+        let text = serde_json::to_string(&said).unwrap();
+        assert!(
+            text.starts_with(r#"{"failed":{"reason":"busy","message":""#),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), said);
+    }
+}

@@ -1,0 +1,159 @@
+//! The two programs as pods run them: both only listen, somebody else connects them, and the
+//! target does what it is told on its port for orders.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
+
+mod common;
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::Pair;
+use mover::control::{Answer, Order, Reason};
+
+/// A program that ends with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn start(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Program {
+    let child = Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+        .args([side, "--move", common::UID, "--root"])
+        .arg(root)
+        .arg("--credentials")
+        .arg(pair.folder.path().join("credentials").join(side))
+        .args(more)
+        .stdout(Stdio::null())
+        .spawn();
+    Program(child.unwrap())
+}
+
+fn patiently(address: SocketAddr) -> TcpStream {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        match TcpStream::connect(address) {
+            Ok(connection) => return connection,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Keeps connecting the two, as the relay does.
+fn relay(from: SocketAddr, to: SocketAddr, connections: usize) {
+    for _ in 0..connections {
+        thread::spawn(move || {
+            loop {
+                let source = patiently(from);
+                // Nobody is dialled for a connection that is not used.
+                if !matches!(source.peek(&mut [0]), Ok(1)) {
+                    continue;
+                }
+                let Ok(target) = TcpStream::connect(to) else {
+                    continue;
+                };
+                let copy = |mut from: TcpStream, mut to: TcpStream| {
+                    let _ = io::copy(&mut from, &mut to);
+                    let _ = from.shutdown(Shutdown::Both);
+                    let _ = to.shutdown(Shutdown::Both);
+                };
+                let back = (target.try_clone().unwrap(), source.try_clone().unwrap());
+                let up = thread::spawn(move || copy(source, target));
+                copy(back.0, back.1);
+                up.join().unwrap();
+            }
+        });
+    }
+}
+
+struct Controller(BufReader<TcpStream>);
+
+impl Controller {
+    fn line(&mut self, line: &str) -> Answer {
+        let connection = self.0.get_mut();
+        connection.write_all(format!("{line}\n").as_bytes()).unwrap();
+        loop {
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "it hung up");
+            match serde_json::from_str(&line).unwrap() {
+                Answer::Progress { .. } => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn order(&mut self, order: Order) -> Answer {
+        self.line(&serde_json::to_string(&order).unwrap())
+    }
+}
+
+#[test]
+fn a_target_does_what_it_is_told() {
+    let pair = Pair::new();
+    for file in 0..50 {
+        fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
+    }
+    common::run(
+        Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+            .args(["issue", "--move", common::UID])
+            .arg(pair.folder.path().join("credentials")),
+    );
+    let (from, to, control) = (free(), free(), free());
+    let listen = |at: SocketAddr| ["--listen".to_owned(), at.to_string()];
+    let lanes = ["--lanes".to_owned(), "1".to_owned()];
+    let orders = ["--control".to_owned(), control.to_string()];
+    let _source = start(&pair, "source", &pair.source, &[listen(from), lanes].concat());
+    let mut target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
+    relay(from, to, 3);
+
+    let connect = || Controller(BufReader::new(patiently(control)));
+    let pass = |last| Order::Pass { last, reread: false };
+    let mut controller = connect();
+    let Answer::Passed(first) = controller.order(pass(false)) else {
+        panic!("no pass")
+    };
+    assert_eq!((first.pass, first.received_bytes), (1, 500_000));
+    fs::write(pair.source.join("file-7"), "changed").unwrap();
+    // Whoever gives orders may change, and one of them makes no sense.
+    drop(controller);
+    let refused = connect().line(r#"{"delete":"everything"}"#);
+    assert!(
+        matches!(
+            refused,
+            Answer::Failed {
+                reason: Reason::Order,
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
+
+    let mut controller = connect();
+    let Answer::Passed(last) = controller.order(pass(true)) else {
+        panic!("no pass")
+    };
+    assert_eq!((last.pass, last.received_bytes), (2, 7));
+    let Answer::Verified(found) = controller.order(Order::Verify { all: true }) else {
+        panic!("not verified")
+    };
+    assert_eq!((found.different, found.files), (0, 50));
+    assert_eq!(found.expected, found.found);
+    assert_eq!(controller.order(Order::Finish), Answer::Finished);
+    assert!(target.0.wait().unwrap().success());
+    pair.assert_equal();
+}
