@@ -14,6 +14,7 @@ pub mod node;
 pub mod observe;
 pub mod placement;
 pub mod reconcile;
+pub mod relay;
 pub mod topology;
 mod transfer;
 pub mod twin;

@@ -31,38 +31,54 @@ func Compile(ctx context.Context, features ...string) (binary string, err error)
 	return compile(ctx, io.Discard, features)
 }
 
+// CompileMover builds the program that copies volumes, in the profile asked for. It is
+// beside the driver where that is given.
+func CompileMover(ctx context.Context) (binary string, err error) {
+	const program = "liqo-csi-mover"
+	if given := os.Getenv(BinaryVariable); given != "" {
+		return filepath.Abs(filepath.Join(filepath.Dir(given), program))
+	}
+	return build(ctx, io.Discard, profile(), program, "--package", program)
+}
+
+func profile() string { return cmp.Or(os.Getenv(ProfileVariable), "release") }
+
 func compile(ctx context.Context, progress io.Writer, features []string) (binary string, err error) {
 	if given := os.Getenv(BinaryVariable); given != "" && len(features) == 0 {
 		return filepath.Abs(given)
 	}
+	profile := profile()
+	if len(features) > 0 {
+		profile = "dev"
+	}
+	return build(ctx, progress, profile, "liqo-csi", "--features", strings.Join(features, ","))
+}
+
+func build(ctx context.Context, progress io.Writer, profile, program string, flags ...string) (binary string, err error) {
 	module, err := components.ModuleRoot(ctx)
 	if err != nil {
 		return "", err
 	}
 	root := filepath.Dir(module)
-	profile := cmp.Or(os.Getenv(ProfileVariable), "release")
-	if len(features) > 0 {
-		profile = "dev"
-	}
 	out := &cargoOutput{}
-	cargo := exec.CommandContext(ctx, "cargo", "build", "--locked", "--profile", profile, "--features", strings.Join(features, ","))
+	cargo := exec.CommandContext(ctx, "cargo", append([]string{"build", "--locked", "--profile", profile}, flags...)...)
 	cargo.Dir = root
 	cargo.Stdout, cargo.Stderr = out, out
 	start := time.Now()
 	done := components.ReportEvery(15*time.Second, func() {
-		fmt.Fprintf(progress, "building the driver (the first time takes minutes): %d crates compiled, %s so far\n",
-			out.crates.Load(), time.Since(start).Round(time.Second))
+		fmt.Fprintf(progress, "building %s (the first time takes minutes): %d crates compiled, %s so far\n",
+			program, out.crates.Load(), time.Since(start).Round(time.Second))
 	})
 	err = cargo.Run()
 	done()
 	if err != nil {
-		return "", fmt.Errorf("build the driver: %w\n%s", err, out.text.Bytes())
+		return "", fmt.Errorf("build %s: %w\n%s", program, err, out.text.Bytes())
 	}
 	folder := profile
 	if profile == "dev" {
 		folder = "debug" // where cargo puts it
 	}
-	return filepath.Join(targetDir(root), folder, "liqo-csi"), nil
+	return filepath.Join(targetDir(root), folder, program), nil
 }
 
 // cargoOutput keeps what cargo prints, and counts the crates that it begins to compile.

@@ -8,6 +8,7 @@ mod doctor;
 mod import;
 mod node;
 mod process;
+mod relay;
 mod release;
 mod table;
 mod volumes;
@@ -40,6 +41,8 @@ enum Command {
     Import(import::Args),
     /// Give claims of the driver their real class, and take that back.
     Release(release::Args),
+    /// Connect the two ends of a move through the API servers of their clusters.
+    Relay(relay::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds,
     /// List the places where a test can make this build die.
@@ -61,6 +64,7 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Import(args) => import::run(args).map(success),
         Command::Release(args) => release::run(args).map(success),
+        Command::Relay(args) => relay::run(args).map(success),
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {

@@ -184,6 +184,16 @@ pub(crate) fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Re
     client(config, calls.timeout, Limits::REMOTE, &watches)
 }
 
+/// A client of the cluster of a kubeconfig, or of the one we run in, which is believed little
+/// either way.
+pub async fn client_for(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Client, ConnectError> {
+    let config = match kubeconfig {
+        Some(path) => from_file(path).await?,
+        None => Config::incluster()?,
+    };
+    Ok(client(config, call_timeout, Limits::REMOTE, &Watches::default())?)
+}
+
 /// A client that is bounded in time and size, and tells the audit log who asks.
 pub(super) fn client(
     mut config: Config,

@@ -38,7 +38,7 @@ pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     awaited::AwaitedVolumes,
     calls::{Calls, Metrics},
-    connect::{ConnectError, Settings},
+    connect::{ConnectError, Settings, client_for},
     finalizers::has_finalizer,
     lean::Lean,
     rights::Rights,

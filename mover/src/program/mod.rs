@@ -34,7 +34,15 @@ impl Common {
         MoveId::new(&self.r#move, self.epoch)
     }
 
-    /// The certificates as they are now: a Secret that is mounted is renewed in place.
+    /// The certificates as they are now, or those of before if they cannot be read: a Secret
+    /// that is mounted is renewed in place.
+    fn renewed(&self, before: Identity) -> Identity {
+        self.identity().unwrap_or_else(|error| {
+            say(&Answer::from(&error));
+            before
+        })
+    }
+
     fn identity(&self) -> Result<Identity, Error> {
         let read = |name: &str| {
             let path = self.credentials.join(name);

@@ -65,8 +65,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         (None, Some(address)) => Dialler::Accept(TcpListener::bind(address).map_err(Error::Cut)?),
         (None, None) => return Err(Error::Credentials("nobody to connect to".to_owned())),
     };
+    let mut identity = args.common.identity()?;
     loop {
-        let identity = args.common.identity()?;
         let served = lanes::connect(&id, &identity, args.lanes, || dialler.dial())
             .and_then(|lanes| source.serve(lanes, &throttle));
         match served {
@@ -74,5 +74,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             served => return served,
         }
         thread::sleep(PAUSE);
+        identity = args.common.renewed(identity);
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use mover::{
     control::{Answer, Passed, Verified},
+    credentials::Identity,
     error::Error,
     lanes::{Acceptor, TargetLanes},
     target::{PassOptions, Progress, Target},
@@ -51,6 +52,7 @@ pub(crate) struct Args {
 /// The volume, and the door for its source.
 pub(super) struct Receiver<'a> {
     common: &'a Common,
+    identity: Identity,
     acceptor: Acceptor,
     target: Target,
 }
@@ -58,9 +60,11 @@ pub(super) struct Receiver<'a> {
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let id = args.common.id()?;
     let listener = TcpListener::bind(args.listen).map_err(Error::Cut)?;
+    let identity = args.common.identity()?;
     let mut receiver = Receiver {
         common: &args.common,
-        acceptor: Acceptor::new(listener, &id, &args.common.identity()?)?,
+        acceptor: Acceptor::new(listener, &id, &identity)?,
+        identity,
         target: Target::open(&args.common.root, &id)?,
     };
     if let Some(address) = args.control {
@@ -146,11 +150,8 @@ impl Receiver<'_> {
             if let Some(lanes) = self.acceptor.accept(ROUND)? {
                 return Ok(lanes);
             }
-            match self.common.identity() {
-                Ok(identity) => self.acceptor.renew(&identity)?,
-                // Those that it has may still do.
-                Err(error) => say(&Answer::from(&error)),
-            }
+            self.identity = self.common.renewed(self.identity.clone());
+            self.acceptor.renew(&self.identity)?;
         }
     }
 }

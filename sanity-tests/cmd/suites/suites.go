@@ -86,6 +86,7 @@ var suites = []suite{
 	check("lab build", root, "make", "lab-build"),
 	check("driver build", root, "cargo", "build", "--locked"),
 	check("driver build with crash points", root, "cargo", "build", "--locked", "--features", "crash-points"),
+	check("mover build", root, "cargo", "build", "--locked", "--package", "liqo-csi-mover"),
 	// These three test the lab itself, without the driver.
 	only(inTurn, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
 	only(inTurn, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
@@ -93,6 +94,7 @@ var suites = []suite{
 	only(sampled, goTest("driver, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/driver", "-args", "-sample")),
 	only(whole, goTest("driver, all", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
 	goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote"),
+	goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move"),
 	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
 	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),

@@ -1,0 +1,180 @@
+//! The relay between real sockets, by way of fake API servers.
+
+mod cluster;
+mod tree;
+mod trouble;
+
+use std::{num::NonZeroU64, time::Duration};
+
+use mover::throttle::Throttle;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::{Instant, timeout},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::cluster::FakeCluster;
+use super::{End, Relay};
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A source and a target that listen, each in a cluster, and a relay between them.
+struct Ends {
+    home: FakeCluster,
+    remote: FakeCluster,
+    source: TcpListener,
+    target: TcpListener,
+    _relay: DropGuard,
+}
+
+fn run_relay(source: End, target: End, bandwidth: Option<NonZeroU64>, connections: u32) -> DropGuard {
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let bandwidth = Throttle::new(bandwidth);
+    tokio::spawn(async move {
+        let relay = Relay {
+            source,
+            target,
+            bandwidth,
+        };
+        relay.run(connections, &stopped).await;
+    });
+    stop.drop_guard()
+}
+
+async fn ends(bandwidth: Option<NonZeroU64>) -> Ends {
+    let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
+    let source = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let from = home.end("source", source.local_addr().unwrap().port());
+    let to = remote.end("target", target.local_addr().unwrap().port());
+    Ends {
+        home,
+        remote,
+        source,
+        target,
+        _relay: run_relay(from, to, bandwidth, 1),
+    }
+}
+
+impl Ends {
+    async fn at_source(&self) -> TcpStream {
+        timeout(PATIENCE, self.source.accept()).await.unwrap().unwrap().0
+    }
+
+    async fn at_target(&self) -> TcpStream {
+        timeout(PATIENCE, self.target.accept()).await.unwrap().unwrap().0
+    }
+
+    /// Both ends of one connection, on which the source has said one byte.
+    async fn connected(&self) -> (TcpStream, TcpStream) {
+        let mut source = self.at_source().await;
+        source.write_all(b"!").await.unwrap();
+        let mut target = self.at_target().await;
+        assert_eq!(target.read_u8().await.unwrap(), b'!');
+        (source, target)
+    }
+}
+
+#[tokio::test]
+async fn a_target_is_dialled_when_the_source_speaks_and_hears_all_it_says() {
+    let ends = ends(None).await;
+    let mut source = ends.at_source().await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((ends.home.forwarded(), ends.remote.forwarded()), (1, 0));
+
+    source.write_all(b"hello").await.unwrap();
+    let mut target = ends.at_target().await;
+    let mut heard = [0; 5];
+    target.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"hello");
+    target.write_all(b"to you").await.unwrap();
+    let mut heard = [0; 6];
+    source.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"to you");
+
+    // What was said last arrives before the end does.
+    target.write_all(&vec![7; 300_000]).await.unwrap();
+    drop(target);
+    let mut rest = Vec::new();
+    timeout(PATIENCE, source.read_to_end(&mut rest))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(rest, vec![7; 300_000]);
+}
+
+#[tokio::test]
+async fn an_end_that_does_not_read_holds_up_the_other() {
+    let ends = ends(None).await;
+    let (mut source, mut target) = ends.connected().await;
+    let chunk: Vec<u8> = (0..64 << 10).map(|at: u32| at.to_le_bytes()[0]).collect();
+    let mut taken = 0;
+    // What the sockets' own buffers hold is the kernel's; this would be gigabytes.
+    while timeout(Duration::from_secs(1), source.write_all(&chunk))
+        .await
+        .is_ok()
+    {
+        taken += 1;
+        assert!(taken < 1024, "64 MiB were taken although nobody reads");
+    }
+    drop(source);
+    let mut heard = vec![0; chunk.len()];
+    for _ in 0..taken {
+        target.read_exact(&mut heard).await.unwrap();
+        assert_eq!(heard, chunk);
+    }
+}
+
+#[tokio::test]
+async fn no_more_passes_than_is_allowed() {
+    let ends = ends(NonZeroU64::new(1 << 20)).await;
+    let (mut source, mut target) = ends.connected().await;
+    let started = Instant::now();
+    let writing = tokio::spawn(async move { source.write_all(&vec![0; 1 << 20]).await.map(|()| source) });
+    target.read_exact(&mut vec![0; 1 << 20]).await.unwrap();
+    let took = started.elapsed();
+    assert!(took > Duration::from_millis(800), "{took:?}");
+    drop(writing.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_connection_that_broke_is_made_again() {
+    let ends = ends(None).await;
+    for cut in [&ends.home, &ends.remote] {
+        let (mut source, mut target) = ends.connected().await;
+        cut.cut();
+        assert!(matches!(timeout(PATIENCE, source.read_u8()).await, Ok(Err(_))));
+        assert!(matches!(timeout(PATIENCE, target.read_u8()).await, Ok(Err(_))));
+    }
+    ends.connected().await;
+}
+
+#[tokio::test]
+async fn ends_that_are_not_there_yet_are_waited_for() {
+    let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
+    // Ports that are free, until somebody takes them.
+    let free = || async {
+        TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap()
+    };
+    let (from, to) = (free().await, free().await);
+    let ends = [home.end("source", from.port()), remote.end("target", to.port())];
+    let [source, target] = ends;
+    let _relay = run_relay(source, target, None, 1);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let source = TcpListener::bind(from).await.unwrap();
+    let (mut first, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
+    first.write_all(b"nobody hears this").await.unwrap();
+    // There is no target: the source is told, and dialled again.
+    assert!(matches!(timeout(PATIENCE, first.read_u8()).await, Ok(Err(_))));
+    let target = TcpListener::bind(to).await.unwrap();
+    let (mut second, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
+    second.write_all(b"!").await.unwrap();
+    let (mut heard, _) = timeout(PATIENCE, target.accept()).await.unwrap().unwrap();
+    assert_eq!(heard.read_u8().await.unwrap(), b'!');
+}

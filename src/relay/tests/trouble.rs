@@ -1,0 +1,152 @@
+//! What API servers and nodes can do wrong on one forwarded port.
+
+use std::time::Duration;
+
+use futures::{SinkExt, StreamExt};
+use tokio::{io::DuplexStream, net::TcpListener, time::Instant};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, protocol::Role},
+};
+
+use super::cluster::FakeCluster;
+use crate::relay::tunnel::{LONGEST, Tunnel, TunnelError};
+
+type Server = WebSocketStream<DuplexStream>;
+
+const PORT: u16 = 7401;
+
+async fn tunnel() -> (Tunnel, Server) {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let server = WebSocketStream::from_raw_socket(theirs, Role::Server, None).await;
+    (Tunnel::over(Box::new(ours), PORT).await, server)
+}
+
+/// One on which the port has been announced, as the first thing on each channel.
+async fn announced() -> (Tunnel, Server) {
+    let (tunnel, mut server) = tunnel().await;
+    let [low, high] = PORT.to_le_bytes();
+    for channel in [0, 1] {
+        server
+            .send(Message::binary(vec![channel, low, high]))
+            .await
+            .unwrap();
+    }
+    (tunnel, server)
+}
+
+#[tokio::test]
+async fn what_a_node_says_of_a_port_is_reported() {
+    let (mut tunnel, mut server) = announced().await;
+    let told = [&[1], &b"connection refused\n"[..]].concat();
+    server.send(Message::binary(told)).await.unwrap();
+    let error = tunnel.first().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "its node does not reach it: connection refused"
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_is_told_in_the_words_of_the_api_server() {
+    let api = FakeCluster::start().await;
+    let error = Tunnel::open(&api.end("forbidden", PORT))
+        .await
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.starts_with("the API server does not forward it: "),
+        "{error}"
+    );
+    assert!(
+        error.contains("you may not") && !error.contains("Status {"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn an_open_port_with_nobody_behind_it_is_told_apart() {
+    let api = FakeCluster::start().await;
+    let free = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut tunnel = Tunnel::open(&api.end("pod", free.port())).await.unwrap();
+    assert!(matches!(tunnel.first().await, Err(TunnelError::Unreached(_))));
+}
+
+#[tokio::test]
+async fn what_has_no_place_on_a_port_ends_it() {
+    for wrong in [
+        Message::binary(vec![]),
+        Message::binary(vec![0, 1, 2]),
+        Message::binary(vec![0, 1, 2, 3]),
+        Message::binary(vec![2, 1, 2]),
+        Message::binary(vec![255]),
+        Message::text("0"),
+    ] {
+        let (mut tunnel, mut server) = tunnel().await;
+        server.send(wrong.clone()).await.unwrap();
+        let outcome = tunnel.first().await;
+        assert!(
+            matches!(outcome, Err(TunnelError::Protocol(_))),
+            "{wrong:?}: {outcome:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_frame_that_is_too_long_is_not_taken() {
+    let (mut tunnel, mut server) = announced().await;
+    let sending = tokio::spawn(async move { server.send(Message::binary(vec![0; LONGEST + 1])).await });
+    assert!(matches!(tunnel.first().await, Err(TunnelError::Broken(_))));
+    sending.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_connection_is_kept_by_pings_and_a_dead_one_is_not() {
+    let (mut tunnel, mut server) = announced().await;
+    let begun = Instant::now();
+    let answering = tokio::spawn(async move {
+        // Reading answers pings.
+        while begun.elapsed() < Duration::from_mins(10) {
+            let _ = tokio::time::timeout(Duration::from_secs(1), server.next()).await;
+        }
+        server
+    });
+    let error = tunnel.first().await.unwrap_err();
+    assert!(matches!(error, TunnelError::Silent), "{error}");
+    let lived = begun.elapsed();
+    assert!(
+        (Duration::from_mins(11)..Duration::from_mins(12)).contains(&lived),
+        "{lived:?}"
+    );
+    drop(answering.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_takes_nothing_is_given_up() {
+    let (mut tunnel, mut server) = announced().await;
+    // Heard, not read.
+    server.send(Message::binary(vec![0; 1000])).await.unwrap();
+    let outcome = loop {
+        let frame = tunnel.first().await.unwrap();
+        let Some(frame) = frame else { continue };
+        // The duplex holds 64 KiB.
+        let mut frame = Some(frame);
+        let mut sent = Ok(());
+        for _ in 0..200 {
+            let Some(next) = frame.take() else { break };
+            sent = tunnel.writer.send(next).await;
+            if sent.is_err() {
+                break;
+            }
+            server.send(Message::binary(vec![0; 1000])).await.unwrap();
+            frame = tunnel.reader.next().await.unwrap();
+        }
+        break sent;
+    };
+    assert!(matches!(outcome, Err(TunnelError::Stalled)), "{outcome:?}");
+}
