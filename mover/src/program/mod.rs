@@ -2,6 +2,7 @@
 //! say what they do.
 
 mod orders;
+mod receiver;
 pub(crate) mod source;
 pub(crate) mod target;
 

@@ -16,7 +16,7 @@ use mover::{
     verify::Scope,
 };
 
-use super::{say, target::Receiver};
+use super::{receiver::Receiver, say};
 
 /// Whoever waits for an order's end hears so often that it is under way.
 const EVERY: Duration = Duration::from_secs(1);

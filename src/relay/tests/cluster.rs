@@ -1,9 +1,13 @@
 //! A fake API server that forwards ports as kubelets do: to whatever listens on the loopback
 //! of this machine under that number.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use futures::{SinkExt, StreamExt};
@@ -12,6 +16,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     task::AbortHandle,
+    time::timeout,
 };
 use tokio_tungstenite::{
     accept_hdr_async,
@@ -160,8 +165,11 @@ async fn forward(socket: TcpStream, counts: Arc<Counts>) {
             }
         }
     };
+    let mut down = pin!(down);
     tokio::select! {
-        () = up => {}
-        () = down => {}
+        // Whoever closes a connection on which something unread arrives resets it, and what
+        // was said last may be lost.
+        () = up => drop(timeout(Duration::from_secs(5), down).await),
+        () = &mut down => {}
     }
 }
