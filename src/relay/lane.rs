@@ -89,7 +89,7 @@ impl Lane {
                 down.map_err(|error| error.of(at_target, at_source))
             }
         };
-        tokio::join!(from.writer.close(), to.writer.close());
+        tokio::join!(from.close(), to.close());
         outcome
     }
 

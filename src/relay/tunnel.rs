@@ -147,6 +147,22 @@ impl Tunnel {
     }
 }
 
+impl Tunnel {
+    /// Tells the API server that this was all, and waits until it has heard so: a connection
+    /// that is dropped with something unread is reset, and what was said last is lost.
+    pub(super) async fn close(mut self) {
+        let said = async {
+            self.writer.0.close().await?;
+            while let Some(message) = self.reader.socket.next().await {
+                message?;
+            }
+            Ok::<(), tungstenite::Error>(())
+        };
+        // One that does not answer is dropped.
+        let _ = timeout(FAREWELL, said).await;
+    }
+}
+
 impl TunnelReader {
     /// What the pod says next; `None` when it has closed the connection. May be cancelled
     /// without losing anything.
@@ -204,12 +220,6 @@ impl TunnelWriter {
     /// Asks the API server for a sign of life.
     pub(super) async fn ping(&mut self) -> Result<(), TunnelError> {
         self.write(Message::Ping(Bytes::new())).await
-    }
-
-    /// Tells the API server that this was all.
-    pub(super) async fn close(mut self) {
-        // Dropping the connection says the same, only less politely.
-        let _ = timeout(FAREWELL, self.0.close()).await;
     }
 
     async fn write(&mut self, message: Message) -> Result<(), TunnelError> {
