@@ -62,7 +62,7 @@ pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
             ),
         });
     }
-    for twin in installation.storage.twins.iter() {
+    for twin in &installation.storage.twins {
         let spec = twin.spec.as_ref();
         let real = spec.and_then(|spec| spec.volume_name.as_ref());
         let Some(claim) = twin.annotations().get(mark::RELEASING) else {

@@ -234,6 +234,10 @@ pub struct WantedBy {
 
 /// The PV of a claim that is to be imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub struct RealVolume {
     /// Its name.
     pub name: String,

@@ -280,12 +280,14 @@ fn going_on(facts: &ReleaseFacts) -> ReleaseStep {
         // Before anything else, whoever has changed it.
         return ReleaseStep::Record;
     }
+    if facts.claim.is_deleting() {
+        return ReleaseStep::AwaitClaimGone;
+    }
     match &facts.claim {
-        claim if claim.is_deleting() => ReleaseStep::AwaitClaimGone,
         ReleasedClaim::Virtual { recorded: true, .. } => with_claim(facts),
-        ReleasedClaim::Virtual { recorded: false, .. } => ReleaseStep::TakeBack(Interruption::NameTaken),
         ReleasedClaim::Other { has_volume: true, .. } => ReleaseStep::Refuse(ReleaseRefusal::NameTaken),
-        ReleasedClaim::Other {
+        ReleasedClaim::Virtual { recorded: false, .. }
+        | ReleasedClaim::Other {
             asks: AsksFor::Virtual | AsksFor::Else,
             ..
         } => ReleaseStep::TakeBack(Interruption::NameTaken),

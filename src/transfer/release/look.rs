@@ -70,14 +70,13 @@ impl Looking {
         let claims = context.cluster.within::<PersistentVolumeClaim>(&name.namespace);
         let volumes = context.cluster.all::<PersistentVolume>();
         let claim = claims.get(&name.name).await?;
-        let found = match &self.real {
-            Some(known) => volumes.get(known).await?,
-            None => {
-                let is_its = |volume: &PersistentVolume| {
-                    ReleaseRecord::is_for(volume.annotations(), name) || is_imported_for(name, volume)
-                };
-                recorded(context.cluster, name, is_its).await?
-            }
+        let found = if let Some(known) = &self.real {
+            volumes.get(known).await?
+        } else {
+            let is_its = |volume: &PersistentVolume| {
+                ReleaseRecord::is_for(volume.annotations(), name) || is_imported_for(name, volume)
+            };
+            recorded(context.cluster, name, is_its).await?
         };
         let recorded = found.as_ref().map(record_on).transpose()?.flatten();
         let namespace_uid = namespace_uid(context.cluster, name).await?;
@@ -102,24 +101,20 @@ impl Looking {
             real: None,
             record: None,
         };
-        match recorded {
-            Some(record) => {
-                scene.follow_record(context, &record).await?;
-                let real = found.as_ref().map(ResourceExt::name_any).unwrap_or_default();
-                scene.real = volumes.get(&real).await?;
-                self.real = Some(real);
-                scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
-                Ok(scene.record.is_some().then_some(scene))
-            }
-            None => {
-                scene.follow_claim(context).await?;
-                let unseen = match &scene.real {
-                    Some(real) if ReleaseRecord::is_for(real.annotations(), name) => record_on(real)?,
-                    _ => None,
-                };
-                Ok(unseen.is_none().then_some(scene))
-            }
+        if let Some(record) = recorded {
+            scene.follow_record(context, &record).await?;
+            let real = found.as_ref().map(ResourceExt::name_any).unwrap_or_default();
+            scene.real = volumes.get(&real).await?;
+            self.real = Some(real);
+            scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
+            return Ok(scene.record.is_some().then_some(scene));
         }
+        scene.follow_claim(context).await?;
+        let unseen = match &scene.real {
+            Some(real) if ReleaseRecord::is_for(real.annotations(), name) => record_on(real)?,
+            _ => None,
+        };
+        Ok(unseen.is_none().then_some(scene))
     }
 }
 
@@ -221,11 +216,11 @@ impl Scene {
             touched: claim.annotations().contains_key(mark::RELEASE_UNDONE),
         };
         let named = volume_name(claim);
-        let names = |volume: Option<&PersistentVolume>| {
+        let is_named = |volume: Option<&PersistentVolume>| {
             named.is_some() && volume.and_then(|it| it.metadata.name.as_deref()) == named
         };
         let is_recorded = |record: &ReleaseRecord| claim.metadata.uid.as_ref() == Some(&record.claim.uid);
-        if names(self.real.as_ref()) {
+        if is_named(self.real.as_ref()) {
             return ReleasedClaim::Real {
                 deleting,
                 bound: phase(claim) == "Bound" && self.real.as_ref().is_some_and(is_bound),
@@ -234,7 +229,7 @@ impl Scene {
         match &self.record {
             Some(record) if is_recorded(record) => virtual_one(true),
             Some(record) if named == Some(&record.volume.name) => virtual_one(false),
-            None if names(self.outer.as_ref()) => virtual_one(true),
+            None if is_named(self.outer.as_ref()) => virtual_one(true),
             record => ReleasedClaim::Other {
                 deleting,
                 has_volume: named.is_some(),

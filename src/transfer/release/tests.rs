@@ -386,7 +386,7 @@ async fn an_undo_goes_on_wherever_it_died() {
         ));
         tokio::select! {
             _ = release(&context, &request) => panic!("it cannot end"),
-            _ = gone => {}
+            () = gone => {}
         }
         world.die_after(true, undone).await;
         world.undo().await.unwrap();

@@ -85,7 +85,7 @@ fn release(installation: &mut Installation, undone: bool) {
 }
 
 #[test]
-fn volumes_are_checked() {
+fn releases_that_have_not_ended_are_told() {
     assert_found(&[
         (
             "release not ended",
@@ -120,6 +120,12 @@ fn volumes_are_checked() {
                 "release pvc shop/data --undo",
             ],
         ),
+    ]);
+}
+
+#[test]
+fn volumes_are_checked() {
+    assert_found(&[
         (
             "twin being deleted",
             |it| {
