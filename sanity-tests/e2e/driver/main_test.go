@@ -10,6 +10,7 @@ import (
 	"context"
 	"flag"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 
@@ -24,7 +25,7 @@ import (
 	"storage.liqo.io/sanity-tests/sample"
 )
 
-var sampled = flag.Bool("sample", false, "leave out some of the tests that run alone; which ones follows from the seed")
+var sampled = flag.Bool("sample", false, "leave out some of the tests that run alone and of the rows of tables; which ones follows from the seed")
 
 func TestMain(m *testing.M) { user.Main(m) }
 
@@ -46,23 +47,36 @@ func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Va
 }
 
 // home gives the test a namespace in the cluster where users work, beside the
-// other tests.
+// other tests. Of a test that is held once for each class, a sample has some rows.
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
+	if strings.Contains(t.Name(), "/") {
+		leaveOut(t, rowParts)
+	}
 	t.Parallel()
 	return inHome(t)
 }
 
-// aloneParts is in how many runs of a sample every test that runs alone has its turn.
-const aloneParts = 3
+// In how many runs of a sample every test that runs alone, and every row of a table, has
+// its turn.
+const (
+	aloneParts = 3
+	rowParts   = 2
+)
+
+// leaveOut skips a test that is not in the sample.
+func leaveOut(t *testing.T, parts int) {
+	t.Helper()
+	if *sampled && !sample.Chosen(sample.Seed(), t.Name(), parts) {
+		t.Skipf("left out of this sample: its turn is with one commit in %d (seed %d), and always in make test-all", parts, sample.Seed())
+	}
+}
 
 // homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
 // runs beside them, so that half of the suite's time was theirs: a sample has some of them.
 func homeAlone(t *testing.T) *user.Namespace {
 	t.Helper()
-	if *sampled && !sample.Chosen(sample.Seed(), t.Name(), aloneParts) {
-		t.Skipf("left out of this sample: runs alone, with one commit in %d (seed %d), and always in make test-all", aloneParts, sample.Seed())
-	}
+	leaveOut(t, aloneParts)
 	return inHome(t)
 }
 

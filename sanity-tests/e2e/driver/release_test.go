@@ -170,9 +170,7 @@ func TestReleaseIsUndone(t *testing.T) {
 	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
 		t.Errorf("read %q, wrote %q", got, sum)
 	}
-	if now := n.Follow("data"); now.Twin.UID != was.Twin.UID || now.Real.UID != was.Real.UID {
-		t.Error("the volume is another one")
-	}
+	wantSameVolume(t, n, was)
 	n.DeletePod("early")
 	deleteClaim(t, n, "data")
 }
@@ -293,6 +291,19 @@ func waitNoClaim(n *user.Namespace, name string) {
 	})
 }
 
+// wantSameVolume wants the claim data to have this volume again, whose twin has the name that the
+// claim of before gave it.
+func wantSameVolume(t *testing.T, n *user.Namespace, was user.Volume) {
+	t.Helper()
+	if claim := claimOf(t, n, "data"); claim.Spec.VolumeName != was.Object.Name {
+		t.Errorf("the claim has the volume %s, had %s", claim.Spec.VolumeName, was.Object.Name)
+	}
+	twin, err := n.Client.CoreV1().PersistentVolumeClaims(was.Twin.Namespace).Get(t.Context(), was.Twin.Name, metav1.GetOptions{})
+	if err != nil || twin.UID != was.Twin.UID || twin.Spec.VolumeName != was.Real.Name {
+		t.Errorf("the twin is another one: %v, %v", twin, err)
+	}
+}
+
 // A pod that comes while there is no claim waits, and gets the data whichever way the release goes.
 func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	n := home(t)
@@ -319,9 +330,7 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
 		t.Errorf("read %q, wrote %q", got, sum)
 	}
-	if now := n.Follow("data"); now.Twin.UID != was.Twin.UID || now.Real.UID != was.Real.UID {
-		t.Error("the volume is another one")
-	}
+	wantSameVolume(t, n, was)
 	wantPolicy(t, n, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
 	wantPolicy(t, n, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
 	n.DeletePod("early")

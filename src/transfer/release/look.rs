@@ -110,11 +110,13 @@ impl Looking {
             return Ok(scene.record.is_some().then_some(scene));
         }
         scene.follow_claim(context).await?;
-        let unseen = match &scene.real {
-            Some(real) if ReleaseRecord::is_for(real.annotations(), name) => record_on(real)?,
-            _ => None,
-        };
-        Ok(unseen.is_none().then_some(scene))
+        let real = scene.real.as_ref();
+        if let Some(real) = real.filter(|real| ReleaseRecord::is_for(real.annotations(), name)) {
+            record_on(real)?;
+            self.real = Some(real.name_any());
+            return Ok(None);
+        }
+        Ok(Some(scene))
     }
 }
 
