@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -135,8 +137,12 @@ func TestImportOfASnapshotIsUndone(t *testing.T) {
 	_, before := realSnapshot(t, n, "reference")
 	content := before.Content.Metadata.Name
 	// As left behind by a command that was killed after its first write.
-	record := fmt.Sprintf(`{"version":1,"namespace":%q,"name":"backup","uid":%q,"class":%q,"policy":"Delete"}`,
-		n.Name, before.Object.Metadata.UID, snapshotClass)
+	namespace, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := fmt.Sprintf(`{"version":1,"namespace":%q,"namespaceUid":%q,"name":"backup","uid":%q,"class":%q,"policy":"Delete"}`,
+		n.Name, namespace.UID, before.Object.Metadata.UID, snapshotClass)
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"storage.liqo.io/import-snapshot":%q}},"spec":{"deletionPolicy":"Retain"}}`, record)
 	if _, err := n.Kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", patch); err != nil {
 		t.Fatal(err)

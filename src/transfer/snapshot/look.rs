@@ -152,8 +152,14 @@ async fn real(
     let contents = cluster.all::<VolumeSnapshotContent>();
     let marked = |content: &VolumeSnapshotContent| content.annotations().contains_key(mark::IMPORT_SNAPSHOT);
     for content in contents.find(marked).await? {
-        let record = SnapshotImport::read(content.annotations())
-            .map_err(|error| SnapshotTransferError::Record(content.name_any(), error))?;
+        let record = match SnapshotImport::read(content.annotations()) {
+            Ok(record) => record,
+            Err(error) if refers_to(&content, name) => {
+                return Err(SnapshotTransferError::Record(content.name_any(), error));
+            }
+            // Somebody else's.
+            Err(_) => continue,
+        };
         let is_its = |record: &SnapshotImport| record.namespace == name.namespace && record.name == name.name;
         if record.as_ref().is_some_and(is_its) {
             return Ok((Some(content), record));
@@ -165,6 +171,12 @@ async fn real(
         Some(bound) => Ok((contents.get(bound).await?, None)),
         None => Ok((None, None)),
     }
+}
+
+/// Whether a content is of the snapshot of this name.
+fn refers_to(content: &VolumeSnapshotContent, name: &ClaimName) -> bool {
+    let of = &content.spec.volume_snapshot_ref;
+    of.namespace.as_ref() == Some(&name.namespace) && of.name.as_ref() == Some(&name.name)
 }
 
 fn planned(

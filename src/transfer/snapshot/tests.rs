@@ -383,3 +383,21 @@ async fn a_namespace_made_anew_under_the_same_name_gets_nothing() {
         "Retain"
     );
 }
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_stops_only_its_own_import() {
+    let world = World::new("Delete").await;
+    let other = json!({
+        "metadata": {"annotations": {mark::IMPORT_SNAPSHOT: "{}"}},
+        "spec": {"driver": "real.test", "deletionPolicy": "Retain", "volumeSnapshotRef": {"namespace": "bank", "name": "backup"}},
+    });
+    world.api.put(&format!("{CONTENTS}other"), other.clone());
+    world.import().await.unwrap();
+
+    let world = World::new("Delete").await;
+    world.api.change(REAL, |real| {
+        real["metadata"]["annotations"] = other["metadata"]["annotations"].clone();
+    });
+    let error = world.import().await.unwrap_err();
+    assert!(matches!(error, SnapshotTransferError::Record(..)), "{error}");
+}
