@@ -12,7 +12,7 @@ use crate::{
         Cluster,
         snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
     },
-    volume::{ClusterId, DRIVER_NAME, SnapshotId, SnapshotMarks, mark},
+    volume::{ClusterId, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotKey, SnapshotMarks, mark},
 };
 
 const RETAIN: &str = "Retain";
@@ -200,7 +200,13 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
         found.map(|(twin, marks)| (*twin, marks.clone()))
     };
     let mut cases = Vec::new();
-    let (mut bound, mut held) = (BTreeSet::new(), BTreeSet::new());
+    // What is being imported is in use, although nothing leads to it yet.
+    let imports = all
+        .contents
+        .iter()
+        .filter_map(|it| SnapshotImport::read(it.annotations()).ok()?);
+    let mut held: BTreeSet<SnapshotKey> = imports.map(|record| record.key()).collect();
+    let mut bound = BTreeSet::new();
     for content in all.contents.iter().filter(|it| it.spec.driver == DRIVER_NAME) {
         let user = &content.spec.volume_snapshot_ref;
         let name = (
@@ -579,6 +585,27 @@ mod tests {
         }
         noted["metadata"]["annotations"] = json!({mark::REAL_CONTENT: "real"});
         assert_eq!(only(&all([snapshot()], [noted], [])).state, SnapshotState::Ready);
+    }
+
+    #[test]
+    fn the_twin_of_a_snapshot_that_is_being_imported_is_no_leftover() {
+        let record = SnapshotImport::new(
+            &"shop/backup".parse().unwrap(),
+            "n".into(),
+            KEY.into(),
+            "liqo".into(),
+            "Delete".into(),
+        );
+        let mut twin = twin("home");
+        twin["metadata"]["labels"][mark::SNAPSHOT] = record.key().as_str().into();
+        let mut real = content("data", "Retain");
+        real["spec"]["driver"] = "real.test".into();
+        assert_eq!(
+            only(&all([], [real.clone()], [twin.clone()])).state,
+            SnapshotState::Orphaned
+        );
+        real["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: record.text().unwrap()});
+        assert!(snapshot_rows(&all([], [real], [twin]), &Scope::All).is_empty());
     }
 
     #[test]

@@ -94,7 +94,9 @@ impl Looking {
 /// The uid of the namespace of a claim, if there is one.
 pub(super) async fn namespace_uid(cluster: &Cluster, name: &ClaimName) -> Result<Option<String>, ApiError> {
     let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
-    Ok(namespace.and_then(|found| found.uid()))
+    // In one that goes nothing can be made, and what names it without a uid would be its successor's.
+    let stays = namespace.filter(|found| found.metadata.deletion_timestamp.is_none());
+    Ok(stays.and_then(|found| found.uid()))
 }
 
 /// Whether a PV is being imported for a claim of this name.

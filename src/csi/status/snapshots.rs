@@ -65,7 +65,10 @@ impl Coded for SnapshotDeleteError {
     fn code(&self) -> Code {
         match self {
             Self::Site(error) => error.code(),
-            Self::Foreign { .. } | Self::LeftBehind { .. } | Self::NotAccepted(_) => Code::FailedPrecondition,
+            Self::Foreign { .. }
+            | Self::Importing { .. }
+            | Self::LeftBehind { .. }
+            | Self::NotAccepted(_) => Code::FailedPrecondition,
             Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
@@ -153,6 +156,7 @@ mod tests {
             cluster: text(),
             foreign: foreign(),
         };
+        let importing = SnapshotDeleteError::Importing { content: text() };
         let left_behind = SnapshotDeleteError::LeftBehind {
             twin: text(),
             cluster: text(),
@@ -183,6 +187,7 @@ mod tests {
             (code(SnapshotDeleteError::Site(unknown())), Code::Unavailable),
             (code(in_its_place), Code::FailedPrecondition),
             (code(left_behind), Code::FailedPrecondition),
+            (code(importing), Code::FailedPrecondition),
             (
                 code(SnapshotDeleteError::NotAccepted(api())),
                 Code::FailedPrecondition,

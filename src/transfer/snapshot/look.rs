@@ -2,9 +2,7 @@
 //! twin. Everything is read live, the user's object first: whoever finds the rest ready and then
 //! deletes that in the version that it found, has not been undone in between.
 
-use k8s_openapi::api::core::v1::{
-    Namespace, PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference,
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
 use kube::{Resource, ResourceExt};
 
 use super::{RETAIN, SnapshotImportRequest, SnapshotTransferError};
@@ -14,7 +12,7 @@ use crate::{
         snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
     },
     placement::{ImportedTwin, SnapshotImportFacts, SnapshotObstacle, UserSnapshot},
-    transfer::{Context, surroundings},
+    transfer::{Context, look::namespace_uid, surroundings},
     volume::{ClaimName, DRIVER_NAME, SnapshotImport, SnapshotMarks, managed_by, mark},
 };
 
@@ -54,8 +52,7 @@ impl Scene {
             .get(&name.name)
             .await?;
         let (real, record) = real(cluster, name, user.as_ref()).await?;
-        let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
-        let namespace_uid = namespace.and_then(|found| found.uid()).unwrap_or_default();
+        let namespace_uid = namespace_uid(cluster, name).await?.unwrap_or_default();
         if let (Some(record), Some(real)) = (&record, &real)
             && record.namespace_uid != namespace_uid
         {

@@ -20,7 +20,7 @@ use crate::{
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    volume::{SnapshotId, imported_content},
+    volume::{SnapshotId, SnapshotImport, imported_content},
 };
 
 /// The snapshot-controller looks at the deletion policy of a content as it saw it last. If
@@ -59,6 +59,9 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
             });
         }
         if twin.metadata.deletion_timestamp.is_none() {
+            if let Some(content) = imported_from(site).await? {
+                return Err(SnapshotDeleteError::Importing { content });
+            }
             match give_policy_back(site, &twin).await.map_err(not_taken)? {
                 PolicyBack::Given => tokio::time::sleep(CONTROLLER_SEES).await,
                 PolicyBack::NoNeed => delete_twin(site, &twin).await.map_err(not_taken)?,
@@ -90,6 +93,22 @@ async fn nothing_left_behind(site: &SnapshotSite) -> Result<(), SnapshotDeleteEr
         // The class of the real snapshot retains it.
         Some(_) | None => Ok(()),
     }
+}
+
+/// The content that a snapshot is being imported from: until that ends, the data is its, too.
+async fn imported_from(site: &SnapshotSite) -> Result<Option<String>, ApiError> {
+    if site.user_content_name().is_some() {
+        // Made by a request: nothing was imported.
+        return Ok(None);
+    }
+    let key = site.id().key;
+    let is_its = |content: &VolumeSnapshotContent| {
+        let record = SnapshotImport::read(content.annotations()).ok().flatten();
+        record.is_some_and(|record| record.key() == key)
+    };
+    let contents = site.home().all::<VolumeSnapshotContent>();
+    let found = contents.find(is_its).await?;
+    Ok(found.first().map(ResourceExt::name_any))
 }
 
 /// The content of the user's snapshot, if that was imported.

@@ -90,6 +90,15 @@ pub enum SnapshotDeleteError {
         /// What it is.
         foreign: ForeignSnapshot,
     },
+    /// Its import has not ended: the data is that of another content, too.
+    #[error(
+        "the snapshot is being imported, and the VolumeSnapshotContent {content} has the same data: run `liqo-csi import snapshot` for it to \
+         its end first"
+    )]
+    Importing {
+        /// The content of before the import.
+        content: String,
+    },
     /// Somebody else deleted the twin, and its data was kept.
     #[error(
         "somebody deleted {twin} in the cluster {cluster}, but its data is kept by the VolumeSnapshotContent {content} there: to discard it, set its deletionPolicy to Delete and delete it there"
