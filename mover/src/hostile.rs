@@ -561,6 +561,10 @@ fn a_target_sees_nothing_but_the_tree() {
 fn a_target_cannot_ask_for_more_than_there_may_be() {
     let place = Place::new();
     fs::write(place.root().join("f"), "x").unwrap();
+    // So many that no pass is over before the next message is read.
+    for name in 0..2000 {
+        fs::write(place.root().join(name.to_string()), "x").unwrap();
+    }
     let none = RawFetch {
         count: 0,
         ..fetch("f")
