@@ -61,3 +61,9 @@ pub use snapshot::{
 pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
 pub use steer::{Original, SourcePlace, Steer, steer};
 pub use template::{Expands, expanding};
+
+/// Each on a line of its own.
+fn lines(items: &[impl ToString]) -> String {
+    let lines: Vec<String> = items.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}

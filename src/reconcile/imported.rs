@@ -11,7 +11,7 @@ use crate::{
     cluster::{ApiError, facts, unless_conflict},
     observe::crash::{self, Step},
     placement::{ReclaimPolicy, Settle, SettleFacts, settle_step},
-    twin::{Site, forget_wish, is_bound_to, reclaim_policy},
+    twin::{Site, forget_wish, is_bound, is_bound_to, reclaim_policy},
     volume::{ImportRecord, mark},
 };
 
@@ -83,12 +83,6 @@ pub(super) async fn settle(site: &Site, volume: &VirtualVolume, real: &str) -> R
         tracing::info!(volume = %volume.volume, real = real.name_any(), policy, "an import has come to its end");
     }
     Ok(())
-}
-
-/// Whether Kubernetes says so: while it does not, it may yet act on what was before.
-fn is_bound(volume: &PersistentVolume) -> bool {
-    let status = volume.status.as_ref();
-    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
 /// Whether a virtual PV is bound to this claim, which is there to stay.

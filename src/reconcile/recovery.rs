@@ -26,8 +26,8 @@ use crate::{
     cluster::{ApiError, slim},
     observe::crash::{self, Step},
     twin::{
-        Holder, Site, has_finalizer, holder, holder_uid, is_bound_to, is_releasing, mark_holder, metadata,
-        reclaim_policy, remove_finalizer, retain,
+        Holder, Site, has_finalizer, holder, holder_uid, is_bound, is_bound_to, is_releasing, mark_holder,
+        metadata, reclaim_policy, remove_finalizer, retain,
     },
     volume::{ClaimMark, Foreign, Marks, VolumeName, mark},
 };
@@ -100,10 +100,7 @@ async fn user(
     let wanted = |claim: &PersistentVolumeClaim| {
         claim.uid().as_deref() == Some(&mark.uid) && claim.metadata.deletion_timestamp.is_none()
     };
-    let bound = outer.is_some_and(|outer| {
-        let phase = outer.status.and_then(|status| status.phase);
-        outer.metadata.deletion_timestamp.is_none() && phase.as_deref() == Some("Bound")
-    });
+    let bound = outer.is_some_and(|outer| outer.metadata.deletion_timestamp.is_none() && is_bound(&outer));
     let claim = claim.filter(wanted).filter(|_| bound);
     Ok(claim.map(|claim| (claim, mark.clone())))
 }
@@ -376,10 +373,7 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
     let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
     let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
     let twin = twin.filter(|twin| is_dying(site, volume, twin));
-    let left = |outer: &PersistentVolume| {
-        let phase = outer.status.as_ref().and_then(|status| status.phase.as_deref());
-        phase != Some("Bound") && is_kept(outer)
-    };
+    let left = |outer: &PersistentVolume| !is_bound(outer) && is_kept(outer);
     let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
         return Ok(());
     };

@@ -8,11 +8,11 @@ use super::{
     Context, TransferError, Waiting,
     look::{BOUND_BY_CONTROLLER, Looking, Scene},
     surroundings, undo,
-    writing::{self, Making, change, delete, old_claim, touch},
+    writing::{self, Making, change, change_volume, delete, old_claim, touch},
 };
 use crate::{
-    cluster::{ApiError, slim::SELECTED_NODE, unless_conflict},
-    observe::crash::{self, Step},
+    cluster::{ApiError, slim::SELECTED_NODE},
+    observe::crash::Step,
     placement::transfer::{
         ClaimNow, ImportFacts, ImportRefusal, ImportStep, Interruption, Obstacle, Progress, class_for,
         import_step, obstacles,
@@ -222,7 +222,7 @@ impl Run<'_> {
         });
         let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
         // What was written is read back by the next look.
-        change(self.context, volume, &annotations, Some(spec), Step::ImportMark).await?;
+        change_volume(self.context, volume, &annotations, Some(spec), Step::ImportMark).await?;
         Ok(())
     }
 
@@ -266,18 +266,12 @@ impl Run<'_> {
             Ok(node) => node,
             Err(obstacle) => return Err(self.refuse(obstacle)),
         };
-        let patch = json!({"metadata": {
-            "uid": claim.uid(),
-            "resourceVersion": claim.resource_version(),
-            "annotations": {SELECTED_NODE: node},
-        }});
         let claims = self
             .context
             .cluster
             .within::<PersistentVolumeClaim>(&self.request.claim.namespace);
-        let selected =
-            crash::around(Step::ImportSelect, claims.merge(&self.request.claim.name, &patch)).await;
-        unless_conflict(selected)?;
+        let annotations = json!({SELECTED_NODE: node});
+        change(&claims, claim, &annotations, None, Step::ImportSelect).await?;
         Ok(())
     }
 

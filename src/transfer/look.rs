@@ -10,7 +10,7 @@ use super::{Context, TransferError};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     placement::transfer::{ClaimNow, Holder, NamedVolume, Progress},
-    twin::{adopted, holder_uid, reclaim_policy},
+    twin::{adopted, holder_uid, is_bound, reclaim_policy},
     volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
 };
 
@@ -136,12 +136,6 @@ pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
     status
         .and_then(|status| status.phase.as_deref())
         .unwrap_or("Pending")
-}
-
-/// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
-pub(super) fn is_bound(volume: &PersistentVolume) -> bool {
-    let status = volume.status.as_ref();
-    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
 /// Whether a PV is a virtual one of this driver.

@@ -148,20 +148,33 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Waits a moment; an error when time is up.
-    async fn for_others(&mut self, what: &str, why: Option<String>) -> Result<(), TransferError> {
+    /// Whether the caller has time.
+    fn has_time(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    /// Says what is waited for, and waits a moment. False when time is up.
+    async fn a_moment(&mut self, what: &str) -> bool {
         if self.told != what {
             what.clone_into(&mut self.told);
             (self.context.tell)(what);
         }
-        if Instant::now() >= self.until {
-            return Err(TransferError::StillWaiting {
-                what: what.to_owned(),
-                patience: self.context.patience,
-                why,
-            });
+        let has_time = self.has_time();
+        if has_time {
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
-        Ok(())
+        has_time
+    }
+
+    /// Waits a moment; an error when time is up.
+    async fn for_others(&mut self, what: &str, why: Option<String>) -> Result<(), TransferError> {
+        if self.a_moment(what).await {
+            return Ok(());
+        }
+        Err(TransferError::StillWaiting {
+            what: what.to_owned(),
+            patience: self.context.patience,
+            why,
+        })
     }
 }

@@ -14,18 +14,19 @@ mod tests;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use self::look::Scene;
-use super::{Context, LOOK_AGAIN};
+use self::look::{Looking, Scene};
+use super::{
+    Context, LOOK_AGAIN, Waiting,
+    writing::{change, delete},
+};
 use crate::{
     cluster::{
-        ApiError, Cause, Precondition,
+        ApiError, Cause,
         snapshots::{
             ALLOW_MODE_CHANGE, ContentOf, SnapshotOf, VolumeSnapshot, VolumeSnapshotContent,
             VolumeSnapshotContentSpec, VolumeSnapshotSpec,
         },
-        unless_conflict,
     },
     observe::crash::{self, Step},
     placement::{
@@ -96,35 +97,14 @@ pub(crate) enum SnapshotTransferError {
     Api(#[from] ApiError),
 }
 
-/// Waits for others, and says once what for.
-struct Patience<'a> {
-    context: &'a Context<'a>,
-    until: Instant,
-    told: String,
-}
-
-impl<'a> Patience<'a> {
-    fn new(context: &'a Context<'a>) -> Self {
-        Self {
-            context,
-            until: Instant::now() + context.patience,
-            told: String::new(),
-        }
+/// Waits a moment; an error when time is up.
+async fn wait(waiting: &mut Waiting<'_>, what: &str) -> Result<(), SnapshotTransferError> {
+    if waiting.a_moment(what).await {
+        return Ok(());
     }
-
-    async fn for_others(&mut self, what: &str) -> Result<(), SnapshotTransferError> {
-        if self.told != what {
-            what.clone_into(&mut self.told);
-            (self.context.tell)(what);
-        }
-        if Instant::now() >= self.until {
-            return Err(SnapshotTransferError::StillWaiting {
-                what: what.to_owned(),
-            });
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-        Ok(())
-    }
+    Err(SnapshotTransferError::StillWaiting {
+        what: what.to_owned(),
+    })
 }
 
 /// Imports a snapshot, or goes on importing it.
@@ -132,10 +112,11 @@ pub(crate) async fn import_snapshot(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut patience = Patience::new(context);
+    let mut looking = Looking::default();
+    let mut waiting = Waiting::new(context);
     let mut unmakeable = None;
     loop {
-        let scene = Box::pin(Scene::look(context, request)).await?;
+        let scene = Box::pin(looking.look(context, request)).await?;
         let mut facts = scene.facts.clone();
         facts.obstacles.extend(unmakeable.take());
         let step = snapshot_import_step(&facts);
@@ -160,13 +141,13 @@ pub(crate) async fn import_snapshot(
             step => {
                 unmakeable = Box::pin(take(context, request, &scene, &step)).await?;
                 // An API server that takes a step and does not show it is not asked for ever.
-                if Instant::now() < patience.until {
+                if waiting.has_time() {
                     continue;
                 }
                 "the cluster is to show what was done"
             }
         };
-        patience.for_others(awaited).await?;
+        wait(&mut waiting, awaited).await?;
     }
 }
 
@@ -175,9 +156,10 @@ pub(crate) async fn undo_snapshot_import(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
-    let mut patience = Patience::new(context);
+    let mut looking = Looking::default();
+    let mut waiting = Waiting::new(context);
     loop {
-        let scene = Box::pin(Scene::look(context, request)).await?;
+        let scene = Box::pin(looking.look(context, request)).await?;
         let step = snapshot_undo_step(&scene.facts);
         if context.dry_run && !matches!(step, SnapshotUndoStep::Refuse(_) | SnapshotUndoStep::Done) {
             (context.tell)("the import would be taken back; nothing was changed");
@@ -194,13 +176,11 @@ pub(crate) async fn undo_snapshot_import(
                     refusal,
                 ));
             }
-            SnapshotUndoStep::AwaitTwinGone => patience.for_others("its twin is to be gone").await?,
+            SnapshotUndoStep::AwaitTwinGone => wait(&mut waiting, "its twin is to be gone").await?,
             step => {
                 Box::pin(take_back(context, &scene, &step)).await?;
-                if Instant::now() >= patience.until {
-                    patience
-                        .for_others("the cluster is to show what was done")
-                        .await?;
+                if !waiting.has_time() {
+                    wait(&mut waiting, "the cluster is to show what was done").await?;
                 }
             }
         }
@@ -243,17 +223,16 @@ async fn take(
     match step {
         SnapshotImportStep::Mark => {
             (context.tell)("its content is retained from now on");
-            let patch = json!({
-                "metadata": {
-                    "uid": real.uid(),
-                    "resourceVersion": real.resource_version(),
-                    "annotations": {mark::IMPORT_SNAPSHOT: record.text()?},
-                },
-                "spec": {"deletionPolicy": RETAIN},
-            });
-            let name = real.name_any();
-            let marked = crash::around(Step::SnapshotImportMark, contents.merge(&name, &patch));
-            unless_conflict(marked.await)?;
+            let annotations = json!({mark::IMPORT_SNAPSHOT: record.text()?});
+            let spec = json!({"deletionPolicy": RETAIN});
+            change(
+                &contents,
+                real,
+                &annotations,
+                Some(spec),
+                Step::SnapshotImportMark,
+            )
+            .await?;
         }
         SnapshotImportStep::MakeContent => {
             let of_twin = twin_content(context.storage_namespace, scene, real, record);
@@ -276,13 +255,7 @@ async fn take(
                 };
             }
             (context.tell)("its twin is ready: the VolumeSnapshot is made anew");
-            let exactly = Precondition {
-                uid: user.uid().unwrap_or_default(),
-                resource_version: user.resource_version(),
-            };
-            let name = user.name_any();
-            let deleted = crash::around(Step::SnapshotImportDelete, users.delete(&name, exactly)).await;
-            unless_changed(deleted)?;
+            delete(&users, user, Step::SnapshotImportDelete).await?;
         }
         SnapshotImportStep::MakeUserContent => {
             let of_user = user_content(request, scene, real, record);
@@ -293,13 +266,7 @@ async fn take(
             crash::around(Step::SnapshotImportMake, users.create(&user)).await?;
         }
         SnapshotImportStep::Forget => {
-            let exactly = Precondition {
-                uid: real.uid().unwrap_or_default(),
-                resource_version: real.resource_version(),
-            };
-            let name = real.name_any();
-            let deleted = crash::around(Step::SnapshotImportForget, contents.delete(&name, exactly)).await;
-            unless_changed(deleted)?;
+            delete(&contents, real, Step::SnapshotImportForget).await?;
         }
         _ => {}
     }
@@ -317,69 +284,40 @@ async fn take_back(
     match (step, &scene.user, &scene.real, &scene.plan) {
         (SnapshotUndoStep::Touch | SnapshotUndoStep::Untouch, Some(user), ..) => {
             let users = cluster.within::<VolumeSnapshot>(&user.namespace().unwrap_or_default());
-            let mark = (*step == SnapshotUndoStep::Touch).then_some("true");
-            let patch = json!({"metadata": {
-                "uid": user.uid(),
-                "resourceVersion": user.resource_version(),
-                "annotations": {mark::IMPORT_UNDONE: mark},
-            }});
-            let (touch, name) = (*step == SnapshotUndoStep::Touch, user.name_any());
-            let step = if touch {
-                Step::SnapshotUndoTouch
+            let (mark, step) = if *step == SnapshotUndoStep::Touch {
+                (Some("true"), Step::SnapshotUndoTouch)
             } else {
-                Step::SnapshotUndoUntouch
+                (None, Step::SnapshotUndoUntouch)
             };
-            unless_conflict(crash::around(step, users.merge(&name, &patch)).await)?;
+            change(&users, user, &json!({mark::IMPORT_UNDONE: mark}), None, step).await?;
         }
         (SnapshotUndoStep::DeleteTwin, ..) => {
             let Some(twin) = &scene.twin else { return Ok(()) };
             let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
-            let (name, exactly) = (twin.name_any(), exactly(twin.uid()));
-            unless_changed(crash::around(Step::SnapshotUndoTwin, stored.delete(&name, exactly)).await)?;
+            delete(&stored, twin, Step::SnapshotUndoTwin).await?;
         }
         (SnapshotUndoStep::DeleteContent, ..) => {
             let Some(of_twin) = &scene.content else {
                 return Ok(());
             };
-            let (name, version) = (of_twin.name_any(), of_twin.resource_version());
-            let exactly = Precondition {
-                resource_version: version,
-                ..exactly(of_twin.uid())
-            };
-            unless_changed(crash::around(Step::SnapshotUndoContent, contents.delete(&name, exactly)).await)?;
+            delete(&contents, of_twin, Step::SnapshotUndoContent).await?;
             tokio::time::sleep(LOOK_AGAIN).await;
         }
         (SnapshotUndoStep::Restore, _, Some(real), Some(record)) => {
-            let patch = json!({
-                "metadata": {
-                    "uid": real.uid(),
-                    "resourceVersion": real.resource_version(),
-                    "annotations": {mark::IMPORT_SNAPSHOT: null},
-                },
-                "spec": {"deletionPolicy": record.policy},
-            });
-            let name = real.name_any();
-            let restored = crash::around(Step::SnapshotUndoRestore, contents.merge(&name, &patch));
-            unless_conflict(restored.await)?;
+            let annotations = json!({mark::IMPORT_SNAPSHOT: null});
+            let spec = json!({"deletionPolicy": record.policy});
+            change(
+                &contents,
+                real,
+                &annotations,
+                Some(spec),
+                Step::SnapshotUndoRestore,
+            )
+            .await?;
         }
         _ => {}
     }
     Ok(())
-}
-
-fn exactly(uid: Option<String>) -> Precondition {
-    Precondition {
-        uid: uid.unwrap_or_default(),
-        resource_version: None,
-    }
-}
-
-/// Somebody changed it meanwhile: the next look tells.
-fn unless_changed(deleted: Result<(), ApiError>) -> Result<(), ApiError> {
-    match deleted {
-        Err(error) if error.is_conflict() => Ok(()),
-        other => other,
-    }
 }
 
 /// The second content of the data, for the twin. It is retained as that of every snapshot in use,

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{
     Context, TransferError, Waiting,
     look::{Looking, Scene},
-    writing::{change, delete, tell_volume, touch},
+    writing::{change_volume, delete, tell_volume, touch},
 };
 use crate::{
     cluster::ApiError,
@@ -89,7 +89,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
         (UndoStep::Forbid, _, Some(volume), _) => {
             (context.tell)("the PersistentVolume may not be adopted any more");
             let annotations = json!({mark::ADOPT_FOR: null});
-            change(context, volume, &annotations, None, Step::UndoForbid).await?;
+            change_volume(context, volume, &annotations, None, Step::UndoForbid).await?;
         }
         (UndoStep::Touch, Some(claim), ..) => {
             touch(context, claim, mark::IMPORT_UNDONE, true, Step::UndoTouch).await?;
@@ -114,7 +114,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
         }
         (UndoStep::GiveBack, _, Some(volume), _) => {
             let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
-            change(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
+            change_volume(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
         }
         (UndoStep::Remake, _, Some(volume), Some(record)) => {
             (context.tell)("the claim is made again as it was");
@@ -146,7 +146,7 @@ async fn restore(context: &Context<'_>, scene: &Scene) -> Result<bool, TransferE
     };
     let annotations = json!({mark::IMPORT: null, mark::ADOPT_FOR: null});
     let spec = json!({"persistentVolumeReclaimPolicy": policy});
-    let restored = change(context, volume, &annotations, Some(spec), Step::UndoRestore).await?;
+    let restored = change_volume(context, volume, &annotations, Some(spec), Step::UndoRestore).await?;
     if restored {
         (context.tell)(&format!(
             "the PersistentVolume has its reclaim policy {policy} back"

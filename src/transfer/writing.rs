@@ -103,25 +103,38 @@ pub(super) fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> O
     }
 }
 
-/// Changes a PV in exactly this version. False if it has another one meanwhile and has to be
-/// looked at again.
-pub(super) async fn change(
+/// Changes a PV in exactly this version, as [`change`] does.
+pub(super) async fn change_volume(
     context: &Context<'_>,
     volume: &PersistentVolume,
     annotations: &Value,
     spec: Option<Value>,
     step: Step,
 ) -> Result<bool, ApiError> {
+    change(&context.cluster.all(), volume, annotations, spec, step).await
+}
+
+/// Changes an object in exactly this version. False if it has another one meanwhile and has to be
+/// looked at again.
+pub(super) async fn change<K>(
+    objects: &Objects<K>,
+    object: &K,
+    annotations: &Value,
+    spec: Option<Value>,
+    step: Step,
+) -> Result<bool, ApiError>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
     let mut patch = json!({"metadata": {
-        "uid": volume.uid(),
-        "resourceVersion": volume.resource_version(),
+        "uid": object.uid(),
+        "resourceVersion": object.resource_version(),
         "annotations": annotations,
     }});
     if let Some(spec) = spec {
         patch["spec"] = spec;
     }
-    let volumes = context.cluster.all::<PersistentVolume>();
-    let changed = crash::around(step, volumes.merge(&volume.name_any(), &patch)).await;
+    let changed = crash::around(step, objects.merge(&object.name_any(), &patch)).await;
     Ok(unless_conflict(changed)?.is_some())
 }
 
@@ -168,10 +181,8 @@ pub(super) async fn tell_volume(
     let claims = context
         .cluster
         .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    let patch = json!({
-        "metadata": {"uid": claim.uid(), "resourceVersion": claim.resource_version()},
-        "spec": {"volumeName": volume},
-    });
-    let told = crash::around(step, claims.merge(&claim.name_any(), &patch)).await;
-    unless_conflict(told).map(drop)
+    let spec = json!({"volumeName": volume});
+    change(&claims, claim, &json!({}), Some(spec), step)
+        .await
+        .map(drop)
 }

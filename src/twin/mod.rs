@@ -53,7 +53,9 @@ pub use self::{
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    reading::{holder_uid, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in},
+    reading::{
+        holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
+    },
     reclaim::{give_policy_back, reclaim_policy, retain},
     record::metadata,
     refusals::Refusals,

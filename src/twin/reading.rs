@@ -30,6 +30,13 @@ pub(super) fn driver(volume: &PersistentVolume) -> Option<&str> {
     Some(&source.driver)
 }
 
+/// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
+#[must_use]
+pub fn is_bound(volume: &PersistentVolume) -> bool {
+    let status = volume.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+}
+
 /// The attributes by which the PV that users see remembers its twin.
 pub(super) fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
     outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()

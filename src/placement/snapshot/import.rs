@@ -160,7 +160,7 @@ pub enum SnapshotImportRefusal {
     #[error("there is no such VolumeSnapshot, and no content that is being imported for it")]
     NoSnapshot,
     /// All that speaks against it.
-    #[error("{}", list(.0))]
+    #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<SnapshotObstacle>),
     /// The twin's place is taken.
     #[error("something that is not its twin has the place of its twin: remove it")]
@@ -171,12 +171,6 @@ pub enum SnapshotImportRefusal {
          retained. Delete or rename that snapshot, and run this again"
     )]
     NameTaken,
-}
-
-/// Each on a line of its own.
-fn list(obstacles: &[SnapshotObstacle]) -> String {
-    let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
-    lines.join("\n")
 }
 
 /// Decides the next step of an import.

@@ -7,7 +7,7 @@
 //!                                     ──AwaitAdopted──▶ bound ──AwaitSettled──▶ Done
 //! ```
 
-use super::{ClaimNow, Interruption, NamedVolume, Obstacle, Progress, list};
+use super::{ClaimNow, Interruption, NamedVolume, Obstacle, Progress};
 
 /// What the decision rests on, read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub enum ImportRefusal {
     #[error("there is no such claim, and no PersistentVolume that is being imported for it")]
     NoClaim,
     /// All that speaks against it.
-    #[error("{}", list(.0))]
+    #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
     /// It is being undone.
     #[error("this import is being undone: run it with --undo until it is, then it can begin anew")]

@@ -23,17 +23,11 @@ pub use release::{
 pub use release_undo::{ReleaseUndoFacts, ReleaseUndoRefusal, ReleaseUndoStep, release_undo_step};
 pub use undo::{Holder, UndoFacts, UndoRefusal, UndoStep, undo_step};
 
-/// Each on a line of its own.
-fn list(obstacles: &[Obstacle]) -> String {
-    let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
-    lines.join("\n")
-}
-
 /// Why an import or a release that has begun is undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Interruption {
     /// Something has come in between.
-    #[error("{}", list(.0))]
+    #[error("{}", super::lines(.0))]
     Obstacles(Vec<Obstacle>),
     /// Somebody made a claim of that name.
     #[error(

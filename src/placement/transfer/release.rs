@@ -8,7 +8,7 @@
 //!      ──GiveReal──▶ real PV names the claim ──MakeClaim──▶ bound ──Settle──▶ Done
 //! ```
 
-use super::{Holder, Interruption, Obstacle, list};
+use super::{Holder, Interruption, Obstacle};
 
 /// What has the name of the claim that is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ pub struct ReleaseFacts {
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseStep {
-    /// Mark the twin, so that the driver keeps its hands off it.
+    /// Mark the twin, so that the driver leaves it alone.
     MarkTwin,
     /// Retain the real PV, and record on it what there was.
     Record,
@@ -218,7 +218,7 @@ pub enum ReleaseRefusal {
     #[error("there is no such claim, and no PersistentVolume that is being released for it")]
     NoClaim,
     /// All that speaks against it.
-    #[error("{}", list(.0))]
+    #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
     /// It is being undone.
     #[error("this release is being undone: run it with --undo until it is, then it can begin anew")]

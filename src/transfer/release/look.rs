@@ -13,11 +13,10 @@ use crate::{
     transfer::{
         Context, TransferError,
         look::{
-            asks_for, is_bound, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded,
-            volume_name,
+            asks_for, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded, volume_name,
         },
     },
-    twin::{holder_uid, is_bound_to, reclaim_policy, twin_in},
+    twin::{holder_uid, is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
 };
 

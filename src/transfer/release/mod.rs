@@ -20,11 +20,11 @@ use super::{
     Context, TransferError, Waiting,
     look::BOUND_BY_CONTROLLER,
     surroundings,
-    writing::{Making, change, delete, old_claim, tell_volume, touch, would_not_be_accepted},
+    writing::{Making, change, change_volume, delete, old_claim, tell_volume, touch, would_not_be_accepted},
 };
 use crate::{
-    cluster::{ApiError, unless_conflict},
-    observe::crash::{self, Step},
+    cluster::ApiError,
+    observe::crash::Step,
     placement::transfer::{
         Interruption, Obstacle, ReleaseFacts, ReleaseProgress, ReleaseStep, ReleasedClaim, ReleasedTwin,
         release_obstacles, release_step,
@@ -225,7 +225,7 @@ impl Run<'_> {
                 .await?;
             }
             (ReleaseStep::MarkTwin, _, _, Some(twin), _) => {
-                (context.tell)("the driver keeps its hands off the twin from now on");
+                (context.tell)("the driver leaves the twin alone from now on");
                 mark_twin(
                     context,
                     twin,
@@ -246,7 +246,7 @@ impl Run<'_> {
             }
             (ReleaseStep::RetainVirtual, _, Some(outer), ..) => {
                 let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
-                change(context, outer, &json!({}), Some(spec), Step::ReleaseRetain).await?;
+                change_volume(context, outer, &json!({}), Some(spec), Step::ReleaseRetain).await?;
             }
             (ReleaseStep::DeleteClaim, Some(claim), ..) => {
                 (context.tell)(&format!(
@@ -272,7 +272,7 @@ impl Run<'_> {
             }
             (ReleaseStep::GiveReal, .., Some(real)) => {
                 let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
-                change(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
+                change_volume(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
             }
             (ReleaseStep::MakeClaim, .., Some(real)) => self.make(scene, real).await?,
             (ReleaseStep::TellVolume, Some(claim), _, _, Some(real)) => {
@@ -296,7 +296,7 @@ impl Run<'_> {
         });
         let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
         // What was written is read back by the next look.
-        change(self.context, real, &annotations, Some(spec), Step::ReleaseRecord).await?;
+        change_volume(self.context, real, &annotations, Some(spec), Step::ReleaseRecord).await?;
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl Run<'_> {
         let policy = record.final_policy();
         let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: null});
         let spec = json!({"persistentVolumeReclaimPolicy": policy});
-        if change(self.context, real, &annotations, Some(spec), Step::ReleaseSettle).await? {
+        if change_volume(self.context, real, &annotations, Some(spec), Step::ReleaseSettle).await? {
             (self.context.tell)(&format!(
                 "the claim is bound; its PersistentVolume has the reclaim policy {policy}"
             ));
@@ -404,13 +404,7 @@ async fn mark_twin(
         TwinMark::Undone => json!({mark::RELEASE_UNDONE: "true"}),
         TwinMark::Off => json!({mark::RELEASING: null, mark::RELEASE_UNDONE: null}),
     };
-    let patch = json!({"metadata": {
-        "uid": twin.uid(),
-        "resourceVersion": twin.resource_version(),
-        "annotations": annotations,
-    }});
-    let marked = crash::around(step, twins.merge(&twin.name_any(), &patch)).await;
-    Ok(unless_conflict(marked)?.is_some())
+    change(&twins, twin, &annotations, None, step).await
 }
 
 fn record(

@@ -16,7 +16,7 @@ use crate::{
     transfer::{
         Context, ImportRequest, TransferError, Waiting, import,
         look::BOUND_BY_CONTROLLER,
-        writing::{change, tell_volume, touch},
+        writing::{change_volume, tell_volume, touch},
     },
     twin::{claim_ref, remove_finalizer},
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
@@ -134,7 +134,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> R
         (ReleaseUndoStep::GiveVirtual, _, Some(outer), _) => {
             let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
-            change(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
+            change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
         (ReleaseUndoStep::TellVolume, Some(claim), Some(outer), _) => {
             tell_volume(context, claim, &outer.name_any(), Step::UnreleaseTell).await?;
@@ -162,7 +162,7 @@ async fn from_record(
             let mut undone = record.clone();
             undone.undone = true;
             let annotations = json!({mark::RELEASE: undone.to_annotation()?});
-            change(context, real, &annotations, None, Step::UnreleaseWithdraw).await?;
+            change_volume(context, real, &annotations, None, Step::UnreleaseWithdraw).await?;
         }
         (ReleaseUndoStep::RemakeVirtual, _) => {
             (context.tell)("the virtual PersistentVolume is made again");
@@ -181,12 +181,13 @@ async fn from_record(
         }
         (ReleaseUndoStep::RestoreVirtual, Some(outer)) => {
             let spec = json!({"persistentVolumeReclaimPolicy": record.volume.policy});
-            change(context, outer, &json!({}), Some(spec), Step::UnreleasePolicy).await?;
+            change_volume(context, outer, &json!({}), Some(spec), Step::UnreleasePolicy).await?;
         }
         (ReleaseUndoStep::Restore, _) => {
             let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: record.replaced});
             let spec = json!({"persistentVolumeReclaimPolicy": record.policy});
-            let restored = change(context, real, &annotations, Some(spec), Step::UnreleaseRestore).await?;
+            let restored =
+                change_volume(context, real, &annotations, Some(spec), Step::UnreleaseRestore).await?;
             if restored {
                 (context.tell)("both PersistentVolumes have their reclaim policies back");
             }
@@ -197,7 +198,7 @@ async fn from_record(
                 "somebody has deleted the twin: the driver makes it again, and the real PersistentVolume is retained until then",
             );
             let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: record.given_back()});
-            return Ok(change(context, real, &annotations, None, Step::UnreleaseRestore).await?);
+            return Ok(change_volume(context, real, &annotations, None, Step::UnreleaseRestore).await?);
         }
         (ReleaseUndoStep::ToImport, _) => to_import(context, scene, real, record).await?,
         // Steps come from what is there.
@@ -229,6 +230,6 @@ async fn to_import(
     let mut holder = claim_ref(&record.twin_namespace, &record.twin_name);
     holder["uid"] = record.twin_uid.as_str().into();
     let spec = json!({"claimRef": holder});
-    change(context, real, &annotations, Some(spec), Step::UnreleaseImport).await?;
+    change_volume(context, real, &annotations, Some(spec), Step::UnreleaseImport).await?;
     Ok(())
 }

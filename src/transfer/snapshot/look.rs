@@ -40,18 +40,25 @@ pub(super) struct Scene {
     classes: Vec<VolumeSnapshotClass>,
 }
 
-impl Scene {
+/// Looks again and again at the same content.
+#[derive(Default)]
+pub(super) struct Looking {
+    real: Option<String>,
+}
+
+impl Looking {
     pub(super) async fn look(
+        &mut self,
         context: &Context<'_>,
         request: &SnapshotImportRequest,
-    ) -> Result<Self, SnapshotTransferError> {
+    ) -> Result<Scene, SnapshotTransferError> {
         let cluster = context.cluster;
         let (name, contents) = (&request.snapshot, cluster.all::<VolumeSnapshotContent>());
         let user = cluster
             .within::<VolumeSnapshot>(&name.namespace)
             .get(&name.name)
             .await?;
-        let (real, record) = real(cluster, name, user.as_ref()).await?;
+        let (real, record) = self.real(cluster, name, user.as_ref()).await?;
         let namespace_uid = namespace_uid(cluster, name).await?.unwrap_or_default();
         if let (Some(record), Some(real)) = (&record, &real)
             && record.namespace_uid != namespace_uid
@@ -111,7 +118,7 @@ impl Scene {
             user_content: of_user.is_some(),
             obstacles,
         };
-        Ok(Self {
+        Ok(Scene {
             user,
             real,
             plan,
@@ -123,6 +130,39 @@ impl Scene {
         })
     }
 
+    /// The content with the data and what is recorded on it: that which is being imported under
+    /// this name, else that of the user's object.
+    async fn real(
+        &mut self,
+        cluster: &Cluster,
+        name: &ClaimName,
+        user: Option<&VolumeSnapshot>,
+    ) -> Result<(Option<VolumeSnapshotContent>, Option<SnapshotImport>), SnapshotTransferError> {
+        let contents = cluster.all::<VolumeSnapshotContent>();
+        if let Some(known) = &self.real
+            && let Some(content) = contents.get(known).await?
+            && let Some(record) = record_for(name, &content)?
+        {
+            return Ok((Some(content), Some(record)));
+        }
+        let marked =
+            |content: &VolumeSnapshotContent| content.annotations().contains_key(mark::IMPORT_SNAPSHOT);
+        for content in contents.find(marked).await? {
+            if let Some(record) = record_for(name, &content)? {
+                self.real = Some(content.name_any());
+                return Ok((Some(content), Some(record)));
+            }
+        }
+        let status = user.and_then(|user| user.status.as_ref());
+        let bound = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref());
+        match bound {
+            Some(bound) => Ok((contents.get(bound).await?, None)),
+            None => Ok((None, None)),
+        }
+    }
+}
+
+impl Scene {
     /// The class of the real snapshot, if it has one.
     pub(super) fn real_class(&self) -> Option<String> {
         self.real.as_ref()?.spec.volume_snapshot_class_name.clone()
@@ -139,34 +179,19 @@ fn is_leaving<K: Resource>(object: &K) -> bool {
     object.meta().deletion_timestamp.is_some()
 }
 
-/// The content with the data and what is recorded on it: that which is being imported under this
-/// name, else that of the user's object.
-async fn real(
-    cluster: &Cluster,
+/// What is recorded on a content, if that is being imported under this name.
+fn record_for(
     name: &ClaimName,
-    user: Option<&VolumeSnapshot>,
-) -> Result<(Option<VolumeSnapshotContent>, Option<SnapshotImport>), SnapshotTransferError> {
-    let contents = cluster.all::<VolumeSnapshotContent>();
-    let marked = |content: &VolumeSnapshotContent| content.annotations().contains_key(mark::IMPORT_SNAPSHOT);
-    for content in contents.find(marked).await? {
-        let record = match SnapshotImport::read(content.annotations()) {
-            Ok(record) => record,
-            Err(error) if refers_to(&content, name) => {
-                return Err(SnapshotTransferError::Record(content.name_any(), error));
-            }
-            // Somebody else's.
-            Err(_) => continue,
-        };
-        let is_its = |record: &SnapshotImport| record.namespace == name.namespace && record.name == name.name;
-        if record.as_ref().is_some_and(is_its) {
-            return Ok((Some(content), record));
+    content: &VolumeSnapshotContent,
+) -> Result<Option<SnapshotImport>, SnapshotTransferError> {
+    let is_its = |record: &SnapshotImport| record.namespace == name.namespace && record.name == name.name;
+    match SnapshotImport::read(content.annotations()) {
+        Ok(record) => Ok(record.filter(is_its)),
+        Err(error) if refers_to(content, name) => {
+            Err(SnapshotTransferError::Record(content.name_any(), error))
         }
-    }
-    let status = user.and_then(|user| user.status.as_ref());
-    let bound = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref());
-    match bound {
-        Some(bound) => Ok((contents.get(bound).await?, None)),
-        None => Ok((None, None)),
+        // Somebody else's.
+        Err(_) => Ok(None),
     }
 }
 
