@@ -211,7 +211,7 @@ func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
 	n.Follow("data")
 	n.Resize("data", beyondReason)
 	// In the words of the real driver.
-	n.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "directory volumes have 1 to")
+	n.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
 	n.WaitResizing("data", corev1.PersistentVolumeClaimControllerResizeError, "directory volumes have 1 to")
 	n.WantCapacity("data", "64Mi")
 	n.Resize("data", "128Mi")
@@ -280,7 +280,7 @@ func TestQuotaOfTheTwinsIsToldAndLessIsServed(t *testing.T) {
 	n.WaitReady("user")
 	n.Follow("data")
 	n.Resize("data", "128Mi")
-	n.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "exceeded quota: "+n.Name)
+	n.WaitRefused("data", "OutOfRange", "exceeded quota: "+n.Name)
 	n.Resize("data", "96Mi")
 	n.WaitGrown("data", "96Mi")
 }

@@ -117,7 +117,7 @@ func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
 	p := offloaded(t)
 	p.unused("data")
 	p.home.Resize("data", "20Ti")
-	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "directory volumes have 1 to")
+	p.home.WaitRefused("data", "OutOfRange", "directory volumes have 1 to")
 	p.home.WantCapacity("data", "64Mi")
 	p.home.Resize("data", "128Mi")
 	p.home.WaitGrownTo(p.remote, "data", "128Mi")
@@ -177,7 +177,7 @@ func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
 	p.unused("data")
 	p.remote.StorageQuota("little", "100Mi")
 	p.home.Resize("data", "128Mi")
-	p.home.WaitEvent("data", "VolumeResizeFailed", "OutOfRange", "exceeded quota: little")
+	p.home.WaitRefused("data", "OutOfRange", "exceeded quota: little")
 	p.home.Resize("data", "96Mi")
 	p.home.WaitGrownTo(p.remote, "data", "96Mi")
 }

@@ -68,12 +68,13 @@ func (v Volume) growing(size string) string {
 		what  string
 		claim *corev1.PersistentVolumeClaim
 	}{{"the claim", v.Claim}, {"the twin", v.Twin}} {
-		status := one.claim.Status
+		status, asked := one.claim.Status, one.claim.Spec.Resources.Requests[corev1.ResourceStorage]
 		if has := status.Capacity[corev1.ResourceStorage]; has.Cmp(wanted) != 0 {
-			add("%s has %s", one.what, has.String())
+			add("%s has %s and asks for %s", one.what, has.String(), asked.String())
 		}
 		if step, resizing := status.AllocatedResourceStatuses[corev1.ResourceStorage]; resizing {
-			add("%s is %s", one.what, step)
+			allocated := status.AllocatedResources[corev1.ResourceStorage]
+			add("%s is %s to %s", one.what, step, allocated.String())
 		}
 		for _, condition := range status.Conditions {
 			if slices.Contains(resizeConditions, condition.Type) {
@@ -86,6 +87,34 @@ func (v Volume) growing(size string) string {
 		add("the claim's volume has %s, the twin's %s", virtual.String(), real.String())
 	}
 	return strings.Join(reasons, "; ")
+}
+
+// WaitRefused waits until the expansion of a claim was refused twice, with all of the words.
+// csi-resizer tries a refused expansion once more at once, and only then less often. Who
+// changes the claim in that moment may not be heard: csi-resizer puts what it has just written
+// over what its watch has just told (`claims.Update` in its resize_status.go).
+func (n *Namespace) WaitRefused(claim string, words ...string) {
+	n.t.Helper()
+	n.Eventually(fmt.Sprintf("the expansion of claim %s is refused twice with %q", claim, words), func(ctx context.Context) (string, error) {
+		events, err := n.Client.CoreV1().Events(n.Name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		refusals, told := int32(0), []string{}
+		for _, event := range events.Items {
+			if event.InvolvedObject.Name != claim || event.Reason != "VolumeResizeFailed" {
+				continue
+			}
+			told = append(told, event.Message)
+			if mentionsAll(event.Message, words) {
+				refusals += event.Count
+			}
+		}
+		if refusals > 1 {
+			return "", nil
+		}
+		return fmt.Sprintf("%d refusals with these words, told was %s", refusals, strings.Join(told, " | ")), nil
+	})
 }
 
 // WaitResizing waits until a claim has one of the conditions about its expansion that
