@@ -317,14 +317,34 @@ where
     where
         F: Future<Output = Result<T, kube::Error>>,
     {
-        let (began, Calls { timeout, metrics }) = (Instant::now(), &self.calls);
-        // Futures of kube are large, and every operation awaits many of them.
-        let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
-        let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));
-        let answer = outcome.as_ref().map(|_| ());
-        metrics.record(&self.cluster, verb, answer, began.elapsed());
-        outcome.map_err(|cause| self.error(verb, name, cause))
+        let described = || self.describe(name);
+        bounded(&self.calls, &self.cluster, verb, described, call).await
     }
+}
+
+/// Makes a call that always ends, retried while its failure may pass.
+pub(super) async fn bounded<T, F>(
+    calls: &Calls,
+    cluster: &str,
+    verb: &'static str,
+    described: impl Fn() -> String,
+    call: impl Fn() -> F,
+) -> Result<T, ApiError>
+where
+    F: Future<Output = Result<T, kube::Error>>,
+{
+    let (began, Calls { timeout, metrics }) = (Instant::now(), calls);
+    // Futures of kube are large, and every operation awaits many of them.
+    let outcome = Box::pin(tokio::time::timeout(*timeout, retried(call))).await;
+    let outcome = outcome.unwrap_or(Err(Cause::Timeout(*timeout)));
+    let answer = outcome.as_ref().map(|_| ());
+    metrics.record(cluster, verb, answer, began.elapsed());
+    outcome.map_err(|cause| ApiError {
+        verb,
+        object: described(),
+        cluster: cluster.to_owned(),
+        cause,
+    })
 }
 
 /// How long an object is as JSON.

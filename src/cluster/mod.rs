@@ -12,6 +12,7 @@ pub mod events;
 pub mod facts;
 mod finalizers;
 mod lean;
+mod owners;
 mod recent;
 mod rights;
 pub mod slim;

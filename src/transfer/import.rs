@@ -252,7 +252,7 @@ impl Run<'_> {
         if self.making.is_first() {
             (self.context.tell)(&format!("the claim is made with the class {}", record.class));
         }
-        self.making.make(self.context, &claim, Step::ImportMake).await
+        self.making.make(self.context, claim, Step::ImportMake).await
     }
 
     /// It lost its node, as when that was not to be had any more.

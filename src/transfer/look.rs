@@ -262,11 +262,10 @@ impl Scene {
                 .as_ref()
                 .and_then(|claim| claim.metadata.uid.as_deref());
             return Ok(match uid {
-                None => Holder::Name,
-                Some(_) if uid == existing && is_bound(volume) => Holder::Claim,
-                // Kubernetes has yet to bind it.
-                Some(_) if uid == existing => Holder::Name,
-                Some(_) => Holder::Gone,
+                Some(_) if uid == existing => Holder::Claim {
+                    bound: is_bound(volume),
+                },
+                Some(_) | None => Holder::Gone,
             });
         }
         if named.namespace != context.storage_namespace {

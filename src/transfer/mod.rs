@@ -7,6 +7,7 @@
 
 mod import;
 mod look;
+mod owners;
 mod release;
 mod snapshot;
 mod surroundings;
@@ -88,9 +89,7 @@ pub(crate) enum TransferError {
     /// The namespace is not that of the old claim.
     #[error(
         "the PersistentVolume {volume} was being {what} for {claim} when that namespace was deleted; one that has its name now may be \
-         somebody else's, and this command gives it nothing. The data is safe: the PersistentVolume is retained. If its claimRef names \
-         {claim} without a uid, give it another name or a uid before anything else: Kubernetes binds it to whatever claim gets that name. \
-         To end it, remove its annotations that begin with storage.liqo.io/; its reclaim policy was {policy}"
+         somebody else's, and this command gives it nothing. The data is safe: the PersistentVolume is retained. To end it, remove its annotations that begin with storage.liqo.io/; its reclaim policy was {policy}"
     )]
     OtherNamespace {
         /// What was done with it.

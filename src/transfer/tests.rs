@@ -178,11 +178,15 @@ impl World {
     fn assert_clean(&self, policy: &str) {
         let real = self.real();
         assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], policy);
-        for key in [mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE] {
+        for key in [mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE, ANYBODYS] {
             assert_eq!(real["metadata"]["annotations"][key], Value::Null, "{key}");
         }
     }
 }
+
+/// Set on a PV that names a claim of a user without a uid, and so is anybody's who gets that name,
+/// as in a namespace that was deleted in this moment.
+pub(super) const ANYBODYS: &str = "anybodys";
 
 /// What kube-controller-manager does about claims and PVs.
 async fn kubernetes(api: Arc<FakeApi>) {
@@ -221,18 +225,30 @@ pub(super) fn follow(api: &FakeApi, volume: &Value) {
     let claim_path = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}");
     let claim = api.object(&claim_path);
     let uid = claim.as_ref().map(|claim| claim["metadata"]["uid"].clone());
-    if named["uid"].is_null() {
-        let Some(claim) = claim.filter(|claim| claim["spec"]["volumeName"] == volume["metadata"]["name"])
-        else {
-            return;
-        };
+    let is_its = |claim: &Value| claim["spec"]["volumeName"] == volume["metadata"]["name"];
+    let bind = |uid: &Value| {
         api.change(&path, |volume| {
-            volume["spec"]["claimRef"]["uid"] = claim["metadata"]["uid"].clone();
+            volume["spec"]["claimRef"]["uid"] = uid.clone();
             volume["status"]["phase"] = "Bound".into();
         });
         api.change(&claim_path, |claim| {
             claim["status"] = json!({"phase": "Bound", "capacity": volume["spec"]["capacity"]});
         });
+    };
+    if named["uid"].is_null() {
+        if namespace == "shop" && volume["metadata"]["annotations"][ANYBODYS].is_null() {
+            api.change(&path, |volume| {
+                volume["metadata"]["annotations"][ANYBODYS] = "true".into();
+            });
+        }
+        let Some(claim) = claim.filter(is_its) else {
+            return;
+        };
+        bind(&claim["metadata"]["uid"]);
+    } else if uid.as_ref() == Some(&named["uid"]) {
+        if volume["status"]["phase"] != "Bound" && claim.as_ref().is_some_and(is_its) {
+            bind(&named["uid"]);
+        }
     } else if uid.as_ref() != Some(&named["uid"]) && volume["status"]["phase"] != "Released" {
         if volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" {
             api.remove(&path);

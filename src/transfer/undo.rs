@@ -7,13 +7,14 @@ use serde_json::json;
 use super::{
     Context, TransferError, Waiting,
     look::{Looking, Scene},
-    writing::{change_volume, delete, tell_volume, touch},
+    owners::keep_living_owners,
+    writing::{change_volume, delete, reference, tell_volume, touch},
 };
 use crate::{
     cluster::ApiError,
     observe::crash::{self, Step},
     placement::transfer::{Progress, UndoFacts, UndoStep, undo_step},
-    twin::{claim_ref, remove_finalizer},
+    twin::remove_finalizer,
     volume::{ClaimName, ImportRecord, mark},
 };
 
@@ -112,13 +113,14 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
                 delete(&twins, &twin, Step::UndoTwin).await?;
             }
         }
-        (UndoStep::GiveBack, _, Some(volume), _) => {
-            let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
+        (UndoStep::GiveBack, Some(claim), Some(volume), _) => {
+            let spec = json!({"claimRef": reference(claim)});
             change_volume(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
         }
         (UndoStep::Remake, _, Some(volume), Some(record)) => {
             (context.tell)("the claim is made again as it was");
-            let claim = serde_json::from_value(record.claim.as_before(&volume.name_any()))?;
+            let mut claim = serde_json::from_value(record.claim.as_before(&volume.name_any()))?;
+            keep_living_owners(context, &mut claim).await?;
             // None: somebody was faster; the next look tells who.
             crash::around(Step::UndoRemake, claims.create(&claim)).await?;
         }

@@ -8,10 +8,11 @@ use kube::{Resource, ResourceExt};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Context, LOOK_AGAIN, TransferError};
+use super::{Context, LOOK_AGAIN, TransferError, owners::keep_living_owners};
 use crate::{
     cluster::{ApiError, Cause, Objects, Precondition, unless_conflict},
     observe::crash::{self, Step},
+    twin::claim_ref,
     volume::OldClaim,
 };
 
@@ -35,13 +36,14 @@ impl Making {
     pub(super) async fn make(
         &mut self,
         context: &Context<'_>,
-        claim: &PersistentVolumeClaim,
+        mut claim: PersistentVolumeClaim,
         step: Step,
     ) -> Result<(), TransferError> {
         let claims = context
             .cluster
             .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-        let made = crash::around(step, claims.create(claim)).await;
+        keep_living_owners(context, &mut claim).await?;
+        let made = crash::around(step, claims.create(&claim)).await;
         let Err(error) = made else {
             // Or somebody was faster: the next look tells who.
             return Ok(());
@@ -101,6 +103,13 @@ pub(super) fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> O
             .and_then(|spec| serde_json::to_value(spec).ok())
             .unwrap_or(Value::Null),
     }
+}
+
+/// How a PV names a claim that exists.
+pub(super) fn reference(claim: &PersistentVolumeClaim) -> Value {
+    let mut reference = claim_ref(&claim.namespace().unwrap_or_default(), &claim.name_any());
+    reference["uid"] = claim.uid().into();
+    reference
 }
 
 /// Changes a PV in exactly this version, as [`change`] does.

@@ -32,9 +32,10 @@ pub struct OldVolume {
 }
 
 impl OldVolume {
-    /// The PV as it was, but retained, for the claim of this name.
+    /// The PV as it was, but retained, and still that of the claim that is gone: by its name
+    /// only it would be that of whoever gets the name.
     #[must_use]
-    pub fn again(&self, claim: &ClaimName) -> Value {
+    pub fn again(&self, claim: &ClaimName, uid: &str) -> Value {
         let mut volume = json!({
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -42,12 +43,12 @@ impl OldVolume {
             "spec": self.spec,
         });
         volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
-        // Without a uid: Kubernetes writes that when it binds the two.
         volume["spec"]["claimRef"] = json!({
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "namespace": claim.namespace,
             "name": claim.name,
+            "uid": uid,
         });
         volume
     }
@@ -209,12 +210,12 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_volume_made_again_is_retained_and_names_the_claim_only() {
+    fn a_virtual_volume_made_again_is_retained_and_anybodys_no_more_than_before() {
         let again = record("Delete", "Delete", None)
             .volume
-            .again(&"shop/data".parse().unwrap());
+            .again(&"shop/data".parse().unwrap(), "u-old");
         assert_eq!(again["spec"]["persistentVolumeReclaimPolicy"], "Retain");
         assert_eq!(again["spec"]["claimRef"]["name"], "data");
-        assert_eq!(again["spec"]["claimRef"]["uid"], Value::Null);
+        assert_eq!(again["spec"]["claimRef"]["uid"], "u-old");
     }
 }

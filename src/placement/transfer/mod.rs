@@ -34,6 +34,14 @@ pub enum Interruption {
         "somebody made a claim of that name while there was none, as a StatefulSet or a deployment tool does"
     )]
     NameTaken,
+    /// The real PV is being deleted: it would be gone with its twin.
+    #[error(
+        "the real PersistentVolume is being deleted, and would be gone once its twin is, and with it all that tells where the data is"
+    )]
+    VolumeLeaves,
+    /// Somebody took the mark of the release off the twin, as its undoing does.
+    #[error("the twin is not marked as being released any more")]
+    Unmarked,
     /// The API server does not take the new claim.
     #[error("the new claim is not accepted: {0}")]
     NotAccepted(String),

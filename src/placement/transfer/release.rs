@@ -5,7 +5,7 @@
 //!  claim of this driver ──MarkTwin──▶ loops, ControllerPublish and the like keep off
 //!      ──Record──▶ real PV retained, recorded ──RetainVirtual──▶ virtual PV retained
 //!      ──DeleteClaim──▶ ──DeleteVirtual──▶ ──DeleteTwin──▶ real PV Released, retained
-//!      ──GiveReal──▶ real PV names the claim ──MakeClaim──▶ bound ──Settle──▶ Done
+//!      ──MakeClaim──▶ exists ──GiveReal──▶ real PV names it by its uid, bound ──Settle──▶ Done
 //! ```
 
 use super::{Holder, Interruption, Obstacle};
@@ -128,6 +128,8 @@ pub struct ReleaseFacts {
     pub twin: TwinNow,
     /// Whom the real PV names.
     pub holder: Holder,
+    /// Whether the real PV is being deleted.
+    pub leaving: bool,
     /// What speaks against the release of the claim.
     pub obstacles: Vec<Obstacle>,
     /// A node that one of the PVs is attached to.
@@ -164,10 +166,10 @@ pub enum ReleaseStep {
     DeleteTwin,
     /// Take our finalizer off it, and wait until it is gone.
     AwaitTwinGone,
-    /// Have the real PV name the claim, without a uid.
-    GiveReal,
     /// Make the claim of the real class.
     MakeClaim,
+    /// Have the real PV name the claim that exists, by its uid.
+    GiveReal,
     /// Tell the claim that somebody made its PV.
     TellVolume,
     /// Wait until the claim is bound to the real PV.
@@ -302,8 +304,13 @@ fn with_claim(facts: &ReleaseFacts) -> ReleaseStep {
     if !facts.obstacles.is_empty() {
         return ReleaseStep::TakeBack(Interruption::Obstacles(facts.obstacles.clone()));
     }
-    if !is_marked(facts) {
-        return ReleaseStep::MarkTwin;
+    match facts.twin {
+        // It is marked before anything is recorded: an undo that found no record has ended.
+        TwinNow::There { releasing: false, .. } => {
+            return ReleaseStep::TakeBack(Interruption::Unmarked);
+        }
+        TwinNow::There { touched: true, .. } => return ReleaseStep::MarkTwin,
+        TwinNow::There { .. } | TwinNow::Absent => {}
     }
     if matches!(facts.claim, ReleasedClaim::Virtual { touched: true, .. }) {
         // Whoever undoes it writes on what is deleted here: that has to be another version then.
@@ -321,39 +328,47 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
     if matches!(facts.twin, TwinNow::There { deleting: false, .. }) && !is_marked(facts) {
         return ReleaseStep::MarkTwin;
     }
+    if matches!(facts.virtual_volume, VirtualNow::There { retained: false, .. }) {
+        return ReleaseStep::RetainVirtual;
+    }
+    let is_ours = facts.virtual_volume != VirtualNow::Absent || facts.twin != TwinNow::Absent;
+    if let Some(node) = &facts.attached
+        && (is_ours || !matches!(facts.holder, Holder::Claim { .. }))
+    {
+        // Kubernetes would detach it under whoever has it next.
+        return ReleaseStep::AwaitDetached(node.clone());
+    }
     if let VirtualNow::There {
-        deleting,
-        retained,
-        finalizer,
-        ..
+        deleting, finalizer, ..
     } = facts.virtual_volume
     {
-        return match (&facts.attached, deleting) {
-            _ if !retained => ReleaseStep::RetainVirtual,
-            // Kubernetes would detach it under whoever has it next.
-            (Some(node), _) => ReleaseStep::AwaitDetached(node.clone()),
-            _ if finalizer => ReleaseStep::AwaitFinalizer,
-            (None, true) => ReleaseStep::AwaitVirtualGone,
-            (None, false) => ReleaseStep::DeleteVirtual,
+        return match (finalizer, deleting) {
+            (true, _) => ReleaseStep::AwaitFinalizer,
+            (false, true) => ReleaseStep::AwaitVirtualGone,
+            (false, false) => ReleaseStep::DeleteVirtual,
         };
     }
     match facts.twin {
+        TwinNow::There { deleting: false, .. } if facts.leaving => {
+            return ReleaseStep::TakeBack(Interruption::VolumeLeaves);
+        }
         TwinNow::There { deleting: false, .. } => return ReleaseStep::DeleteTwin,
         TwinNow::There { deleting: true, .. } => return ReleaseStep::AwaitTwinGone,
         TwinNow::Absent => {}
     }
-    match &facts.holder {
-        Holder::Gone => return ReleaseStep::GiveReal,
-        Holder::Twin { .. } => return ReleaseStep::AwaitTwinGone,
-        Holder::Other(who) => return ReleaseStep::Refuse(ReleaseRefusal::Held(who.clone())),
-        Holder::Name | Holder::Claim => {}
-    }
-    match (&facts.claim, &facts.unmakeable) {
-        (ReleasedClaim::Absent, Some(why)) => ReleaseStep::TakeBack(Interruption::NotAccepted(why.clone())),
-        (ReleasedClaim::Absent, None) => ReleaseStep::MakeClaim,
-        (ReleasedClaim::Other { .. }, _) => ReleaseStep::TellVolume,
-        (ReleasedClaim::Real { bound: true, .. }, _) if facts.holder == Holder::Claim => ReleaseStep::Settle,
-        (ReleasedClaim::Real { .. } | ReleasedClaim::Virtual { .. }, _) => ReleaseStep::AwaitBound,
+    match (&facts.claim, &facts.holder) {
+        (_, Holder::Twin { .. }) => ReleaseStep::AwaitTwinGone,
+        (_, Holder::Other(who)) => ReleaseStep::Refuse(ReleaseRefusal::Held(who.clone())),
+        (ReleasedClaim::Absent, _) => match &facts.unmakeable {
+            Some(why) => ReleaseStep::TakeBack(Interruption::NotAccepted(why.clone())),
+            None => ReleaseStep::MakeClaim,
+        },
+        (_, Holder::Gone) => ReleaseStep::GiveReal,
+        (ReleasedClaim::Other { .. }, Holder::Claim { .. }) => ReleaseStep::TellVolume,
+        (ReleasedClaim::Real { bound: true, .. }, Holder::Claim { bound: true }) => ReleaseStep::Settle,
+        (ReleasedClaim::Real { .. } | ReleasedClaim::Virtual { .. }, Holder::Claim { .. }) => {
+            ReleaseStep::AwaitBound
+        }
     }
 }
 
@@ -373,6 +388,8 @@ pub(super) mod tests {
         touched: false,
         deleting: false,
     };
+    pub(in crate::placement::transfer) const NAMED: Holder = Holder::Claim { bound: false };
+    pub(in crate::placement::transfer) const BOUND: Holder = Holder::Claim { bound: true };
     const UNMARKED: TwinNow = TwinNow::There {
         releasing: false,
         touched: false,
@@ -427,6 +444,7 @@ pub(super) mod tests {
             twin,
             holder,
             obstacles: Vec::new(),
+            leaving: false,
             attached: None,
             unmakeable: None,
         }
@@ -443,7 +461,7 @@ pub(super) mod tests {
     fn one_step_after_the_other() {
         use VirtualNow::Absent;
         let twins = || Holder::Twin { deleting: false };
-        let there = |retained| outer(retained, false, Holder::Claim);
+        let there = |retained| outer(retained, false, BOUND);
         let going = outer(true, true, Holder::Gone);
         let no_claim = || ReleasedClaim::Absent;
         let deleting = ReleasedClaim::Virtual {
@@ -452,10 +470,6 @@ pub(super) mod tests {
             touched: false,
         };
         for (at, (facts, expected)) in [
-            (
-                facts(VIRTUAL, there(false), UNMARKED, twins()),
-                ReleaseStep::MarkTwin,
-            ),
             (
                 facts(VIRTUAL, there(false), MARKED, twins()),
                 ReleaseStep::RetainVirtual,
@@ -486,18 +500,18 @@ pub(super) mod tests {
             ),
             (
                 facts(no_claim(), Absent, TwinNow::Absent, Holder::Gone),
-                ReleaseStep::GiveReal,
-            ),
-            (
-                facts(no_claim(), Absent, TwinNow::Absent, Holder::Name),
                 ReleaseStep::MakeClaim,
             ),
             (
-                facts(real(false), Absent, TwinNow::Absent, Holder::Name),
+                facts(real(false), Absent, TwinNow::Absent, Holder::Gone),
+                ReleaseStep::GiveReal,
+            ),
+            (
+                facts(real(false), Absent, TwinNow::Absent, NAMED),
                 ReleaseStep::AwaitBound,
             ),
             (
-                facts(real(true), Absent, TwinNow::Absent, Holder::Claim),
+                facts(real(true), Absent, TwinNow::Absent, BOUND),
                 ReleaseStep::Settle,
             ),
         ]
@@ -510,7 +524,7 @@ pub(super) mod tests {
 
     #[test]
     fn it_begins_with_the_mark_and_then_the_record() {
-        let there = outer(false, false, Holder::Claim);
+        let there = outer(false, false, BOUND);
         let mut facts = facts(VIRTUAL, there, UNMARKED, Holder::Twin { deleting: false });
         facts.progress = ReleaseProgress::NotRecorded;
         facts.secured = false;
@@ -557,25 +571,58 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_name_taken_in_the_gap_gets_the_data_if_it_fits() {
-        let step = |claim| {
-            let gone = (VirtualNow::Absent, TwinNow::Absent);
-            release_step(&facts(claim, gone.0, gone.1, Holder::Name))
+    fn a_twin_whose_mark_was_taken_off_is_not_marked_again() {
+        let there = || outer(false, false, BOUND);
+        let facts = |twin| facts(VIRTUAL, there(), twin, Holder::Twin { deleting: false });
+        assert_eq!(
+            release_step(&facts(UNMARKED)),
+            ReleaseStep::TakeBack(Interruption::Unmarked)
+        );
+        let touched = TwinNow::There {
+            releasing: true,
+            touched: true,
+            deleting: false,
         };
-        assert_eq!(step(other(false, AsksFor::Real)), ReleaseStep::TellVolume);
+        assert_eq!(release_step(&facts(touched)), ReleaseStep::MarkTwin);
+    }
+
+    #[test]
+    fn a_twin_stays_whose_volume_is_being_deleted() {
+        let twins = Holder::Twin { deleting: false };
+        let mut facts = facts(ReleasedClaim::Absent, VirtualNow::Absent, MARKED, twins);
+        assert_eq!(release_step(&facts), ReleaseStep::DeleteTwin);
+        facts.attached = Some("n1".into());
+        assert_eq!(release_step(&facts), ReleaseStep::AwaitDetached("n1".into()));
+        facts.attached = None;
+        facts.leaving = true;
+        assert_eq!(
+            release_step(&facts),
+            ReleaseStep::TakeBack(Interruption::VolumeLeaves)
+        );
+    }
+
+    #[test]
+    fn a_name_taken_in_the_gap_gets_the_data_if_it_fits() {
+        let step = |claim, holder| {
+            let gone = (VirtualNow::Absent, TwinNow::Absent);
+            release_step(&facts(claim, gone.0, gone.1, holder))
+        };
+        let free = |claim| step(claim, Holder::Gone);
+        assert_eq!(free(other(false, AsksFor::Real)), ReleaseStep::GiveReal);
+        assert_eq!(step(other(false, AsksFor::Real), NAMED), ReleaseStep::TellVolume);
         for asks in [AsksFor::Virtual, AsksFor::Else] {
             let expected = ReleaseStep::TakeBack(Interruption::NameTaken);
-            assert_eq!(step(other(false, asks)), expected, "{asks:?}");
+            assert_eq!(free(other(false, asks)), expected, "{asks:?}");
         }
         assert_eq!(
-            step(other(true, AsksFor::Real)),
+            free(other(true, AsksFor::Real)),
             ReleaseStep::Refuse(ReleaseRefusal::NameTaken)
         );
     }
 
     #[test]
     fn a_release_that_is_being_undone_is_left_to_that_unless_it_came_too_late() {
-        let mut facts = facts(VIRTUAL, VirtualNow::Absent, TwinNow::Absent, Holder::Claim);
+        let mut facts = facts(VIRTUAL, VirtualNow::Absent, TwinNow::Absent, BOUND);
         facts.progress = ReleaseProgress::Back;
         assert_eq!(release_step(&facts), ReleaseStep::Refuse(ReleaseRefusal::Undoing));
         facts.claim = real(true);
@@ -591,17 +638,21 @@ pub(super) mod tests {
             ]),
             progress in select(vec![ReleaseProgress::NotRecorded, ReleaseProgress::Onward, ReleaseProgress::Back]),
             there in select(vec![
-                VirtualNow::Absent, outer(false, false, Holder::Claim), outer(true, false, Holder::Gone),
+                VirtualNow::Absent, outer(false, false, BOUND), outer(true, false, Holder::Gone),
                 outer(true, true, Holder::Gone),
             ]),
             twin in select(vec![TwinNow::Absent, UNMARKED, MARKED, DYING]),
-            holder in select(vec![Holder::Gone, Holder::Name, Holder::Claim, Holder::Twin { deleting: false }]),
+            holder in select(vec![Holder::Gone, NAMED, BOUND, Holder::Twin { deleting: false }]),
             secured: bool,
             blocked: bool,
+            leaving: bool,
+            attached: bool,
         ) {
             let mut facts = facts(claim.clone(), there.clone(), twin, holder);
             facts.progress = progress;
             facts.secured = secured;
+            facts.leaving = leaving;
+            facts.attached = attached.then(|| "n1".to_owned());
             facts.obstacles = if blocked { pod() } else { Vec::new() };
             let step = release_step(&facts);
             let deletes = [ReleaseStep::DeleteClaim, ReleaseStep::DeleteVirtual, ReleaseStep::DeleteTwin];
@@ -618,6 +669,13 @@ pub(super) mod tests {
             if step == ReleaseStep::DeleteTwin {
                 prop_assert_eq!(twin, MARKED);
                 prop_assert_eq!(there, VirtualNow::Absent);
+                prop_assert!(!leaving, "the real PV would go with it");
+                prop_assert!(!attached);
+            }
+            // Else it would be that of whoever has the name next.
+            if step == ReleaseStep::GiveReal {
+                prop_assert_ne!(&claim, &ReleasedClaim::Absent);
+                prop_assert!(!attached);
             }
             if step == ReleaseStep::Settle {
                 prop_assert_eq!(claim, real(true));

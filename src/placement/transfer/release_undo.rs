@@ -3,7 +3,7 @@
 //! ```text
 //!  ──Withdraw──▶ the record says so: a release that runs elsewhere stops at its next look
 //!     claim exists ──Touch──▶ (whoever would delete it has an older version) ─────────────┐
-//!     no claim, virtual PV there ──GiveVirtual──▶ ──RemakeClaim──▶ bound ─────────────────┤
+//!     no claim, virtual PV there ──RemakeClaim──▶ ──GiveVirtual──▶ bound ─────────────────┤
 //!     no virtual PV, twin there ──TouchTwin──▶ ──RemakeVirtual──▶ as above                │
 //!     no twin ──ToImport──▶ the volume is imported: a new twin adopts it                  ▼
 //!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (the record goes last)
@@ -46,10 +46,10 @@ pub enum ReleaseUndoStep {
     AwaitVirtualGone,
     /// Make it again, for the claim.
     RemakeVirtual,
-    /// Have it name the claim, without a uid.
-    GiveVirtual,
     /// Make the claim again as it was.
     RemakeClaim,
+    /// Have the virtual PV name the claim that exists, by its uid.
+    GiveVirtual,
     /// Tell the claim that somebody made the virtual PV.
     TellVolume,
     /// Wait until the claim is bound to the virtual PV.
@@ -167,15 +167,15 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         VirtualNow::There {
             holder, as_before, ..
         } => match (holder, &facts.claim) {
-            (Holder::Claim, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
-            (Holder::Name, ReleasedClaim::Virtual { .. }) => ReleaseUndoStep::AwaitBound,
-            (Holder::Name, ReleasedClaim::Other { .. }) => ReleaseUndoStep::TellVolume,
-            (Holder::Name, _) => ReleaseUndoStep::RemakeClaim,
-            (Holder::Gone | Holder::Claim, _) => ReleaseUndoStep::GiveVirtual,
             (Holder::Twin { .. }, _) => {
                 ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held("a twin".to_owned()))
             }
             (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
+            (_, ReleasedClaim::Absent) => ReleaseUndoStep::RemakeClaim,
+            (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
+            (Holder::Claim { .. }, ReleasedClaim::Other { .. }) => ReleaseUndoStep::TellVolume,
+            (Holder::Claim { bound: true }, _) => restore(facts, *as_before),
+            (Holder::Claim { bound: false }, _) => ReleaseUndoStep::AwaitBound,
         },
         VirtualNow::Absent => match (facts.twin, &facts.claim) {
             (
@@ -211,7 +211,7 @@ fn restore(facts: &ReleaseUndoFacts, as_before: bool) -> ReleaseUndoStep {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::release::tests::{MARKED, VIRTUAL, other, outer, real},
+        super::release::tests::{BOUND, MARKED, NAMED, VIRTUAL, other, outer, real},
         *,
     };
 
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_claim_that_exists_keeps_all_it_has() {
         use ReleaseProgress::{Back, NotRecorded, Onward};
-        let there = |retained| outer(retained, false, Holder::Claim);
+        let there = |retained| outer(retained, false, BOUND);
         for (at, (got, expected)) in [
             (
                 step(VIRTUAL, Onward, there(true), MARKED),
@@ -310,22 +310,22 @@ mod tests {
         for (at, (got, expected)) in [
             (
                 back(absent(), outer(false, Holder::Gone), MARKED),
-                ReleaseUndoStep::GiveVirtual,
-            ),
-            (
-                back(absent(), outer(false, Holder::Name), MARKED),
                 ReleaseUndoStep::RemakeClaim,
             ),
             (
-                back(other(false, AsksFor::Virtual), outer(false, Holder::Name), MARKED),
+                back(again.clone(), outer(false, Holder::Gone), MARKED),
+                ReleaseUndoStep::GiveVirtual,
+            ),
+            (
+                back(other(false, AsksFor::Virtual), outer(false, NAMED), MARKED),
                 ReleaseUndoStep::TellVolume,
             ),
             (
-                back(again.clone(), outer(false, Holder::Name), MARKED),
+                back(again.clone(), outer(false, NAMED), MARKED),
                 ReleaseUndoStep::AwaitBound,
             ),
             (
-                back(again, outer(false, Holder::Claim), MARKED),
+                back(again, outer(false, BOUND), MARKED),
                 ReleaseUndoStep::RestoreVirtual,
             ),
             (
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn the_policy_comes_back_only_with_a_twin_that_is_well() {
-        let there = outer(false, false, Holder::Claim);
+        let there = outer(false, false, BOUND);
         let dying = TwinNow::There {
             releasing: false,
             touched: false,
@@ -373,7 +373,7 @@ mod tests {
             progress: ReleaseProgress::Back,
             virtual_volume: there,
             twin: UNMARKED,
-            holder: Holder::Name,
+            holder: Holder::Gone,
             importing: false,
         });
         assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");

@@ -5,8 +5,11 @@
 //!              made a twin for a claim that goes)
 //!     old claim exists ──Touch──▶ (whoever would delete it has an older version) ──Restore──▶
 //!     new claim exists ──DeleteNew──▶ gone ──DeleteTwin──▶ gone
-//!     no claim ──GiveBack──▶ PV names the old claim ──Remake──▶ bound ──Restore──▶ as before
+//!     no claim ──Remake──▶ exists ──GiveBack──▶ PV names it by its uid, bound ──Restore──▶ as before
 //! ```
+//!
+//! A PV that named a claim that is not there yet would be the data of whoever gets that name,
+//! as in a namespace that is deleted and made anew in that moment.
 //!
 //! Only when the PV is bound to its claim again it gets its reclaim policy back, and its
 //! record is taken off in the same write.
@@ -16,11 +19,13 @@ use super::{ClaimNow, NamedVolume, Progress};
 /// Whom the PV names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The claim's name, without a uid: it is bound to whatever claim has that name.
-    Name,
     /// The claim of that name that exists, by its uid.
-    Claim,
-    /// Something that does not exist any more: the old claim, the new one, or a twin.
+    Claim {
+        /// Whether Kubernetes has bound the two.
+        bound: bool,
+    },
+    /// Nobody who exists: a claim that is gone, a twin that is gone, or a name without a uid,
+    /// which anybody may have one day.
     Gone,
     /// A twin that exists.
     Twin {
@@ -57,10 +62,10 @@ pub enum UndoStep {
     DeleteTwin,
     /// Take our finalizer off the twin that is being deleted, and wait until it is gone.
     AwaitTwinGone,
-    /// Have the PV name the claim again, without a uid.
-    GiveBack,
     /// Make the old claim again.
     Remake,
+    /// Have the PV name the claim that exists, by its uid.
+    GiveBack,
     /// Tell the claim that somebody made its PV.
     TellVolume,
     /// Wait until the claim is bound to the PV.
@@ -143,13 +148,18 @@ fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
         | ClaimNow::Other { deleting: true, .. } => UndoStep::AwaitClaimGone,
         ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
         ClaimNow::Old { .. } => match holder {
-            Holder::Claim => UndoStep::Restore,
+            Holder::Claim { bound: true } => UndoStep::Restore,
             _ => give_back(holder, UndoStep::AwaitBound),
         },
         ClaimNow::New { .. } => UndoStep::DeleteNew,
-        ClaimNow::Absent => give_back(holder, UndoStep::Remake),
+        ClaimNow::Absent => match give_back(holder, UndoStep::Remake) {
+            UndoStep::GiveBack => UndoStep::Remake,
+            other => other,
+        },
         ClaimNow::Other { volume, fits, .. } => match (volume, fits) {
-            (NamedVolume::Imported { bound: true }, _) if *holder == Holder::Claim => UndoStep::Restore,
+            (NamedVolume::Imported { bound: true }, _) if *holder == (Holder::Claim { bound: true }) => {
+                UndoStep::Restore
+            }
             (NamedVolume::Imported { .. }, _) => give_back(holder, UndoStep::AwaitBound),
             (NamedVolume::None, true) => give_back(holder, UndoStep::TellVolume),
             (NamedVolume::None, false) | (NamedVolume::Another, _) => {
@@ -162,7 +172,7 @@ fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
 /// Has the PV name the claim, and then does this.
 fn give_back(holder: &Holder, then: UndoStep) -> UndoStep {
     match holder {
-        Holder::Name | Holder::Claim => then,
+        Holder::Claim { .. } => then,
         Holder::Gone => UndoStep::GiveBack,
         Holder::Twin { deleting: false } => UndoStep::DeleteTwin,
         Holder::Twin { deleting: true } => UndoStep::AwaitTwinGone,
@@ -175,6 +185,9 @@ mod tests {
     use proptest::{prelude::*, sample::select};
 
     use super::*;
+
+    const NAMED: Holder = Holder::Claim { bound: false };
+    const BOUND: Holder = Holder::Claim { bound: true };
 
     fn old(deleting: bool, touched: bool) -> ClaimNow {
         ClaimNow::Old { deleting, touched }
@@ -207,7 +220,7 @@ mod tests {
     #[test]
     fn a_claim_that_exists_is_kept_from_a_deletion_under_way_first() {
         use Progress::{NotRecorded, Permitted, Withdrawn};
-        let (twin, claim) = (Holder::Gone, Holder::Claim);
+        let (twin, claim) = (Holder::Gone, BOUND);
         assert_eq!(
             decide(old(false, false), Permitted, claim.clone()),
             UndoStep::Forbid
@@ -235,11 +248,11 @@ mod tests {
         assert_eq!(step(new(false), twin(false)), UndoStep::DeleteNew);
         assert_eq!(step(ClaimNow::Absent, twin(false)), UndoStep::DeleteTwin);
         assert_eq!(step(ClaimNow::Absent, twin(true)), UndoStep::AwaitTwinGone);
-        assert_eq!(step(ClaimNow::Absent, Holder::Gone), UndoStep::GiveBack);
-        assert_eq!(step(ClaimNow::Absent, Holder::Name), UndoStep::Remake);
+        assert_eq!(step(ClaimNow::Absent, Holder::Gone), UndoStep::Remake);
         let made = |bound| other(NamedVolume::Imported { bound }, true);
-        assert_eq!(step(made(false), Holder::Name), UndoStep::AwaitBound);
-        assert_eq!(step(made(true), Holder::Claim), UndoStep::Restore);
+        assert_eq!(step(made(false), Holder::Gone), UndoStep::GiveBack);
+        assert_eq!(step(made(false), NAMED), UndoStep::AwaitBound);
+        assert_eq!(step(made(true), BOUND), UndoStep::Restore);
     }
 
     #[test]
@@ -247,7 +260,7 @@ mod tests {
         let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
         let theirs = |fits| other(NamedVolume::None, fits);
         assert_eq!(step(theirs(true), Holder::Gone), UndoStep::GiveBack);
-        assert_eq!(step(theirs(true), Holder::Name), UndoStep::TellVolume);
+        assert_eq!(step(theirs(true), NAMED), UndoStep::TellVolume);
         for claim in [theirs(false), other(NamedVolume::Another, true)] {
             assert_eq!(
                 step(claim, Holder::Gone),
@@ -274,13 +287,13 @@ mod tests {
             ]),
             progress in select(vec![Progress::NotRecorded, Progress::Permitted, Progress::Withdrawn]),
             holder in select(vec![
-                Holder::Name, Holder::Claim, Holder::Gone, Holder::Twin { deleting: false },
+                NAMED, BOUND, Holder::Gone, Holder::Twin { deleting: false },
                 Holder::Twin { deleting: true }, Holder::Other("bank/x".into()),
             ]),
         ) {
             let step = decide(claim.clone(), progress, holder.clone());
             if step == UndoStep::Restore {
-                prop_assert_eq!(&holder, &Holder::Claim);
+                prop_assert_eq!(&holder, &BOUND);
                 prop_assert_eq!(progress, Progress::Withdrawn);
                 let is_bound = matches!(
                     claim,
@@ -288,6 +301,11 @@ mod tests {
                         | ClaimNow::Other { volume: NamedVolume::Imported { bound: true }, .. }
                 );
                 prop_assert!(is_bound);
+            }
+            // Else it would be that of whoever has the name next.
+            if step == UndoStep::GiveBack {
+                let exists = matches!(claim, ClaimNow::Old { .. } | ClaimNow::Other { .. });
+                prop_assert!(exists);
             }
             // While it may be adopted, nothing else is changed: a CreateVolume may be under way.
             if progress == Progress::Permitted {

@@ -30,6 +30,9 @@ pub(super) struct Scene {
     /// The PV that users of the volume see.
     pub(super) outer: Option<PersistentVolume>,
     pub(super) twin: Option<PersistentVolumeClaim>,
+    /// Another twin that is marked as being released for this claim: that of one that had its
+    /// name before, and was deleted before anything was recorded.
+    pub(super) stray: Option<PersistentVolumeClaim>,
     /// Where the twin is, or was, as namespace/name.
     pub(super) twin_name: Option<ClaimName>,
     /// The PV of the twin.
@@ -95,6 +98,7 @@ impl Looking {
             claim,
             outer: None,
             twin: None,
+            stray: None,
             twin_name: None,
             importing: found.as_ref().is_some_and(|volume| is_imported_for(name, volume)),
             real: None,
@@ -155,11 +159,10 @@ impl Scene {
             Some(named) => volumes.get(named).await?,
             None => None,
         };
+        let name = self.name.to_string();
+        let is_marked = |twin: &PersistentVolumeClaim| twin.annotations().get(mark::RELEASING) == Some(&name);
         let Some(outer) = named.as_ref().filter(|volume| is_virtual(volume)) else {
             // One that was marked, and whose claim somebody has deleted then.
-            let name = self.name.to_string();
-            let is_marked =
-                |twin: &PersistentVolumeClaim| twin.annotations().get(mark::RELEASING) == Some(&name);
             self.twin = twins.find(is_marked).await?.pop();
             self.real = named;
             return Ok(());
@@ -172,6 +175,11 @@ impl Scene {
         {
             let twin = twins.get(&place.name).await?;
             self.twin = twin.filter(|twin| is_twin_of(id, twin));
+        }
+        if !self.twin.as_ref().is_some_and(is_marked) {
+            let own = self.twin.as_ref().and_then(ResourceExt::uid);
+            let marked = twins.find(|twin| is_marked(twin) && twin.uid() != own).await?;
+            self.stray = marked.into_iter().next();
         }
         self.real = match self.twin.as_ref().and_then(volume_name) {
             Some(real) => volumes.get(real).await?,
@@ -188,10 +196,18 @@ impl Scene {
         context.cluster.newest_warning(&self.name.namespace, &uid).await
     }
 
-    /// Names of the virtual and the real PV.
+    /// Names of the virtual and the real PV, also of one that is gone.
     pub(super) fn volumes(&self) -> impl Iterator<Item = String> {
-        let both = [self.outer.as_ref(), self.real.as_ref()];
-        both.into_iter().flatten().map(ResourceExt::name_any)
+        let there = self.outer.as_ref().map(ResourceExt::name_any);
+        let recorded = || self.record.as_ref().map(|record| record.volume.name.clone());
+        let real = self.real.as_ref().map(ResourceExt::name_any);
+        [there.or_else(recorded), real].into_iter().flatten()
+    }
+
+    /// Whether the real PV is being deleted.
+    pub(super) fn is_leaving(&self) -> bool {
+        let real = self.real.as_ref();
+        real.is_some_and(|real| real.metadata.deletion_timestamp.is_some())
     }
 
     pub(super) fn progress(&self) -> ReleaseProgress {
@@ -248,7 +264,7 @@ impl Scene {
         {
             return AsksFor::Real;
         }
-        let outer = serde_json::from_value(record.volume.again(&self.name)).ok();
+        let outer = serde_json::from_value(record.volume.again(&self.name, &record.claim.uid)).ok();
         let is_virtual =
             outer.is_some_and(|outer: PersistentVolume| asks_for(claim, Some(class_of(&outer)), &outer));
         if is_virtual {
@@ -300,11 +316,10 @@ impl Scene {
                 .as_ref()
                 .and_then(|claim| claim.metadata.uid.as_deref());
             return match uid {
-                None => Holder::Name,
-                Some(_) if uid == existing && is_bound(volume) => Holder::Claim,
-                // Kubernetes has yet to bind it.
-                Some(_) if uid == existing => Holder::Name,
-                Some(_) => Holder::Gone,
+                Some(_) if uid == existing => Holder::Claim {
+                    bound: is_bound(volume),
+                },
+                Some(_) | None => Holder::Gone,
             };
         }
         if self.twin_name.as_ref() != Some(&named) {

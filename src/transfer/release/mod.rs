@@ -20,16 +20,19 @@ use super::{
     Context, TransferError, Waiting,
     look::BOUND_BY_CONTROLLER,
     surroundings,
-    writing::{Making, change, change_volume, delete, old_claim, tell_volume, touch, would_not_be_accepted},
+    writing::{
+        Making, change, change_volume, delete, old_claim, reference, tell_volume, touch,
+        would_not_be_accepted,
+    },
 };
 use crate::{
-    cluster::ApiError,
+    cluster::{ApiError, Cause},
     observe::crash::Step,
     placement::transfer::{
         Interruption, Obstacle, ReleaseFacts, ReleaseProgress, ReleaseStep, ReleasedClaim, ReleasedTwin,
         release_obstacles, release_step,
     },
-    twin::{claim_ref, reclaim_policy, remove_finalizer},
+    twin::{reclaim_policy, remove_finalizer},
     volume::{ClaimName, OldClaim, OldVolume, ReleaseRecord, Released, mark},
 };
 
@@ -55,6 +58,9 @@ pub(crate) async fn release(context: &Context<'_>, request: &ReleaseRequest) -> 
     };
     loop {
         let scene = Box::pin(looking.look(context, &request.claim)).await?;
+        if unmark_stray(context, &scene).await? {
+            continue;
+        }
         let facts = Box::pin(run.facts(&scene)).await?;
         let is_over = matches!(facts.claim, ReleasedClaim::Real { bound: true, .. });
         if run.begun && facts.progress == ReleaseProgress::NotRecorded && !is_over {
@@ -115,7 +121,11 @@ pub(crate) async fn release(context: &Context<'_>, request: &ReleaseRequest) -> 
                     .for_others("Kubernetes is to bind the claim to its PersistentVolume", why)
                     .await?;
             }
-            step => Box::pin(run.take(&scene, &step)).await?,
+            step => {
+                if let Err(error) = Box::pin(run.take(&scene, &step)).await {
+                    return Err(run.stopped(&scene, &step, error).await);
+                }
+            }
         }
     }
 }
@@ -149,6 +159,7 @@ impl Run<'_> {
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
+            leaving: scene.is_leaving(),
             obstacles: Vec::new(),
             attached: None,
             unmakeable: self.making.unmakeable.clone(),
@@ -270,8 +281,8 @@ impl Run<'_> {
                     .within::<PersistentVolumeClaim>(&twin.namespace().unwrap_or_default());
                 delete(&twins, twin, Step::ReleaseTwin).await?;
             }
-            (ReleaseStep::GiveReal, .., Some(real)) => {
-                let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
+            (ReleaseStep::GiveReal, Some(claim), .., Some(real)) => {
+                let spec = json!({"claimRef": reference(claim)});
                 change_volume(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
             }
             (ReleaseStep::MakeClaim, .., Some(real)) => self.make(scene, real).await?,
@@ -308,7 +319,7 @@ impl Run<'_> {
         if self.making.is_first() {
             (self.context.tell)(&format!("the claim is made with the class {}", class_of(real)));
         }
-        self.making.make(self.context, &claim, Step::ReleaseMake).await
+        self.making.make(self.context, claim, Step::ReleaseMake).await
     }
 
     /// The claim has its volume: the PV is as the user wanted it, and forgets all the rest in
@@ -326,6 +337,16 @@ impl Run<'_> {
             ));
         }
         Ok(())
+    }
+
+    /// A release that cannot even be recorded has not begun: its mark does not stay either.
+    async fn stopped(&self, scene: &Scene, step: &ReleaseStep, error: TransferError) -> TransferError {
+        let refused = matches!(&error, TransferError::Api(api) if matches!(api.cause, Cause::Forbidden(_) | Cause::Invalid(_)));
+        if let (true, ReleaseStep::Record, None, Some(twin)) = (refused, step, &scene.record, &scene.twin) {
+            // What fails here as well is told by the next run, and by `doctor`.
+            let _ = mark_twin(self.context, twin, TwinMark::Off, Step::UnreleaseMark).await;
+        }
+        error
     }
 
     async fn take_back(&self, why: Interruption) -> TransferError {
@@ -385,6 +406,20 @@ enum TwinMark<'a> {
     Undone,
     /// Nothing.
     Off,
+}
+
+/// Takes the mark off a twin whose release was never recorded, and whose claim is gone: the
+/// driver would leave it alone for ever. True if there is something to look at again.
+async fn unmark_stray(context: &Context<'_>, scene: &Scene) -> Result<bool, ApiError> {
+    let Some(stray) = scene.stray.as_ref().filter(|_| !context.dry_run) else {
+        return Ok(false);
+    };
+    (context.tell)(&format!(
+        "the twin {} was marked for an earlier claim of that name, and is so no more",
+        stray.name_any()
+    ));
+    mark_twin(context, stray, TwinMark::Off, Step::UnreleaseMark).await?;
+    Ok(true)
 }
 
 /// Marks the twin in exactly this version. False if it has another one meanwhile.

@@ -16,7 +16,7 @@ use crate::{
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
     topology::{CLUSTER_KEY, NODE_KEY},
-    transfer::tests::{follow, kubernetes_claims},
+    transfer::tests::{ANYBODYS, follow, kubernetes_claims},
     volume::DRIVER_NAME,
 };
 
@@ -228,8 +228,17 @@ impl World {
     }
 
     fn assert_clean(&self) {
-        for key in [mark::RELEASE, mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE] {
+        for key in [
+            mark::RELEASE,
+            mark::IMPORT,
+            mark::ADOPT_FOR,
+            mark::POLICY_BEFORE,
+            ANYBODYS,
+        ] {
             assert_eq!(self.real()["metadata"]["annotations"][key], Value::Null, "{key}");
+        }
+        if let Some(outer) = self.api.object(&outer_path()) {
+            assert_eq!(outer["metadata"]["annotations"][ANYBODYS], Value::Null);
         }
     }
 }
@@ -581,6 +590,96 @@ async fn a_mark_whose_claim_somebody_has_deleted_is_taken_off() {
     let twin = world.api.object(&twin_path()).unwrap();
     assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
     world.assert_clean();
+}
+
+#[tokio::test]
+async fn a_mark_for_an_earlier_claim_of_the_name_is_taken_off() {
+    let other = format!("{TWINS}earlier");
+    for undo in [false, true] {
+        let world = World::new("Delete", "Delete").await;
+        let annotations = json!({mark::RELEASING: "shop/data"});
+        world.api.put(
+            &other,
+            json!({"metadata": {"uid": "earlier", "annotations": annotations}, "spec": {}}),
+        );
+        world.run(undo, Duration::from_secs(10)).await.unwrap();
+        let twin = world.api.object(&other).unwrap();
+        assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_cannot_be_recorded_leaves_no_mark() {
+    let world = World::new("Delete", "Delete").await;
+    world
+        .api
+        .fault(Fault::new("PATCH", "persistentvolumes/pv-1", Act::Forbid("no")));
+    let error = world.release().await.unwrap_err();
+    assert!(error.to_string().contains("PersistentVolume pv-1"), "{error}");
+    world.assert_as_before("Delete");
+}
+
+/// Between the mark and the record an undo has nothing to do but to take the mark off.
+#[tokio::test]
+async fn a_release_whose_undo_has_ended_is_not_gone_on_with() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.before("PATCH", REAL, |store| {
+        let mut twin = store.get(&twin_path()).unwrap();
+        twin["metadata"]["annotations"]
+            .as_object_mut()
+            .unwrap()
+            .remove(mark::RELEASING);
+        store.put(&twin_path(), twin);
+    });
+    let error = world.release().await.unwrap_err();
+    assert!(
+        matches!(error, TransferError::TakenBack(_, _, Interruption::Unmarked)),
+        "{error}"
+    );
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_real_volume_that_is_being_deleted_keeps_its_twin() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.before("DELETE", &outer_path(), |store| {
+        let mut real = store.get(REAL).unwrap();
+        real["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        store.put(REAL, real);
+    });
+    let error = world.release().await.unwrap_err();
+    assert!(
+        matches!(error, TransferError::TakenBack(_, _, Interruption::VolumeLeaves)),
+        "{error}"
+    );
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn only_owners_that_are_there_are_owners_again() {
+    let world = World::new("Delete", "Delete").await;
+    let kinds = json!({
+        "kind": "APIResourceList", "groupVersion": "apps/v1",
+        "resources": [{"name": "statefulsets", "singularName": "", "namespaced": true, "kind": "StatefulSet", "verbs": ["get"]}],
+    });
+    world.api.put("/apis/apps/v1", kinds);
+    let sets = "/apis/apps/v1/namespaces/shop/statefulsets";
+    world
+        .api
+        .put(&format!("{sets}/db"), json!({"metadata": {"uid": "db-1"}}));
+    let owner = |api: &str, kind: &str, name: &str, uid: &str| json!({"apiVersion": api, "kind": kind, "name": name, "uid": uid});
+    let living = owner("apps/v1", "StatefulSet", "db", "db-1");
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] = json!([
+            owner("apps/v1", "StatefulSet", "db", "another"),
+            owner("apps/v1", "StatefulSet", "gone", "gone-1"),
+            owner("nobody.knows/v1", "Database", "db", "db-2"),
+            living,
+        ]);
+    });
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+    assert_eq!(world.claim()["metadata"]["ownerReferences"], json!([living]));
 }
 
 /// Kubernetes deletes a PV that has no claim any more as soon as its policy is Delete.

@@ -9,6 +9,7 @@ use super::{
     look::{Looking, Scene},
     mark_twin, real_claim,
     sidecars::Sidecars,
+    unmark_stray,
 };
 use crate::{
     observe::crash::{self, Step},
@@ -16,7 +17,8 @@ use crate::{
     transfer::{
         Context, ImportRequest, TransferError, Waiting, import,
         look::BOUND_BY_CONTROLLER,
-        writing::{change_volume, tell_volume, touch},
+        owners::keep_living_owners,
+        writing::{change_volume, reference, tell_volume, touch},
     },
     twin::{claim_ref, remove_finalizer},
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
@@ -30,6 +32,9 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
     let mut restored = false;
     loop {
         let scene = Box::pin(looking.look(context, name)).await?;
+        if unmark_stray(context, &scene).await? {
+            continue;
+        }
         if restored && scene.progress() == ReleaseProgress::Onward {
             // Somebody has begun anew.
             return Ok(());
@@ -131,8 +136,8 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> R
         (ReleaseUndoStep::TouchTwin, _, _, Some(twin)) => {
             mark_twin(context, twin, TwinMark::Undone, Step::UnreleaseTouchTwin).await?;
         }
-        (ReleaseUndoStep::GiveVirtual, _, Some(outer), _) => {
-            let spec = json!({"claimRef": claim_ref(&scene.name.namespace, &scene.name.name)});
+        (ReleaseUndoStep::GiveVirtual, Some(claim), Some(outer), _) => {
+            let spec = json!({"claimRef": reference(claim)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
             change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
@@ -166,14 +171,15 @@ async fn from_record(
         }
         (ReleaseUndoStep::RemakeVirtual, _) => {
             (context.tell)("the virtual PersistentVolume is made again");
-            let outer = serde_json::from_value(record.volume.again(&scene.name))?;
+            let outer = serde_json::from_value(record.volume.again(&scene.name, &record.claim.uid))?;
             let volumes = context.cluster.all::<PersistentVolume>();
             // None: somebody was faster; the next look tells who.
             crash::around(Step::UnreleaseVirtual, volumes.create(&outer)).await?;
         }
         (ReleaseUndoStep::RemakeClaim, _) => {
             (context.tell)("the claim is made again as it was");
-            let claim = serde_json::from_value(record.claim.as_before(&record.volume.name))?;
+            let mut claim = serde_json::from_value(record.claim.as_before(&record.volume.name))?;
+            keep_living_owners(context, &mut claim).await?;
             let claims = context
                 .cluster
                 .within::<PersistentVolumeClaim>(&scene.name.namespace);
