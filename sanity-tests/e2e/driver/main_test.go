@@ -8,7 +8,6 @@ package driver
 
 import (
 	"context"
-	"flag"
 	"os"
 	"strings"
 	"sync"
@@ -22,10 +21,7 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
-	"storage.liqo.io/sanity-tests/sample"
 )
-
-var sampled = flag.Bool("sample", false, "leave out some of the tests that run alone and of the rows of tables; which ones follows from the seed")
 
 func TestMain(m *testing.M) { user.Main(m) }
 
@@ -51,7 +47,7 @@ func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Va
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
 	if strings.Contains(t.Name(), "/") {
-		leaveOut(t, rowParts)
+		user.LeaveOut(t, rowParts)
 	}
 	t.Parallel()
 	return inHome(t)
@@ -61,22 +57,14 @@ func home(t *testing.T) *user.Namespace {
 // its turn.
 const (
 	aloneParts = 3
-	rowParts   = 2
+	rowParts   = 3
 )
-
-// leaveOut skips a test that is not in the sample.
-func leaveOut(t *testing.T, parts int) {
-	t.Helper()
-	if *sampled && !sample.Chosen(sample.Seed(), t.Name(), parts) {
-		t.Skipf("left out of this sample: its turn is with one commit in %d (seed %d), and always in make test-all", parts, sample.Seed())
-	}
-}
 
 // homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
 // runs beside them, so that half of the suite's time was theirs: a sample has some of them.
 func homeAlone(t *testing.T) *user.Namespace {
 	t.Helper()
-	leaveOut(t, aloneParts)
+	user.LeaveOut(t, aloneParts)
 	return inHome(t)
 }
 

@@ -164,7 +164,7 @@ func (w *walk) report(t *testing.T) {
 	}
 	points := strings.Fields(string(all))
 	for _, point := range points {
-		if *sampled && !slices.Contains(w.hit, point) {
+		if *user.Sampled && !slices.Contains(w.hit, point) {
 			continue
 		}
 		t.Run(point, func(t *testing.T) {

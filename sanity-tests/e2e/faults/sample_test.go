@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"testing"
 
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/sample"
 )
 
 // sampleParts is the number of parts that the legs of a test are dealt into. A
 // sample is one of the parts, so that as many samples cover every leg.
-const sampleParts = 5
+const sampleParts = 7
 
 var (
-	sampled  = flag.Bool("sample", false, "run one part of the legs and fewer volumes; which part follows from the seed")
 	seedFlag = flag.Int64("seed", 0, "seed of the kills and of the sample; else "+sample.SeedVariable+", else made of the commit that is checked out")
 	cycles   = flag.Int("cycles", 50, "volumes that live among kills; a sample has a quarter of them")
 )
@@ -31,7 +31,7 @@ type leg[T any] struct {
 // chosen are the legs of this run, whose names the test's log shows.
 func chosen[T any](t *testing.T, legs []leg[T]) []leg[T] {
 	t.Helper()
-	if !*sampled {
+	if !*user.Sampled {
 		return legs
 	}
 	part := sample.Part(seed(), sampleParts)
@@ -47,7 +47,7 @@ func chosen[T any](t *testing.T, legs []leg[T]) []leg[T] {
 
 // volumes is how many volumes live among kills.
 func volumes() int {
-	if *sampled {
+	if *user.Sampled {
 		return max(1, *cycles/4)
 	}
 	return *cycles
