@@ -141,8 +141,6 @@ steps! {
     UndoGiveBack = "undo-give-back",
     /// That claim is made again.
     UndoRemake = "undo-remake",
-    /// A claim that somebody else made in its place is told its PV.
-    UndoTell = "undo-tell",
     /// The PV is as it was before the import.
     UndoRestore = "undo-restore",
     /// The claim has no mark of the undo any more.
@@ -189,8 +187,6 @@ steps! {
     ReleaseGive = "release-give",
     /// The claim is made anew, with the real class.
     ReleaseMake = "release-make",
-    /// A claim that somebody else made in its place is told its PV.
-    ReleaseTell = "release-tell",
     /// The real PV gets its reclaim policy, and forgets what was.
     ReleaseSettle = "release-settle",
     /// A release is undone: its record says so.
@@ -205,8 +201,6 @@ steps! {
     UnreleaseGive = "unrelease-give",
     /// That claim is made again.
     UnreleaseMake = "unrelease-make",
-    /// A claim that somebody else made in its place is told its virtual PV.
-    UnreleaseTell = "unrelease-tell",
     /// The virtual PV gets its reclaim policy back.
     UnreleasePolicy = "unrelease-policy",
     /// The twin has no mark any more.

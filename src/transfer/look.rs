@@ -161,7 +161,8 @@ pub(super) fn asks_for(
     };
     let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
     let bytes = facts::volume_size(volume).unwrap_or_default();
-    spec.storage_class_name.as_deref() == class
+    spec.selector.is_none()
+        && spec.storage_class_name.as_deref() == class
         && facts::claim_size(claim).requested <= bytes
         && facts::volume_mode(spec.volume_mode.as_deref()) == facts::volume_mode(its.volume_mode.as_deref())
         && modes(spec.access_modes.as_ref()).is_subset(&modes(its.access_modes.as_ref()))

@@ -232,6 +232,7 @@ pub(super) fn follow(api: &FakeApi, volume: &Value) {
             volume["status"]["phase"] = "Bound".into();
         });
         api.change(&claim_path, |claim| {
+            claim["spec"]["volumeName"] = volume["metadata"]["name"].clone();
             claim["status"] = json!({"phase": "Bound", "capacity": volume["spec"]["capacity"]});
         });
     };
@@ -246,7 +247,11 @@ pub(super) fn follow(api: &FakeApi, volume: &Value) {
         };
         bind(&claim["metadata"]["uid"]);
     } else if uid.as_ref() == Some(&named["uid"]) {
-        if volume["status"]["phase"] != "Bound" && claim.as_ref().is_some_and(is_its) {
+        let takes_any = |claim: &Value| claim["spec"]["volumeName"].is_null();
+        let is_free = claim
+            .as_ref()
+            .is_some_and(|claim| is_its(claim) || takes_any(claim));
+        if volume["status"]["phase"] != "Bound" && is_free {
             bind(&named["uid"]);
         }
     } else if uid.as_ref() != Some(&named["uid"]) && volume["status"]["phase"] != "Released" {

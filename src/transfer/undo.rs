@@ -8,7 +8,7 @@ use super::{
     Context, TransferError, Waiting,
     look::{Looking, Scene},
     owners::keep_living_owners,
-    writing::{change_volume, delete, reference, tell_volume, touch},
+    writing::{change_volume, delete, reference, touch},
 };
 use crate::{
     cluster::ApiError,
@@ -123,9 +123,6 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             keep_living_owners(context, &mut claim).await?;
             // None: somebody was faster; the next look tells who.
             crash::around(Step::UndoRemake, claims.create(&claim)).await?;
-        }
-        (UndoStep::TellVolume, Some(claim), Some(volume), _) => {
-            tell_volume(context, claim, &volume.name_any(), Step::UndoTell).await?;
         }
         // Steps come from what is there.
         _ => {}

@@ -179,19 +179,3 @@ pub(super) async fn touch(
     let done = crash::around(step, claims.merge(&claim.name_any(), &patch)).await;
     unless_conflict(done).map(drop)
 }
-
-/// Tells a claim that somebody made which PV it is to have.
-pub(super) async fn tell_volume(
-    context: &Context<'_>,
-    claim: &PersistentVolumeClaim,
-    volume: &str,
-    step: Step,
-) -> Result<(), ApiError> {
-    let claims = context
-        .cluster
-        .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    let spec = json!({"volumeName": volume});
-    change(&claims, claim, &json!({}), Some(spec), step)
-        .await
-        .map(drop)
-}

@@ -167,7 +167,7 @@ func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
 	command.dies(t, w, []string{"after-import-delete"}, class...)
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")
-	command.dies(t, w, both("undo-tell"), "--undo")
+	command.dies(t, w, both("undo-give-back"), "--undo")
 	command.ends(t, "--undo")
 	wantAsBefore(t, n, real)
 

@@ -93,7 +93,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	command.dies(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "liqo-reference", "64Mi")
-	command.dies(t, w, both("unrelease-tell"), "--undo")
+	command.dies(t, w, both("unrelease-give"), "--undo")
 	command.ends(t, "--undo")
 	wantVirtual(t, n, was)
 
@@ -111,7 +111,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	command.dies(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")
-	command.dies(t, w, both("release-tell"))
+	command.dies(t, w, both("release-give"))
 	command.ends(t)
 	wantReal(t, n, was)
 }

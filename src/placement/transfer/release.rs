@@ -170,8 +170,6 @@ pub enum ReleaseStep {
     MakeClaim,
     /// Have the real PV name the claim that exists, by its uid.
     GiveReal,
-    /// Tell the claim that somebody made its PV.
-    TellVolume,
     /// Wait until the claim is bound to the real PV.
     AwaitBound,
     /// Give the real PV its reclaim policy and take the record off.
@@ -203,7 +201,6 @@ impl ReleaseStep {
             Self::AwaitTwinGone => "the twin is to be gone",
             Self::GiveReal => "the real PersistentVolume would name the claim",
             Self::MakeClaim => "the claim would be made again with the real class",
-            Self::TellVolume => "the claim would name its PersistentVolume",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::Settle => "the real PersistentVolume would get its reclaim policy back",
             Self::Done => "nothing is left to do",
@@ -364,11 +361,9 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
             None => ReleaseStep::MakeClaim,
         },
         (_, Holder::Gone) => ReleaseStep::GiveReal,
-        (ReleasedClaim::Other { .. }, Holder::Claim { .. }) => ReleaseStep::TellVolume,
         (ReleasedClaim::Real { bound: true, .. }, Holder::Claim { bound: true }) => ReleaseStep::Settle,
-        (ReleasedClaim::Real { .. } | ReleasedClaim::Virtual { .. }, Holder::Claim { .. }) => {
-            ReleaseStep::AwaitBound
-        }
+        // Also one that names no PV is bound to that which names it.
+        (_, Holder::Claim { .. }) => ReleaseStep::AwaitBound,
     }
 }
 
@@ -609,7 +604,7 @@ pub(super) mod tests {
         };
         let free = |claim| step(claim, Holder::Gone);
         assert_eq!(free(other(false, AsksFor::Real)), ReleaseStep::GiveReal);
-        assert_eq!(step(other(false, AsksFor::Real), NAMED), ReleaseStep::TellVolume);
+        assert_eq!(step(other(false, AsksFor::Real), NAMED), ReleaseStep::AwaitBound);
         for asks in [AsksFor::Virtual, AsksFor::Else] {
             let expected = ReleaseStep::TakeBack(Interruption::NameTaken);
             assert_eq!(free(other(false, asks)), expected, "{asks:?}");

@@ -50,8 +50,6 @@ pub enum ReleaseUndoStep {
     RemakeClaim,
     /// Have the virtual PV name the claim that exists, by its uid.
     GiveVirtual,
-    /// Tell the claim that somebody made the virtual PV.
-    TellVolume,
     /// Wait until the claim is bound to the virtual PV.
     AwaitBound,
     /// Give the virtual PV its reclaim policy back.
@@ -90,7 +88,6 @@ impl ReleaseUndoStep {
             Self::RemakeVirtual => "the virtual PersistentVolume would be made again",
             Self::GiveVirtual => "the virtual PersistentVolume would name the claim again",
             Self::RemakeClaim => "the claim would be made again as it was",
-            Self::TellVolume => "the claim would name its virtual PersistentVolume again",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::RestoreVirtual => "the virtual PersistentVolume would get its reclaim policy back",
             Self::UnmarkTwin => "the mark would be taken off the twin",
@@ -173,9 +170,9 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
             (_, ReleasedClaim::Absent) => ReleaseUndoStep::RemakeClaim,
             (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
-            (Holder::Claim { .. }, ReleasedClaim::Other { .. }) => ReleaseUndoStep::TellVolume,
-            (Holder::Claim { bound: true }, _) => restore(facts, *as_before),
-            (Holder::Claim { bound: false }, _) => ReleaseUndoStep::AwaitBound,
+            (Holder::Claim { bound: true }, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
+            // Also one that names no PV is bound to that which names it.
+            (Holder::Claim { .. }, _) => ReleaseUndoStep::AwaitBound,
         },
         VirtualNow::Absent => match (facts.twin, &facts.claim) {
             (
@@ -318,7 +315,7 @@ mod tests {
             ),
             (
                 back(other(false, AsksFor::Virtual), outer(false, NAMED), MARKED),
-                ReleaseUndoStep::TellVolume,
+                ReleaseUndoStep::AwaitBound,
             ),
             (
                 back(again.clone(), outer(false, NAMED), MARKED),

@@ -66,8 +66,6 @@ pub enum UndoStep {
     Remake,
     /// Have the PV name the claim that exists, by its uid.
     GiveBack,
-    /// Tell the claim that somebody made its PV.
-    TellVolume,
     /// Wait until the claim is bound to the PV.
     AwaitBound,
     /// Give the PV its reclaim policy back and take the record off.
@@ -93,7 +91,6 @@ impl UndoStep {
             Self::AwaitTwinGone => "the twin is to be gone",
             Self::GiveBack => "the PersistentVolume would name the claim again",
             Self::Remake => "the claim would be made again as it was",
-            Self::TellVolume => "the claim would name its PersistentVolume again",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::Restore => "the PersistentVolume would get its reclaim policy back",
             Self::Untouch => "the mark of the undo would be taken off the claim",
@@ -160,8 +157,10 @@ fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
             (NamedVolume::Imported { bound: true }, _) if *holder == (Holder::Claim { bound: true }) => {
                 UndoStep::Restore
             }
-            (NamedVolume::Imported { .. }, _) => give_back(holder, UndoStep::AwaitBound),
-            (NamedVolume::None, true) => give_back(holder, UndoStep::TellVolume),
+            // Also one that names no PV is bound to that which names it.
+            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => {
+                give_back(holder, UndoStep::AwaitBound)
+            }
             (NamedVolume::None, false) | (NamedVolume::Another, _) => {
                 UndoStep::Refuse(UndoRefusal::NameTaken)
             }
@@ -260,7 +259,7 @@ mod tests {
         let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
         let theirs = |fits| other(NamedVolume::None, fits);
         assert_eq!(step(theirs(true), Holder::Gone), UndoStep::GiveBack);
-        assert_eq!(step(theirs(true), NAMED), UndoStep::TellVolume);
+        assert_eq!(step(theirs(true), NAMED), UndoStep::AwaitBound);
         for claim in [theirs(false), other(NamedVolume::Another, true)] {
             assert_eq!(
                 step(claim, Holder::Gone),

@@ -20,10 +20,7 @@ use super::{
     Context, TransferError, Waiting,
     look::BOUND_BY_CONTROLLER,
     surroundings,
-    writing::{
-        Making, change, change_volume, delete, old_claim, reference, tell_volume, touch,
-        would_not_be_accepted,
-    },
+    writing::{Making, change, change_volume, delete, old_claim, reference, touch, would_not_be_accepted},
 };
 use crate::{
     cluster::{ApiError, Cause},
@@ -286,9 +283,6 @@ impl Run<'_> {
                 change_volume(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
             }
             (ReleaseStep::MakeClaim, .., Some(real)) => self.make(scene, real).await?,
-            (ReleaseStep::TellVolume, Some(claim), _, _, Some(real)) => {
-                tell_volume(context, claim, &real.name_any(), Step::ReleaseTell).await?;
-            }
             (ReleaseStep::Settle, .., Some(real)) => self.settle(scene, real).await?,
             // Steps come from what is there.
             _ => {}

@@ -1,7 +1,6 @@
 //! The steps that undo a release, taken one after the other.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
@@ -18,7 +17,7 @@ use crate::{
         Context, ImportRequest, TransferError, Waiting, import,
         look::BOUND_BY_CONTROLLER,
         owners::keep_living_owners,
-        writing::{change_volume, reference, tell_volume, touch},
+        writing::{change_volume, reference, touch},
     },
     twin::{claim_ref, remove_finalizer},
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
@@ -140,9 +139,6 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> R
             let spec = json!({"claimRef": reference(claim)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
             change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
-        }
-        (ReleaseUndoStep::TellVolume, Some(claim), Some(outer), _) => {
-            tell_volume(context, claim, &outer.name_any(), Step::UnreleaseTell).await?;
         }
         _ => {
             if let (Some(real), Some(record)) = (&scene.real, &scene.record) {
