@@ -217,7 +217,10 @@ impl<'a> Orphans<'a> {
         };
         match recovery::real(&site, &marks.volume, twin, |_| false).await? {
             Real::Found(real) => {
-                retain(&site, &marks.volume, &real, Step::Rescue).await?;
+                if !retain(&site, &marks.volume, &real, Step::Rescue).await? {
+                    // The next round looks at what it has become.
+                    return Ok(false);
+                }
                 tracing::warn!(
                     cluster = %cluster.id(), twin = site.place(), real = real.name_any(),
                     "somebody deletes a twin whose volume is not known here: its PersistentVolume is retained"

@@ -137,9 +137,9 @@ pub(super) async fn real(
     let Some(real) = found.filter(|real| is_bound_to(real, twin) || is_its(real)) else {
         return Ok(Real::None);
     };
-    match mark_holder(site, volume, &real).await {
-        Ok(true) => Ok(Real::Found(Box::new(real))),
-        Ok(false) => Ok(Real::Changed),
+    match mark_holder(site, volume, real).await {
+        Ok(Some(real)) => Ok(Real::Found(Box::new(real))),
+        Ok(None) => Ok(Real::Changed),
         Err(error) if error.is_forbidden() => Ok(out_of_reach(error.to_string())),
         Err(error) => Err(error),
     }
@@ -181,7 +181,10 @@ pub(super) async fn rescue(
                 why: error.to_string(),
             });
         }
-        other => other?,
+        Err(error) => return Err(error),
+        // The next round looks at what it has become.
+        Ok(false) => return Ok(Rescue::FalseAlarm),
+        Ok(true) => {}
     }
     match remove_finalizer(site.cluster(), &twin).await {
         Err(error) if error.is_forbidden() => Ok(Rescue::Kept {
@@ -224,8 +227,9 @@ pub(super) async fn keep_unread(
             "{why}; no PersistentVolume is known to be its"
         )));
     };
-    if mark_holder(site, &volume.volume, &real).await? {
-        retain(site, &volume.volume, &real, Step::Rescue).await?;
+    if let Some(real) = mark_holder(site, &volume.volume, real).await?
+        && retain(site, &volume.volume, &real, Step::Rescue).await?
+    {
         return Ok(Rescue::Kept {
             real: real.name_any(),
             why: why.to_string(),
@@ -378,7 +382,12 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
         return Ok(());
     };
     match real(site, &volume.volume, &twin, |_| false).await? {
-        Real::Found(real) => retain(site, &volume.volume, &real, Step::Retain).await?,
+        Real::Found(real) => {
+            if !retain(site, &volume.volume, &real, Step::Retain).await? {
+                // The next round looks at what it has become.
+                return Ok(());
+            }
+        }
         Real::None => {}
         Real::OutOfReach { real, why } => {
             tracing::warn!(

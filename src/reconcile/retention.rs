@@ -36,9 +36,7 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
             && !real.annotations().contains_key(mark::RELEASE),
     };
     match policy_step(facts) {
-        PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain)
-            .await
-            .map(|()| true),
+        PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain).await,
         PolicyStep::GiveBack => {
             let given_back = give_policy_back(site.cluster(), &real, json!({})).await?;
             if given_back {

@@ -311,7 +311,8 @@ async fn retain_or_tell(
             }
             Err(error.into())
         }
-        other => Ok(other?),
+        // One that has changed is looked at again, as is one that is retained.
+        other => Ok(other.map(drop)?),
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::Site;
 use crate::{
-    cluster::ApiError,
+    cluster::{ApiError, unless_conflict},
     observe::crash::{self, Step},
     volume::{VolumeName, mark},
 };
@@ -50,16 +50,16 @@ pub fn data_of(site: &Site, volume: &VolumeName) -> String {
     format!("{}/{volume}", site.home().id())
 }
 
-/// Marks the PV of a twin with the volume, unless it is. False if the PV has changed
-/// meanwhile and has to be looked at again.
+/// Marks the PV of a twin with the volume, unless it is; the PV as it is then. `None` if it
+/// has changed meanwhile and has to be looked at again.
 pub async fn mark_holder(
     site: &Site,
     volume: &VolumeName,
-    real: &PersistentVolume,
-) -> Result<bool, ApiError> {
+    real: PersistentVolume,
+) -> Result<Option<PersistentVolume>, ApiError> {
     let data_of = data_of(site, volume);
     if site.remote_cluster().is_none() || real.annotations().get(mark::DATA_OF) == Some(&data_of) {
-        return Ok(true);
+        return Ok(Some(real));
     }
     let patch = json!({"metadata": {
         "uid": real.uid(),
@@ -67,8 +67,5 @@ pub async fn mark_holder(
         "annotations": {mark::DATA_OF: data_of},
     }});
     let marked = crash::around(Step::MarkHolder, site.volumes().merge(&real.name_any(), &patch)).await;
-    match marked {
-        Err(error) if error.is_conflict() => Ok(false),
-        other => other.map(|_| true),
-    }
+    unless_conflict(marked)
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Site, data_of};
 use crate::{
-    cluster::{ApiError, Cluster},
+    cluster::{ApiError, Cluster, unless_conflict},
     observe::crash::{self, Step},
     volume::{VolumeName, mark},
 };
@@ -23,16 +23,17 @@ pub fn reclaim_policy(volume: &PersistentVolume) -> &str {
 }
 
 /// Sees to it that the data of a twin's PV survives the deletion of the twin, as this
-/// step of its caller.
+/// step of its caller. False if the PV has changed meanwhile and has to be looked at again: its
+/// import or release may have ended, and given it a policy that is to stay.
 pub async fn retain(
     site: &Site,
     volume: &VolumeName,
     real: &PersistentVolume,
     step: Step,
-) -> Result<(), ApiError> {
+) -> Result<bool, ApiError> {
     let policy = reclaim_policy(real);
     if policy == RETAIN {
-        return Ok(());
+        return Ok(true);
     }
     let mut annotations = json!({mark::POLICY_BEFORE: policy});
     if site.remote_cluster().is_some() {
@@ -40,11 +41,15 @@ pub async fn retain(
         annotations[mark::DATA_OF] = data_of(site, volume).into();
     }
     let patch = json!({
-        "metadata": {"uid": real.uid(), "annotations": annotations},
+        "metadata": {
+            "uid": real.uid(),
+            "resourceVersion": real.resource_version(),
+            "annotations": annotations,
+        },
         "spec": {"persistentVolumeReclaimPolicy": RETAIN},
     });
     let retained = crash::around(step, site.volumes().merge(&real.name_any(), &patch)).await;
-    retained.map(drop)
+    Ok(unless_conflict(retained)?.is_some())
 }
 
 /// Gives a PV the reclaim policy back that was replaced, together with what else `spec`

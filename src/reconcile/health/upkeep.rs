@@ -162,7 +162,7 @@ impl Health<'_> {
             let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
                 return Ok(false);
             };
-            if mark_holder(site, &volume.volume, &real).await?
+            if mark_holder(site, &volume.volume, real).await?.is_some()
                 && Box::pin(retention::follow(site, volume, name)).await?
             {
                 return Ok(true);

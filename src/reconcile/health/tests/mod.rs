@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     cluster::{
         events::Events,
-        testing::{Act, FakeApi, Fault},
+        testing::{Act, FakeApi, Fault, Store},
     },
     volume::{Carried, ClaimMark, DRIVER_NAME, Marks, VolumeName, mark},
 };
@@ -195,6 +195,45 @@ async fn retain_is_enforced_on_the_twins_volume() {
     let writes = api.writes();
     round(&api).await.unwrap();
     assert_eq!(api.writes(), writes);
+}
+
+#[tokio::test]
+async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained() {
+    let settled = |store: &Store| {
+        let mut real = store.get(REAL).unwrap();
+        real["metadata"]["annotations"]["note"] = "settled".into();
+        store.put(REAL, real);
+    };
+    let api = FakeApi::start().await;
+    world(&api);
+    wish(&api, VOLUME, "Retain");
+    api.before("PATCH", REAL, settled);
+    round(&api).await.unwrap();
+    assert_eq!(
+        policy(&api, REAL),
+        "Delete",
+        "it was written on what was not looked at"
+    );
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+
+    let api = FakeApi::start().await;
+    world(&api);
+    delete(&api, TWIN);
+    api.before("PATCH", REAL, settled);
+    round(&api).await.unwrap();
+    assert_eq!(
+        policy(&api, REAL),
+        "Delete",
+        "it was written on what was not looked at"
+    );
+    assert!(
+        api.object(TWIN).is_some(),
+        "the twin is let go, and its data is not safe"
+    );
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    assert!(api.object(TWIN).is_none());
 }
 
 fn wish(api: &FakeApi, volume: &str, policy: &str) {
