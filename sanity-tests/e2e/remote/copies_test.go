@@ -274,10 +274,12 @@ func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 	p.remote.Apply(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
-metadata: {name: snapshot-%[1]s-again}
+metadata:
+  name: snapshot-%[1]s-again
+  annotations: {storage.liqo.io/deletion-policy-before: %[6]s}
 spec:
   driver: %[2]s
-  deletionPolicy: Delete
+  deletionPolicy: Retain
   source: {snapshotHandle: %[3]q}
   volumeSnapshotRef: {namespace: %[4]s, name: snapshot-%[1]s}
 ---
@@ -291,7 +293,8 @@ metadata:
     storage.liqo.io/snapshot: %[1]s
 spec:
   source: {volumeSnapshotContentName: snapshot-%[1]s-again}
-`, key, left.Spec.Driver, left.Status.Handle, p.remote.Name, found.Twin.Metadata.Labels["storage.liqo.io/home-cluster"]))
+`, key, left.Spec.Driver, left.Status.Handle, p.remote.Name, found.Twin.Metadata.Labels["storage.liqo.io/home-cluster"],
+		left.Metadata.Annotations["storage.liqo.io/deletion-policy-before"]))
 	if _, err := p.remote.Kubectl("delete", "volumesnapshotcontent", kept); err != nil {
 		t.Fatal(err)
 	}
