@@ -149,6 +149,8 @@ steps! {
     SnapshotImportMark = "snapshot-import-mark",
     /// The twin of an imported snapshot gets a content for the same data.
     SnapshotImportContent = "snapshot-import-content",
+    /// That content is retained again.
+    SnapshotImportRetain = "snapshot-import-retain",
     /// The twin of an imported snapshot is made.
     SnapshotImportTwin = "snapshot-import-twin",
     /// The user's object of a snapshot that is imported is deleted.

@@ -53,10 +53,10 @@ pub use offload::{
 pub use possible::{NoClass, served, ways_out, wishes};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};
 pub use snapshot::{
-    ImportedTwin, KnownSnapshotClasses, SnapshotClass, SnapshotClassError, SnapshotFacts,
+    ImportedContent, ImportedTwin, KnownSnapshotClasses, SnapshotClass, SnapshotClassError, SnapshotFacts,
     SnapshotImportFacts, SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle, SnapshotRefusal,
-    SnapshotStep, SnapshotTwin, SnapshotUndoRefusal, SnapshotUndoStep, UserContent, UserSnapshot,
-    choose_snapshot_class, is_kept, snapshot_import_step, snapshot_step, snapshot_undo_step,
+    SnapshotStep, SnapshotTwin, SnapshotUndoRefusal, SnapshotUndoStep, StoredSnapshot, UserContent,
+    UserSnapshot, choose_snapshot_class, is_kept, snapshot_import_step, snapshot_step, snapshot_undo_step,
 };
 pub use source::{CopyFacts, SourceDriver, SourceRefusal, copy_flaw, may_copy, mode_name};
 pub use steer::{Original, SourcePlace, Steer, steer};

@@ -18,8 +18,9 @@ mod import;
 
 pub use self::class::{KnownSnapshotClasses, SnapshotClass, SnapshotClassError, choose_snapshot_class};
 pub use self::import::{
-    ImportedTwin, SnapshotImportFacts, SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle,
-    SnapshotUndoRefusal, SnapshotUndoStep, UserSnapshot, snapshot_import_step, snapshot_undo_step,
+    ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotImportRefusal, SnapshotImportStep,
+    SnapshotObstacle, SnapshotUndoRefusal, SnapshotUndoStep, StoredSnapshot, UserSnapshot,
+    snapshot_import_step, snapshot_undo_step,
 };
 use crate::volume::ForeignSnapshot;
 

@@ -6,43 +6,40 @@
 //! twins: so the user's object is made anew, with its name, of a content of this driver that
 //! leads to a twin with a second content for the same data.
 
+mod contents;
 mod look;
 
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
 
-use self::look::{Looking, Scene};
+use self::{
+    contents::{policy_before, twin_content, user_content},
+    look::{Looking, Scene},
+};
 use super::{
-    Context, LOOK_AGAIN, Waiting,
+    Context, Waiting,
     writing::{change, delete},
 };
 use crate::{
     cluster::{
-        ApiError, Cause,
-        snapshots::{
-            ALLOW_MODE_CHANGE, ContentOf, SnapshotOf, VolumeSnapshot, VolumeSnapshotContent,
-            VolumeSnapshotContentSpec, VolumeSnapshotSpec,
-        },
+        ApiError, Cause, Objects,
+        snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotSpec},
     },
     observe::crash::{self, Step},
     placement::{
         SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle, SnapshotUndoRefusal, SnapshotUndoStep,
         snapshot_import_step, snapshot_undo_step,
     },
-    volume::{
-        ClaimName, ClusterId, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotMarks, SnapshotName,
-        SnapshotRecordError, mark,
-    },
+    volume::{ClaimName, ClusterId, SnapshotImport, SnapshotMarks, SnapshotName, SnapshotRecordError, mark},
 };
 
 /// As `deletionPolicy` spells it.
 const RETAIN: &str = "Retain";
-/// How a real driver is to delete the data.
-const DELETION_SECRET: &str = "snapshot.storage.kubernetes.io/deletion-secret-";
+/// What is waited for before anything is deleted.
+const SEEN: &str = "the snapshot-controller is to see that the data is retained";
 
 /// What is to be imported.
 pub(crate) struct SnapshotImportRequest {
@@ -61,7 +58,7 @@ pub(crate) struct SnapshotImportRequest {
 pub(crate) enum SnapshotTransferError {
     /// It is not begun, or not gone on with.
     #[error("{0} is not imported:\n{1}")]
-    NotImported(ClaimName, SnapshotImportRefusal),
+    NotImported(ClaimName, Box<SnapshotImportRefusal>),
     /// It is not undone.
     #[error("the import of {0} is not undone: {1}")]
     NotUndone(ClaimName, SnapshotUndoRefusal),
@@ -129,12 +126,17 @@ pub(crate) async fn import_snapshot(
                 return Ok(());
             }
             SnapshotImportStep::Refuse(refusal) => {
+                if refusal == SnapshotImportRefusal::Undone {
+                    // What this run has made after that nobody else knows of.
+                    Box::pin(undo_snapshot_import(context, request)).await?;
+                }
                 return Err(SnapshotTransferError::NotImported(
                     request.snapshot.clone(),
-                    refusal,
+                    Box::new(refusal),
                 ));
             }
             SnapshotImportStep::AwaitTwin => "its twin is to be ready",
+            SnapshotImportStep::AwaitSeen => SEEN,
             SnapshotImportStep::AwaitUserGone => "the VolumeSnapshot of before is to be gone",
             SnapshotImportStep::AwaitUser => "csi-snapshotter is to have the new VolumeSnapshot ready",
             SnapshotImportStep::AwaitForgotten => "its content of before is to be gone",
@@ -176,7 +178,11 @@ pub(crate) async fn undo_snapshot_import(
                     refusal,
                 ));
             }
+            SnapshotUndoStep::AwaitSeen => wait(&mut waiting, SEEN).await?,
             SnapshotUndoStep::AwaitTwinGone => wait(&mut waiting, "its twin is to be gone").await?,
+            SnapshotUndoStep::AwaitContentGone => {
+                wait(&mut waiting, "the content of its twin is to be gone").await?;
+            }
             step => {
                 Box::pin(take_back(context, &scene, &step)).await?;
                 if !waiting.has_time() {
@@ -196,7 +202,7 @@ fn tell_plan(
         SnapshotImportStep::Refuse(refusal) => {
             return Err(SnapshotTransferError::NotImported(
                 request.snapshot.clone(),
-                refusal,
+                Box::new(refusal),
             ));
         }
         SnapshotImportStep::Done => (context.tell)("the snapshot is one of this driver"),
@@ -223,23 +229,15 @@ async fn take(
     match step {
         SnapshotImportStep::Mark => {
             (context.tell)("its content is retained from now on");
-            let annotations = json!({mark::IMPORT_SNAPSHOT: record.text()?});
-            let spec = json!({"deletionPolicy": RETAIN});
-            change(
-                &contents,
-                real,
-                &annotations,
-                Some(spec),
-                Step::SnapshotImportMark,
-            )
-            .await?;
+            secure(&contents, real, record).await?;
         }
+        SnapshotImportStep::RetainContent => retain_again(&contents, scene).await?,
         SnapshotImportStep::MakeContent => {
-            let of_twin = twin_content(context.storage_namespace, scene, real, record);
+            let of_twin = twin_content(context.storage_namespace, real, record);
             crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await?;
         }
         SnapshotImportStep::MakeTwin => {
-            let twin = twin(context, request, scene, record);
+            let twin = twin(context, request, scene.affinity.clone(), real, record);
             crash::around(Step::SnapshotImportTwin, stored.create(&twin)).await?;
         }
         SnapshotImportStep::DeleteUser => {
@@ -258,7 +256,8 @@ async fn take(
             delete(&users, user, Step::SnapshotImportDelete).await?;
         }
         SnapshotImportStep::MakeUserContent => {
-            let of_user = user_content(request, scene, real, record);
+            let policy = scene.virtual_policy(&record.class);
+            let of_user = user_content(&request.home, policy, real, record);
             crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await?;
         }
         SnapshotImportStep::MakeUser => {
@@ -291,6 +290,8 @@ async fn take_back(
             };
             change(&users, user, &json!({mark::IMPORT_UNDONE: mark}), None, step).await?;
         }
+        (SnapshotUndoStep::Mark, _, Some(real), Some(record)) => secure(&contents, real, record).await?,
+        (SnapshotUndoStep::RetainContent, ..) => retain_again(&contents, scene).await?,
         (SnapshotUndoStep::DeleteTwin, ..) => {
             let Some(twin) = &scene.twin else { return Ok(()) };
             let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
@@ -301,7 +302,6 @@ async fn take_back(
                 return Ok(());
             };
             delete(&contents, of_twin, Step::SnapshotUndoContent).await?;
-            tokio::time::sleep(LOOK_AGAIN).await;
         }
         (SnapshotUndoStep::Restore, _, Some(real), Some(record)) => {
             let annotations = json!({mark::IMPORT_SNAPSHOT: null});
@@ -320,90 +320,43 @@ async fn take_back(
     Ok(())
 }
 
-/// The second content of the data, for the twin. It is retained as that of every snapshot in use,
-/// and has its policy on record as those have.
-fn twin_content(
-    namespace: &str,
-    scene: &Scene,
+/// Whatever happens from now on, the data stays.
+async fn secure(
+    contents: &Objects<VolumeSnapshotContent>,
     real: &VolumeSnapshotContent,
     record: &SnapshotImport,
-) -> VolumeSnapshotContent {
-    let mut content = second(real, &record.real_content(), &real.spec.driver, handle(real));
-    content
-        .spec
-        .volume_snapshot_class_name
-        .clone_from(&scene.real_class());
-    content.spec.volume_snapshot_ref = ObjectReference {
-        namespace: Some(namespace.to_owned()),
-        name: Some(record.key().twin()),
-        ..ObjectReference::default()
-    };
-    let annotations = content.metadata.annotations.get_or_insert_default();
-    let secrets = real
-        .annotations()
-        .iter()
-        .filter(|(key, _)| key.starts_with(DELETION_SECRET));
-    annotations.extend(secrets.map(|(key, value)| (key.clone(), value.clone())));
-    if record.policy != RETAIN {
-        annotations.insert(mark::DELETION_POLICY_BEFORE.to_owned(), record.policy.clone());
-    }
-    content
+) -> Result<(), SnapshotTransferError> {
+    let annotations = json!({mark::IMPORT_SNAPSHOT: record.text()?});
+    let spec = json!({"deletionPolicy": RETAIN});
+    change(contents, real, &annotations, Some(spec), Step::SnapshotImportMark).await?;
+    Ok(())
 }
 
-/// The content of the new snapshot, which leads to the twin.
-fn user_content(
-    request: &SnapshotImportRequest,
-    scene: &Scene,
-    real: &VolumeSnapshotContent,
-    record: &SnapshotImport,
-) -> VolumeSnapshotContent {
-    let id = SnapshotId::new(request.home.clone(), None, record.key()).to_string();
-    let mut content = second(real, &record.user_content(), DRIVER_NAME, Some(id));
-    content.spec.deletion_policy = scene.virtual_policy(&record.class);
-    content.spec.volume_snapshot_class_name = Some(record.class.clone());
-    content.spec.volume_snapshot_ref = ObjectReference {
-        namespace: Some(record.namespace.clone()),
-        name: Some(record.name.clone()),
-        ..ObjectReference::default()
+/// Gives the twin's content back what it was made with.
+async fn retain_again(contents: &Objects<VolumeSnapshotContent>, scene: &Scene) -> Result<(), ApiError> {
+    let Some(of_twin) = &scene.content else {
+        return Ok(());
     };
-    let annotations = content.metadata.annotations.get_or_insert_default();
-    annotations.insert(mark::REAL_CONTENT.to_owned(), record.real_content());
-    content
-}
-
-fn handle(real: &VolumeSnapshotContent) -> Option<String> {
-    real.status.as_ref()?.snapshot_handle.clone()
-}
-
-/// A retained content of what is there already.
-fn second(
-    real: &VolumeSnapshotContent,
-    name: &str,
-    driver: &str,
-    handle: Option<String>,
-) -> VolumeSnapshotContent {
-    let spec = VolumeSnapshotContentSpec {
-        deletion_policy: RETAIN.to_owned(),
-        driver: driver.to_owned(),
-        source: ContentOf {
-            snapshot_handle: handle,
-            volume_handle: None,
-        },
-        source_volume_mode: real.spec.source_volume_mode.clone(),
-        ..VolumeSnapshotContentSpec::default()
-    };
-    let mut content = VolumeSnapshotContent::new(name, spec);
-    let allowed = real.annotations().get(ALLOW_MODE_CHANGE);
-    content.metadata.annotations =
-        allowed.map(|value| [(ALLOW_MODE_CHANGE.to_owned(), value.clone())].into());
-    content
+    let before = scene.plan.as_ref().and_then(policy_before);
+    let annotations = json!({mark::DELETION_POLICY_BEFORE: before});
+    let spec = json!({"deletionPolicy": RETAIN});
+    change(
+        contents,
+        of_twin,
+        &annotations,
+        Some(spec),
+        Step::SnapshotImportRetain,
+    )
+    .await?;
+    Ok(())
 }
 
 /// The twin. Of which volume it is, only the storage knows.
 fn twin(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
-    scene: &Scene,
+    affinity: Option<String>,
+    real: &VolumeSnapshotContent,
     record: &SnapshotImport,
 ) -> VolumeSnapshot {
     let marks = SnapshotMarks {
@@ -421,11 +374,10 @@ fn twin(
             volume_snapshot_content_name: Some(record.real_content()),
             ..SnapshotOf::default()
         },
-        volume_snapshot_class_name: scene.real_class(),
+        volume_snapshot_class_name: real.spec.volume_snapshot_class_name.clone(),
     };
     let mut twin = VolumeSnapshot::new(&record.key().twin(), spec);
     let mut annotations = marks.annotations();
-    let affinity = scene.affinity.clone();
     annotations.extend(affinity.map(|text| (mark::SOURCE_AFFINITY.to_owned(), text)));
     twin.metadata.namespace = Some(context.storage_namespace.to_owned());
     twin.metadata.labels = Some(marks.labels());

@@ -42,6 +42,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use self::snapshot::CONTROLLER_SEES;
 pub use self::{
     adopt::{adopted, claim_ref, forget_wish, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},

@@ -43,7 +43,7 @@ pub use release::{OldVolume, ReleaseRecord, Released};
 pub use restore_topology::RestoreTopology;
 pub use size::SizeRange;
 pub use snapshot::{SnapshotId, SnapshotIdError, SnapshotKey, SnapshotPlace};
-pub use snapshot_import::{SnapshotImport, SnapshotRecordError, imported_content};
+pub use snapshot_import::{SnapshotImport, SnapshotRecordError, import_key, imported_content};
 pub use snapshot_marks::{ForeignSnapshot, SnapshotMarks, SnapshotName};
 pub use snapshot_spec::{SnapshotParameters, SnapshotSpecError};
 pub use spec::{

@@ -109,13 +109,13 @@ impl SnapshotImport {
     /// The name under which the driver knows it from now on.
     #[must_use]
     pub fn key(&self) -> SnapshotKey {
-        SnapshotKey::from_request(&self.request_name())
+        import_key(&self.uid)
     }
 
     /// What stands for the name of a request, for nobody asked for it.
     #[must_use]
     pub fn request_name(&self) -> String {
-        format!("import-{}", self.uid)
+        request_name(&self.uid)
     }
 
     /// Name of the content that its twin gets.
@@ -129,6 +129,16 @@ impl SnapshotImport {
     pub fn user_content(&self) -> String {
         imported_content(&self.key())
     }
+}
+
+/// The name under which the driver knows the snapshot of this uid, once it is imported.
+#[must_use]
+pub fn import_key(uid: &str) -> SnapshotKey {
+    SnapshotKey::from_request(&request_name(uid))
+}
+
+fn request_name(uid: &str) -> String {
+    format!("import-{uid}")
 }
 
 /// Name of the content of an imported snapshot: nothing else leads there from its key.

@@ -326,6 +326,16 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.name = "backup"
 
 	command.dies(t, w, []string{"before-snapshot-import-delete"})
+	// Somebody gives the content of the twin another policy.
+	ofTwin := fmt.Sprintf(`jsonpath={.items[?(@.spec.source.snapshotHandle==%q)].metadata.name}`, before.Content.Status.Handle)
+	second, err := n.Kubectl("get", "volumesnapshotcontents", "-o", ofTwin)
+	if err != nil || second == "" {
+		t.Fatalf("the content of the twin is %q, %v", second, err)
+	}
+	if _, err := n.Kubectl("patch", "volumesnapshotcontent", strings.TrimSpace(second), "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`); err != nil {
+		t.Fatal(err)
+	}
+	command.dies(t, w, both("snapshot-import-retain"))
 	command.dies(t, w, both("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
 	command.ends(t, "--undo")
 	now, err := n.BehindSnapshot(t.Context(), "backup")

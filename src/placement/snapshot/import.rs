@@ -10,7 +10,17 @@
 //! ```
 //!
 //! The data is on a content that is retained from the first step to the last. Until the user's
-//! object is deleted, everything can be taken back; then it only goes on.
+//! object is deleted, everything can be taken back; then it only goes on. Before anything is
+//! deleted, all contents of the data are retained, for as long as the snapshot-controller needs to
+//! see it.
+
+mod undo;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::undo::{SnapshotUndoRefusal, SnapshotUndoStep, snapshot_undo_step};
+use crate::volume::mark;
 
 /// What is under the name of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +58,35 @@ pub enum ImportedTwin {
     Foreign,
 }
 
+/// How it stands with a content that the import makes: that of the twin, or that of the new
+/// snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImportedContent {
+    /// There is none.
+    Absent,
+    /// It leads to the data, and is of its snapshot or free for it.
+    Sound,
+    /// It leads to the data, which would be deleted with its snapshot.
+    Unretained,
+    /// The one of this name is being deleted.
+    Deleting(String),
+    /// The one of this name is of a snapshot that is gone.
+    Outlived(String),
+    /// Something else has its name, which is this.
+    Foreign(String),
+}
+
+/// Where the data of a snapshot is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredSnapshot {
+    /// The content on which the import is recorded.
+    pub content: String,
+    /// The real driver.
+    pub driver: String,
+    /// The id that this driver knows it by.
+    pub handle: String,
+}
+
 /// What the decision rests on; all of it is read live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
@@ -57,18 +96,24 @@ pub enum ImportedTwin {
 pub struct SnapshotImportFacts {
     /// Whether the import is recorded on the real content.
     pub recorded: bool,
-    /// Whether that is retained.
+    /// Whether this run has seen it recorded.
+    pub begun: bool,
+    /// The real content, and what it leads to.
+    pub data: StoredSnapshot,
+    /// Whether that content is retained.
     pub secured: bool,
-    /// Whether that is being deleted.
+    /// Whether it is being deleted, or gone since it was seen.
     pub leaving: bool,
+    /// Whether the snapshot-controller had time to see that all contents of the data are retained.
+    pub seen: bool,
     /// What has the name.
     pub user: UserSnapshot,
-    /// Whether the twin's content is there.
-    pub content: bool,
+    /// The twin's content.
+    pub content: ImportedContent,
     /// The twin.
     pub twin: ImportedTwin,
-    /// Whether the content of the new snapshot is there.
-    pub user_content: bool,
+    /// The content of the new snapshot.
+    pub user_content: ImportedContent,
     /// What speaks against beginning, or against deleting the user's object.
     pub obstacles: Vec<SnapshotObstacle>,
 }
@@ -131,12 +176,16 @@ pub enum SnapshotImportStep {
     Refuse(SnapshotImportRefusal),
     /// Retain the real content and record the import on it.
     Mark,
+    /// Retain the twin's content, which somebody has given another policy.
+    RetainContent,
     /// Make the twin's content: a second one for the same data.
     MakeContent,
     /// Make the twin.
     MakeTwin,
     /// Wait until it is ready.
     AwaitTwin,
+    /// Wait until the snapshot-controller must have seen that the data is retained.
+    AwaitSeen,
     /// Delete the user's object in the version that was read.
     DeleteUser,
     /// Wait until it is gone.
@@ -165,12 +214,48 @@ pub enum SnapshotImportRefusal {
     /// The twin's place is taken.
     #[error("something that is not its twin has the place of its twin: remove it")]
     TwinForeign,
+    /// The place of a content is taken.
+    #[error(
+        "the VolumeSnapshotContent {0} has the name of one that is needed, and leads to something else: remove it (with it goes what it \
+         leads to, unless its deletionPolicy is Retain)"
+    )]
+    ContentForeign(String),
+    /// A content cannot be used again.
+    #[error(
+        "the VolumeSnapshotContent {0} is of a snapshot that is gone: see that it goes, too, and run this again. The data is safe on the \
+         content of before, which is retained"
+    )]
+    ContentOutlived(String),
+    /// The twin loses its content.
+    #[error(
+        "the VolumeSnapshotContent {content}, which leads its twin to the data, is being deleted. The data is safe on the \
+         VolumeSnapshotContent {}, which is retained (driver {}, snapshot handle {}). Take the import back with --undo; where that is too \
+         late, delete the twin, too, and run this again", .data.content, .data.driver, .data.handle
+    )]
+    TwinContentLeaving {
+        /// The content of the twin.
+        content: String,
+        /// Where the data is.
+        data: StoredSnapshot,
+    },
+    /// The record goes, and with it what leads to the data.
+    #[error(
+        "the VolumeSnapshotContent {}, on which the import is recorded, is being deleted, or gone. Unless it had another deletionPolicy \
+         than Retain then, the data is in the storage: the driver {} has it under the snapshot handle {}. To have it back, make a \
+         VolumeSnapshotContent with this driver, this source.snapshotHandle and the deletionPolicy Retain, and a VolumeSnapshot of it; then \
+         import that", .0.content, .0.driver, .0.handle
+    )]
+    DataLeaving(StoredSnapshot),
     /// Another snapshot of the name was made.
     #[error(
-        "another VolumeSnapshot of that name was made while there was none. The data is safe on its content, which is \
-         retained. Delete or rename that snapshot, and run this again"
+        "another VolumeSnapshot of that name was made while there was none. The data is safe on the VolumeSnapshotContent {content}, which is \
+         retained. Delete that snapshot, and run this again; or end the import by removing the annotation {key} of that content: then \
+         liqo-csi volumes lists its twin, which has the data, with what to do", key = mark::IMPORT_SNAPSHOT, content = .0
     )]
-    NameTaken,
+    NameTaken(String),
+    /// Somebody has taken it back.
+    #[error("somebody has undone its import meanwhile")]
+    Undone,
 }
 
 /// Decides the next step of an import.
@@ -181,27 +266,45 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
     let obstacles = || Step::Refuse(Refusal::Obstacles(facts.obstacles.clone()));
     if !facts.recorded {
         return match facts.user {
-            UserSnapshot::Absent => Step::Refuse(Refusal::NoSnapshot),
             UserSnapshot::New { ready: true } => Step::Done,
             UserSnapshot::New { ready: false } => Step::AwaitUser,
-            UserSnapshot::Other => Step::Refuse(Refusal::NameTaken),
+            _ if facts.begun && facts.leaving => Step::Refuse(Refusal::DataLeaving(facts.data.clone())),
+            UserSnapshot::Old { .. } if facts.begun => Step::Refuse(Refusal::Undone),
+            UserSnapshot::Absent => Step::Refuse(Refusal::NoSnapshot),
+            UserSnapshot::Other => name_taken(facts),
             UserSnapshot::Old { .. } if facts.obstacles.is_empty() => Step::Mark,
             UserSnapshot::Old { .. } => obstacles(),
         };
     }
     if let UserSnapshot::Old { deleting: false, .. } = facts.user
         && !facts.obstacles.is_empty()
+        && !facts.leaving
     {
         return obstacles();
-    }
-    if facts.leaving {
-        return Step::AwaitForgotten;
     }
     if !facts.secured {
         return Step::Mark;
     }
-    if !facts.content {
-        return Step::MakeContent;
+    if facts.content == ImportedContent::Unretained {
+        return Step::RetainContent;
+    }
+    if facts.leaving {
+        return match (&facts.user, &facts.content) {
+            (UserSnapshot::New { .. }, ImportedContent::Sound) => Step::AwaitForgotten,
+            _ => Step::Refuse(Refusal::DataLeaving(facts.data.clone())),
+        };
+    }
+    match &facts.content {
+        ImportedContent::Absent => return Step::MakeContent,
+        ImportedContent::Deleting(content) => {
+            return Step::Refuse(Refusal::TwinContentLeaving {
+                content: content.clone(),
+                data: facts.data.clone(),
+            });
+        }
+        ImportedContent::Outlived(name) => return Step::Refuse(Refusal::ContentOutlived(name.clone())),
+        ImportedContent::Foreign(name) => return Step::Refuse(Refusal::ContentForeign(name.clone())),
+        ImportedContent::Sound | ImportedContent::Unretained => {}
     }
     match facts.twin {
         ImportedTwin::Absent => return Step::MakeTwin,
@@ -210,275 +313,23 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
         ImportedTwin::Ready => {}
     }
     match facts.user {
+        UserSnapshot::Old { deleting: false, .. } if !facts.seen => Step::AwaitSeen,
         UserSnapshot::Old { deleting: false, .. } => Step::DeleteUser,
         UserSnapshot::Old { deleting: true, .. } => Step::AwaitUserGone,
-        UserSnapshot::Absent if !facts.user_content => Step::MakeUserContent,
-        UserSnapshot::Absent => Step::MakeUser,
+        UserSnapshot::Absent => match &facts.user_content {
+            ImportedContent::Absent => Step::MakeUserContent,
+            ImportedContent::Sound | ImportedContent::Unretained => Step::MakeUser,
+            ImportedContent::Deleting(name) | ImportedContent::Outlived(name) => {
+                Step::Refuse(Refusal::ContentOutlived(name.clone()))
+            }
+            ImportedContent::Foreign(name) => Step::Refuse(Refusal::ContentForeign(name.clone())),
+        },
         UserSnapshot::New { ready: false } => Step::AwaitUser,
         UserSnapshot::New { ready: true } => Step::Forget,
-        UserSnapshot::Other => Step::Refuse(Refusal::NameTaken),
+        UserSnapshot::Other => name_taken(facts),
     }
 }
 
-/// What to do next to take an import back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SnapshotUndoStep {
-    /// Everything is as it was.
-    Done,
-    /// It cannot be taken back.
-    Refuse(SnapshotUndoRefusal),
-    /// Write on the user's object, so that nobody deletes it who read it before.
-    Touch,
-    /// Delete the twin, whose content is retained.
-    DeleteTwin,
-    /// Wait until it is gone.
-    AwaitTwinGone,
-    /// Delete the twin's content, which is retained.
-    DeleteContent,
-    /// Give the real content its policy back, and take the record off.
-    Restore,
-    /// Take the mark of the undo off the user's object.
-    Untouch,
-}
-
-/// Why an import is not undone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SnapshotUndoRefusal {
-    /// There is nothing to be undone.
-    #[error("nothing is recorded of an import that has not ended")]
-    NotRecorded,
-    /// The user's object is gone.
-    #[error(
-        "its VolumeSnapshot of before was deleted already, and cannot be made again as it was. The data is safe: run the \
-         command without --undo, and the import comes to its end"
-    )]
-    TooLate,
-    /// The twin's place is taken.
-    #[error("something that is not its twin has the place of its twin: remove it")]
-    TwinForeign,
-}
-
-/// Decides the next step of an undo.
-#[must_use]
-pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
-    use SnapshotUndoRefusal as Refusal;
-    use SnapshotUndoStep as Step;
-    let UserSnapshot::Old { deleting, touched } = facts.user else {
-        return Step::Refuse(if facts.recorded {
-            Refusal::TooLate
-        } else {
-            Refusal::NotRecorded
-        });
-    };
-    match (facts.recorded, touched) {
-        (false, true) => return Step::Untouch,
-        (false, false) => return Step::Done,
-        (true, _) if deleting => return Step::Refuse(Refusal::TooLate),
-        (true, false) => return Step::Touch,
-        (true, true) => {}
-    }
-    match facts.twin {
-        ImportedTwin::Waiting | ImportedTwin::Ready => Step::DeleteTwin,
-        ImportedTwin::Deleting => Step::AwaitTwinGone,
-        ImportedTwin::Foreign => Step::Refuse(Refusal::TwinForeign),
-        ImportedTwin::Absent if facts.content => Step::DeleteContent,
-        ImportedTwin::Absent => Step::Restore,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const OLD: UserSnapshot = UserSnapshot::Old {
-        deleting: false,
-        touched: false,
-    };
-
-    fn begun() -> SnapshotImportFacts {
-        SnapshotImportFacts {
-            recorded: true,
-            secured: true,
-            leaving: false,
-            user: OLD,
-            content: true,
-            twin: ImportedTwin::Ready,
-            user_content: false,
-            obstacles: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn nothing_is_deleted_before_the_data_is_retained_and_the_twin_ready() {
-        let facts = SnapshotImportFacts {
-            recorded: false,
-            secured: false,
-            content: false,
-            twin: ImportedTwin::Absent,
-            ..begun()
-        };
-        assert_eq!(snapshot_import_step(&facts), SnapshotImportStep::Mark);
-        for (facts, step) in [
-            (
-                SnapshotImportFacts {
-                    secured: false,
-                    ..begun()
-                },
-                SnapshotImportStep::Mark,
-            ),
-            (
-                SnapshotImportFacts {
-                    content: false,
-                    ..begun()
-                },
-                SnapshotImportStep::MakeContent,
-            ),
-            (
-                SnapshotImportFacts {
-                    twin: ImportedTwin::Absent,
-                    ..begun()
-                },
-                SnapshotImportStep::MakeTwin,
-            ),
-            (
-                SnapshotImportFacts {
-                    twin: ImportedTwin::Waiting,
-                    ..begun()
-                },
-                SnapshotImportStep::AwaitTwin,
-            ),
-            (
-                SnapshotImportFacts {
-                    twin: ImportedTwin::Foreign,
-                    ..begun()
-                },
-                SnapshotImportStep::Refuse(SnapshotImportRefusal::TwinForeign),
-            ),
-            (begun(), SnapshotImportStep::DeleteUser),
-        ] {
-            assert_eq!(snapshot_import_step(&facts), step);
-        }
-    }
-
-    #[test]
-    fn once_the_old_object_is_gone_it_goes_on_to_the_end() {
-        let of = |user, user_content| {
-            snapshot_import_step(&SnapshotImportFacts {
-                user,
-                user_content,
-                ..begun()
-            })
-        };
-        let dying = UserSnapshot::Old {
-            deleting: true,
-            touched: false,
-        };
-        assert_eq!(of(dying, false), SnapshotImportStep::AwaitUserGone);
-        assert_eq!(
-            of(UserSnapshot::Absent, false),
-            SnapshotImportStep::MakeUserContent
-        );
-        assert_eq!(of(UserSnapshot::Absent, true), SnapshotImportStep::MakeUser);
-        assert_eq!(
-            of(UserSnapshot::New { ready: false }, true),
-            SnapshotImportStep::AwaitUser
-        );
-        assert_eq!(
-            of(UserSnapshot::New { ready: true }, true),
-            SnapshotImportStep::Forget
-        );
-        assert_eq!(
-            of(UserSnapshot::Other, true),
-            SnapshotImportStep::Refuse(SnapshotImportRefusal::NameTaken)
-        );
-        let leaving = SnapshotImportFacts {
-            user: UserSnapshot::New { ready: true },
-            leaving: true,
-            ..begun()
-        };
-        assert_eq!(snapshot_import_step(&leaving), SnapshotImportStep::AwaitForgotten);
-        let ended = SnapshotImportFacts {
-            recorded: false,
-            user: UserSnapshot::New { ready: true },
-            ..begun()
-        };
-        assert_eq!(snapshot_import_step(&ended), SnapshotImportStep::Done);
-    }
-
-    #[test]
-    fn what_speaks_against_it_is_told_at_once() {
-        let obstacles = vec![SnapshotObstacle::NotReady, SnapshotObstacle::InUse("copy".into())];
-        for recorded in [false, true] {
-            let facts = SnapshotImportFacts {
-                recorded,
-                obstacles: obstacles.clone(),
-                ..begun()
-            };
-            let SnapshotImportStep::Refuse(refusal) = snapshot_import_step(&facts) else {
-                panic!("it is begun")
-            };
-            assert_eq!(refusal.to_string().lines().count(), 2);
-        }
-    }
-
-    #[test]
-    fn an_undo_first_stops_whoever_would_delete() {
-        assert_eq!(snapshot_undo_step(&begun()), SnapshotUndoStep::Touch);
-        let touched = UserSnapshot::Old {
-            deleting: false,
-            touched: true,
-        };
-        let of = |twin, content, recorded| {
-            snapshot_undo_step(&SnapshotImportFacts {
-                user: touched,
-                twin,
-                content,
-                recorded,
-                ..begun()
-            })
-        };
-        assert_eq!(of(ImportedTwin::Ready, true, true), SnapshotUndoStep::DeleteTwin);
-        assert_eq!(
-            of(ImportedTwin::Deleting, true, true),
-            SnapshotUndoStep::AwaitTwinGone
-        );
-        assert_eq!(
-            of(ImportedTwin::Absent, true, true),
-            SnapshotUndoStep::DeleteContent
-        );
-        assert_eq!(of(ImportedTwin::Absent, false, true), SnapshotUndoStep::Restore);
-        assert_eq!(of(ImportedTwin::Absent, false, false), SnapshotUndoStep::Untouch);
-    }
-
-    #[test]
-    fn what_was_deleted_cannot_be_undone() {
-        let too_late = SnapshotUndoStep::Refuse(SnapshotUndoRefusal::TooLate);
-        for user in [
-            UserSnapshot::Absent,
-            UserSnapshot::New { ready: true },
-            UserSnapshot::Old {
-                deleting: true,
-                touched: true,
-            },
-        ] {
-            assert_eq!(
-                snapshot_undo_step(&SnapshotImportFacts { user, ..begun() }),
-                too_late
-            );
-        }
-        let ended = SnapshotImportFacts {
-            recorded: false,
-            user: UserSnapshot::New { ready: true },
-            ..begun()
-        };
-        assert_eq!(
-            snapshot_undo_step(&ended),
-            SnapshotUndoStep::Refuse(SnapshotUndoRefusal::NotRecorded)
-        );
-        let never = SnapshotImportFacts {
-            recorded: false,
-            ..begun()
-        };
-        assert_eq!(snapshot_undo_step(&never), SnapshotUndoStep::Done);
-    }
+fn name_taken(facts: &SnapshotImportFacts) -> SnapshotImportStep {
+    SnapshotImportStep::Refuse(SnapshotImportRefusal::NameTaken(facts.data.content.clone()))
 }

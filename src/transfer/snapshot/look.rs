@@ -3,17 +3,27 @@
 //! deletes that in the version that it found, has not been undone in between.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
+use tokio::time::Instant;
 
-use super::{RETAIN, SnapshotImportRequest, SnapshotTransferError};
+use super::{
+    RETAIN, SnapshotImportRequest, SnapshotTransferError,
+    contents::{imported, is_leaving, is_retained, stored_in},
+};
 use crate::{
     cluster::{
         ApiError, Cluster,
         snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
     },
-    placement::{ImportedTwin, SnapshotImportFacts, SnapshotObstacle, UserSnapshot},
+    placement::{
+        ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotObstacle, StoredSnapshot, UserSnapshot,
+    },
     transfer::{Context, look::namespace_uid, surroundings},
-    volume::{ClaimName, DRIVER_NAME, SnapshotImport, SnapshotMarks, managed_by, mark},
+    twin::CONTROLLER_SEES,
+    volume::{
+        ClaimName, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotKey, SnapshotMarks, import_key,
+        imported_content, managed_by, mark,
+    },
 };
 
 /// Kubernetes' own finalizers of snapshots: `snapshot.storage.kubernetes.io/…`.
@@ -43,7 +53,10 @@ pub(super) struct Scene {
 /// Looks again and again at the same content.
 #[derive(Default)]
 pub(super) struct Looking {
-    real: Option<String>,
+    /// Where the record was seen last.
+    recorded: Option<StoredSnapshot>,
+    /// Since when nothing was seen that is not retained.
+    retained: Option<Instant>,
 }
 
 impl Looking {
@@ -54,11 +67,7 @@ impl Looking {
     ) -> Result<Scene, SnapshotTransferError> {
         let cluster = context.cluster;
         let (name, contents) = (&request.snapshot, cluster.all::<VolumeSnapshotContent>());
-        let user = cluster
-            .within::<VolumeSnapshot>(&name.namespace)
-            .get(&name.name)
-            .await?;
-        let (real, record) = self.real(cluster, name, user.as_ref()).await?;
+        let (user, real, record) = self.snapshot(cluster, name).await?;
         let namespace_uid = namespace_uid(cluster, name).await?.unwrap_or_default();
         if let (Some(record), Some(real)) = (&record, &real)
             && record.namespace_uid != namespace_uid
@@ -82,15 +91,18 @@ impl Looking {
             },
             (None, ..) => None,
         };
+        // Also without a record: it is gone when an import has not seen in time that it was undone.
+        let uid = record.as_ref().map(|record| record.uid.clone());
+        let uid = uid.or_else(|| user.as_ref().and_then(ResourceExt::uid));
+        let key = import_key(&uid.unwrap_or_default());
         let (mut twin, mut of_twin, mut of_user, mut affinity) = (None, None, None, None);
-        if let (Some(plan), Some(real)) = (&plan, &real) {
+        if let Some(real) = &real {
             let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
             (twin, of_twin, of_user) = {
-                let (twin_name, real_name, user_name) =
-                    (plan.key().twin(), plan.real_content(), plan.user_content());
+                let (twin_name, user_name) = (key.twin(), imported_content(&key));
                 tokio::try_join!(
                     stored.get(&twin_name),
-                    contents.get(&real_name),
+                    contents.get(&twin_name),
                     contents.get(&user_name)
                 )?
             };
@@ -106,16 +118,41 @@ impl Looking {
         {
             obstacles.push(SnapshotObstacle::BegunWith(record.class.clone()));
         }
+        let begun = self.recorded.is_some();
+        let data = match (&record, &self.recorded) {
+            (None, Some(seen)) => seen.clone(),
+            _ => real.as_ref().map(stored_in).unwrap_or_default(),
+        };
+        let secured = real.as_ref().is_some_and(is_retained);
+        let twin_place = (context.storage_namespace, key.twin());
+        let twin_content = of_twin.as_ref().map_or(ImportedContent::Absent, |found| {
+            imported(found, &data, &twin_place, twin.as_ref())
+        });
+        let twins_data = StoredSnapshot {
+            driver: DRIVER_NAME.to_owned(),
+            handle: SnapshotId::new(request.home.clone(), None, key.clone()).to_string(),
+            ..StoredSnapshot::default()
+        };
+        let place = (name.namespace.as_str(), name.name.clone());
+        let user_content = of_user.map_or(ImportedContent::Absent, |found| {
+            imported(&found, &twins_data, &place, user.as_ref())
+        });
+        if record.is_some() && self.recorded.replace(data.clone()).is_none() {
+            // Until then it had a policy of its own.
+            self.retained = None;
+        }
+        let all_retained = (record.is_none() || secured) && twin_content != ImportedContent::Unretained;
         let facts = SnapshotImportFacts {
             recorded: record.is_some(),
-            secured: real
-                .as_ref()
-                .is_some_and(|real| real.spec.deletion_policy == RETAIN),
-            leaving: real.as_ref().is_some_and(is_leaving),
+            begun,
+            data,
+            secured,
+            leaving: real.as_ref().map_or(begun, is_leaving),
+            seen: self.seen(all_retained),
             user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
-            content: of_twin.is_some(),
-            twin: twin_fact(request, plan.as_ref(), twin.as_ref()),
-            user_content: of_user.is_some(),
+            content: twin_content,
+            twin: twin_fact(request, &key, twin.as_ref()),
+            user_content,
             obstacles,
         };
         Ok(Scene {
@@ -130,44 +167,69 @@ impl Looking {
         })
     }
 
-    /// The content with the data and what is recorded on it: that which is being imported under
-    /// this name, else that of the user's object.
-    async fn real(
-        &mut self,
+    /// Whether the snapshot-controller must have seen that all contents of the data are retained.
+    fn seen(&mut self, all_retained: bool) -> bool {
+        if !all_retained {
+            self.retained = None;
+            return false;
+        }
+        let since = *self.retained.get_or_insert_with(Instant::now);
+        since.elapsed() >= CONTROLLER_SEES
+    }
+
+    /// The user's object, the content with the data and what is recorded on that: the content that
+    /// is being imported under this name, else that of the user's object.
+    async fn snapshot(
+        &self,
         cluster: &Cluster,
         name: &ClaimName,
-        user: Option<&VolumeSnapshot>,
-    ) -> Result<(Option<VolumeSnapshotContent>, Option<SnapshotImport>), SnapshotTransferError> {
+    ) -> Result<
+        (
+            Option<VolumeSnapshot>,
+            Option<VolumeSnapshotContent>,
+            Option<SnapshotImport>,
+        ),
+        SnapshotTransferError,
+    > {
+        let users = cluster.within::<VolumeSnapshot>(&name.namespace);
+        let user = users.get(&name.name).await?;
+        if let Some((real, record)) = self.recorded(cluster, name).await? {
+            return Ok((user, Some(real), Some(record)));
+        }
+        // The import may have ended, or been undone, since that was read.
+        let user = users.get(&name.name).await?;
+        let real = match user.as_ref().and_then(bound_content) {
+            Some(bound) => cluster.all::<VolumeSnapshotContent>().get(bound).await?,
+            None => None,
+        };
+        Ok((user, real, None))
+    }
+
+    /// The content that is being imported under this name, and what is recorded on it.
+    async fn recorded(
+        &self,
+        cluster: &Cluster,
+        name: &ClaimName,
+    ) -> Result<Option<(VolumeSnapshotContent, SnapshotImport)>, SnapshotTransferError> {
         let contents = cluster.all::<VolumeSnapshotContent>();
-        if let Some(known) = &self.real
-            && let Some(content) = contents.get(known).await?
+        if let Some(known) = &self.recorded
+            && let Some(content) = contents.get(&known.content).await?
             && let Some(record) = record_for(name, &content)?
         {
-            return Ok((Some(content), Some(record)));
+            return Ok(Some((content, record)));
         }
         let marked =
             |content: &VolumeSnapshotContent| content.annotations().contains_key(mark::IMPORT_SNAPSHOT);
         for content in contents.find(marked).await? {
             if let Some(record) = record_for(name, &content)? {
-                self.real = Some(content.name_any());
-                return Ok((Some(content), Some(record)));
+                return Ok(Some((content, record)));
             }
         }
-        let status = user.and_then(|user| user.status.as_ref());
-        let bound = status.and_then(|status| status.bound_volume_snapshot_content_name.as_deref());
-        match bound {
-            Some(bound) => Ok((contents.get(bound).await?, None)),
-            None => Ok((None, None)),
-        }
+        Ok(None)
     }
 }
 
 impl Scene {
-    /// The class of the real snapshot, if it has one.
-    pub(super) fn real_class(&self) -> Option<String> {
-        self.real.as_ref()?.spec.volume_snapshot_class_name.clone()
-    }
-
     /// What the class says of the end of the snapshot.
     pub(super) fn virtual_policy(&self, class: &str) -> String {
         let found = self.classes.iter().find(|one| one.name_any() == class);
@@ -175,8 +237,9 @@ impl Scene {
     }
 }
 
-fn is_leaving<K: Resource>(object: &K) -> bool {
-    object.meta().deletion_timestamp.is_some()
+fn bound_content(user: &VolumeSnapshot) -> Option<&str> {
+    let status = user.status.as_ref()?;
+    status.bound_volume_snapshot_content_name.as_deref()
 }
 
 /// What is recorded on a content, if that is being imported under this name.
@@ -275,14 +338,15 @@ fn user_fact(
 
 fn twin_fact(
     request: &SnapshotImportRequest,
-    plan: Option<&SnapshotImport>,
+    key: &SnapshotKey,
     twin: Option<&VolumeSnapshot>,
 ) -> ImportedTwin {
-    let (Some(plan), Some(twin)) = (plan, twin) else {
+    let Some(twin) = twin else {
         return ImportedTwin::Absent;
     };
-    let recognised = SnapshotMarks::recognise(&request.home, &plan.key(), twin.labels(), twin.annotations());
-    if recognised.is_err() {
+    let recognised = SnapshotMarks::recognise(&request.home, key, twin.labels(), twin.annotations());
+    let leads_to = twin.spec.source.volume_snapshot_content_name.as_ref();
+    if recognised.is_err() || leads_to != Some(&key.twin()) {
         ImportedTwin::Foreign
     } else if is_leaving(twin) {
         ImportedTwin::Deleting

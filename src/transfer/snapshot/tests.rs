@@ -1,14 +1,21 @@
 //! Whole imports of snapshots against a fake API server, with a stand-in for the controllers of
-//! snapshots, whatever write is the last one.
+//! snapshots, whatever write is the last one; `meanwhile` is what others do at the same time.
 
-use std::{sync::Arc, time::Duration};
+mod meanwhile;
 
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::future::join_all;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::*;
-use crate::cluster::{
-    Cluster,
-    testing::{Act, FakeApi, Fault},
+use crate::{
+    cluster::{
+        Cluster,
+        testing::{Act, FakeApi, Fault, Store},
+    },
+    volume::{DRIVER_NAME, import_key},
 };
 
 const KINDS: &str = "/apis/snapshot.storage.k8s.io/v1";
@@ -17,6 +24,8 @@ const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/
 const USER: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/backup";
 const REAL: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/real";
 const LOST: &str = "/api/v1/namespaces/shop/configmaps/lost";
+/// How late the snapshot-controller sees that a content has another policy.
+const LATE: Duration = Duration::from_millis(400);
 
 struct World {
     api: Arc<FakeApi>,
@@ -122,6 +131,19 @@ impl World {
         })
     }
 
+    /// The path of the twin.
+    fn twin(&self) -> String {
+        let uid = self.api.object(USER).unwrap()["metadata"]["uid"].clone();
+        let name = import_key(uid.as_str().unwrap()).twin();
+        format!("{SNAPSHOTS}liqo-storage/volumesnapshots/{name}")
+    }
+
+    /// The path of its content.
+    fn twin_content(&self) -> String {
+        let twin = self.twin();
+        format!("{CONTENTS}{}", twin.rsplit('/').next().unwrap())
+    }
+
     fn contents(&self) -> Vec<Value> {
         self.api.store().below(CONTENTS)
     }
@@ -197,10 +219,36 @@ impl World {
     }
 }
 
+/// The policies of contents by their names, and since when they have them.
+#[derive(Default)]
+struct Policies(HashMap<String, Vec<(Instant, String)>>);
+
+impl Policies {
+    fn note(&mut self, contents: &[Value]) {
+        for content in contents {
+            let policy = content["spec"]["deletionPolicy"].as_str().unwrap();
+            let name = content["metadata"]["name"].as_str().unwrap();
+            let known = self.0.entry(name.to_owned()).or_default();
+            if known.last().is_none_or(|(_, last)| last != policy) {
+                known.push((Instant::now(), policy.to_owned()));
+            }
+        }
+    }
+
+    /// Whether the data goes with the snapshot of this content, as it is seen by now.
+    fn is_delete(&self, name: &str) -> bool {
+        let known = &self.0[name];
+        let seen = known.iter().rfind(|(since, _)| since.elapsed() >= LATE);
+        seen.unwrap_or(&known[0]).1 == "Delete"
+    }
+}
+
 /// What snapshot-controller and csi-snapshotter do.
 async fn controllers(api: Arc<FakeApi>) {
     let mut changes = api.store().changes();
+    let mut policies = Policies::default();
     loop {
+        policies.note(&api.store().below(CONTENTS));
         for snapshot in api.store().below(SNAPSHOTS) {
             let text = |key: &str| snapshot["metadata"][key].as_str().unwrap().to_owned();
             let path = format!(
@@ -212,7 +260,7 @@ async fn controllers(api: Arc<FakeApi>) {
             let bound = snapshot["status"]["boundVolumeSnapshotContentName"].as_str();
             let content = |name: Option<&str>| api.object(&format!("{CONTENTS}{}", name?));
             if !snapshot["metadata"]["deletionTimestamp"].is_null() {
-                if content(bound).is_some_and(|content| content["spec"]["deletionPolicy"] == "Delete") {
+                if content(bound).is_some() && policies.is_delete(bound.unwrap()) {
                     api.put(LOST, json!({}));
                 }
                 api.remove(&path);
@@ -256,7 +304,7 @@ async fn a_snapshot_is_imported_without_a_copy() {
 
 #[tokio::test]
 async fn it_goes_on_wherever_it_stopped() {
-    for writes in 1..=8 {
+    let stopped = (1..=8).map(async |writes| {
         let world = World::new("Delete").await;
         world.import_and_die_after(writes).await;
         world
@@ -264,12 +312,13 @@ async fn it_goes_on_wherever_it_stopped() {
             .await
             .unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
         world.assert_imported("Delete");
-    }
+    });
+    join_all(stopped).await;
 }
 
 #[tokio::test]
 async fn it_is_undone_until_the_old_object_is_deleted() {
-    for writes in 1..=8 {
+    let stopped = (1..=8).map(async |writes| {
         let world = World::new("Delete").await;
         world.import_and_die_after(writes).await;
         let had_old = world.has_old();
@@ -284,7 +333,8 @@ async fn it_is_undone_until_the_old_object_is_deleted() {
             }
             Err(error) => panic!("after {writes} writes: {error}"),
         }
-    }
+    });
+    join_all(stopped).await;
 }
 
 #[tokio::test]

@@ -24,8 +24,9 @@ use crate::{
 };
 
 /// The snapshot-controller looks at the deletion policy of a content as it saw it last. If
-/// that is Retain when the twin goes, the content stays, and nobody ever deletes it.
-const CONTROLLER_SEES: Duration = Duration::from_secs(1);
+/// that is Retain when the twin goes, the content stays, and nobody ever deletes it; if it is
+/// Delete, the data goes.
+pub(crate) const CONTROLLER_SEES: Duration = Duration::from_secs(1);
 
 /// Deletes the snapshot, or goes on deleting it.
 pub async fn delete_snapshot(

@@ -14,6 +14,7 @@ mod site;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::delete::CONTROLLER_SEES;
 pub use self::{
     create::create_snapshot,
     delete::delete_snapshot,

@@ -1,0 +1,387 @@
+//! The turns of imports of snapshots, and of their undoing.
+
+use super::*;
+
+const OLD: UserSnapshot = UserSnapshot::Old {
+    deleting: false,
+    touched: false,
+};
+const TOUCHED: UserSnapshot = UserSnapshot::Old {
+    deleting: false,
+    touched: true,
+};
+
+fn begun() -> SnapshotImportFacts {
+    SnapshotImportFacts {
+        recorded: true,
+        begun: true,
+        data: data(),
+        secured: true,
+        leaving: false,
+        seen: true,
+        user: OLD,
+        content: ImportedContent::Sound,
+        twin: ImportedTwin::Ready,
+        user_content: ImportedContent::Absent,
+        obstacles: Vec::new(),
+    }
+}
+
+fn data() -> StoredSnapshot {
+    StoredSnapshot {
+        content: "real".into(),
+        driver: "real.test".into(),
+        handle: "data".into(),
+    }
+}
+
+fn refused(facts: &SnapshotImportFacts) -> SnapshotImportRefusal {
+    match snapshot_import_step(facts) {
+        SnapshotImportStep::Refuse(refusal) => refusal,
+        step => panic!("not refused: {step:?}"),
+    }
+}
+
+#[test]
+fn nothing_is_deleted_before_the_data_is_retained_and_the_twin_ready() {
+    let facts = SnapshotImportFacts {
+        recorded: false,
+        begun: false,
+        secured: false,
+        content: ImportedContent::Absent,
+        twin: ImportedTwin::Absent,
+        ..begun()
+    };
+    assert_eq!(snapshot_import_step(&facts), SnapshotImportStep::Mark);
+    for (facts, step) in [
+        (
+            SnapshotImportFacts {
+                secured: false,
+                ..begun()
+            },
+            SnapshotImportStep::Mark,
+        ),
+        (
+            SnapshotImportFacts {
+                content: ImportedContent::Absent,
+                ..begun()
+            },
+            SnapshotImportStep::MakeContent,
+        ),
+        (
+            SnapshotImportFacts {
+                content: ImportedContent::Unretained,
+                ..begun()
+            },
+            SnapshotImportStep::RetainContent,
+        ),
+        (
+            SnapshotImportFacts {
+                seen: false,
+                ..begun()
+            },
+            SnapshotImportStep::AwaitSeen,
+        ),
+        (
+            SnapshotImportFacts {
+                twin: ImportedTwin::Absent,
+                ..begun()
+            },
+            SnapshotImportStep::MakeTwin,
+        ),
+        (
+            SnapshotImportFacts {
+                twin: ImportedTwin::Waiting,
+                ..begun()
+            },
+            SnapshotImportStep::AwaitTwin,
+        ),
+        (
+            SnapshotImportFacts {
+                twin: ImportedTwin::Foreign,
+                ..begun()
+            },
+            SnapshotImportStep::Refuse(SnapshotImportRefusal::TwinForeign),
+        ),
+        (begun(), SnapshotImportStep::DeleteUser),
+    ] {
+        assert_eq!(snapshot_import_step(&facts), step);
+    }
+}
+
+#[test]
+fn once_the_old_object_is_gone_it_goes_on_to_the_end() {
+    let of = |user, user_content| {
+        snapshot_import_step(&SnapshotImportFacts {
+            user,
+            user_content,
+            ..begun()
+        })
+    };
+    let dying = UserSnapshot::Old {
+        deleting: true,
+        touched: false,
+    };
+    let (none, there) = (ImportedContent::Absent, ImportedContent::Sound);
+    assert_eq!(of(dying, none.clone()), SnapshotImportStep::AwaitUserGone);
+    assert_eq!(
+        of(UserSnapshot::Absent, none),
+        SnapshotImportStep::MakeUserContent
+    );
+    assert_eq!(
+        of(UserSnapshot::Absent, there.clone()),
+        SnapshotImportStep::MakeUser
+    );
+    assert_eq!(
+        of(UserSnapshot::New { ready: false }, there.clone()),
+        SnapshotImportStep::AwaitUser
+    );
+    assert_eq!(
+        of(UserSnapshot::New { ready: true }, there.clone()),
+        SnapshotImportStep::Forget
+    );
+    assert_eq!(
+        of(UserSnapshot::Other, there),
+        SnapshotImportStep::Refuse(SnapshotImportRefusal::NameTaken("real".into()))
+    );
+    let leaving = SnapshotImportFacts {
+        user: UserSnapshot::New { ready: true },
+        leaving: true,
+        ..begun()
+    };
+    assert_eq!(snapshot_import_step(&leaving), SnapshotImportStep::AwaitForgotten);
+    let ended = SnapshotImportFacts {
+        recorded: false,
+        user: UserSnapshot::New { ready: true },
+        ..begun()
+    };
+    assert_eq!(snapshot_import_step(&ended), SnapshotImportStep::Done);
+}
+
+#[test]
+fn a_content_that_goes_takes_nothing_else_with_it() {
+    let dying = UserSnapshot::Old {
+        deleting: true,
+        touched: false,
+    };
+    for user in [OLD, dying, UserSnapshot::Absent, UserSnapshot::Other] {
+        let mut facts = SnapshotImportFacts {
+            user,
+            leaving: true,
+            obstacles: vec![SnapshotObstacle::Deleting],
+            ..begun()
+        };
+        assert_eq!(refused(&facts), SnapshotImportRefusal::DataLeaving(data()));
+        // Its record goes with it.
+        facts.recorded = false;
+        let said = refused(&facts).to_string();
+        assert!(
+            said.contains("real.test") && said.contains("handle data"),
+            "{said}"
+        );
+        facts.recorded = true;
+        facts.secured = false;
+        assert_eq!(snapshot_import_step(&facts), SnapshotImportStep::Mark);
+    }
+    let leaving = SnapshotImportFacts {
+        user: UserSnapshot::New { ready: true },
+        leaving: true,
+        content: ImportedContent::Absent,
+        ..begun()
+    };
+    assert_eq!(refused(&leaving), SnapshotImportRefusal::DataLeaving(data()));
+    for user in [OLD, UserSnapshot::Absent, UserSnapshot::New { ready: true }] {
+        let facts = SnapshotImportFacts {
+            user,
+            content: ImportedContent::Deleting("second".into()),
+            ..begun()
+        };
+        let said = refused(&facts).to_string();
+        assert!(said.contains("second") && said.contains("handle data"), "{said}");
+    }
+}
+
+#[test]
+fn a_content_that_is_not_its_own_is_named() {
+    for content in [
+        ImportedContent::Foreign("second".into()),
+        ImportedContent::Outlived("second".into()),
+    ] {
+        for user in [OLD, UserSnapshot::Absent, UserSnapshot::New { ready: true }] {
+            let facts = SnapshotImportFacts {
+                user,
+                content: content.clone(),
+                ..begun()
+            };
+            assert!(refused(&facts).to_string().contains("second"));
+        }
+        let facts = SnapshotImportFacts {
+            user: UserSnapshot::Absent,
+            user_content: content,
+            ..begun()
+        };
+        assert!(refused(&facts).to_string().contains("second"));
+    }
+}
+
+#[test]
+fn what_was_undone_is_not_begun_again() {
+    let facts = SnapshotImportFacts {
+        recorded: false,
+        ..begun()
+    };
+    assert_eq!(refused(&facts), SnapshotImportRefusal::Undone);
+    let anew = SnapshotImportFacts {
+        begun: false,
+        ..facts
+    };
+    assert_eq!(snapshot_import_step(&anew), SnapshotImportStep::Mark);
+}
+
+#[test]
+fn what_speaks_against_it_is_told_at_once() {
+    let obstacles = vec![SnapshotObstacle::NotReady, SnapshotObstacle::InUse("copy".into())];
+    for recorded in [false, true] {
+        let facts = SnapshotImportFacts {
+            recorded,
+            begun: recorded,
+            obstacles: obstacles.clone(),
+            ..begun()
+        };
+        let SnapshotImportStep::Refuse(refusal) = snapshot_import_step(&facts) else {
+            panic!("it is begun")
+        };
+        assert_eq!(refusal.to_string().lines().count(), 2);
+    }
+}
+
+#[test]
+fn an_undo_first_stops_whoever_would_delete() {
+    assert_eq!(snapshot_undo_step(&begun()), SnapshotUndoStep::Touch);
+    let of = |twin, content, recorded| {
+        snapshot_undo_step(&SnapshotImportFacts {
+            user: TOUCHED,
+            twin,
+            content,
+            recorded,
+            ..begun()
+        })
+    };
+    let (none, sound) = (ImportedContent::Absent, ImportedContent::Sound);
+    let leaving = ImportedContent::Deleting("second".into());
+    let outlived = ImportedContent::Outlived("second".into());
+    let foreign = ImportedContent::Foreign("second".into());
+    for recorded in [true, false] {
+        assert_eq!(
+            of(ImportedTwin::Ready, sound.clone(), recorded),
+            SnapshotUndoStep::DeleteTwin
+        );
+        assert_eq!(
+            of(ImportedTwin::Deleting, sound.clone(), recorded),
+            SnapshotUndoStep::AwaitTwinGone
+        );
+        assert_eq!(
+            of(ImportedTwin::Absent, outlived.clone(), recorded),
+            SnapshotUndoStep::DeleteContent
+        );
+        assert_eq!(
+            of(ImportedTwin::Absent, leaving.clone(), recorded),
+            SnapshotUndoStep::AwaitContentGone
+        );
+        let end = if recorded {
+            SnapshotUndoStep::Restore
+        } else {
+            SnapshotUndoStep::Untouch
+        };
+        assert_eq!(of(ImportedTwin::Absent, none.clone(), recorded), end);
+        assert_eq!(of(ImportedTwin::Absent, foreign.clone(), recorded), end);
+        assert_eq!(
+            of(ImportedTwin::Ready, foreign.clone(), recorded),
+            SnapshotUndoStep::Refuse(SnapshotUndoRefusal::ContentForeign("second".into()))
+        );
+    }
+}
+
+#[test]
+fn an_undo_deletes_only_what_is_seen_to_be_retained() {
+    let touched = SnapshotImportFacts {
+        user: TOUCHED,
+        ..begun()
+    };
+    for (facts, step) in [
+        (
+            SnapshotImportFacts {
+                secured: false,
+                ..touched.clone()
+            },
+            SnapshotUndoStep::Mark,
+        ),
+        (
+            SnapshotImportFacts {
+                content: ImportedContent::Unretained,
+                ..touched.clone()
+            },
+            SnapshotUndoStep::RetainContent,
+        ),
+        (
+            SnapshotImportFacts {
+                seen: false,
+                ..touched
+            },
+            SnapshotUndoStep::AwaitSeen,
+        ),
+    ] {
+        assert_eq!(snapshot_undo_step(&facts), step);
+    }
+}
+
+#[test]
+fn what_was_made_after_an_undo_is_taken_back_by_the_next() {
+    for (twin, content) in [
+        (ImportedTwin::Absent, ImportedContent::Sound),
+        (ImportedTwin::Ready, ImportedContent::Sound),
+    ] {
+        let facts = SnapshotImportFacts {
+            recorded: false,
+            secured: false,
+            twin,
+            content,
+            ..begun()
+        };
+        assert_eq!(snapshot_undo_step(&facts), SnapshotUndoStep::Touch);
+    }
+}
+
+#[test]
+fn what_was_deleted_cannot_be_undone() {
+    let too_late = SnapshotUndoStep::Refuse(SnapshotUndoRefusal::TooLate);
+    for user in [
+        UserSnapshot::Absent,
+        UserSnapshot::New { ready: true },
+        UserSnapshot::Old {
+            deleting: true,
+            touched: true,
+        },
+    ] {
+        assert_eq!(
+            snapshot_undo_step(&SnapshotImportFacts { user, ..begun() }),
+            too_late
+        );
+    }
+    let ended = SnapshotImportFacts {
+        recorded: false,
+        user: UserSnapshot::New { ready: true },
+        ..begun()
+    };
+    assert_eq!(
+        snapshot_undo_step(&ended),
+        SnapshotUndoStep::Refuse(SnapshotUndoRefusal::NotRecorded)
+    );
+    let never = SnapshotImportFacts {
+        recorded: false,
+        content: ImportedContent::Absent,
+        twin: ImportedTwin::Absent,
+        ..begun()
+    };
+    assert_eq!(snapshot_undo_step(&never), SnapshotUndoStep::Done);
+}

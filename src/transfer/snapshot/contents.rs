@@ -1,0 +1,146 @@
+//! The contents of an import: those that it makes, and whether what has their names is them.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Resource, ResourceExt};
+
+use super::RETAIN;
+use crate::{
+    cluster::snapshots::{
+        ALLOW_MODE_CHANGE, ContentOf, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,
+    },
+    placement::{ImportedContent, StoredSnapshot},
+    volume::{ClusterId, DRIVER_NAME, SnapshotId, SnapshotImport, mark},
+};
+
+/// How a real driver is to delete the data.
+const DELETION_SECRET: &str = "snapshot.storage.kubernetes.io/deletion-secret-";
+
+/// Where the data of a content is.
+pub(super) fn stored_in(content: &VolumeSnapshotContent) -> StoredSnapshot {
+    StoredSnapshot {
+        content: content.name_any(),
+        driver: content.spec.driver.clone(),
+        handle: handle(content).unwrap_or_default(),
+    }
+}
+
+/// How it stands with what has the name of a content that leads to this data, for the snapshot in
+/// this namespace and of this name. `holder` is what is there.
+pub(super) fn imported(
+    found: &VolumeSnapshotContent,
+    data: &StoredSnapshot,
+    (namespace, name): &(&str, String),
+    holder: Option<&VolumeSnapshot>,
+) -> ImportedContent {
+    let of = &found.spec.volume_snapshot_ref;
+    let is_its = found.spec.driver == data.driver
+        && handle(found).is_some_and(|handle| handle == data.handle)
+        && of.namespace.as_deref() == Some(*namespace)
+        && of.name.as_ref() == Some(name);
+    let uid = of.uid.clone().filter(|uid| !uid.is_empty());
+    if !is_its {
+        ImportedContent::Foreign(found.name_any())
+    } else if found.spec.driver != DRIVER_NAME && !is_retained(found) {
+        ImportedContent::Unretained
+    } else if is_leaving(found) {
+        ImportedContent::Deleting(found.name_any())
+    } else if uid.is_some() && uid != holder.and_then(ResourceExt::uid) {
+        ImportedContent::Outlived(found.name_any())
+    } else {
+        ImportedContent::Sound
+    }
+}
+
+pub(super) fn is_retained(content: &VolumeSnapshotContent) -> bool {
+    content.spec.deletion_policy == RETAIN
+}
+
+pub(super) fn is_leaving<K: Resource>(object: &K) -> bool {
+    object.meta().deletion_timestamp.is_some()
+}
+
+/// The second content of the data, for the twin. It is retained as that of every snapshot in use,
+/// and has its policy on record as those have.
+pub(super) fn twin_content(
+    namespace: &str,
+    real: &VolumeSnapshotContent,
+    record: &SnapshotImport,
+) -> VolumeSnapshotContent {
+    let mut content = second(real, &record.real_content(), &real.spec.driver, handle(real));
+    content
+        .spec
+        .volume_snapshot_class_name
+        .clone_from(&real.spec.volume_snapshot_class_name);
+    content.spec.volume_snapshot_ref = ObjectReference {
+        namespace: Some(namespace.to_owned()),
+        name: Some(record.key().twin()),
+        ..ObjectReference::default()
+    };
+    let annotations = content.metadata.annotations.get_or_insert_default();
+    let secrets = real
+        .annotations()
+        .iter()
+        .filter(|(key, _)| key.starts_with(DELETION_SECRET));
+    annotations.extend(secrets.map(|(key, value)| (key.clone(), value.clone())));
+    let before = policy_before(record);
+    annotations.extend(before.map(|policy| (mark::DELETION_POLICY_BEFORE.to_owned(), policy.to_owned())));
+    content
+}
+
+/// What is noted of the policy that the data had, if that is not the one it has as long as it is in
+/// use.
+pub(super) fn policy_before(record: &SnapshotImport) -> Option<&str> {
+    Some(record.policy.as_str()).filter(|policy| *policy != RETAIN)
+}
+
+/// The content of the new snapshot, which leads to the twin.
+pub(super) fn user_content(
+    home: &ClusterId,
+    policy: String,
+    real: &VolumeSnapshotContent,
+    record: &SnapshotImport,
+) -> VolumeSnapshotContent {
+    let id = SnapshotId::new(home.clone(), None, record.key()).to_string();
+    let mut content = second(real, &record.user_content(), DRIVER_NAME, Some(id));
+    content.spec.deletion_policy = policy;
+    content.spec.volume_snapshot_class_name = Some(record.class.clone());
+    content.spec.volume_snapshot_ref = ObjectReference {
+        namespace: Some(record.namespace.clone()),
+        name: Some(record.name.clone()),
+        ..ObjectReference::default()
+    };
+    let annotations = content.metadata.annotations.get_or_insert_default();
+    annotations.insert(mark::REAL_CONTENT.to_owned(), record.real_content());
+    content
+}
+
+/// The id that its driver knows the data of a content by.
+fn handle(content: &VolumeSnapshotContent) -> Option<String> {
+    let status = content.status.as_ref();
+    let given = content.spec.source.snapshot_handle.clone();
+    given.or_else(|| status?.snapshot_handle.clone())
+}
+
+/// A retained content of what is there already.
+fn second(
+    real: &VolumeSnapshotContent,
+    name: &str,
+    driver: &str,
+    handle: Option<String>,
+) -> VolumeSnapshotContent {
+    let spec = VolumeSnapshotContentSpec {
+        deletion_policy: RETAIN.to_owned(),
+        driver: driver.to_owned(),
+        source: ContentOf {
+            snapshot_handle: handle,
+            volume_handle: None,
+        },
+        source_volume_mode: real.spec.source_volume_mode.clone(),
+        ..VolumeSnapshotContentSpec::default()
+    };
+    let mut content = VolumeSnapshotContent::new(name, spec);
+    let allowed = real.annotations().get(ALLOW_MODE_CHANGE);
+    content.metadata.annotations =
+        allowed.map(|value| [(ALLOW_MODE_CHANGE.to_owned(), value.clone())].into());
+    content
+}

@@ -1,0 +1,218 @@
+//! What others do to the objects of an import meanwhile: contents that go, that are not retained
+//! any more, or that are something else; and undoing that is seen late.
+
+use super::*;
+
+fn goes(object: &mut Value) {
+    object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    object["metadata"]["finalizers"] = json!(["snapshot.storage.kubernetes.io/volumesnapshotcontent-bound"]);
+}
+
+fn deletable(content: &mut Value) {
+    content["spec"]["deletionPolicy"] = "Delete".into();
+}
+
+/// The last that an undo writes on the real content.
+fn forget(store: &Store) {
+    let mut real = store.get(REAL).unwrap();
+    deletable(&mut real);
+    real["metadata"]["annotations"]
+        .as_object_mut()
+        .unwrap()
+        .remove(mark::IMPORT_SNAPSHOT);
+    store.put(REAL, real);
+}
+
+fn assert_tells_the_data(outcome: Result<(), SnapshotTransferError>) {
+    let said = outcome.unwrap_err().to_string();
+    for part in ["real.test", "handle data"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+impl World {
+    async fn import_until_the_old_is_gone(&self) {
+        self.import_and_die_after(5).await;
+        self.api.until(|store| store.get(USER).is_none()).await;
+    }
+
+    /// Imports until the twin is ready, and dies.
+    async fn import_until_the_twin_is_ready(&self) {
+        self.import_and_die_after(3).await;
+        let twin = self.twin();
+        let is_ready = |store: &Store| {
+            let twin = store.get(&twin);
+            twin.is_some_and(|twin| twin["status"]["readyToUse"] == true)
+        };
+        self.api.until(is_ready).await;
+    }
+}
+
+#[tokio::test]
+async fn whoever_deletes_the_content_while_there_is_no_snapshot_is_told_where_the_data_is() {
+    let world = World::new("Delete").await;
+    world.import_until_the_old_is_gone().await;
+    world.api.change(REAL, goes);
+    let writes = world.api.writes();
+    assert_tells_the_data(world.import().await);
+    assert_eq!(world.api.writes(), writes);
+
+    // Its record is gone with it, and known to nobody but the import that has seen it.
+    let world = World::new("Delete").await;
+    world.api.before("DELETE", USER, |store| store.remove(REAL));
+    assert_tells_the_data(world.import().await);
+    assert_eq!(world.api.object(LOST), None);
+}
+
+#[tokio::test]
+async fn the_content_of_before_is_not_forgotten_while_that_of_the_twin_goes() {
+    let world = World::new("Delete").await;
+    let of_twin = world.twin_content();
+    world.import_and_die_after(7).await;
+    world.api.change(&of_twin, goes);
+    assert_tells_the_data(world.import().await);
+    assert!(world.api.object(REAL).is_some());
+}
+
+#[tokio::test]
+async fn what_has_the_name_of_the_twins_content_and_is_another_is_left_alone() {
+    for differs in [
+        "/spec/driver",
+        "/spec/source/snapshotHandle",
+        "/spec/volumeSnapshotRef/name",
+        "/spec/volumeSnapshotRef/uid",
+    ] {
+        let world = World::new("Delete").await;
+        world.import_until_the_twin_is_ready().await;
+        let of_twin = world.twin_content();
+        world.api.change(&of_twin, |content| {
+            *content.pointer_mut(differs).unwrap() = "another".into();
+        });
+        let said = world.import().await.unwrap_err().to_string();
+        assert!(said.contains(of_twin.rsplit('/').next().unwrap()), "{said}");
+        assert!(world.has_old(), "{differs}");
+        let said = world.undo().await;
+        if differs.ends_with("uid") {
+            said.unwrap();
+            world.assert_as_before("Delete");
+        } else {
+            assert!(said.unwrap_err().to_string().contains("leads to something else"));
+            assert!(world.api.object(&of_twin).is_some() && world.api.object(&world.twin()).is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_twin_that_leads_elsewhere_is_not_its_own() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    world.api.change(&world.twin(), |twin| {
+        twin["spec"]["source"]["volumeSnapshotContentName"] = "another".into();
+    });
+    for outcome in [world.import().await, world.undo().await] {
+        assert!(outcome.unwrap_err().to_string().contains("not its twin"));
+    }
+    assert!(world.has_old());
+}
+
+#[tokio::test]
+async fn a_twin_that_somebody_deletes_can_be_made_again() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    let of_twin = world.twin_content();
+    world.api.remove(&world.twin());
+    let said = world.import().await.unwrap_err().to_string();
+    assert!(said.contains("see that it goes"), "{said}");
+    assert!(world.has_old());
+    world.api.remove(&of_twin);
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+}
+
+#[tokio::test]
+async fn what_is_not_retained_any_more_is_retained_before_anything_is_deleted() {
+    for of_twin in [true, false] {
+        for undo in [true, false] {
+            let world = World::new("Delete").await;
+            world.import_until_the_twin_is_ready().await;
+            let content = if of_twin {
+                world.twin_content()
+            } else {
+                REAL.to_owned()
+            };
+            world.api.change(&content, deletable);
+            // The snapshot-controller has seen that, and sees the next later, too.
+            tokio::time::sleep(LATE).await;
+            if undo {
+                world.undo().await.unwrap();
+                world.assert_as_before("Delete");
+            } else {
+                world.import().await.unwrap();
+                world.assert_imported("Delete");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_made_when_the_import_was_undone_is_taken_back() {
+    let made = [
+        format!("{KINDS}/volumesnapshotcontents"),
+        format!("{SNAPSHOTS}liqo-storage/volumesnapshots"),
+    ];
+    for (at, made) in made.iter().enumerate() {
+        let world = World::new("Delete").await;
+        let of_twin = world.twin_content();
+        let undone = move |store: &Store| {
+            store.remove(&of_twin);
+            forget(store);
+        };
+        world.api.before("POST", made, undone.clone());
+        let said = world.import().await.unwrap_err().to_string();
+        assert!(said.contains("undone"), "{said}");
+        world.assert_as_before("Delete");
+
+        // It dies before it sees that.
+        world.api.before("POST", made, undone);
+        let writes = world.api.writes() + at + 2;
+        world.import_and_die_after(writes).await;
+        assert!(
+            world.contents().len()
+                + world
+                    .api
+                    .store()
+                    .below(&format!("{SNAPSHOTS}liqo-storage/"))
+                    .len()
+                > 1,
+            "nothing was left over"
+        );
+        world.undo().await.unwrap();
+        world.assert_as_before("Delete");
+
+        world.import().await.unwrap();
+        world.assert_imported("Delete");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
+    let world = World::new("Delete").await;
+    let old = world.api.object(USER).unwrap();
+    world.import_until_the_old_is_gone().await;
+    let mut other = old;
+    other["metadata"]["uid"] = "u-2".into();
+    world.api.put(USER, other);
+    let said = world.import().await.unwrap_err().to_string();
+    assert!(
+        said.contains("VolumeSnapshotContent real") && said.contains(mark::IMPORT_SNAPSHOT),
+        "{said}"
+    );
+    world.api.change(REAL, |real| {
+        real["metadata"]["annotations"] = json!({});
+    });
+    let said = world.import().await.unwrap_err().to_string();
+    assert!(
+        said.contains("does not name it"),
+        "it is looked at itself: {said}"
+    );
+}
