@@ -12,7 +12,7 @@ use std::{
 use super::{Expands, expanding};
 use crate::{
     topology::Labels,
-    volume::{ClusterId, DRIVER_NAME, Parameters},
+    volume::{ClusterId, DRIVER_NAME, Parameters, ReclaimPolicy},
 };
 
 /// Provisioner of Liqo's own virtual class.
@@ -25,15 +25,6 @@ pub enum BindingMode {
     Immediate,
     /// When the claim knows its node.
     WaitForFirstConsumer,
-}
-
-/// What becomes of the data of a deleted claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReclaimPolicy {
-    /// It is deleted.
-    Delete,
-    /// It stays.
-    Retain,
 }
 
 /// One of a class's `allowedTopologies`: each key must have one of its values.

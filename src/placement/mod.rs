@@ -12,6 +12,7 @@ mod diagnosis;
 mod expand;
 mod fit;
 mod modify;
+pub mod moving;
 mod offload;
 mod possible;
 mod reclaim;
@@ -21,14 +22,15 @@ mod steer;
 mod template;
 pub mod transfer;
 
+pub use crate::volume::ReclaimPolicy;
 pub use adopt::{
     AdoptFacts, AdoptRefusal, AdoptStep, AdoptableVolume, AskedOfAdopted, Settle, SettleFacts, VolumeHeld,
     adopt_step, settle_step,
 };
 pub use capacity::{Published, Room, publish, room_in};
 pub use class::{
-    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy,
-    ReclaimPolicy, Wishes, choose_class, is_loop,
+    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, Wishes,
+    choose_class, is_loop,
 };
 pub use consumer::{Consumer, Taint, Toleration};
 pub use create::{

@@ -1,7 +1,7 @@
 //! Which reclaim policy the PV of a twin has to have: Retain while the user wants the data
 //! to stay, or else the one that its real class gave it.
 
-use super::ReclaimPolicy;
+use crate::volume::ReclaimPolicy;
 
 /// What the decision rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

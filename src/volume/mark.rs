@@ -106,6 +106,20 @@ pub const TWIN_TROUBLE: &str = "storage.liqo.io/twin-trouble";
 /// found and needs again.
 pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
 
+/// Annotation and finalizer of a claim that is being moved, and finalizer of its virtual PV and
+/// of the `VolumeMove`. Label of the target's twin until it is handed over. As annotation and
+/// label: the uid of the move. It counts only while a `VolumeMove` of that uid exists.
+pub const MOVE: &str = "storage.liqo.io/move";
+/// Annotation of a claim: the change of its virtual PV for which Kubernetes was last made to look
+/// at the claim.
+pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";
+/// Annotation of a virtual PV: what the gate of a move took from it, or that it has it back.
+pub const GATE: &str = "storage.liqo.io/gate";
+/// Annotation of the source's twin: whether its volume is moving, has moved, or was given back.
+pub const SOURCE_OF: &str = "storage.liqo.io/source-of-move";
+/// Annotation of a twin: how often its volume had moved when it was made. Absent: never.
+pub const EPOCH: &str = "storage.liqo.io/epoch";
+
 /// Condition of a claim: how its twin is.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
 

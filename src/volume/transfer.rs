@@ -200,7 +200,7 @@ pub enum RecordError {
     },
     /// It is of another version of this driver.
     #[error(
-        "the annotation {key} is of version {version}, and this program knows {VERSION}: use the liqo-csi that began the import or release"
+        "the annotation {key} is of version {version}, and this program knows {VERSION}: use the liqo-csi that began the import, release or move"
     )]
     Version {
         /// The annotation.

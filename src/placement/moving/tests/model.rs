@@ -1,0 +1,221 @@
+//! A model check: anything may happen at any time, and then everybody is left to finish. After
+//! every event no data is lost and no two copies are written; in the end the move is done or
+//! undone, and nothing is left over.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::{
+    world::{Phase, World},
+    *,
+};
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A leader dies after this many writes.
+    Lead(usize),
+    LateObjects,
+    LateDecides,
+    LateActs,
+    PvController(usize),
+    PvControllerOnClaim(usize),
+    Provisioner(usize),
+    PodScheduled(usize),
+    PodsGoOn(usize),
+    PodsWrite(usize),
+    PodEnds(usize),
+    EvictedPodEnds(usize),
+    Detach(usize),
+    MoversGoOn(usize),
+    MoverDies(usize, Side),
+    Cancel,
+    DeleteMove,
+    DeleteMoveByForce,
+    DeleteClaim(usize),
+    DeletePv(usize),
+    Silence(Side),
+    DrainOverdue,
+    DowntimeOverdue,
+    LoseTarget,
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    use Event::{
+        Cancel, DeleteClaim, DeleteMove, DeleteMoveByForce, DeletePv, Detach, DowntimeOverdue, DrainOverdue,
+        EvictedPodEnds, LateActs, LateDecides, LateObjects, Lead, LoseTarget, MoverDies, MoversGoOn, PodEnds,
+        PodScheduled, PodsGoOn, PodsWrite, Provisioner, PvController, PvControllerOnClaim, Silence,
+    };
+    let volume = || 0..2_usize;
+    let side = || select(vec![Side::Source, Side::Target]);
+    prop_oneof![
+        60 => (1..4_usize).prop_map(Lead),
+        4 => Just(LateObjects),
+        4 => Just(LateDecides),
+        4 => Just(LateActs),
+        14 => volume().prop_map(PvController),
+        14 => volume().prop_map(PvControllerOnClaim),
+        8 => volume().prop_map(Provisioner),
+        4 => volume().prop_map(PodScheduled),
+        8 => volume().prop_map(PodsGoOn),
+        8 => volume().prop_map(PodsWrite),
+        3 => volume().prop_map(PodEnds),
+        8 => volume().prop_map(EvictedPodEnds),
+        10 => volume().prop_map(Detach),
+        20 => volume().prop_map(MoversGoOn),
+        1 => (volume(), side()).prop_map(|(volume, side)| MoverDies(volume, side)),
+        1 => select(vec![
+            Cancel, DeleteMove, DeleteMoveByForce, DeleteClaim(0), DeleteClaim(1), DeletePv(0), DeletePv(1),
+            Silence(Side::Source), Silence(Side::Target), DrainOverdue, DowntimeOverdue, LoseTarget,
+        ]),
+    ]
+}
+
+fn happens(world: &mut World, event: Event) {
+    let which = |number: usize| number % world.volumes.len();
+    match event {
+        Event::Lead(writes) => world.lead(writes),
+        Event::LateObjects => world.late_leader_reads_objects(),
+        Event::LateDecides => world.late_leader_decides(),
+        Event::LateActs => world.late_leader_acts(),
+        Event::PvController(number) => world.pv_controller_looks_at_pv(which(number)),
+        Event::PvControllerOnClaim(number) => world.pv_controller_looks_at_claim(which(number)),
+        Event::Provisioner(number) => world.provisioner_looks(which(number)),
+        Event::PodScheduled(number) => world.pod_is_scheduled(which(number)),
+        Event::PodsGoOn(number) => world.pods_go_on(which(number)),
+        Event::PodsWrite(number) => world.pods_write(which(number)),
+        Event::PodEnds(number) => world.pod_ends(which(number), false),
+        Event::EvictedPodEnds(number) => world.pod_ends(which(number), true),
+        Event::Detach(number) => world.attacher_detaches(which(number)),
+        Event::MoversGoOn(number) => world.movers_go_on(which(number)),
+        Event::MoverDies(number, side) => world.mover_dies(which(number), side),
+        Event::Cancel => world.cancel(),
+        Event::DeleteMove => world.delete_move(false),
+        Event::DeleteMoveByForce => world.delete_move(true),
+        Event::DeleteClaim(number) => world.delete_claim(which(number)),
+        Event::DeletePv(number) => world.delete_pv(which(number)),
+        Event::Silence(Side::Source) => world.silent[0] ^= true,
+        Event::Silence(Side::Target) => world.silent[1] ^= true,
+        Event::DrainOverdue => world.overdue.drain ^= true,
+        Event::DowntimeOverdue => world.overdue.downtime ^= true,
+        Event::LoseTarget => world.lose_target(),
+    }
+}
+
+/// Everybody goes on until nothing changes any more.
+fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
+    for _ in 0..200 {
+        let before = world.clock;
+        world.lead(usize::MAX);
+        for number in 0..world.volumes.len() {
+            world.pv_controller_looks_at_pv(number);
+            world.pv_controller_looks_at_claim(number);
+            world.provisioner_looks(number);
+            world.pod_ends(number, false);
+            world.attacher_detaches(number);
+            world.movers_go_on(number);
+        }
+        world.check().map_err(TestCaseError::fail)?;
+        if world.clock == before {
+            return Ok(());
+        }
+    }
+    Err(TestCaseError::fail(format!("it never comes to rest: {world:#?}")))
+}
+
+/// What must be true of a volume in the end.
+fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
+    let volume = &world.volumes[number];
+    let show = || format!("{volume:#?} {:?}", world.mv);
+    prop_assert_eq!(volume.helpers, [false; 2], "{}", show());
+    let Some(claim) = &volume.claim else {
+        // It was deleted, and what it had goes the way that its user chose.
+        let left = volume.source.is_some() || volume.target.is_some() || volume.pv.is_some();
+        let is_right = !left || volume.policy == ReclaimPolicy::Retain;
+        prop_assert!(is_right || world.target_gone, "leaked: {}", show());
+        return Ok(());
+    };
+    prop_assert!(!claim.locked && !claim.lost, "{}", show());
+    let pv = volume.pv.as_ref();
+    prop_assert!(pv.is_some(), "{}", show());
+    let Some(pv) = pv else { return Ok(()) };
+    prop_assert!(pv.held_by_claim && pv.phase == Phase::Bound, "{}", show());
+    prop_assert_eq!(pv.policy, volume.policy, "{}", show());
+    prop_assert!(
+        pv.mark.as_ref().and_then(VolumeMark::note).is_none(),
+        "{}",
+        show()
+    );
+    let is_moved = pv.serves == Side::Target;
+    prop_assert_eq!(is_moved, world.was_committed, "{}", show());
+    let other = if is_moved { &volume.source } else { &volume.target };
+    prop_assert!(other.is_none() || world.target_gone, "{}", show());
+    prop_assert!(
+        world.publishes_to_users(number) || world.target_gone,
+        "{}",
+        show()
+    );
+    Ok(())
+}
+
+fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
+    for event in events {
+        happens(&mut world, *event);
+        if let Err(broken) = world.check() {
+            return Err(TestCaseError::fail(format!("after {event:?}: {broken}")));
+        }
+    }
+    world.silent = [false; 2];
+    world.overdue = OverDue::default();
+    come_to_rest(&mut world)?;
+    // What was deleted while it was Lost has been kept until here.
+    for volume in &mut world.volumes {
+        volume.waived |= volume.claim.is_none();
+    }
+    world.overdue.retention = true;
+    come_to_rest(&mut world)?;
+    let has = |wanted: fn(&Event) -> bool| events.iter().any(wanted);
+    let forced = has(|event| matches!(event, Event::DeleteMoveByForce));
+    // Without its status a move cannot make a PV again, and knows no way on.
+    let has_no_way = forced && (world.was_committed || has(|event| matches!(event, Event::DeletePv(_))));
+    let is_stuck = has_no_way || (world.target_gone && world.was_committed);
+    if !is_stuck {
+        let is_over = world.mv.as_ref().is_none_or(|mv| {
+            let ended = matches!(mv.stage, Stage::Ended(_));
+            ended && !mv.finalizer
+        });
+        prop_assert!(is_over, "{:#?}", world);
+        for number in 0..world.volumes.len() {
+            // Who deletes a move by force has to look after claims that were deleted under it.
+            let is_kept = forced && world.volumes[number].claim.is_none();
+            if !is_kept {
+                in_the_end(&world, number)?;
+            }
+        }
+    }
+    Ok(world)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn whatever_happens_no_data_is_lost_and_nothing_is_left(
+        volumes in 1..3_usize,
+        quiesce in select(vec![Quiesce::Wait, Quiesce::Evict]),
+        policy in select(vec![ReclaimPolicy::Delete, ReclaimPolicy::Retain]),
+        events in vec(any_event(), 0..250),
+    ) {
+        run(World::new(volumes, quiesce, policy), &events)?;
+    }
+}
+
+/// The check is worth nothing if it never gets anywhere.
+#[test]
+fn a_move_that_nobody_disturbs_is_done() {
+    for volumes in [1, 2] {
+        for policy in [ReclaimPolicy::Delete, ReclaimPolicy::Retain] {
+            let world = run(World::new(volumes, Quiesce::Evict, policy), &[]).unwrap();
+            assert!(world.was_committed);
+            assert_eq!(world.mv.unwrap().stage, Stage::Ended(Outcome::Done));
+        }
+    }
+}

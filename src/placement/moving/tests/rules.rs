@@ -1,0 +1,524 @@
+//! The ten rules that stand above the rows, each of them found by attacking the protocol. Each has
+//! a test that fails without it.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::volume::{mark, moving::TargetMark};
+
+fn start(why: Why) -> ClaimDecision {
+    ClaimDecision::Back(BackTo::Start, why)
+}
+
+fn again(why: Why) -> ClaimDecision {
+    ClaimDecision::Back(BackTo::Copying, why)
+}
+
+fn compared(gate: GateNumber) -> Live<Copied> {
+    Live::Known(Copied {
+        converged: true,
+        finished: Some(gate),
+        compared: Some((gate, Roots::Equal)),
+        ..Copied::default()
+    })
+}
+
+#[test]
+fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
+    let second = GATE.next();
+    // The number is in the status before anything is gated, and never one that was there.
+    assert_eq!(
+        enters(&of(Stage::Copying { last: Some(GATE) }), &prepared()),
+        Some(StatusChange::OpenGate(second))
+    );
+    // What an earlier gate has established counts for nothing.
+    let stale = |facts: ClaimFacts| facts.with(|facts| facts.copied = compared(GATE));
+    assert_eq!(
+        step(&of(Stage::Finishing(second)), &stale(gated(second))),
+        ClaimDecision::Do(ClaimStep::StartPass(Pass::Final(second)))
+    );
+    assert_eq!(
+        step(&of(Stage::Verifying(second)), &stale(gated(second))),
+        ClaimDecision::Do(ClaimStep::StartPass(Pass::Verify(second)))
+    );
+    // The commit rests on gates that are all closed now, under this number.
+    let verified = |facts: ClaimFacts| facts.with(|facts| facts.copied = compared(second));
+    for opened in [
+        gated(GATE),
+        gated(second).volume(|volume| volume.held_by = HeldBy::Claim),
+        gated(second).volume(|volume| volume.policy = ReclaimPolicy::Delete),
+        gated(second).volume(|volume| volume.mark = Some(given_back(second))),
+        gated(second).volume(|volume| volume.mark = None),
+    ] {
+        let decision = step(&of(Stage::Verifying(second)), &verified(opened));
+        assert_eq!(decision, again(Why::GateOpen));
+    }
+    // Whoever goes back from an earlier gate does not touch a later one.
+    for to in [BackTo::Copying, BackTo::Start] {
+        let decision = step(&of(back(to)), &gated(second));
+        let touches = matches!(
+            decision,
+            ClaimDecision::Do(
+                ClaimStep::GiveBack { .. } | ClaimStep::RestorePolicy { .. } | ClaimStep::MarkSource { .. }
+            )
+        );
+        assert!(!touches, "{decision:?}");
+    }
+    // And whoever comes late with an earlier gate finds a later version of what it wants to gate.
+    let never_gated = prepared().source(unmarked(GATE));
+    assert_eq!(
+        step(&of(back(BackTo::Copying)), &never_gated),
+        ClaimDecision::Do(ClaimStep::RefuseGate {
+            volume: at("volume"),
+            mark: given_back(GATE),
+        })
+    );
+    let refused = never_gated.volume(|volume| volume.mark = Some(given_back(GATE)));
+    assert_eq!(step(&of(Stage::Gating(GATE)), &refused), again(Why::GateOpen));
+}
+
+#[test]
+fn rule_1_users_that_come_back_are_a_new_gate() {
+    for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
+        let used = gated(GATE)
+            .with(|facts| facts.copied = compared(GATE))
+            .pods(vec![pod(true)]);
+        assert_eq!(
+            enters(&of(stage), &used),
+            Some(StatusChange::OpenGate(GATE.next()))
+        );
+    }
+    // Its number replaces the old one without an opening in between.
+    assert_eq!(
+        step(
+            &of(Stage::Gating(GATE.next())),
+            &gated(GATE).pods(vec![pod(true)])
+        ),
+        ClaimDecision::Do(ClaimStep::Gate {
+            volume: at("volume"),
+            note: note(GATE.next()),
+        })
+    );
+}
+
+#[test]
+fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_back() {
+    let gating = of(Stage::Gating(GATE));
+    let going = prepared().volume(|volume| volume.deleting = true);
+    assert_eq!(step(&gating, &going), start(Why::Volume("is being deleted")));
+    // What is not recorded could not be made again.
+    let unrecorded = prepared().with(|facts| facts.recorded = None);
+    assert_eq!(step(&gating, &unrecorded), again(Why::NotRecorded));
+    let outdated = prepared().volume(|volume| volume.policy = ReclaimPolicy::Retain);
+    assert_eq!(step(&gating, &outdated), again(Why::NotRecorded));
+
+    let way = of(back(BackTo::Start));
+    let going = gated(GATE).source(unmarked(GATE)).volume(|volume| {
+        volume.held_by = HeldBy::Claim;
+        volume.deleting = true;
+    });
+    let attached = going.clone().volume(|volume| volume.attached = vec!["n1".into()]);
+    assert_eq!(
+        step(&way, &attached),
+        ClaimDecision::Await(Waiting::Detached(vec!["n1".into()])),
+        "csi-attacher needs it"
+    );
+    assert_eq!(
+        step(&way, &going),
+        ClaimDecision::Do(ClaimStep::LetVolumeGo { volume: at("volume") })
+    );
+    let gone = going.without_volume();
+    assert_eq!(
+        step(&way, &gone),
+        ClaimDecision::Do(ClaimStep::MakeVolume {
+            of: Side::Source,
+            note: note(GATE),
+        })
+    );
+    assert_eq!(
+        step(&way, &gone.with(|facts| facts.recorded = None)),
+        ClaimDecision::Await(Waiting::NoManifest)
+    );
+}
+
+#[test]
+fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
+    let mut new = of(Stage::Checking);
+    new.finalizer = false;
+    assert_eq!(enters(&new, &idle()), Some(StatusChange::AddFinalizer));
+    new.deleting = true;
+    assert_eq!(move_step(&new, &[idle()]), MoveStep::Over);
+    for stage in [
+        Stage::Verifying(GATE),
+        Stage::Committed(GATE),
+        Stage::Retaining(GATE),
+    ] {
+        let change = enters(&of(stage), &arrived());
+        assert_ne!(change, Some(StatusChange::RemoveFinalizer));
+    }
+    // Marks count only while there is the move; and what was not committed is undone without it.
+    assert_eq!(
+        leftover_step(&uid(), &gated(GATE)),
+        ClaimDecision::Do(ClaimStep::MarkSource {
+            source: at("source"),
+            mark: unmarked(GATE),
+        })
+    );
+    let stray = idle().with(|facts| facts.target = target(false));
+    assert_eq!(
+        leftover_step(&uid(), &stray),
+        ClaimDecision::Do(ClaimStep::DeleteTarget { target: at("target") })
+    );
+    // But what may have been committed is not.
+    for committed in [
+        handed_over().with(|facts| facts.target = target(false)),
+        handed_over().source(moving(GATE)),
+    ] {
+        assert_eq!(
+            leftover_step(&uid(), &committed),
+            ClaimDecision::Await(Waiting::CommittedWithoutMove)
+        );
+    }
+    let in_doubt = gated(GATE).with(|facts| facts.source = Live::Silent("timeout".into()));
+    assert_eq!(
+        leftover_step(&uid(), &in_doubt),
+        ClaimDecision::Await(Waiting::Silent(Side::Source, "timeout".into()))
+    );
+}
+
+#[test]
+fn rule_4_gates_close_when_evictions_are_accepted_and_running_pods_keep_their_attachment() {
+    let gating = of(Stage::Gating(GATE));
+    let gates =
+        |facts: &ClaimFacts| matches!(step(&gating, facts), ClaimDecision::Do(ClaimStep::Gate { .. }));
+    assert!(!gates(&prepared().pods(vec![pod(false)])));
+    assert!(gates(&prepared().pods(vec![pod(true)])));
+    assert!(!gates(
+        &prepared().with(|facts| facts.users = Live::Silent("timeout".into()))
+    ));
+
+    let gated = VolumeMark::Gated(note(GATE));
+    for (mark, runs, node, expected) in [
+        (Some(&gated), true, NodeHealth::Ready, DetachBeside::Later),
+        (Some(&gated), false, NodeHealth::Ready, DetachBeside::Go),
+        (Some(&gated), true, NodeHealth::OutOfService, DetachBeside::Go),
+        (Some(&gated), true, NodeHealth::NotReady, DetachBeside::Go),
+        (Some(&given_back(GATE)), true, NodeHealth::Ready, DetachBeside::Go),
+        (None, true, NodeHealth::Ready, DetachBeside::Go),
+    ] {
+        assert_eq!(
+            detach_beside(mark, runs, node),
+            expected,
+            "{mark:?} {runs} {node:?}"
+        );
+    }
+}
+
+#[test]
+fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
+    for stage in [Stage::Gating(GATE), Stage::Draining(GATE), Stage::Verifying(GATE)] {
+        for gone in [gated(GATE).dying(), gated(GATE).without_claim()] {
+            assert_eq!(step(&of(stage.clone()), &gone), start(Why::ClaimDeleted));
+        }
+    }
+    let way = of(back(BackTo::Start));
+    // A claim that is being deleted goes before its PV gets its policy, bound or not.
+    let dying = gated(GATE)
+        .source(unmarked(GATE))
+        .dying()
+        .lost(false)
+        .touched(Touch::GivenBack(GATE))
+        .volume(|volume| {
+            volume.held_by = HeldBy::Claim;
+            volume.bound = true;
+        });
+    assert_eq!(
+        step(&way, &dying),
+        ClaimDecision::Do(ClaimStep::Unlock { claim: at("claim") })
+    );
+    let unlocked = dying.clone().with(|facts| {
+        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+            *lock = Lock::Free;
+        }
+    });
+    assert_eq!(step(&way, &unlocked), ClaimDecision::Await(Waiting::ClaimGone));
+    // Then nothing is given back, and nothing is deleted, before its time.
+    let gone = dying.without_claim();
+    assert_eq!(
+        step(&way, &gone),
+        ClaimDecision::Do(ClaimStep::RetainTarget { target: at("target") })
+    );
+    let kept = gone.with(|facts| {
+        if let Live::Known(TargetTwin::There { retained, .. }) = &mut facts.target {
+            *retained = true;
+        }
+    });
+    assert_eq!(step(&way, &kept), ClaimDecision::Await(Waiting::BothKept));
+    let mut late = way;
+    late.overdue.retention = true;
+    assert_eq!(
+        step(&late, &kept),
+        ClaimDecision::Do(ClaimStep::RestorePolicy {
+            volume: at("volume"),
+            policy: ReclaimPolicy::Delete,
+            mark: given_back(GATE),
+        })
+    );
+    // After the commit it is the same, on the other side.
+    let committed = replaced().without_claim();
+    assert_eq!(
+        step(&of(Stage::Committed(GATE)), &committed),
+        ClaimDecision::Reached
+    );
+    assert_eq!(
+        step(&of(Stage::Retaining(GATE)), &committed),
+        ClaimDecision::Await(Waiting::Retention)
+    );
+}
+
+#[test]
+fn rule_5_claims_that_go_with_their_pods_are_not_waited_for() {
+    let mut waits = of(Stage::Copying { last: None });
+    waits.wishes.quiesce = Quiesce::Wait;
+    let goes = prepared().with(|facts| {
+        facts.users = Live::Known(Users {
+            deletes_claim: Some("the StatefulSet shop/db".into()),
+            ..Users::default()
+        });
+    });
+    for stage in [Stage::Copying { last: None }, Stage::Gating(GATE)] {
+        let of = MoveFacts {
+            stage,
+            ..waits.clone()
+        };
+        let decision = step(&of, &goes);
+        assert!(
+            matches!(decision, ClaimDecision::Back(BackTo::Start, Why::Refused(_))),
+            "{decision:?}"
+        );
+    }
+    assert_eq!(step(&waits, &prepared()), ClaimDecision::Reached);
+    // And as long as there are users, nothing is gated.
+    let used = prepared().pods(vec![pod(true)]);
+    assert_eq!(
+        step(&waits, &used),
+        ClaimDecision::Await(Waiting::Users(vec!["shop/db-0".into()]))
+    );
+    waits.stage = Stage::Gating(GATE);
+    assert_eq!(step(&waits, &used), again(Why::InUse(vec!["shop/db-0".into()])));
+}
+
+fn beside() -> Beside {
+    Beside {
+        asked: epoch(0),
+        epoch: epoch(0),
+        source: None,
+        target: None,
+        exists: true,
+        highest: epoch(0),
+    }
+}
+
+#[test]
+fn rule_6_a_handle_of_another_epoch_reaches_no_data() {
+    let moved_on = |asked, current| PublishBeside::MovedOn {
+        asked: epoch(asked),
+        current: epoch(current),
+    };
+    let user = |facts: Beside| publish_beside(&Live::Known(facts), &Caller::User);
+    assert_eq!(user(beside()), PublishBeside::Go);
+    let elsewhere = Beside {
+        highest: epoch(1),
+        ..beside()
+    };
+    assert_eq!(user(elsewhere), moved_on(0, 1));
+    let marked = Beside {
+        source: Some(superseded()),
+        exists: false,
+        ..beside()
+    };
+    assert_eq!(user(marked.clone()), moved_on(0, 1));
+    let mover = Caller::Mover {
+        by: uid(),
+        side: Side::Source,
+    };
+    assert_eq!(publish_beside(&Live::Known(marked), &mover), moved_on(0, 1));
+    let later = Beside {
+        epoch: epoch(1),
+        highest: epoch(1),
+        ..beside()
+    };
+    assert_eq!(user(later), moved_on(0, 1));
+    let silent = publish_beside(&Live::Silent("timeout".into()), &Caller::User);
+    assert_eq!(silent, PublishBeside::Silent("timeout".into()));
+
+    assert_eq!(
+        change_beside(epoch(0), epoch(1), false, true),
+        ChangeBeside::MovedOn
+    );
+    assert_eq!(change_beside(epoch(1), epoch(1), false, true), ChangeBeside::Go);
+}
+
+#[test]
+fn rule_6_only_the_mover_attaches_what_is_moving() {
+    let source = Beside {
+        source: Some(moving(GATE)),
+        ..beside()
+    };
+    let mark = TargetMark {
+        by: uid(),
+        epoch: epoch(1),
+    };
+    let target = Beside {
+        asked: epoch(1),
+        epoch: epoch(1),
+        target: Some(mark),
+        ..beside()
+    };
+    let mover = |by, side| Caller::Mover { by, side };
+    let publish = |facts: &Beside, caller| publish_beside(&Live::Known(facts.clone()), &caller);
+    for (facts, side) in [(&source, Side::Source), (&target, Side::Target)] {
+        assert_eq!(publish(facts, Caller::User), PublishBeside::Moving);
+        assert_eq!(publish(facts, mover(uid(), side)), PublishBeside::Go);
+        assert_eq!(publish(facts, mover(other(), side)), PublishBeside::MoveOver);
+        let gone = Beside {
+            exists: false,
+            ..facts.clone()
+        };
+        assert_eq!(publish(&gone, mover(uid(), side)), PublishBeside::MoveOver);
+    }
+    // A mark counts only while there is its move; but a target is nobody's before it is handed over.
+    let gone = |facts: &Beside| Beside {
+        exists: false,
+        ..facts.clone()
+    };
+    assert_eq!(publish(&gone(&source), Caller::User), PublishBeside::Go);
+    assert_eq!(publish(&gone(&target), Caller::User), PublishBeside::Moving);
+    // A mover that comes after the hand-over would write beside the users.
+    let handed_over = Beside {
+        target: None,
+        ..target
+    };
+    assert_eq!(publish(&handed_over, Caller::User), PublishBeside::Go);
+    assert_eq!(
+        publish(&handed_over, mover(uid(), Side::Target)),
+        PublishBeside::MoveOver
+    );
+}
+
+#[test]
+fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() {
+    let users = |pods: Vec<UserPod>, nodes: Vec<UserNode>| {
+        gated(GATE).with(|facts| {
+            facts.users = Live::Known(Users {
+                pods,
+                nodes,
+                deletes_claim: None,
+            });
+        })
+    };
+    let node = |attached, in_use, health| UserNode {
+        name: "n1".into(),
+        attached,
+        in_use,
+        health,
+    };
+    let pending = UserPod {
+        has_node: false,
+        ..pod(false)
+    };
+    use NodeHealth::{NotReady, OutOfService, Ready};
+    for (facts, is_drained) in [
+        (users(vec![], vec![]), true),
+        (users(vec![pod(true)], vec![]), false),
+        (users(vec![pending], vec![]), true),
+        (users(vec![], vec![node(false, false, Ready)]), true),
+        (users(vec![], vec![node(true, false, Ready)]), false),
+        (users(vec![], vec![node(false, true, Ready)]), false),
+        (users(vec![], vec![node(false, false, NotReady)]), false),
+        (users(vec![], vec![node(false, true, OutOfService)]), true),
+        (users(vec![], vec![node(true, true, OutOfService)]), false),
+    ] {
+        let decision = step(&of(Stage::Draining(GATE)), &facts);
+        assert_eq!(decision == ClaimDecision::Reached, is_drained, "{facts:?}");
+        let later = step(
+            &of(Stage::Verifying(GATE)),
+            &facts.with(|facts| facts.copied = compared(GATE)),
+        );
+        assert_eq!(
+            later == ClaimDecision::Reached,
+            is_drained,
+            "and so it is at the commit"
+        );
+    }
+    let silent = gated(GATE).with(|facts| facts.users = Live::Silent("timeout".into()));
+    assert_eq!(
+        step(&of(Stage::Draining(GATE)), &silent),
+        ClaimDecision::Await(Waiting::Silent(Side::Source, "timeout".into()))
+    );
+}
+
+#[test]
+fn rule_8_a_gated_volume_is_not_deleted_for_its_claim_that_seems_gone() {
+    assert!(!may_delete(Some(&VolumeMark::Gated(note(GATE)))));
+    assert!(may_delete(Some(&given_back(GATE))));
+    assert!(may_delete(None));
+    // Row 10 deletes the object only: never while its policy would take the data with it.
+    let unretained = handed_over().volume(|volume| volume.policy = ReclaimPolicy::Delete);
+    assert_eq!(
+        step(&of(Stage::Committed(GATE)), &unretained),
+        ClaimDecision::Do(ClaimStep::Retain { volume: at("volume") })
+    );
+    let going = unretained.volume(|volume| volume.deleting = true);
+    assert_eq!(
+        step(&of(Stage::Committed(GATE)), &going),
+        ClaimDecision::Do(ClaimStep::Retain { volume: at("volume") })
+    );
+}
+
+#[test]
+fn rule_9_the_policy_before_the_gate_is_the_users() {
+    use ReclaimPolicy::{Delete, Retain};
+    let gated_mark = VolumeMark::Gated(note(GATE));
+    assert_eq!(policy_wanted(Retain, Some(&gated_mark)), Delete);
+    assert_eq!(policy_wanted(Retain, Some(&given_back(GATE))), Retain);
+    assert_eq!(policy_wanted(Delete, None), Delete);
+    // So the target's real PV is retained only if the user wanted that before.
+    for (policy, expected) in [(Delete, false), (Retain, true)] {
+        let facts = handed_over().with(|facts| {
+            facts.target = target(false);
+            facts.recorded = Some(Recorded {
+                policy,
+                claim_uid: "claim".into(),
+            });
+        });
+        assert_eq!(
+            step(&of(Stage::Committed(GATE)), &facts),
+            ClaimDecision::Do(ClaimStep::HandOver {
+                target: at("target"),
+                retain: expected,
+            })
+        );
+    }
+    let marked = BTreeMap::from([(mark::MOVE.to_owned(), UID.to_owned())]);
+    assert!(is_left_alone(&marked));
+    assert!(!is_left_alone(&BTreeMap::new()));
+}
+
+#[test]
+fn rule_10_nothing_is_gated_while_it_changes_and_nothing_changes_while_it_is_locked() {
+    assert_eq!(
+        step(&of(Stage::Copying { last: None }), &prepared().changing()),
+        ClaimDecision::Await(Waiting::Changing)
+    );
+    assert_eq!(
+        step(&of(Stage::Gating(GATE)), &prepared().changing()),
+        again(Why::Changing)
+    );
+    assert_eq!(
+        change_beside(epoch(1), epoch(1), true, false),
+        ChangeBeside::Later
+    );
+    assert_eq!(change_beside(epoch(1), epoch(1), false, false), ChangeBeside::Go);
+    assert_eq!(change_beside(epoch(1), epoch(1), true, true), ChangeBeside::Go);
+}

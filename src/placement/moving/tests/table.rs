@@ -1,0 +1,630 @@
+//! Row by row: what is done, what is waited for, and what is undone from there.
+
+use super::*;
+use crate::volume::moving::{Phase, TargetMark};
+
+fn done(step: ClaimStep) -> ClaimDecision {
+    ClaimDecision::Do(step)
+}
+
+fn wait(what: Waiting) -> ClaimDecision {
+    ClaimDecision::Await(what)
+}
+
+fn copied(change: impl FnOnce(&mut Copied)) -> ClaimFacts {
+    let mut copied = Copied {
+        converged: true,
+        ..Copied::default()
+    };
+    change(&mut copied);
+    gated(GATE).with(|facts| facts.copied = Live::Known(copied))
+}
+
+/// Each row: the stage, what there is, and what is next.
+#[test]
+#[allow(clippy::too_many_lines, reason = "it is the table of the protocol")]
+fn one_step_after_the_other() {
+    use ClaimDecision::Reached;
+    let copying = Stage::Copying { last: None };
+    let rows = [
+        // 1
+        (
+            Stage::Checking,
+            idle(),
+            done(ClaimStep::Lock {
+                claim: at("claim"),
+                by: uid(),
+            }),
+        ),
+        (Stage::Checking, idle().locked(), Reached),
+        // 2
+        (
+            Stage::Preparing,
+            idle().locked(),
+            done(ClaimStep::MakeTarget {
+                mark: TargetMark {
+                    by: uid(),
+                    epoch: epoch(1),
+                },
+            }),
+        ),
+        (
+            Stage::Preparing,
+            idle().locked().with(|facts| facts.target = target(false)),
+            done(ClaimStep::MakeHelpers(Side::Source)),
+        ),
+        (Stage::Preparing, prepared(), Reached),
+        // 3
+        (
+            copying.clone(),
+            prepared().with(|facts| facts.copied = Live::Known(Copied::default())),
+            done(ClaimStep::StartPass(Pass::Warm)),
+        ),
+        (
+            copying.clone(),
+            prepared().with(|facts| facts.target_helpers = Live::Known(Helpers::Incomplete)),
+            done(ClaimStep::MakeHelpers(Side::Target)),
+        ),
+        (copying.clone(), prepared().pods(vec![pod(false)]), Reached),
+        // 4
+        (
+            Stage::Gating(GATE),
+            prepared().pods(vec![pod(false)]),
+            done(ClaimStep::Evict(vec!["shop/db-0".into()])),
+        ),
+        (
+            Stage::Gating(GATE),
+            prepared().pods(vec![pod(true)]),
+            done(ClaimStep::Gate {
+                volume: at("volume"),
+                note: note(GATE),
+            }),
+        ),
+        (
+            Stage::Gating(GATE),
+            gated(GATE).with(|facts| facts.source = idle().source),
+            done(ClaimStep::MarkSource {
+                source: at("source"),
+                mark: moving(GATE),
+            }),
+        ),
+        (
+            Stage::Gating(GATE),
+            gated(GATE).touched(Touch::GivenBack(GATE)),
+            done(ClaimStep::Touch {
+                claim: at("claim"),
+                touch: Touch::Gated(GATE),
+            }),
+        ),
+        (Stage::Gating(GATE), gated(GATE).lost(false), wait(Waiting::Lost)),
+        (Stage::Gating(GATE), gated(GATE), Reached),
+        // 5
+        (
+            Stage::Draining(GATE),
+            gated(GATE).pods(vec![pod(false)]),
+            done(ClaimStep::Evict(vec!["shop/db-0".into()])),
+        ),
+        (
+            Stage::Draining(GATE),
+            gated(GATE).pods(vec![pod(true)]),
+            wait(Waiting::Users(vec!["shop/db-0".into()])),
+        ),
+        (Stage::Draining(GATE), gated(GATE), Reached),
+        // 6
+        (
+            Stage::Finishing(GATE),
+            copied(|_| ()),
+            done(ClaimStep::StartPass(Pass::Final(GATE))),
+        ),
+        (
+            Stage::Finishing(GATE),
+            copied(|copied| copied.running = Some(Pass::Final(GATE))),
+            wait(Waiting::Pass(Pass::Final(GATE))),
+        ),
+        (
+            Stage::Finishing(GATE),
+            copied(|copied| copied.finished = Some(GATE)),
+            Reached,
+        ),
+        // 7
+        (
+            Stage::Verifying(GATE),
+            copied(|_| ()),
+            done(ClaimStep::StartPass(Pass::Verify(GATE))),
+        ),
+        (
+            Stage::Verifying(GATE),
+            copied(|copied| copied.compared = Some((GATE, Roots::Equal))),
+            Reached,
+        ),
+        // 9
+        (
+            Stage::Committed(GATE),
+            gated(GATE),
+            done(ClaimStep::MarkSource {
+                source: at("source"),
+                mark: superseded(),
+            }),
+        ),
+        (
+            Stage::Committed(GATE),
+            gated(GATE).source(superseded()),
+            done(ClaimStep::RemoveHelpers(Side::Source)),
+        ),
+        (
+            Stage::Committed(GATE),
+            handed_over().with(|facts| facts.target = target(false)),
+            done(ClaimStep::HandOver {
+                target: at("target"),
+                retain: false,
+            }),
+        ),
+        // 10
+        (
+            Stage::Committed(GATE),
+            handed_over().volume(|volume| volume.attached = vec!["n1".into()]),
+            wait(Waiting::Detached(vec!["n1".into()])),
+        ),
+        (
+            Stage::Committed(GATE),
+            handed_over(),
+            done(ClaimStep::DeleteVolume { volume: at("volume") }),
+        ),
+        (
+            Stage::Committed(GATE),
+            handed_over().volume(|volume| volume.deleting = true),
+            done(ClaimStep::LetVolumeGo { volume: at("volume") }),
+        ),
+        (
+            Stage::Committed(GATE),
+            handed_over().without_volume(),
+            done(ClaimStep::MakeVolume {
+                of: Side::Target,
+                note: note(GATE),
+            }),
+        ),
+        // 11
+        (
+            Stage::Committed(GATE),
+            replaced(),
+            done(ClaimStep::Touch {
+                claim: at("claim"),
+                touch: Touch::GivenBack(GATE),
+            }),
+        ),
+        (
+            Stage::Committed(GATE),
+            replaced().touched(Touch::GivenBack(GATE)),
+            wait(Waiting::Bound),
+        ),
+        (
+            Stage::Committed(GATE),
+            replaced()
+                .touched(Touch::GivenBack(GATE))
+                .lost(false)
+                .volume(|volume| volume.bound = true),
+            done(ClaimStep::RestorePolicy {
+                volume: at("volume"),
+                policy: ReclaimPolicy::Delete,
+                mark: given_back(GATE),
+            }),
+        ),
+        (
+            Stage::Committed(GATE),
+            arrived(),
+            done(ClaimStep::Unlock { claim: at("claim") }),
+        ),
+        // 12
+        (
+            Stage::Retaining(GATE),
+            arrived().with(unlock),
+            wait(Waiting::Retention),
+        ),
+    ];
+    for (number, (stage, facts, expected)) in rows.into_iter().enumerate() {
+        assert_eq!(step(&of(stage.clone()), &facts), expected, "{number}: {stage:?}");
+    }
+}
+
+fn unlock(facts: &mut ClaimFacts) {
+    if let ClaimNow::There { lock, .. } = &mut facts.claim {
+        *lock = Lock::Free;
+    }
+}
+
+#[test]
+fn one_stage_after_the_other() {
+    let second = GATE.next();
+    let verified = copied(|copied| copied.compared = Some((GATE, Roots::Equal)));
+    for (stage, facts, expected) in [
+        (
+            Stage::Checking,
+            idle().locked(),
+            StatusChange::Enter(Stage::Preparing),
+        ),
+        (
+            Stage::Preparing,
+            prepared(),
+            StatusChange::Enter(Stage::Copying { last: None }),
+        ),
+        (
+            Stage::Copying { last: None },
+            prepared(),
+            StatusChange::OpenGate(GATE),
+        ),
+        (
+            Stage::Copying { last: Some(GATE) },
+            prepared(),
+            StatusChange::OpenGate(second),
+        ),
+        (
+            Stage::Gating(GATE),
+            gated(GATE),
+            StatusChange::Enter(Stage::Draining(GATE)),
+        ),
+        (
+            Stage::Draining(GATE),
+            gated(GATE),
+            StatusChange::Enter(Stage::Finishing(GATE)),
+        ),
+        (
+            Stage::Finishing(GATE),
+            copied(|copied| copied.finished = Some(GATE)),
+            StatusChange::Enter(Stage::Verifying(GATE)),
+        ),
+        (Stage::Verifying(GATE), verified, StatusChange::Commit(GATE)),
+        (
+            Stage::Committed(GATE),
+            arrived().with(unlock),
+            StatusChange::Enter(Stage::Retaining(GATE)),
+        ),
+        (
+            back(BackTo::Copying),
+            prepared()
+                .volume(|volume| volume.mark = Some(given_back(GATE)))
+                .source(unmarked(GATE)),
+            StatusChange::Enter(Stage::Copying { last: Some(GATE) }),
+        ),
+        (
+            back(BackTo::Start),
+            idle()
+                .volume(|volume| volume.mark = Some(given_back(GATE)))
+                .source(unmarked(GATE)),
+            StatusChange::Enter(Stage::Ended(Outcome::Cancelled)),
+        ),
+        (
+            Stage::Ended(Outcome::Done),
+            arrived().with(unlock),
+            StatusChange::RemoveFinalizer,
+        ),
+    ] {
+        assert_eq!(enters(&of(stage.clone()), &facts), Some(expected), "{stage:?}");
+    }
+}
+
+#[test]
+fn on_the_way_back_the_policy_comes_last() {
+    let way = of(back(BackTo::Copying));
+    let unmarked_source = gated(GATE).source(unmarked(GATE));
+    let named = unmarked_source
+        .clone()
+        .volume(|volume| volume.held_by = HeldBy::Claim);
+    let touched = named.clone().touched(Touch::GivenBack(GATE));
+    let bound = touched.clone().lost(false).volume(|volume| volume.bound = true);
+    let volume = || at("volume");
+    for (facts, expected) in [
+        (
+            gated(GATE),
+            done(ClaimStep::MarkSource {
+                source: at("source"),
+                mark: unmarked(GATE),
+            }),
+        ),
+        (
+            unmarked_source,
+            done(ClaimStep::GiveBack {
+                volume: volume(),
+                note: note(GATE),
+            }),
+        ),
+        (
+            named,
+            done(ClaimStep::Touch {
+                claim: at("claim"),
+                touch: Touch::GivenBack(GATE),
+            }),
+        ),
+        (touched.clone(), wait(Waiting::Bound)),
+        (touched.lost(false), wait(Waiting::Bound)),
+        (
+            bound,
+            done(ClaimStep::RestorePolicy {
+                volume: volume(),
+                policy: ReclaimPolicy::Delete,
+                mark: given_back(GATE),
+            }),
+        ),
+    ] {
+        assert_eq!(step(&way, &facts), expected);
+    }
+}
+
+#[test]
+fn what_was_made_goes_when_the_users_have_their_volume() {
+    let way = of(back(BackTo::Start));
+    let reopened = prepared()
+        .volume(|volume| volume.mark = Some(given_back(GATE)))
+        .source(unmarked(GATE));
+    let without_helpers = reopened.clone().with(|facts| {
+        facts.source_helpers = Live::Known(Helpers::Absent);
+        facts.target_helpers = Live::Known(Helpers::Absent);
+    });
+    let without_target = without_helpers
+        .clone()
+        .with(|facts| facts.target = Live::Known(TargetTwin::Absent));
+    let silent = without_helpers
+        .clone()
+        .with(|facts| facts.target = Live::Silent("timeout".into()));
+    for (facts, expected) in [
+        (reopened, done(ClaimStep::RemoveHelpers(Side::Source))),
+        (
+            without_helpers,
+            done(ClaimStep::DeleteTarget { target: at("target") }),
+        ),
+        (without_target, done(ClaimStep::Unlock { claim: at("claim") })),
+        (silent.clone(), done(ClaimStep::Unlock { claim: at("claim") })),
+        (
+            silent.with(unlock),
+            wait(Waiting::Silent(Side::Target, "timeout".into())),
+        ),
+    ] {
+        assert_eq!(step(&way, &facts), expected);
+    }
+}
+
+#[test]
+fn a_cancel_or_a_deletion_counts_until_the_commit() {
+    for stage in [
+        Stage::Checking,
+        Stage::Preparing,
+        Stage::Copying { last: Some(GATE) },
+        Stage::Gating(GATE),
+        Stage::Draining(GATE),
+        Stage::Finishing(GATE),
+        Stage::Verifying(GATE),
+        back(BackTo::Copying),
+    ] {
+        let expected = Stage::Back {
+            gate: stage.last_gate(),
+            to: BackTo::Start,
+            why: Why::Cancelled,
+        };
+        let mut cancelled = of(stage.clone());
+        cancelled.wishes.cancel = true;
+        let mut deleted = of(stage);
+        deleted.deleting = true;
+        for of in [cancelled, deleted] {
+            assert_eq!(
+                enters(&of, &gated(GATE)),
+                Some(StatusChange::Enter(expected.clone()))
+            );
+        }
+    }
+    for stage in [Stage::Committed(GATE), Stage::Retaining(GATE)] {
+        let mut cancelled = of(stage);
+        cancelled.wishes.cancel = true;
+        cancelled.deleting = true;
+        assert_eq!(enters(&cancelled, &handed_over()), None);
+    }
+}
+
+#[test]
+fn what_lasts_too_long_is_undone_and_tried_again() {
+    for (stage, facts, why) in [
+        (Stage::Gating(GATE), gated(GATE).lost(false), Why::DrainOverdue),
+        (
+            Stage::Draining(GATE),
+            gated(GATE).pods(vec![pod(true)]),
+            Why::DrainOverdue,
+        ),
+        (Stage::Finishing(GATE), copied(|_| ()), Why::DowntimeOverdue),
+        (Stage::Verifying(GATE), copied(|_| ()), Why::DowntimeOverdue),
+    ] {
+        let mut late = of(stage);
+        late.overdue = OverDue {
+            drain: true,
+            downtime: true,
+            retention: false,
+        };
+        let expected = Stage::Back {
+            gate: Some(GATE),
+            to: BackTo::Copying,
+            why,
+        };
+        assert_eq!(enters(&late, &facts), Some(StatusChange::Enter(expected)));
+    }
+}
+
+#[test]
+fn what_is_complete_is_committed_however_late() {
+    let mut late = of(Stage::Verifying(GATE));
+    late.overdue.downtime = true;
+    let verified = copied(|copied| copied.compared = Some((GATE, Roots::Equal)));
+    assert_eq!(enters(&late, &verified), Some(StatusChange::Commit(GATE)));
+}
+
+#[test]
+fn a_target_that_is_gone_costs_nothing_before_the_commit_and_the_source_stays_after_it() {
+    let gone = |facts: ClaimFacts| facts.with(|facts| facts.target = Live::Known(TargetTwin::Gone));
+    for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
+        assert_eq!(
+            step(&of(stage), &gone(gated(GATE))),
+            ClaimDecision::Back(BackTo::Start, Why::TargetGone)
+        );
+    }
+    assert_eq!(
+        step(&of(Stage::Committed(GATE)), &gone(handed_over())),
+        wait(Waiting::TargetGone)
+    );
+    let mut late = of(Stage::Retaining(GATE));
+    late.overdue.retention = true;
+    assert_eq!(
+        step(&late, &gone(arrived().with(unlock))),
+        wait(Waiting::TargetGone),
+        "the source is all that is left"
+    );
+    assert_eq!(
+        step(&late, &arrived().with(unlock)),
+        done(ClaimStep::ReleaseSource {
+            source: at("source"),
+            policy: ReclaimPolicy::Delete,
+        })
+    );
+}
+
+#[test]
+fn a_source_that_is_gone_is_waited_for_and_the_unfinished_copy_stays() {
+    let gone = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+    for (stage, facts) in [
+        (Stage::Copying { last: None }, prepared()),
+        (Stage::Draining(GATE), gated(GATE)),
+    ] {
+        assert_eq!(step(&of(stage), &gone(facts)), wait(Waiting::SourceGone));
+    }
+    let silent = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Silent("timeout".into()));
+    assert_eq!(
+        step(
+            &of(Stage::Committed(GATE)),
+            &silent(handed_over().with(|facts| facts.target = target(false)))
+        ),
+        done(ClaimStep::HandOver {
+            target: at("target"),
+            retain: false,
+        }),
+        "row 9 needs only the target"
+    );
+    assert_eq!(
+        step(&of(back(BackTo::Copying)), &silent(gated(GATE))),
+        done(ClaimStep::GiveBack {
+            volume: at("volume"),
+            note: note(GATE),
+        }),
+        "and a silent source keeps nobody from its claim"
+    );
+}
+
+#[test]
+fn several_claims_are_gated_together_and_committed_together() {
+    let both = |first: ClaimFacts, second: ClaimFacts, stage| move_step(&of(stage), &[first, second]);
+    let busy = || prepared().pods(vec![pod(false)]);
+    assert_eq!(
+        both(prepared(), busy(), Stage::Gating(GATE)),
+        MoveStep::Act(vec![(1, ClaimStep::Evict(vec!["shop/db-0".into()]))]),
+        "the first is not gated as long as the second cannot be"
+    );
+    let verified = || copied(|copied| copied.compared = Some((GATE, Roots::Equal)));
+    let running = copied(|copied| copied.running = Some(Pass::Verify(GATE)));
+    assert_eq!(
+        both(verified(), running, Stage::Verifying(GATE)),
+        MoveStep::Wait(vec![(1, Waiting::Pass(Pass::Verify(GATE)))])
+    );
+    let differs = copied(|copied| copied.compared = Some((GATE, Roots::Differ("a/b".into()))));
+    assert_eq!(
+        both(verified(), differs, Stage::Verifying(GATE)),
+        MoveStep::Write {
+            at: at("move"),
+            change: StatusChange::Enter(Stage::Back {
+                gate: Some(GATE),
+                to: BackTo::Start,
+                why: Why::Differs("a/b".into()),
+            }),
+        }
+    );
+}
+
+#[test]
+fn a_pause_counts_only_while_no_gate_is_closed() {
+    let paused = |stage| {
+        let mut of = of(stage);
+        of.wishes.paused = true;
+        of
+    };
+    let waits = MoveStep::Wait(vec![(0, Waiting::Paused)]);
+    assert_eq!(
+        move_step(&paused(Stage::Copying { last: None }), &[prepared()]),
+        waits
+    );
+    assert_eq!(move_step(&paused(Stage::Preparing), &[idle().locked()]), waits);
+    let gated = move_step(&paused(Stage::Draining(GATE)), &[gated(GATE)]);
+    assert!(matches!(gated, MoveStep::Write { .. }), "{gated:?}");
+}
+
+#[test]
+fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
+    let mut ready = of(Stage::Copying { last: None });
+    ready.wishes.cutover = false;
+    let waits = MoveStep::Wait(vec![(0, Waiting::CutOver)]);
+    assert_eq!(move_step(&ready, &[prepared()]), waits);
+    assert_eq!(ready.stage.phase(true), Phase::Ready);
+
+    let mut unknown = of(Stage::Checking);
+    unknown.obstacles = None;
+    let waits = MoveStep::Wait(vec![(0, Waiting::Preflight)]);
+    assert_eq!(move_step(&unknown, &[idle().locked()]), waits);
+    unknown.obstacles = Some(vec!["too small".into()]);
+    let refused = Stage::Back {
+        gate: None,
+        to: BackTo::Start,
+        why: Why::Refused(vec!["too small".into()]),
+    };
+    assert_eq!(
+        enters(&unknown, &idle().locked()),
+        Some(StatusChange::Enter(refused))
+    );
+}
+
+#[test]
+fn what_others_have_or_made_is_left_to_them() {
+    let theirs = |counts| {
+        idle().with(|facts| {
+            if let ClaimNow::There { lock, .. } = &mut facts.claim {
+                *lock = Lock::Theirs { by: other(), counts };
+            }
+        })
+    };
+    let start = |why| ClaimDecision::Back(BackTo::Start, why);
+    assert_eq!(
+        step(&of(Stage::Checking), &theirs(true)),
+        start(Why::Locked(other()))
+    );
+    assert_eq!(
+        step(&of(Stage::Checking), &theirs(false)),
+        done(ClaimStep::Lock {
+            claim: at("claim"),
+            by: uid(),
+        }),
+        "the lock of a move that is gone does not count"
+    );
+    let foreign = idle()
+        .locked()
+        .with(|facts| facts.target = Live::Known(TargetTwin::Foreign("a claim".into())));
+    assert_eq!(
+        step(&of(Stage::Preparing), &foreign),
+        start(Why::InTheWay("a claim".into()))
+    );
+    assert_eq!(
+        step(
+            &of(back(BackTo::Start)),
+            &foreign
+                .volume(|volume| volume.mark = Some(given_back(GATE)))
+                .source(unmarked(GATE))
+        ),
+        done(ClaimStep::Unlock { claim: at("claim") }),
+        "and it is not deleted on the way back"
+    );
+    let another = handed_over().volume(|volume| volume.serves = Serves::Else("v1:x".into()));
+    assert_eq!(
+        step(&of(Stage::Committed(GATE)), &another),
+        wait(Waiting::VolumeTaken("v1:x".into()))
+    );
+}

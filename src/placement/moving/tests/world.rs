@@ -1,0 +1,904 @@
+//! A small world in which a volume moves: objects with versions, Kubernetes' PV controller,
+//! scheduler and kubelet, csi-attacher, a csi-provisioner without any guard, movers, and leaders
+//! of which one may be late. What must never happen is found here, after every event.
+
+use super::*;
+
+/// Where a PV stands for Kubernetes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Pending,
+    Bound,
+    Released,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Pv {
+    version: u64,
+    uid: u64,
+    pub(super) serves: Side,
+    pub(super) held_by_claim: bool,
+    pub(super) mark: Option<VolumeMark>,
+    pub(super) policy: ReclaimPolicy,
+    pub(super) phase: Phase,
+    pub(super) deleting: bool,
+    finalizer: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    version: u64,
+    pub(super) deleting: bool,
+    pub(super) locked: bool,
+    pub(super) lost: bool,
+    touched: Option<Touch>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Twin {
+    version: u64,
+    pub(super) data: u64,
+    pub(super) mark: Option<SourceMark>,
+    pub(super) handed_over: bool,
+    retained: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PodState {
+    /// It has a node.
+    Scheduled,
+    /// Its kubelet has found the PV to be the claim's.
+    Checked,
+    /// It writes.
+    Running(Side),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pod {
+    state: PodState,
+    leaving: bool,
+}
+
+/// One claim and all that belongs to it.
+#[derive(Clone, Debug)]
+pub(super) struct Volume {
+    pub(super) policy: ReclaimPolicy,
+    pub(super) claim: Option<Claim>,
+    pub(super) pv: Option<Pv>,
+    pub(super) source: Option<Twin>,
+    pub(super) target: Option<Twin>,
+    pub(super) helpers: [bool; 2],
+    pub(super) copied: Copied,
+    begun_with: u64,
+    pub(super) pods: Vec<Pod>,
+    pub(super) attached: bool,
+    /// How often something was written that its writer was told is safe.
+    newest: u64,
+    /// The user has deleted the claim while it was Bound, and wants the data gone.
+    pub(super) waived: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Move {
+    version: u64,
+    pub(super) stage: Stage,
+    pub(super) finalizer: bool,
+    pub(super) deleting: bool,
+    pub(super) cancel: bool,
+    recorded: Vec<Option<Recorded>>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) clock: u64,
+    pub(super) volumes: Vec<Volume>,
+    pub(super) mv: Option<Move>,
+    pub(super) quiesce: Quiesce,
+    pub(super) overdue: OverDue,
+    pub(super) silent: [bool; 2],
+    pub(super) target_gone: bool,
+    pub(super) was_committed: bool,
+    pub(super) broken: Vec<String>,
+    late_objects: Option<Vec<ClaimFacts>>,
+    late_step: Option<Decided>,
+}
+
+/// What a leader is about to do.
+#[derive(Clone, Debug)]
+enum Decided {
+    Move(MoveStep),
+    Leftovers(Vec<(usize, ClaimStep)>),
+}
+
+const SOURCE: usize = 0;
+const TARGET: usize = 1;
+
+fn index(side: Side) -> usize {
+    match side {
+        Side::Source => SOURCE,
+        Side::Target => TARGET,
+    }
+}
+
+fn read(uid: &str, version: u64) -> AsRead {
+    AsRead::new(uid.to_owned(), version.to_string())
+}
+
+fn read_pv(pv: &Pv) -> AsRead {
+    read(&format!("pv-{}", pv.uid), pv.version)
+}
+
+impl Volume {
+    fn twin(&self, side: Side) -> &Option<Twin> {
+        match side {
+            Side::Source => &self.source,
+            Side::Target => &self.target,
+        }
+    }
+
+    /// Whether there is a copy with all that was written, which nobody is about to delete.
+    fn is_safe(&self, side: Side) -> bool {
+        let has_all = self
+            .twin(side)
+            .as_ref()
+            .is_some_and(|twin| twin.data == self.newest);
+        let goes = self.pv.as_ref().is_some_and(|pv| {
+            let seems_unclaimed = pv.phase == Phase::Released || !pv.held_by_claim || self.claim.is_none();
+            pv.serves == side && pv.policy == ReclaimPolicy::Delete && seems_unclaimed
+        });
+        has_all && !goes
+    }
+}
+
+impl World {
+    pub(super) fn new(volumes: usize, quiesce: Quiesce, policy: ReclaimPolicy) -> Self {
+        let volume = Volume {
+            policy,
+            claim: Some(Claim {
+                version: 1,
+                deleting: false,
+                locked: false,
+                lost: false,
+                touched: None,
+            }),
+            pv: Some(Pv {
+                version: 1,
+                uid: 1,
+                serves: Side::Source,
+                held_by_claim: true,
+                mark: None,
+                policy,
+                phase: Phase::Bound,
+                deleting: false,
+                finalizer: false,
+            }),
+            source: Some(Twin {
+                version: 1,
+                data: 1,
+                mark: None,
+                handed_over: true,
+                retained: false,
+            }),
+            target: None,
+            helpers: [false; 2],
+            copied: Copied::default(),
+            begun_with: 0,
+            pods: Vec::new(),
+            attached: false,
+            newest: 1,
+            waived: false,
+        };
+        Self {
+            clock: 1,
+            mv: Some(Move {
+                version: 1,
+                stage: Stage::Checking,
+                finalizer: false,
+                deleting: false,
+                cancel: false,
+                recorded: vec![None; volumes],
+            }),
+            volumes: vec![volume; volumes],
+            quiesce,
+            overdue: OverDue::default(),
+            silent: [false; 2],
+            target_gone: false,
+            was_committed: false,
+            broken: Vec::new(),
+            late_objects: None,
+            late_step: None,
+        }
+    }
+
+    /// The next version. Everything that changes anything takes one.
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    // What a leader reads.
+
+    fn objects(&self) -> Vec<ClaimFacts> {
+        self.volumes.iter().map(|volume| self.facts(volume)).collect()
+    }
+
+    fn answers<T>(&self, side: Side, says: T) -> Live<T> {
+        if self.silent[index(side)] {
+            Live::Silent("timeout".into())
+        } else {
+            Live::Known(says)
+        }
+    }
+
+    fn facts(&self, volume: &Volume) -> ClaimFacts {
+        let helpers = |side| {
+            if volume.helpers[index(side)] {
+                Helpers::Ready
+            } else {
+                Helpers::Absent
+            }
+        };
+        let pods = volume.pods.iter().map(|pod| UserPod {
+            name: "pod".into(),
+            has_node: true,
+            leaving: pod.leaving,
+        });
+        let node = UserNode {
+            name: "node".into(),
+            attached: volume.attached,
+            in_use: volume.attached,
+            health: NodeHealth::Ready,
+        };
+        ClaimFacts {
+            claim: volume
+                .claim
+                .as_ref()
+                .map_or(ClaimNow::Absent, |claim| ClaimNow::There {
+                    at: read("claim", claim.version),
+                    deleting: claim.deleting,
+                    lock: if claim.locked { Lock::Ours } else { Lock::Free },
+                    lost: claim.lost,
+                    touched: claim.touched,
+                    changing: false,
+                }),
+            volume: volume.pv.as_ref().map_or(VolumeNow::Absent, |pv| {
+                VolumeNow::There(VirtualVolume {
+                    at: read_pv(pv),
+                    serves: match pv.serves {
+                        Side::Source => Serves::Source,
+                        Side::Target => Serves::Target,
+                    },
+                    held_by: if pv.held_by_claim {
+                        HeldBy::Claim
+                    } else {
+                        HeldBy::Move
+                    },
+                    mark: pv.mark.clone(),
+                    policy: pv.policy,
+                    bound: pv.phase == Phase::Bound,
+                    deleting: pv.deleting,
+                    attached: volume.attached.then(|| "node".to_owned()).into_iter().collect(),
+                })
+            }),
+            source: self.answers(
+                Side::Source,
+                volume
+                    .source
+                    .as_ref()
+                    .map_or(SourceTwin::Gone, |twin| SourceTwin::There {
+                        at: read("source", twin.version),
+                        mark: twin.mark.clone(),
+                        deleting: false,
+                    }),
+            ),
+            target: self.answers(
+                Side::Target,
+                match &volume.target {
+                    _ if self.target_gone => TargetTwin::Gone,
+                    None => TargetTwin::Absent,
+                    Some(twin) => TargetTwin::There {
+                        at: read("target", twin.version),
+                        handed_over: twin.handed_over,
+                        retained: twin.retained,
+                        deleting: false,
+                    },
+                },
+            ),
+            epoch: epoch(1),
+            source_helpers: self.answers(Side::Source, helpers(Side::Source)),
+            target_helpers: self.answers(Side::Target, helpers(Side::Target)),
+            users: Live::Known(Users {
+                pods: pods.collect(),
+                nodes: vec![node],
+                deletes_claim: None,
+            }),
+            copied: self.answers(Side::Target, volume.copied.clone()),
+            recorded: None,
+        }
+    }
+
+    fn status(&self) -> Option<MoveFacts> {
+        self.mv.as_ref().map(|mv| MoveFacts {
+            at: read("move", mv.version),
+            uid: uid(),
+            stage: mv.stage.clone(),
+            finalizer: mv.finalizer,
+            deleting: mv.deleting,
+            wishes: Wishes {
+                cancel: mv.cancel,
+                paused: false,
+                cutover: true,
+                quiesce: self.quiesce,
+            },
+            obstacles: Some(Vec::new()),
+            overdue: self.overdue,
+        })
+    }
+
+    /// Decides on these objects and the status of now, in this order.
+    fn decide(&self, mut objects: Vec<ClaimFacts>) -> Decided {
+        if let (Some(of), Some(mv)) = (self.status(), &self.mv) {
+            for (facts, recorded) in objects.iter_mut().zip(&mv.recorded) {
+                facts.recorded.clone_from(recorded);
+            }
+            return Decided::Move(move_step(&of, &objects));
+        }
+        let steps = objects.iter().enumerate();
+        let steps = steps.filter_map(|(number, facts)| match leftover_step(&uid(), facts) {
+            ClaimDecision::Do(step) => Some((number, step)),
+            _ => None,
+        });
+        Decided::Leftovers(steps.collect())
+    }
+
+    // Leaders.
+
+    /// A leader that is alone reads, decides, and dies after this many writes.
+    pub(super) fn lead(&mut self, writes: usize) {
+        let decided = self.decide(self.objects());
+        self.carry_out(decided, writes);
+    }
+
+    pub(super) fn late_leader_reads_objects(&mut self) {
+        self.late_objects = Some(self.objects());
+    }
+
+    pub(super) fn late_leader_decides(&mut self) {
+        if let Some(objects) = self.late_objects.take() {
+            self.late_step = Some(self.decide(objects));
+        }
+    }
+
+    pub(super) fn late_leader_acts(&mut self) {
+        if let Some(decided) = self.late_step.take() {
+            self.carry_out(decided, usize::MAX);
+        }
+    }
+
+    fn carry_out(&mut self, decided: Decided, writes: usize) {
+        match decided {
+            Decided::Move(MoveStep::Write { at, change }) if writes > 0 => self.write_status(&at, change),
+            Decided::Move(MoveStep::Act(steps)) | Decided::Leftovers(steps) => {
+                for (number, step) in steps.into_iter().take(writes) {
+                    self.apply(number, step);
+                }
+            }
+            Decided::Move(_) => {}
+        }
+    }
+
+    fn write_status(&mut self, at: &AsRead, change: StatusChange) {
+        let version = self.clock + 1;
+        let Some(mv) = self.mv.as_mut().filter(|mv| read("move", mv.version) == *at) else {
+            return;
+        };
+        match change {
+            // The API server takes no new finalizer for what is being deleted.
+            StatusChange::AddFinalizer if mv.deleting => return,
+            StatusChange::AddFinalizer => mv.finalizer = true,
+            StatusChange::RemoveFinalizer => mv.finalizer = false,
+            StatusChange::OpenGate(gate) => {
+                mv.stage = Stage::Gating(gate);
+                for (recorded, volume) in mv.recorded.iter_mut().zip(&self.volumes) {
+                    if let Some(pv) = &volume.pv {
+                        *recorded = Some(Recorded {
+                            policy: policy_wanted(pv.policy, pv.mark.as_ref()),
+                            claim_uid: "claim".into(),
+                        });
+                    }
+                }
+            }
+            StatusChange::Commit(gate) => {
+                mv.stage = Stage::Committed(gate);
+                self.was_committed = true;
+                for volume in &self.volumes {
+                    let has_all =
+                        |twin: &Option<Twin>| twin.as_ref().is_some_and(|twin| twin.data == volume.newest);
+                    if !has_all(&volume.target) && !self.target_gone {
+                        self.broken.push("committed without all data".into());
+                    }
+                }
+            }
+            StatusChange::Enter(stage) => mv.stage = stage,
+        }
+        mv.version = version;
+        self.clock = version;
+        self.collect_move();
+    }
+
+    fn collect_move(&mut self) {
+        if self.mv.as_ref().is_some_and(|mv| mv.deleting && !mv.finalizer) {
+            self.mv = None;
+        }
+    }
+
+    /// One write: nothing happens where the object is not what the step says.
+    #[allow(clippy::too_many_lines, reason = "one arm for each step")]
+    fn apply(&mut self, number: usize, step: ClaimStep) {
+        let clock = self.clock + 1;
+        let silent = self.silent;
+        let target_gone = self.target_gone;
+        let volume = &mut self.volumes[number];
+        let claim = |volume: &Volume, at: &AsRead| {
+            volume
+                .claim
+                .as_ref()
+                .is_some_and(|claim| read("claim", claim.version) == *at)
+        };
+        let pv = |volume: &Volume, at: &AsRead| volume.pv.as_ref().is_some_and(|pv| read_pv(pv) == *at);
+        let twin = |twin: &Option<Twin>, what: &str, at: &AsRead| {
+            twin.as_ref().is_some_and(|twin| read(what, twin.version) == *at)
+        };
+        let mut gone_while_attached = false;
+        let mut given_away = false;
+        match step {
+            ClaimStep::Lock { claim: at, .. } if claim(volume, &at) => {
+                if let Some(claim) = volume.claim.as_mut().filter(|claim| !claim.deleting) {
+                    claim.locked = true;
+                    claim.version = clock;
+                }
+            }
+            ClaimStep::Unlock { claim: at } if claim(volume, &at) => {
+                if let Some(claim) = &mut volume.claim {
+                    claim.locked = false;
+                    claim.version = clock;
+                }
+            }
+            ClaimStep::Touch { claim: at, touch } if claim(volume, &at) => {
+                if let Some(claim) = &mut volume.claim {
+                    claim.touched = Some(touch);
+                    claim.version = clock;
+                }
+            }
+            ClaimStep::MakeTarget { .. } if volume.target.is_none() && !silent[TARGET] && !target_gone => {
+                volume.target = Some(Twin {
+                    version: clock,
+                    data: 0,
+                    mark: None,
+                    handed_over: false,
+                    retained: false,
+                });
+                volume.copied = Copied::default();
+            }
+            ClaimStep::MakeHelpers(side) if !silent[index(side)] => {
+                // Nothing keeps a late leader from making a mover; but it gets no volume.
+                volume.helpers[index(side)] = true;
+            }
+            ClaimStep::RemoveHelpers(side) if !silent[index(side)] => {
+                volume.helpers[index(side)] = false;
+                volume.copied.running = None;
+            }
+            ClaimStep::StartPass(pass) if volume.helpers == [true; 2] => {
+                volume.copied.running = Some(pass);
+                volume.begun_with = volume.source.as_ref().map_or(0, |twin| twin.data);
+            }
+            ClaimStep::Evict(_) => {
+                for pod in &mut volume.pods {
+                    pod.leaving = true;
+                }
+            }
+            ClaimStep::Gate { volume: at, note } if pv(volume, &at) => {
+                // No new finalizer for what is being deleted.
+                if let Some(pv) = volume.pv.as_mut().filter(|pv| !pv.deleting || pv.finalizer) {
+                    pv.held_by_claim = false;
+                    pv.policy = ReclaimPolicy::Retain;
+                    pv.finalizer = true;
+                    pv.mark = Some(VolumeMark::Gated(note));
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::MarkSource { source: at, mark } if twin(&volume.source, "source", &at) => {
+                if let Some(twin) = volume.source.as_mut().filter(|_| !silent[SOURCE]) {
+                    twin.mark = Some(mark);
+                    twin.version = clock;
+                }
+            }
+            ClaimStep::GiveBack { volume: at, .. } if pv(volume, &at) => {
+                if let Some(pv) = &mut volume.pv {
+                    pv.held_by_claim = true;
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::RestorePolicy {
+                volume: at,
+                policy,
+                mark,
+            } if pv(volume, &at) => {
+                if let Some(pv) = &mut volume.pv {
+                    pv.policy = policy;
+                    pv.mark = Some(mark);
+                    pv.finalizer = false;
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::RefuseGate { volume: at, mark } if pv(volume, &at) => {
+                if let Some(pv) = &mut volume.pv {
+                    pv.mark = Some(mark);
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::Retain { volume: at } if pv(volume, &at) => {
+                if let Some(pv) = &mut volume.pv {
+                    pv.policy = ReclaimPolicy::Retain;
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::DeleteVolume { volume: at } if pv(volume, &at) => {
+                if let Some(pv) = &mut volume.pv {
+                    pv.deleting = true;
+                    pv.version = clock;
+                }
+            }
+            ClaimStep::LetVolumeGo { volume: at } if pv(volume, &at) => {
+                gone_while_attached = volume.attached;
+                volume.pv = None;
+            }
+            ClaimStep::MakeVolume { of, note } if volume.pv.is_none() => {
+                volume.pv = Some(Pv {
+                    version: clock,
+                    uid: clock,
+                    serves: of,
+                    held_by_claim: true,
+                    mark: Some(VolumeMark::Gated(note)),
+                    policy: ReclaimPolicy::Retain,
+                    phase: Phase::Pending,
+                    deleting: false,
+                    finalizer: true,
+                });
+            }
+            ClaimStep::RetainTarget { target: at } if twin(&volume.target, "target", &at) => {
+                if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
+                    twin.retained = true;
+                    twin.version = clock;
+                }
+            }
+            ClaimStep::DeleteTarget { target: at } if twin(&volume.target, "target", &at) => {
+                if !silent[TARGET] {
+                    given_away = volume.target.as_ref().is_some_and(|twin| twin.handed_over);
+                    volume.target = None;
+                }
+            }
+            ClaimStep::HandOver { target: at, .. } if twin(&volume.target, "target", &at) => {
+                if let Some(twin) = volume.target.as_mut().filter(|_| !silent[TARGET]) {
+                    twin.handed_over = true;
+                    twin.version = clock;
+                }
+            }
+            ClaimStep::ReleaseSource { source: at, .. } if twin(&volume.source, "source", &at) => {
+                if !silent[SOURCE] {
+                    volume.source = None;
+                }
+            }
+            // It was changed since, or the cluster does not answer.
+            _ => return,
+        }
+        self.clock = clock;
+        if gone_while_attached {
+            self.broken.push("a PV went while it was attached".into());
+        }
+        if given_away {
+            self.broken
+                .push("a target was deleted that was handed over".into());
+        }
+    }
+
+    // Kubernetes, and the sidecars.
+
+    pub(super) fn pv_controller_looks_at_pv(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let volume = &mut self.volumes[number];
+        let Some(pv) = &mut volume.pv else { return };
+        let phase = if pv.held_by_claim && volume.claim.is_some() {
+            Phase::Bound
+        } else {
+            Phase::Released
+        };
+        if pv.phase != phase {
+            pv.phase = phase;
+            pv.version = version;
+            self.clock = version;
+        }
+        // Its own protection of what is Bound is over, and nobody else has a finalizer on it; that
+        // of csi-provisioner is on it as long as there is something to delete.
+        let volume = &mut self.volumes[number];
+        let is_free = |pv: &Pv| !pv.finalizer && pv.policy == ReclaimPolicy::Retain;
+        let goes = |pv: &Pv| pv.deleting && is_free(pv) && pv.phase != Phase::Bound;
+        if volume.pv.as_ref().is_some_and(goes) {
+            volume.pv = None;
+            self.tick();
+        }
+    }
+
+    pub(super) fn pv_controller_looks_at_claim(&mut self, number: usize) {
+        let version = self.clock + 1;
+        let volume = &mut self.volumes[number];
+        let is_lost = !volume.pv.as_ref().is_some_and(|pv| pv.held_by_claim);
+        if let Some(claim) = volume.claim.as_mut().filter(|claim| claim.lost != is_lost) {
+            claim.lost = is_lost;
+            claim.version = version;
+            self.clock = version;
+        }
+        // The protection of claims that are in use.
+        let volume = &mut self.volumes[number];
+        let goes = |claim: &Claim| claim.deleting && !claim.locked;
+        if volume.claim.as_ref().is_some_and(goes) && volume.pods.is_empty() {
+            volume.claim = None;
+            self.tick();
+        }
+    }
+
+    pub(super) fn provisioner_looks(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let goes = |pv: &Pv| pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Delete;
+        let Some(pv) = volume.pv.as_ref().filter(|pv| goes(pv)) else {
+            return;
+        };
+        if volume.attached || self.silent[index(pv.serves)] {
+            return;
+        }
+        match pv.serves {
+            Side::Source => volume.source = None,
+            Side::Target => volume.target = None,
+        }
+        if !pv.finalizer {
+            volume.pv = None;
+        }
+        self.tick();
+    }
+
+    pub(super) fn pod_is_scheduled(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        // The scheduler may not know yet that a claim is Lost.
+        if volume.claim.as_ref().is_some_and(|claim| !claim.deleting) && volume.pods.len() < 2 {
+            volume.pods.push(Pod {
+                state: PodState::Scheduled,
+                leaving: false,
+            });
+            self.tick();
+        }
+    }
+
+    /// The kubelets go on, one step for each pod.
+    pub(super) fn pods_go_on(&mut self, number: usize) {
+        let world = self.clone();
+        let volume = &mut self.volumes[number];
+        let Some(pv) = &volume.pv else { return };
+        let mut stale = false;
+        for pod in &mut volume.pods {
+            match pod.state {
+                PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
+                PodState::Checked if world.publishes(number, pv.serves) => {
+                    pod.state = PodState::Running(pv.serves);
+                    volume.attached = true;
+                    let twin = match pv.serves {
+                        Side::Source => &volume.source,
+                        Side::Target => &volume.target,
+                    };
+                    stale |= !twin.as_ref().is_some_and(|twin| twin.data == volume.newest);
+                }
+                _ => {}
+            }
+        }
+        self.tick();
+        if stale {
+            self.broken.push("a pod was given a copy that lacks data".into());
+        }
+    }
+
+    /// `ControllerPublish`, which reads the twin live.
+    fn publishes(&self, number: usize, side: Side) -> bool {
+        let volume = &self.volumes[number];
+        let Some(twin) = volume.twin(side) else {
+            return false;
+        };
+        let highest = volume.target.as_ref().is_some_and(|twin| twin.handed_over) && !self.silent[TARGET];
+        let number = |side| epoch(u32::from(side == Side::Target));
+        let made_by_move = side == Side::Target && !twin.handed_over;
+        let facts = self.answers(
+            side,
+            Beside {
+                asked: number(side),
+                epoch: number(side),
+                source: twin.mark.clone(),
+                target: made_by_move.then(|| crate::volume::moving::TargetMark {
+                    by: uid(),
+                    epoch: epoch(1),
+                }),
+                exists: self.mv.is_some(),
+                highest: epoch(u32::from(highest)),
+            },
+        );
+        publish_beside(&facts, &Caller::User) == PublishBeside::Go
+    }
+
+    pub(super) fn pods_write(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let sides: Vec<Side> = [Side::Source, Side::Target]
+            .into_iter()
+            .filter(|side| {
+                volume
+                    .pods
+                    .iter()
+                    .any(|pod| pod.state == PodState::Running(*side))
+            })
+            .collect();
+        for side in &sides {
+            volume.newest += 1;
+            let newest = volume.newest;
+            let twin = match side {
+                Side::Source => &mut volume.source,
+                Side::Target => &mut volume.target,
+            };
+            if let Some(twin) = twin {
+                twin.data = newest;
+            }
+        }
+        if !sides.is_empty() {
+            volume.copied.converged = false;
+            self.tick();
+        }
+    }
+
+    pub(super) fn pod_ends(&mut self, number: usize, only_leaving: bool) {
+        let pods = &mut self.volumes[number].pods;
+        let ends = pods.iter().position(|pod| pod.leaving || !only_leaving);
+        if let Some(which) = ends {
+            pods.remove(which);
+            self.tick();
+        }
+    }
+
+    pub(super) fn attacher_detaches(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let is_used = volume
+            .pods
+            .iter()
+            .any(|pod| matches!(pod.state, PodState::Running(_)));
+        if volume.attached && !is_used && volume.pv.is_some() {
+            volume.attached = false;
+            self.tick();
+        }
+    }
+
+    // Movers.
+
+    pub(super) fn movers_go_on(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
+            return;
+        };
+        // What was handed over is not attached for a mover.
+        if volume.helpers != [true; 2] || self.silent != [false; 2] || target.handed_over {
+            return;
+        }
+        match volume.copied.running.take() {
+            None => return,
+            Some(Pass::Warm) => {
+                target.data = volume.begun_with;
+                volume.copied.converged = volume.begun_with == source.data;
+            }
+            Some(Pass::Final(gate)) => {
+                target.data = volume.begun_with;
+                volume.copied.finished = Some(gate);
+            }
+            Some(Pass::Verify(gate)) => {
+                let roots = if target.data == source.data {
+                    Roots::Equal
+                } else {
+                    Roots::Differ("file".into())
+                };
+                volume.copied.compared = Some((gate, roots));
+            }
+        }
+        self.tick();
+    }
+
+    pub(super) fn mover_dies(&mut self, number: usize, side: Side) {
+        let volume = &mut self.volumes[number];
+        volume.helpers[index(side)] = false;
+        volume.copied.running = None;
+        self.tick();
+    }
+
+    // People.
+
+    pub(super) fn cancel(&mut self) {
+        let version = self.tick();
+        if let Some(mv) = &mut self.mv {
+            mv.cancel = true;
+            mv.version = version;
+        }
+    }
+
+    pub(super) fn delete_move(&mut self, by_force: bool) {
+        let version = self.tick();
+        if let Some(mv) = &mut self.mv {
+            mv.deleting = true;
+            mv.finalizer &= !by_force;
+            mv.version = version;
+        }
+        self.collect_move();
+    }
+
+    pub(super) fn delete_claim(&mut self, number: usize) {
+        let version = self.tick();
+        let volume = &mut self.volumes[number];
+        let Some(claim) = volume.claim.as_mut().filter(|claim| !claim.deleting) else {
+            return;
+        };
+        let is_whole = volume.pv.as_ref().is_some_and(|pv| pv.held_by_claim) && !claim.lost;
+        volume.waived |= is_whole;
+        claim.deleting = true;
+        claim.version = version;
+        self.pv_controller_looks_at_claim(number);
+    }
+
+    pub(super) fn delete_pv(&mut self, number: usize) {
+        let version = self.tick();
+        if let Some(pv) = &mut self.volumes[number].pv {
+            pv.deleting = true;
+            pv.version = version;
+        }
+        self.pv_controller_looks_at_pv(number);
+    }
+
+    /// The cluster of the target burns down, as long as that costs nothing that was written.
+    pub(super) fn lose_target(&mut self) {
+        let has_all = |volume: &Volume| volume.waived || volume.is_safe(Side::Source);
+        if self.volumes.iter().all(has_all) {
+            self.target_gone = true;
+            for volume in &mut self.volumes {
+                volume.target = None;
+                volume.helpers[TARGET] = false;
+                volume.copied = Copied::default();
+                volume
+                    .pods
+                    .retain(|pod| pod.state != PodState::Running(Side::Target));
+            }
+            self.tick();
+        }
+    }
+
+    /// What must be true after every event.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if let Some(broken) = self.broken.first() {
+            return Err(broken.clone());
+        }
+        for volume in &self.volumes {
+            let runs = |side| volume.pods.iter().any(|pod| pod.state == PodState::Running(side));
+            if runs(Side::Source) && runs(Side::Target) {
+                return Err("two copies are written".into());
+            }
+            let is_kept = volume.is_safe(Side::Source) || volume.is_safe(Side::Target);
+            if !is_kept && !volume.waived {
+                return Err(format!("the data is gone, or about to go: {volume:#?}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn publishes_to_users(&self, number: usize) -> bool {
+        let pv = self.volumes[number].pv.as_ref();
+        pv.is_some_and(|pv| self.publishes(number, pv.serves))
+    }
+}

@@ -1,0 +1,89 @@
+//! Who uses a volume that is being moved, and when nobody does any more.
+
+/// The users of a volume, in every cluster where it can have some.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Users {
+    /// The pods that name the claim or, remotely, its twin.
+    pub pods: Vec<UserPod>,
+    /// The nodes that have it, or had it since the gate, but for the mover's.
+    pub nodes: Vec<UserNode>,
+    /// The controller that deletes the claim when it is scaled down, if there is one.
+    pub deletes_claim: Option<String>,
+}
+
+/// A pod that uses a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserPod {
+    /// Its namespace and name.
+    pub name: String,
+    /// Whether it has a node. Without one it waits, and starts where the volume will be.
+    pub has_node: bool,
+    /// Whether it is being deleted: its eviction was accepted.
+    pub leaving: bool,
+}
+
+/// A node that has a volume, or had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserNode {
+    /// Its name.
+    pub name: String,
+    /// Whether a `VolumeAttachment` for it exists: one of the virtual PV or one of the real PV.
+    pub attached: bool,
+    /// Whether the `volumesInUse` of its status name the handle.
+    pub in_use: bool,
+    /// Whether what it says can be relied on.
+    pub health: NodeHealth,
+}
+
+/// How a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeHealth {
+    /// It is Ready.
+    Ready,
+    /// It is silent; whether its pods still write is unknown.
+    NotReady,
+    /// An administrator has declared that it is off.
+    OutOfService,
+}
+
+impl Users {
+    /// The pods that run, or may.
+    #[must_use]
+    pub fn running(&self) -> Vec<String> {
+        names(self.pods.iter().filter(|pod| pod.has_node))
+    }
+
+    /// Those of them that nobody has sent away.
+    #[must_use]
+    pub fn staying(&self) -> Vec<String> {
+        names(self.pods.iter().filter(|pod| pod.has_node && !pod.leaving))
+    }
+
+    /// What is still in the way: empty when the volume is drained.
+    #[must_use]
+    pub fn in_the_way(&self) -> Vec<String> {
+        let nodes = self.nodes.iter().filter(|node| !node.is_clear());
+        self.running()
+            .into_iter()
+            .chain(nodes.map(|node| node.name.clone()))
+            .collect()
+    }
+}
+
+impl UserNode {
+    /// Whether the volume is certainly not mounted there. A node that is off says nothing any
+    /// more: its last `volumesInUse` stay.
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        let is_unmounted = match self.health {
+            NodeHealth::Ready => !self.in_use,
+            NodeHealth::OutOfService => true,
+            NodeHealth::NotReady => false,
+        };
+        is_unmounted && !self.attached
+    }
+}
+
+fn names<'a>(pods: impl Iterator<Item = &'a UserPod>) -> Vec<String> {
+    pods.map(|pod| pod.name.clone()).collect()
+}

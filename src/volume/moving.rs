@@ -1,0 +1,168 @@
+//! What a move of a volume writes down, and where: on the virtual PV (`gate`), on both twins
+//! (`twin`), and in the status of the `VolumeMove` (`record`, `phase`). Every text is parsed here
+//! once, into what cannot contradict itself; what cannot be read is an error, never an absence.
+//!
+//! What is done next is decided in `placement::moving`. Nothing reads or writes these records
+//! yet: the adapters `twin/gate` and `reconcile/moves` do not exist.
+
+mod gate;
+mod handle;
+mod phase;
+mod record;
+mod twin;
+
+use std::{fmt, num::NonZeroU64, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+pub use gate::{GateNote, Touch, VolumeMark};
+pub use handle::VolumeHandle;
+pub use phase::{Condition, Phase};
+pub use record::{CommitRecord, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord};
+pub use twin::{SourceMark, TargetMark, TwinMarkError, epoch_of};
+
+/// The uid of a `VolumeMove`, which alone identifies it: names are used again.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MoveUid(String);
+
+/// A text that is no uid of a move.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no uid of a move: Kubernetes writes one as 36 lower-case letters, digits and hyphens")]
+pub struct MoveUidError(String);
+
+impl MoveUid {
+    /// The uid as text, which is also a label value.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for MoveUid {
+    type Error = MoveUidError;
+
+    fn try_from(text: String) -> Result<Self, MoveUidError> {
+        let is_canonical =
+            uuid::Uuid::try_parse(&text).is_ok_and(|parsed| parsed.hyphenated().to_string() == text);
+        if is_canonical {
+            Ok(Self(text))
+        } else {
+            Err(MoveUidError(text))
+        }
+    }
+}
+
+impl FromStr for MoveUid {
+    type Err = MoveUidError;
+
+    fn from_str(text: &str) -> Result<Self, MoveUidError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<MoveUid> for String {
+    fn from(uid: MoveUid) -> Self {
+        uid.0
+    }
+}
+
+impl fmt::Display for MoveUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How often a volume has moved. Two twins of one volume never have the same epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(u32);
+
+impl Epoch {
+    /// That of a volume that has never moved.
+    pub const NEVER_MOVED: Self = Self(0);
+
+    /// The epoch after one more move; `None` if there is no number left.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        self.0.checked_add(1).map(Self)
+    }
+}
+
+impl FromStr for Epoch {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Which attempt of a move to keep the users away this is. What one attempt has established says
+/// nothing about the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GateNumber(NonZeroU64);
+
+impl GateNumber {
+    /// The first attempt.
+    pub const FIRST: Self = Self(NonZeroU64::MIN);
+
+    /// The attempt after this one. At a million attempts a second they last for 500 000 years.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl FromStr for GateNumber {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+impl fmt::Display for GateNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+
+    #[test]
+    fn only_what_kubernetes_writes_is_a_uid() {
+        assert_eq!(UID.parse::<MoveUid>().unwrap().to_string(), UID);
+        for wrong in ["", "m1", &UID.to_uppercase(), &UID.replace('-', "")] {
+            assert!(wrong.parse::<MoveUid>().is_err(), "{wrong}");
+            assert!(serde_json::from_value::<MoveUid>(wrong.into()).is_err());
+        }
+    }
+
+    #[test]
+    fn gates_count_from_one() {
+        assert_eq!(GateNumber::FIRST.to_string(), "1");
+        assert!(GateNumber::FIRST < GateNumber::FIRST.next());
+        assert!("0".parse::<GateNumber>().is_err());
+        assert!(serde_json::from_str::<GateNumber>("0").is_err());
+    }
+
+    #[test]
+    fn epochs_never_come_again() {
+        let first = Epoch::NEVER_MOVED.next().unwrap();
+        assert_eq!(first.to_string(), "1");
+        assert!(Epoch::NEVER_MOVED < first);
+        let last: Epoch = u32::MAX.to_string().parse().unwrap();
+        assert_eq!(last.next(), None);
+    }
+}

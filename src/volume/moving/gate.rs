@@ -1,0 +1,213 @@
+//! What stands on the virtual PV of a volume that is being moved. A gated PV names the move
+//! instead of its claim, so that Kubernetes starts no pod with it; what it had before is in here.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{GateNumber, MoveUid};
+use crate::volume::{
+    ReclaimPolicy, RecordError, mark,
+    transfer::{VERSION, read_record},
+};
+
+type Map = BTreeMap<String, String>;
+
+/// What a gate took from a PV. As long as this is on it, the PV is retained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateNote {
+    /// The move.
+    pub by: MoveUid,
+    /// Which of its gates.
+    pub gate: GateNumber,
+    /// The reclaim policy that the PV had, and gets back. It is what the user wants: every
+    /// controller goes by it instead of by the Retain that the gate has set.
+    pub policy: ReclaimPolicy,
+    /// The uid of the claim that the PV named, and names again.
+    pub claim_uid: String,
+}
+
+/// The annotation of a virtual PV that a move has written on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeMark {
+    /// It is gated; or it names its claim again, and gets its reclaim policy back as soon as
+    /// Kubernetes has bound the two.
+    Gated(GateNote),
+    /// It was given back, or refused to this gate before it was closed: whoever still wants to
+    /// gate it for that number has an older version of it. It stays there until the next move.
+    GivenBack {
+        /// The move.
+        by: MoveUid,
+        /// The last of its gates.
+        gate: GateNumber,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Written {
+    version: u8,
+    r#move: MoveUid,
+    gate: GateNumber,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gated: Option<Taken>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Taken {
+    policy: ReclaimPolicy,
+    claim_uid: String,
+}
+
+impl VolumeMark {
+    /// As it stands in the annotation.
+    pub fn to_annotation(&self) -> Result<String, serde_json::Error> {
+        let (by, gate, gated) = match self {
+            Self::Gated(note) => {
+                let taken = Taken {
+                    policy: note.policy,
+                    claim_uid: note.claim_uid.clone(),
+                };
+                (&note.by, note.gate, Some(taken))
+            }
+            Self::GivenBack { by, gate } => (by, *gate, None),
+        };
+        serde_json::to_string(&Written {
+            version: VERSION,
+            r#move: by.clone(),
+            gate,
+            gated,
+        })
+    }
+
+    /// The mark on a PV, if there is one.
+    pub fn read(annotations: &Map) -> Result<Option<Self>, RecordError> {
+        let Some(written) = read_record::<Written>(annotations, mark::GATE)? else {
+            return Ok(None);
+        };
+        let (by, gate) = (written.r#move, written.gate);
+        let Some(taken) = written.gated else {
+            return Ok(Some(Self::GivenBack { by, gate }));
+        };
+        if taken.claim_uid.is_empty() {
+            return Err(RecordError::Malformed {
+                key: mark::GATE,
+                why: "it names no claim".to_owned(),
+            });
+        }
+        Ok(Some(Self::Gated(GateNote {
+            by,
+            gate,
+            policy: taken.policy,
+            claim_uid: taken.claim_uid,
+        })))
+    }
+
+    /// What the gate took, if the PV does not have it back.
+    #[must_use]
+    pub fn note(&self) -> Option<&GateNote> {
+        match self {
+            Self::Gated(note) => Some(note),
+            Self::GivenBack { .. } => None,
+        }
+    }
+}
+
+/// The change of its PV for which a claim was touched, so that Kubernetes looks at both now and
+/// not at its next round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// The PV was gated.
+    Gated(GateNumber),
+    /// The PV, or the one that has replaced it, names the claim again.
+    GivenBack(GateNumber),
+}
+
+/// A text that this driver writes on no claim.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the annotation {key} has the value {0:?}, which this driver never writes", key = mark::MOVE_TOUCHED)]
+pub struct TouchError(String);
+
+impl fmt::Display for Touch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gated(gate) => write!(f, "gated-{gate}"),
+            Self::GivenBack(gate) => write!(f, "given-back-{gate}"),
+        }
+    }
+}
+
+impl FromStr for Touch {
+    type Err = TouchError;
+
+    fn from_str(text: &str) -> Result<Self, TouchError> {
+        let number = |prefix| text.strip_prefix(prefix)?.parse().ok();
+        let gated = number("gated-").map(Self::Gated);
+        gated
+            .or_else(|| number("given-back-").map(Self::GivenBack))
+            .ok_or_else(|| TouchError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+
+    fn read(text: &str) -> Result<Option<VolumeMark>, RecordError> {
+        VolumeMark::read(&Map::from([(mark::GATE.to_owned(), text.to_owned())]))
+    }
+
+    #[test]
+    fn marks_survive_the_annotation() {
+        let by: MoveUid = UID.parse().unwrap();
+        let gate = GateNumber::FIRST.next();
+        for mark in [
+            VolumeMark::Gated(GateNote {
+                by: by.clone(),
+                gate,
+                policy: ReclaimPolicy::Delete,
+                claim_uid: "u1".into(),
+            }),
+            VolumeMark::GivenBack { by, gate },
+        ] {
+            assert_eq!(read(&mark.to_annotation().unwrap()), Ok(Some(mark)));
+        }
+        assert_eq!(VolumeMark::read(&Map::new()), Ok(None));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_absence() {
+        let gated = |taken: &str| format!(r#"{{"version":1,"move":"{UID}","gate":1,"gated":{taken}}}"#);
+        for wrong in [
+            "",
+            "{}",
+            r#"{"version":1,"move":"m","gate":1}"#,
+            &format!(r#"{{"version":1,"move":"{UID}","gate":0}}"#),
+            &format!(r#"{{"version":1,"move":"{UID}","gate":1,"more":1}}"#),
+            &gated(r#"{"policy":"Recycle","claimUid":"u1"}"#),
+            &gated(r#"{"policy":"Delete","claimUid":""}"#),
+            &gated(r#"{"policy":"Delete"}"#),
+        ] {
+            assert!(
+                matches!(read(wrong), Err(RecordError::Malformed { .. })),
+                "{wrong}"
+            );
+        }
+        let newer = read(r#"{"version":2,"other":1}"#);
+        assert!(matches!(newer, Err(RecordError::Version { version: 2, .. })));
+    }
+
+    #[test]
+    fn touches_survive_the_annotation() {
+        let gate = GateNumber::FIRST;
+        for touch in [Touch::Gated(gate), Touch::GivenBack(gate)] {
+            assert_eq!(touch.to_string().parse(), Ok(touch));
+        }
+        for wrong in ["", "gated-", "gated-0", "given-back-x", "1"] {
+            assert!(wrong.parse::<Touch>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! What the status of a `VolumeMove` remembers of each claim: the virtual PV as it was, from
+//! before it is gated, and since the commit also the PV that replaces it. From these either can be
+//! made again, whoever has deleted it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{GateNote, VolumeHandle, VolumeMark};
+use crate::volume::{ClaimName, ReclaimPolicy, VolumeIdError, mark};
+
+/// Longest manifest that is kept, in bytes: the status of eight claims with two of them each has
+/// to fit into one object of at most 1.5 MiB.
+pub const MANIFEST_MAX: usize = 64 * 1024;
+
+const VERSION: u8 = 1;
+
+/// The claim that a record is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovedClaim {
+    /// Its namespace and name.
+    pub name: ClaimName,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// A record that cannot be read, or must not be written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveRecordError {
+    /// It is no manifest of a PV of this driver.
+    #[error("it is no PersistentVolume of this driver: {0}")]
+    NoVolume(String),
+    /// It is too long.
+    #[error(
+        "the PersistentVolume {name} takes {bytes} bytes, and at most {MANIFEST_MAX} can be kept: remove annotations from it"
+    )]
+    TooLong {
+        /// Its name.
+        name: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// Both do not belong to one move.
+    #[error("{target} cannot replace {origin}: {why}")]
+    NoSuccessor {
+        /// Handle of the source.
+        origin: String,
+        /// Handle of the target.
+        target: String,
+        /// What does not fit.
+        why: &'static str,
+    },
+    /// It cannot be read.
+    #[error("the record of a claim in the status of the VolumeMove cannot be read: {0}")]
+    Malformed(String),
+    /// Another version has written it.
+    #[error(
+        "the record of a claim in the status of the VolumeMove is of version {0}, which this driver does not know: use the one that began the move"
+    )]
+    Version(u8),
+}
+
+/// A virtual PV as it can be made again: without what the API server adds, and without what a
+/// move or a binding wrote on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    name: String,
+    handle: VolumeHandle,
+    labels: Value,
+    annotations: Value,
+    spec: Value,
+}
+
+impl Manifest {
+    /// Keeps of a PV what is needed to make it again.
+    pub fn of(volume: &Value) -> Result<Self, MoveRecordError> {
+        let missing = |what: &str| MoveRecordError::NoVolume(format!("it has no {what}"));
+        let name = volume["metadata"]["name"]
+            .as_str()
+            .ok_or_else(|| missing("name"))?;
+        let handle = volume["spec"]["csi"]["volumeHandle"]
+            .as_str()
+            .ok_or_else(|| missing("volumeHandle"))?;
+        let handle = handle
+            .parse()
+            .map_err(|error: VolumeIdError| MoveRecordError::NoVolume(error.to_string()))?;
+        let mut annotations = own(&volume["metadata"]["annotations"]);
+        annotations.remove(mark::GATE);
+        let mut spec = own(&volume["spec"]);
+        spec.remove("claimRef");
+        spec.remove("persistentVolumeReclaimPolicy");
+        let manifest = Self {
+            name: name.to_owned(),
+            handle,
+            labels: Value::Object(own(&volume["metadata"]["labels"])),
+            annotations: Value::Object(annotations),
+            spec: Value::Object(spec),
+        };
+        let bytes = manifest.kept().to_string().len();
+        if bytes > MANIFEST_MAX {
+            let name = manifest.name;
+            return Err(MoveRecordError::TooLong { name, bytes });
+        }
+        Ok(manifest)
+    }
+
+    /// The handle in it.
+    #[must_use]
+    pub fn handle(&self) -> &VolumeHandle {
+        &self.handle
+    }
+
+    /// The PV to make: retained and marked as gated, but naming its claim. Only when Kubernetes
+    /// has bound the two it gets its reclaim policy, like one that is given back: a claim that
+    /// was deleted meanwhile would take the data with it.
+    pub fn again(&self, claim: &ClaimName, note: &GateNote) -> Result<Value, serde_json::Error> {
+        let mut volume = self.kept();
+        let gate = VolumeMark::Gated(note.clone()).to_annotation()?;
+        volume["metadata"]["annotations"][mark::GATE] = gate.into();
+        volume["metadata"]["finalizers"] = json!([mark::MOVE]);
+        volume["spec"]["persistentVolumeReclaimPolicy"] = ReclaimPolicy::Retain.as_str().into();
+        volume["spec"]["claimRef"] = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "uid": note.claim_uid,
+        });
+        Ok(volume)
+    }
+
+    fn kept(&self) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": self.name, "labels": self.labels, "annotations": self.annotations},
+            "spec": self.spec,
+        })
+    }
+}
+
+fn own(map: &Value) -> serde_json::Map<String, Value> {
+    map.as_object().cloned().unwrap_or_default()
+}
+
+/// What is in the status before the first gate: whatever becomes of the PV, it can be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceRecord {
+    /// The claim.
+    pub claim: MovedClaim,
+    /// The reclaim policy that the user wants.
+    pub policy: ReclaimPolicy,
+    /// The PV, with the handle of its data there.
+    pub source: Manifest,
+}
+
+/// What the commit writes: from then on its data is at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommitRecord {
+    of: SourceRecord,
+    target: Manifest,
+}
+
+impl CommitRecord {
+    /// The record of a claim whose volume is the target's from now on. The target's PV has the
+    /// name of the source's, for a claim cannot be told another one, and its epoch follows.
+    pub fn new(of: SourceRecord, target: Manifest) -> Result<Self, MoveRecordError> {
+        let (from, to) = (of.source.handle(), target.handle());
+        let why = if from.id.name != to.id.name {
+            "it is of another volume"
+        } else if from.epoch.next() != Some(to.epoch) {
+            "its epoch is not the next one"
+        } else if of.source.name != target.name {
+            "its PersistentVolume has another name"
+        } else {
+            return Ok(Self { of, target });
+        };
+        Err(MoveRecordError::NoSuccessor {
+            origin: from.to_string(),
+            target: to.to_string(),
+            why,
+        })
+    }
+
+    /// The claim, and where its data was.
+    #[must_use]
+    pub fn source(&self) -> &SourceRecord {
+        &self.of
+    }
+
+    /// The PV that replaces the source's, with the handle of its data there.
+    #[must_use]
+    pub fn target(&self) -> &Manifest {
+        &self.target
+    }
+
+    /// As it stands in the status.
+    pub fn to_text(&self) -> Result<String, serde_json::Error> {
+        to_text(&self.of, Some(&self.target))
+    }
+
+    /// Reads one back.
+    pub fn from_text(text: &str) -> Result<Self, MoveRecordError> {
+        let (of, target) = from_text(text)?;
+        let target = target.ok_or_else(|| MoveRecordError::Malformed("it names no target".to_owned()))?;
+        Self::new(of, target)
+    }
+}
+
+impl SourceRecord {
+    /// As it stands in the status.
+    pub fn to_text(&self) -> Result<String, serde_json::Error> {
+        to_text(self, None)
+    }
+
+    /// Reads one back, whether or not there is more in it since.
+    pub fn from_text(text: &str) -> Result<Self, MoveRecordError> {
+        from_text(text).map(|(of, _)| of)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Written {
+    version: u8,
+    namespace: String,
+    name: String,
+    uid: String,
+    policy: ReclaimPolicy,
+    source: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target: Option<Value>,
+}
+
+fn to_text(of: &SourceRecord, target: Option<&Manifest>) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&Written {
+        version: VERSION,
+        namespace: of.claim.name.namespace.clone(),
+        name: of.claim.name.name.clone(),
+        uid: of.claim.uid.clone(),
+        policy: of.policy,
+        source: of.source.kept(),
+        target: target.map(|target| target.kept()),
+    })
+}
+
+fn from_text(text: &str) -> Result<(SourceRecord, Option<Manifest>), MoveRecordError> {
+    let malformed = |error: serde_json::Error| MoveRecordError::Malformed(error.to_string());
+    let any: Value = serde_json::from_str(text).map_err(malformed)?;
+    let version = any["version"]
+        .as_u64()
+        .and_then(|version| u8::try_from(version).ok());
+    if let Some(version) = version.filter(|version| *version != VERSION) {
+        return Err(MoveRecordError::Version(version));
+    }
+    let written: Written = serde_json::from_value(any).map_err(malformed)?;
+    let of = SourceRecord {
+        claim: MovedClaim {
+            name: ClaimName {
+                namespace: written.namespace,
+                name: written.name,
+            },
+            uid: written.uid,
+        },
+        policy: written.policy,
+        source: Manifest::of(&written.source)?,
+    };
+    Ok((of, written.target.as_ref().map(Manifest::of).transpose()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::moving::GateNumber;
+
+    const NAME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    fn volume(handle: &str) -> Value {
+        json!({
+            "metadata": {
+                "name": NAME, "uid": "x", "resourceVersion": "7", "labels": {"team": "blue"},
+                "annotations": {"pv.kubernetes.io/provisioned-by": "storage.liqo.io", mark::GATE: "old"},
+                "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+            },
+            "spec": {
+                "csi": {"driver": "storage.liqo.io", "volumeHandle": handle},
+                "claimRef": {"name": "data", "uid": "u1", "resourceVersion": "3"},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "nodeAffinity": {"required": {}},
+            },
+            "status": {"phase": "Bound"},
+        })
+    }
+
+    fn place(handle: &str) -> Manifest {
+        Manifest::of(&volume(handle)).unwrap()
+    }
+
+    fn source() -> SourceRecord {
+        SourceRecord {
+            claim: MovedClaim {
+                name: "shop/data".parse().unwrap(),
+                uid: "u1".into(),
+            },
+            policy: ReclaimPolicy::Delete,
+            source: place(&format!("v1:home:{NAME}")),
+        }
+    }
+
+    #[test]
+    fn records_survive_the_status() {
+        let before = source().to_text().unwrap();
+        assert_eq!(SourceRecord::from_text(&before), Ok(source()));
+        let committed = CommitRecord::new(source(), place(&format!("v2:milan:{NAME}:1"))).unwrap();
+        let text = committed.to_text().unwrap();
+        assert_eq!(CommitRecord::from_text(&text), Ok(committed));
+        assert_eq!(SourceRecord::from_text(&text), Ok(source()));
+    }
+
+    #[test]
+    fn a_record_without_a_target_is_no_commit() {
+        let before = source().to_text().unwrap();
+        assert!(matches!(
+            CommitRecord::from_text(&before),
+            Err(MoveRecordError::Malformed(_))
+        ));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error() {
+        for wrong in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":"1"}"#] {
+            let read = SourceRecord::from_text(wrong);
+            assert!(matches!(read, Err(MoveRecordError::Malformed(_))), "{wrong}");
+        }
+        let newer = SourceRecord::from_text(r#"{"version":2,"new":1}"#);
+        assert_eq!(newer, Err(MoveRecordError::Version(2)));
+    }
+
+    #[test]
+    fn only_the_next_epoch_of_the_same_volume_replaces_it() {
+        let other = "pvc-1c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+        for handle in [
+            format!("v1:milan:{NAME}"),
+            format!("v2:milan:{NAME}:2"),
+            format!("v2:milan:{other}:1"),
+        ] {
+            let refused = CommitRecord::new(source(), place(&handle));
+            assert!(
+                matches!(refused, Err(MoveRecordError::NoSuccessor { .. })),
+                "{handle}"
+            );
+        }
+        let mut renamed = volume(&format!("v2:milan:{NAME}:1"));
+        renamed["metadata"]["name"] = "temporary".into();
+        let renamed = Manifest::of(&renamed).unwrap();
+        assert!(CommitRecord::new(source(), renamed).is_err());
+    }
+
+    #[test]
+    fn a_volume_made_again_is_retained_until_it_is_bound() {
+        let note = GateNote {
+            by: "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222".parse().unwrap(),
+            gate: GateNumber::FIRST,
+            policy: ReclaimPolicy::Delete,
+            claim_uid: "u1".into(),
+        };
+        let again = source().source.again(&source().claim.name, &note).unwrap();
+        assert_eq!(again["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+        assert_eq!(again["spec"]["claimRef"]["uid"], "u1");
+        assert_eq!(again["spec"]["claimRef"]["resourceVersion"], Value::Null);
+        assert_eq!(again["metadata"]["finalizers"], json!([mark::MOVE]));
+        assert_eq!(again["metadata"]["labels"]["team"], "blue");
+        assert_eq!(again["metadata"]["uid"], Value::Null);
+        assert_eq!(again["status"], Value::Null);
+        let annotation = again["metadata"]["annotations"][mark::GATE].as_str().unwrap();
+        let annotations = [(mark::GATE.to_owned(), annotation.to_owned())].into();
+        assert_eq!(VolumeMark::read(&annotations), Ok(Some(VolumeMark::Gated(note))));
+    }
+
+    #[test]
+    fn a_manifest_that_does_not_fit_into_the_status_is_refused() {
+        let mut long = volume(&format!("v1:home:{NAME}"));
+        long["metadata"]["annotations"]["notes"] = "x".repeat(MANIFEST_MAX).into();
+        let refused = Manifest::of(&long);
+        assert!(matches!(refused, Err(MoveRecordError::TooLong { .. })));
+        let foreign = Manifest::of(&volume("vol-1"));
+        assert!(matches!(foreign, Err(MoveRecordError::NoVolume(_))));
+    }
+}

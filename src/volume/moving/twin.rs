@@ -1,0 +1,214 @@
+//! What stands on the two twins of a volume that is being moved. That of the target belongs to
+//! nobody's pods until it is handed over; that of the source says itself whether it may still be
+//! attached, so that nobody has to ask the cluster where that was decided.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use super::{Epoch, GateNumber, MoveUid};
+use crate::volume::mark;
+
+type Map = BTreeMap<String, String>;
+
+/// What the twin that a move has made at its target says until it is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetMark {
+    /// The move.
+    pub by: MoveUid,
+    /// The epoch that the volume has there.
+    pub epoch: Epoch,
+}
+
+/// A mark of a move that this driver cannot read. The twin is left alone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its label or annotation {key} has the value {value:?}, which this driver never writes")]
+pub struct TwinMarkError {
+    /// The label or annotation.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+impl TargetMark {
+    /// The labels to write, beside those of every twin.
+    #[must_use]
+    pub fn labels(&self) -> Map {
+        Map::from([(mark::MOVE.to_owned(), self.by.to_string())])
+    }
+
+    /// The annotations to write, which stay when the twin is handed over.
+    #[must_use]
+    pub fn annotations(&self) -> Map {
+        Map::from([(mark::EPOCH.to_owned(), self.epoch.to_string())])
+    }
+
+    /// The mark on a twin; `None` if no move is making it.
+    pub fn read(labels: &Map, annotations: &Map) -> Result<Option<Self>, TwinMarkError> {
+        let Some(by) = labels.get(mark::MOVE) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            by: by.parse().map_err(|_| malformed(mark::MOVE, by))?,
+            epoch: epoch_of(annotations)?,
+        }))
+    }
+}
+
+/// The epoch of a twin, whoever made it.
+pub fn epoch_of(annotations: &Map) -> Result<Epoch, TwinMarkError> {
+    annotations
+        .get(mark::EPOCH)
+        .map_or(Ok(Epoch::NEVER_MOVED), |text| {
+            text.parse().map_err(|_| malformed(mark::EPOCH, text))
+        })
+}
+
+fn malformed(key: &'static str, value: &str) -> TwinMarkError {
+    TwinMarkError {
+        key,
+        value: value.to_owned(),
+    }
+}
+
+/// What the twin says from which a volume is, or was, moved. It is one annotation, so that a twin
+/// is never both moving and given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceMark {
+    /// Only the mover may attach it.
+    Moving {
+        /// The move.
+        by: MoveUid,
+        /// The gate that keeps its users away.
+        gate: GateNumber,
+    },
+    /// The move was undone as far as this gate: its users may attach it.
+    GivenBack {
+        /// The move.
+        by: MoveUid,
+        /// The last of its gates.
+        gate: GateNumber,
+    },
+    /// The data is elsewhere: nobody may attach it, ever.
+    Superseded {
+        /// The move.
+        by: MoveUid,
+        /// The epoch of the twin that has the data.
+        epoch: Epoch,
+    },
+}
+
+impl SourceMark {
+    /// The mark on a twin, if there is one.
+    pub fn read(annotations: &Map) -> Result<Option<Self>, TwinMarkError> {
+        let text = annotations.get(mark::SOURCE_OF);
+        text.map(|text| text.parse()).transpose()
+    }
+
+    /// The move that has written it.
+    #[must_use]
+    pub fn by(&self) -> &MoveUid {
+        match self {
+            Self::Moving { by, .. } | Self::GivenBack { by, .. } | Self::Superseded { by, .. } => by,
+        }
+    }
+}
+
+impl fmt::Display for SourceMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Moving { by, gate } => write!(f, "moving:{by}:{gate}"),
+            Self::GivenBack { by, gate } => write!(f, "given-back:{by}:{gate}"),
+            Self::Superseded { by, epoch } => write!(f, "superseded:{by}:{epoch}"),
+        }
+    }
+}
+
+impl FromStr for SourceMark {
+    type Err = TwinMarkError;
+
+    fn from_str(text: &str) -> Result<Self, TwinMarkError> {
+        parse_source(text).ok_or_else(|| malformed(mark::SOURCE_OF, text))
+    }
+}
+
+fn parse_source(text: &str) -> Option<SourceMark> {
+    let (state, rest) = text.split_once(':')?;
+    let (by, number) = rest.split_once(':')?;
+    let by = by.parse().ok()?;
+    Some(match state {
+        "moving" => SourceMark::Moving {
+            by,
+            gate: number.parse().ok()?,
+        },
+        "given-back" => SourceMark::GivenBack {
+            by,
+            gate: number.parse().ok()?,
+        },
+        "superseded" => SourceMark::Superseded {
+            by,
+            epoch: number.parse().ok()?,
+        },
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+
+    fn target() -> TargetMark {
+        TargetMark {
+            by: UID.parse().unwrap(),
+            epoch: "3".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn the_mark_of_a_target_survives_the_twin() {
+        let target = target();
+        let read = TargetMark::read(&target.labels(), &target.annotations());
+        assert_eq!(read, Ok(Some(target)));
+    }
+
+    #[test]
+    fn a_target_that_is_handed_over_keeps_its_epoch() {
+        let annotations = target().annotations();
+        assert_eq!(TargetMark::read(&Map::new(), &annotations), Ok(None));
+        assert_eq!(epoch_of(&annotations), Ok(target().epoch));
+        assert_eq!(epoch_of(&Map::new()), Ok(Epoch::NEVER_MOVED));
+    }
+
+    #[test]
+    fn marks_of_a_source_survive_the_twin() {
+        let (by, gate, epoch) = (target().by, GateNumber::FIRST, target().epoch);
+        for source in [
+            SourceMark::Moving { by: by.clone(), gate },
+            SourceMark::GivenBack { by: by.clone(), gate },
+            SourceMark::Superseded { by, epoch },
+        ] {
+            let annotations = Map::from([(mark::SOURCE_OF.to_owned(), source.to_string())]);
+            assert_eq!(SourceMark::read(&annotations), Ok(Some(source)));
+        }
+        assert_eq!(SourceMark::read(&Map::new()), Ok(None));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_absence() {
+        for wrong in [
+            "",
+            "moving",
+            "moving:m:1",
+            &format!("moving:{UID}:0"),
+            &format!("superseded:{UID}:"),
+            &format!("odd:{UID}:1"),
+        ] {
+            let annotations = Map::from([(mark::SOURCE_OF.to_owned(), wrong.to_owned())]);
+            assert!(SourceMark::read(&annotations).is_err(), "{wrong}");
+        }
+        let label = Map::from([(mark::MOVE.to_owned(), "m".to_owned())]);
+        assert!(TargetMark::read(&label, &Map::new()).is_err());
+        let epoch = Map::from([(mark::EPOCH.to_owned(), "x".to_owned())]);
+        assert!(epoch_of(&epoch).is_err());
+    }
+}
