@@ -203,7 +203,7 @@ fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDec
 /// using the claim; it is cleaned when it answers.
 fn cleared(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     if facts.is_kept(by) {
-        return both_kept(by, overdue, facts);
+        return Some(both_kept(by, overdue, facts));
     }
     let left = helpers_removed(Side::Source, &facts.source_helpers)
         .or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
@@ -216,9 +216,9 @@ fn cleared(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecis
 
 /// A claim that was deleted while Kubernetes called it Lost may have been deleted in error: both
 /// copies stay for a time, then that deletion takes its course.
-fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> ClaimDecision {
     if let (true, VolumeNow::There(volume), Some(note)) = (overdue, &facts.volume, facts.note_of(by)) {
-        return Some(policy_back(note, volume));
+        return policy_back(note, volume);
     }
     match &facts.target {
         Live::Known(TargetTwin::There {
@@ -226,8 +226,8 @@ fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> Option<ClaimDec
             retained: false,
             deleting: false,
             ..
-        }) => Some(ClaimDecision::Do(ClaimStep::RetainTarget { target: at.clone() })),
-        _ => Some(ClaimDecision::Await(Waiting::BothKept)),
+        }) => ClaimDecision::Do(ClaimStep::RetainTarget { target: at.clone() }),
+        _ => ClaimDecision::Await(Waiting::BothKept),
     }
 }
 

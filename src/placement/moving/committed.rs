@@ -122,7 +122,7 @@ fn handed_over(facts: &ClaimFacts) -> Option<ClaimDecision> {
 /// Rows 10 and 11.
 fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.volume {
-        VolumeNow::Absent => remade(by, gate, facts),
+        VolumeNow::Absent => Some(remade(by, gate, facts)),
         VolumeNow::There(volume) => match &volume.serves {
             Serves::Else(handle) => Some(ClaimDecision::Await(Waiting::VolumeTaken(handle.clone()))),
             Serves::Source if volume.deleting => Some(let_go(volume)),
@@ -148,11 +148,11 @@ fn deleted(volume: &VirtualVolume) -> ClaimDecision {
 }
 
 /// Also without its claim: that was deleted while it was Lost, and this PV says where its data is.
-fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> ClaimDecision {
     let Some(recorded) = &facts.recorded else {
-        return Some(ClaimDecision::Await(Waiting::NoManifest));
+        return ClaimDecision::Await(Waiting::NoManifest);
     };
-    Some(ClaimDecision::Do(ClaimStep::MakeVolume {
+    ClaimDecision::Do(ClaimStep::MakeVolume {
         of: Side::Target,
         note: GateNote {
             by: by.clone(),
@@ -160,7 +160,7 @@ fn remade(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDec
             policy: recorded.policy,
             claim_uid: recorded.claim_uid.clone(),
         },
-    }))
+    })
 }
 
 fn bound(by: &MoveUid, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {

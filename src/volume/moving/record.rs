@@ -239,7 +239,7 @@ fn to_text(of: &SourceRecord, target: Option<&Manifest>) -> Result<String, serde
         uid: of.claim.uid.clone(),
         policy: of.policy,
         source: of.source.kept(),
-        target: target.map(|target| target.kept()),
+        target: target.map(Manifest::kept),
     })
 }
 

@@ -188,12 +188,12 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
 
 #[test]
 fn rule_4_gates_close_when_evictions_are_accepted_and_running_pods_keep_their_attachment() {
-    let gating = of(Stage::Gating(GATE));
-    let gates =
-        |facts: &ClaimFacts| matches!(step(&gating, facts), ClaimDecision::Do(ClaimStep::Gate { .. }));
-    assert!(!gates(&prepared().pods(vec![pod(false)])));
-    assert!(gates(&prepared().pods(vec![pod(true)])));
-    assert!(!gates(
+    let row_4 = of(Stage::Gating(GATE));
+    let closes =
+        |facts: &ClaimFacts| matches!(step(&row_4, facts), ClaimDecision::Do(ClaimStep::Gate { .. }));
+    assert!(!closes(&prepared().pods(vec![pod(false)])));
+    assert!(closes(&prepared().pods(vec![pod(true)])));
+    assert!(!closes(
         &prepared().with(|facts| facts.users = Live::Silent("timeout".into()))
     ));
 
@@ -408,6 +408,7 @@ fn rule_6_only_the_mover_attaches_what_is_moving() {
 
 #[test]
 fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() {
+    use NodeHealth::{NotReady, OutOfService, Ready};
     let users = |pods: Vec<UserPod>, nodes: Vec<UserNode>| {
         gated(GATE).with(|facts| {
             facts.users = Live::Known(Users {
@@ -427,7 +428,6 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
         has_node: false,
         ..pod(false)
     };
-    use NodeHealth::{NotReady, OutOfService, Ready};
     for (facts, is_drained) in [
         (users(vec![], vec![]), true),
         (users(vec![pod(true)], vec![]), false),

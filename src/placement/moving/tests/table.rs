@@ -26,7 +26,7 @@ fn copied(change: impl FnOnce(&mut Copied)) -> ClaimFacts {
 fn one_step_after_the_other() {
     use ClaimDecision::Reached;
     let copying = Stage::Copying { last: None };
-    let rows = [
+    let rows = vec![
         // 1
         (
             Stage::Checking,

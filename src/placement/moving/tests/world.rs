@@ -129,10 +129,10 @@ fn read_pv(pv: &Pv) -> AsRead {
 }
 
 impl Volume {
-    fn twin(&self, side: Side) -> &Option<Twin> {
+    fn twin(&self, side: Side) -> Option<&Twin> {
         match side {
-            Side::Source => &self.source,
-            Side::Target => &self.target,
+            Side::Source => self.source.as_ref(),
+            Side::Target => self.target.as_ref(),
         }
     }
 
@@ -694,7 +694,7 @@ impl World {
                         Side::Source => &volume.source,
                         Side::Target => &volume.target,
                     };
-                    stale |= !twin.as_ref().is_some_and(|twin| twin.data == volume.newest);
+                    stale |= twin.as_ref().is_none_or(|twin| twin.data != volume.newest);
                 }
                 _ => {}
             }
