@@ -21,6 +21,7 @@ use self::{
 };
 use super::{
     Context, Waiting,
+    owners::keep_living_owners,
     writing::{change, delete},
 };
 use crate::{
@@ -261,7 +262,8 @@ async fn take(
             crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await?;
         }
         SnapshotImportStep::MakeUser => {
-            let user = new_user(record)?;
+            let mut user = new_user(record)?;
+            keep_living_owners(context, &mut user).await?;
             crash::around(Step::SnapshotImportMake, users.create(&user)).await?;
         }
         SnapshotImportStep::Forget => {
