@@ -161,8 +161,10 @@ pub(super) fn asks_for(
     };
     let modes = |of: Option<&Vec<String>>| facts::access_modes(of.into_iter().flatten());
     let bytes = facts::volume_size(volume).unwrap_or_default();
-    spec.selector.is_none()
-        && spec.storage_class_name.as_deref() == class
+    // Kubernetes binds no claim to a PV of another attributes class, but has it get another PV.
+    let attributes = |of: &Option<String>| of.clone().filter(|class| !class.is_empty());
+    spec.storage_class_name.as_deref() == class
+        && attributes(&spec.volume_attributes_class_name) == attributes(&its.volume_attributes_class_name)
         && facts::claim_size(claim).requested <= bytes
         && facts::volume_mode(spec.volume_mode.as_deref()) == facts::volume_mode(its.volume_mode.as_deref())
         && modes(spec.access_modes.as_ref()).is_subset(&modes(its.access_modes.as_ref()))

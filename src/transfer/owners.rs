@@ -22,10 +22,10 @@ pub(super) async fn keep_living_owners<K: Resource>(
             Ok(false) => {
                 (context.tell)(&format!("its owner, the {who}, is gone: it is made without one"));
             }
-            Err(error) if error.is_forbidden() => (context.tell)(&format!(
-                "its owner, the {who}, may not be read, so it is made without one: {error}"
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => (context.tell)(&format!(
+                "its owner, the {who}, cannot be read, so it is made without one: {error}"
             )),
-            Err(error) => return Err(error),
         }
     }
     object.meta_mut().owner_references = (!living.is_empty()).then_some(living);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     Context, TransferError, Waiting,
-    look::{Looking, Scene},
+    look::{BOUND_BY_CONTROLLER, Looking, Scene},
     owners::keep_living_owners,
     writing::{change_volume, delete, reference, touch},
 };
@@ -32,6 +32,7 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
         let step = undo_step(&UndoFacts {
             claim: scene.claim_now(),
             progress: scene.progress(),
+            secured: scene.is_secured(),
             holder: Box::pin(scene.holder(context)).await?,
         });
         if context.dry_run {
@@ -88,9 +89,11 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
         .within::<PersistentVolumeClaim>(&scene.name.namespace);
     match (step, &scene.claim, &scene.volume, &scene.record) {
         (UndoStep::Forbid, _, Some(volume), _) => {
-            (context.tell)("the PersistentVolume may not be adopted any more");
-            let annotations = json!({mark::ADOPT_FOR: null});
-            change_volume(context, volume, &annotations, None, Step::UndoForbid).await?;
+            (context.tell)("the PersistentVolume is retained, and may not be adopted any more");
+            let annotations =
+                json!({mark::ADOPT_FOR: null, mark::POLICY_BEFORE: null, BOUND_BY_CONTROLLER: null});
+            let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+            change_volume(context, volume, &annotations, Some(spec), Step::UndoForbid).await?;
         }
         (UndoStep::Touch, Some(claim), ..) => {
             touch(context, claim, mark::IMPORT_UNDONE, true, Step::UndoTouch).await?;

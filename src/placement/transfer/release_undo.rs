@@ -21,6 +21,8 @@ pub struct ReleaseUndoFacts {
     pub claim: ReleasedClaim,
     /// How far the release is.
     pub progress: ReleaseProgress,
+    /// Whether the real PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    pub secured: bool,
     /// The virtual PV.
     pub virtual_volume: VirtualNow,
     /// The twin.
@@ -34,7 +36,7 @@ pub struct ReleaseUndoFacts {
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseUndoStep {
-    /// Say in the record that the release is being undone.
+    /// Say in the record that the release is being undone, and see that the real PV is retained.
     Withdraw,
     /// Write on the claim.
     Touch,
@@ -117,8 +119,8 @@ pub enum ReleaseUndoRefusal {
          retained. Delete that claim, and run this again"
     )]
     NameTaken,
-    /// Somebody else has the virtual PV.
-    #[error("the virtual PersistentVolume belongs to {0} now. Nothing is changed")]
+    /// Somebody else has one of the PVs.
+    #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
     Held(String),
 }
 
@@ -137,6 +139,8 @@ pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate)
         }
         (ReleaseProgress::Onward, _) => ReleaseUndoStep::Withdraw,
+        // Before anything else, whoever has changed it: a twin may be on its way out.
+        (ReleaseProgress::Back, _) if !facts.secured => ReleaseUndoStep::Withdraw,
         (ReleaseProgress::Back, claim) if claim.is_deleting() => ReleaseUndoStep::AwaitClaimGone,
         (ReleaseProgress::Back, _) => back(facts),
     }
@@ -185,7 +189,10 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             ) => ReleaseUndoStep::TouchTwin,
             (TwinNow::There { deleting: false, .. }, _) => ReleaseUndoStep::RemakeVirtual,
             (TwinNow::There { deleting: true, .. }, _) => ReleaseUndoStep::AwaitTwinGone,
-            (TwinNow::Absent, ReleasedClaim::Absent) => ReleaseUndoStep::ToImport,
+            (TwinNow::Absent, ReleasedClaim::Absent) => match &facts.holder {
+                Holder::Other(who) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
+                _ => ReleaseUndoStep::ToImport,
+            },
             (TwinNow::Absent, _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
         },
     }
@@ -237,6 +244,7 @@ mod tests {
         release_undo_step(&ReleaseUndoFacts {
             claim,
             progress,
+            secured: true,
             virtual_volume,
             twin,
             holder: match twin {
@@ -368,12 +376,32 @@ mod tests {
         let got = release_undo_step(&ReleaseUndoFacts {
             claim: TOUCHED,
             progress: ReleaseProgress::Back,
+            secured: true,
             virtual_volume: there,
             twin: UNMARKED,
             holder: Holder::Gone,
             importing: false,
         });
         assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");
+    }
+
+    #[test]
+    fn the_data_is_retained_again_and_stays_with_whoever_has_it() {
+        let mut facts = ReleaseUndoFacts {
+            claim: ReleasedClaim::Absent,
+            progress: ReleaseProgress::Back,
+            secured: false,
+            virtual_volume: VirtualNow::Absent,
+            twin: TwinNow::Absent,
+            holder: Holder::Other("shop/rescue".to_owned()),
+            importing: false,
+        };
+        assert_eq!(release_undo_step(&facts), ReleaseUndoStep::Withdraw);
+        facts.secured = true;
+        assert!(matches!(
+            release_undo_step(&facts),
+            ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(_))
+        ));
     }
 
     #[test]
@@ -404,6 +432,7 @@ mod tests {
         let got = release_undo_step(&ReleaseUndoFacts {
             claim: ReleasedClaim::Absent,
             progress: ReleaseProgress::NotRecorded,
+            secured: false,
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Gone,

@@ -43,6 +43,8 @@ pub struct UndoFacts {
     pub claim: ClaimNow,
     /// How far the import is.
     pub progress: Progress,
+    /// Whether the PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    pub secured: bool,
     /// Whom the PV names.
     pub holder: Holder,
 }
@@ -50,7 +52,7 @@ pub struct UndoFacts {
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UndoStep {
-    /// Take the permission to adopt off the PV.
+    /// Take the permission to adopt off the PV, and see that it is retained.
     Forbid,
     /// Write on the old claim.
     Touch,
@@ -134,6 +136,8 @@ pub fn undo_step(facts: &UndoFacts) -> UndoStep {
         ) => UndoStep::Refuse(UndoRefusal::Finished),
         (Progress::NotRecorded, _) => UndoStep::Done,
         (Progress::Permitted, _) => UndoStep::Forbid,
+        // Before anything else, whoever has changed it: twins are deleted on the way.
+        (Progress::Withdrawn, _) if !facts.secured => UndoStep::Forbid,
         (Progress::Withdrawn, claim) => withdrawn(claim, &facts.holder),
     }
 }
@@ -212,6 +216,7 @@ mod tests {
         undo_step(&UndoFacts {
             claim,
             progress,
+            secured: true,
             holder,
         })
     }
@@ -289,8 +294,18 @@ mod tests {
                 NAMED, BOUND, Holder::Gone, Holder::Twin { deleting: false },
                 Holder::Twin { deleting: true }, Holder::Other("bank/x".into()),
             ]),
+            secured: bool,
         ) {
-            let step = decide(claim.clone(), progress, holder.clone());
+            let step = undo_step(&UndoFacts {
+                claim: claim.clone(),
+                progress,
+                secured,
+                holder: holder.clone(),
+            });
+            if !secured {
+                let changes_nothing = matches!(step, UndoStep::Forbid | UndoStep::Untouch | UndoStep::Done | UndoStep::Refuse(_));
+                prop_assert!(changes_nothing, "{step:?} while the data may go");
+            }
             if step == UndoStep::Restore {
                 prop_assert_eq!(&holder, &BOUND);
                 prop_assert_eq!(progress, Progress::Withdrawn);

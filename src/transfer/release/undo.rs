@@ -41,6 +41,7 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
         let step = release_undo_step(&ReleaseUndoFacts {
             claim: scene.claim_now(),
             progress: scene.progress(),
+            secured: scene.is_secured(),
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
@@ -159,11 +160,16 @@ async fn from_record(
 ) -> Result<bool, TransferError> {
     match (step, &scene.outer) {
         (ReleaseUndoStep::Withdraw, _) => {
-            (context.tell)("the release does not go on any more");
+            (context.tell)("the release does not go on any more; the real PersistentVolume is retained");
             let mut undone = record.clone();
             undone.undone = true;
-            let annotations = json!({mark::RELEASE: undone.to_annotation()?});
-            change_volume(context, real, &annotations, None, Step::UnreleaseWithdraw).await?;
+            let annotations = json!({
+                mark::RELEASE: undone.to_annotation()?,
+                mark::POLICY_BEFORE: null,
+                BOUND_BY_CONTROLLER: null,
+            });
+            let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+            change_volume(context, real, &annotations, Some(spec), Step::UnreleaseWithdraw).await?;
         }
         (ReleaseUndoStep::RemakeVirtual, _) => {
             (context.tell)("the virtual PersistentVolume is made again");
