@@ -43,21 +43,24 @@ func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Va
 }
 
 // home gives the test a namespace in the cluster where users work, beside the
-// other tests. Of a test that is held once for each class, a sample has some rows.
+// other tests.
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
 	if strings.Contains(t.Name(), "/") {
 		user.LeaveOut(t, rowParts)
+	} else {
+		user.LeaveOut(t, testParts)
 	}
 	t.Parallel()
 	return inHome(t)
 }
 
-// In how many runs of a sample every test that runs alone, and every row of a table, has
-// its turn.
+// In how many runs of a sample every test has its turn, every row of one that is held once for
+// each class, and every test that runs alone.
 const (
-	aloneParts = 3
+	testParts  = 2
 	rowParts   = 3
+	aloneParts = 3
 )
 
 // homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
