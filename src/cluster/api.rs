@@ -76,6 +76,12 @@ impl ApiError {
         matches!(self.cause, Cause::Forbidden(_))
     }
 
+    /// Whether the API server does not take what was sent: something forbids it, or it is invalid.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self.cause, Cause::Forbidden(_) | Cause::Invalid(_))
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {

@@ -1,5 +1,5 @@
 //! Whether the owner of an object is still there. Owners are of any kind, so it is asked first
-//! where objects of their kind are, as Kubernetes' garbage collector does.
+//! where objects of their kind are (discovery). One of a kind that is not served counts as gone.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{

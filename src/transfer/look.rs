@@ -94,7 +94,7 @@ impl Looking {
 /// The uid of the namespace of a claim, if there is one.
 pub(super) async fn namespace_uid(cluster: &Cluster, name: &ClaimName) -> Result<Option<String>, ApiError> {
     let namespace = cluster.all::<Namespace>().get(&name.namespace).await?;
-    // In one that goes nothing can be made, and what names it without a uid would be its successor's.
+    // In one that is being deleted nothing can be made.
     let stays = namespace.filter(|found| found.metadata.deletion_timestamp.is_none());
     Ok(stays.and_then(|found| found.uid()))
 }
@@ -142,6 +142,18 @@ pub(super) fn phase(claim: &PersistentVolumeClaim) -> &str {
 pub(super) fn is_virtual(volume: &PersistentVolume) -> bool {
     let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     source.is_some_and(|source| source.driver == DRIVER_NAME)
+}
+
+/// How it stands with a PV that names this claim's name. By the name alone nobody has it.
+pub(super) fn claim_holds(claim: Option<&PersistentVolumeClaim>, volume: &PersistentVolume) -> Holder {
+    let uid = claim.and_then(|claim| claim.metadata.uid.as_deref());
+    if uid.is_some() && holder_uid(volume) == uid {
+        Holder::Claim {
+            bound: is_bound(volume),
+        }
+    } else {
+        Holder::Gone
+    }
 }
 
 /// Whether the data of a PV stays whatever happens to claims, and nobody is offered it.
@@ -259,17 +271,7 @@ impl Scene {
         };
         let named = facts::claim_name(named);
         if named == self.name {
-            let uid = holder_uid(volume).filter(|uid| !uid.is_empty());
-            let existing = self
-                .claim
-                .as_ref()
-                .and_then(|claim| claim.metadata.uid.as_deref());
-            return Ok(match uid {
-                Some(_) if uid == existing => Holder::Claim {
-                    bound: is_bound(volume),
-                },
-                Some(_) | None => Holder::Gone,
-            });
+            return Ok(claim_holds(self.claim.as_ref(), volume));
         }
         if named.namespace != context.storage_namespace {
             return Ok(Holder::Other(format!("the claim {named}")));

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     cluster::{
-        ApiError, Cause, Objects,
+        ApiError, Objects,
         snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotSpec},
     },
     observe::crash::{self, Step},
@@ -246,11 +246,10 @@ async fn take(
             let mut tried = new_user(record)?;
             tried.metadata.name = Some(record.user_content());
             if let Err(error) = users.try_create(&tried).await {
-                return match error.cause {
-                    Cause::Forbidden(_) | Cause::Invalid(_) => {
-                        Ok(Some(SnapshotObstacle::Unmakeable(error.to_string())))
-                    }
-                    _ => Err(error.into()),
+                return if error.is_refusal() {
+                    Ok(Some(SnapshotObstacle::Unmakeable(error.to_string())))
+                } else {
+                    Err(error.into())
                 };
             }
             (context.tell)("its twin is ready: the VolumeSnapshot is made anew");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Context, LOOK_AGAIN, TransferError, owners::keep_living_owners};
 use crate::{
-    cluster::{ApiError, Cause, Objects, Precondition, unless_conflict},
+    cluster::{ApiError, Objects, Precondition, unless_conflict},
     observe::crash::{self, Step},
     twin::claim_ref,
     volume::OldClaim,
@@ -78,9 +78,10 @@ pub(super) async fn would_not_be_accepted(
 
 /// What the API server says, if it is a refusal of this content.
 fn refused(error: ApiError) -> Result<String, ApiError> {
-    match &error.cause {
-        Cause::Forbidden(_) | Cause::Invalid(_) => Ok(error.to_string()),
-        _ => Err(error),
+    if error.is_refusal() {
+        Ok(error.to_string())
+    } else {
+        Err(error)
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     ChangeError, Site, claimed::virtual_volume, last_warning, reading, twin_in, waiter::settled_twin,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, unless_conflict},
+    cluster::{ApiError, Cluster, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
     placement::Class,
@@ -105,9 +105,7 @@ impl Changing {
         });
         let asked = crash::around(step, self.site.twins().merge(&twin.name_any(), &patch)).await;
         match unless_conflict(asked) {
-            Err(error) if matches!(error.cause, Cause::Forbidden(_) | Cause::Invalid(_)) => {
-                Err(refused(error))
-            }
+            Err(error) if error.is_refusal() => Err(refused(error)),
             other => Ok(other.map(drop)?),
         }
     }

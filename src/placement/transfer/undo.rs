@@ -150,21 +150,16 @@ fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
         ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
         ClaimNow::Old { .. } => match holder {
             Holder::Claim { bound: true } => UndoStep::Restore,
-            _ => give_back(holder, UndoStep::AwaitBound),
+            _ => give_back(holder),
         },
         ClaimNow::New { .. } => UndoStep::DeleteNew,
-        ClaimNow::Absent => match give_back(holder, UndoStep::Remake) {
-            UndoStep::GiveBack => UndoStep::Remake,
-            other => other,
-        },
+        ClaimNow::Absent => freed(holder).unwrap_or(UndoStep::Remake),
         ClaimNow::Other { volume, fits, .. } => match (volume, fits) {
             (NamedVolume::Imported { bound: true }, _) if *holder == (Holder::Claim { bound: true }) => {
                 UndoStep::Restore
             }
             // Also one that names no PV is bound to that which names it.
-            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => {
-                give_back(holder, UndoStep::AwaitBound)
-            }
+            (NamedVolume::Imported { .. }, _) | (NamedVolume::None, true) => give_back(holder),
             (NamedVolume::None, false) | (NamedVolume::Another, _) => {
                 UndoStep::Refuse(UndoRefusal::NameTaken)
             }
@@ -172,14 +167,21 @@ fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
     }
 }
 
-/// Has the PV name the claim, and then does this.
-fn give_back(holder: &Holder, then: UndoStep) -> UndoStep {
+/// Has the PV name the claim that exists, and be bound to it.
+fn give_back(holder: &Holder) -> UndoStep {
+    freed(holder).unwrap_or(match holder {
+        Holder::Claim { .. } => UndoStep::AwaitBound,
+        _ => UndoStep::GiveBack,
+    })
+}
+
+/// What comes before the PV can be anybody's: it is a twin's, or somebody else's.
+fn freed(holder: &Holder) -> Option<UndoStep> {
     match holder {
-        Holder::Claim { .. } => then,
-        Holder::Gone => UndoStep::GiveBack,
-        Holder::Twin { deleting: false } => UndoStep::DeleteTwin,
-        Holder::Twin { deleting: true } => UndoStep::AwaitTwinGone,
-        Holder::Other(who) => UndoStep::Refuse(UndoRefusal::Held(who.clone())),
+        Holder::Claim { .. } | Holder::Gone => None,
+        Holder::Twin { deleting: false } => Some(UndoStep::DeleteTwin),
+        Holder::Twin { deleting: true } => Some(UndoStep::AwaitTwinGone),
+        Holder::Other(who) => Some(UndoStep::Refuse(UndoRefusal::Held(who.clone()))),
     }
 }
 

@@ -13,10 +13,11 @@ use crate::{
     transfer::{
         Context, TransferError,
         look::{
-            asks_for, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded, volume_name,
+            asks_for, claim_holds, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded,
+            volume_name,
         },
     },
-    twin::{holder_uid, is_bound, is_bound_to, reclaim_policy, twin_in},
+    twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
 };
 
@@ -310,17 +311,7 @@ impl Scene {
         };
         let named = facts::claim_name(named);
         if named == self.name {
-            let uid = holder_uid(volume).filter(|uid| !uid.is_empty());
-            let existing = self
-                .claim
-                .as_ref()
-                .and_then(|claim| claim.metadata.uid.as_deref());
-            return match uid {
-                Some(_) if uid == existing => Holder::Claim {
-                    bound: is_bound(volume),
-                },
-                Some(_) | None => Holder::Gone,
-            };
+            return claim_holds(self.claim.as_ref(), volume);
         }
         if self.twin_name.as_ref() != Some(&named) {
             return Holder::Other(format!("the claim {named}"));

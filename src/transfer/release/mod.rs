@@ -23,7 +23,7 @@ use super::{
     writing::{Making, change, change_volume, delete, old_claim, reference, touch, would_not_be_accepted},
 };
 use crate::{
-    cluster::{ApiError, Cause},
+    cluster::ApiError,
     observe::crash::Step,
     placement::transfer::{
         Interruption, Obstacle, ReleaseFacts, ReleaseProgress, ReleaseStep, ReleasedClaim, ReleasedTwin,
@@ -335,7 +335,7 @@ impl Run<'_> {
 
     /// A release that cannot even be recorded has not begun: its mark does not stay either.
     async fn stopped(&self, scene: &Scene, step: &ReleaseStep, error: TransferError) -> TransferError {
-        let refused = matches!(&error, TransferError::Api(api) if matches!(api.cause, Cause::Forbidden(_) | Cause::Invalid(_)));
+        let refused = matches!(&error, TransferError::Api(error) if error.is_refusal());
         if let (true, ReleaseStep::Record, None, Some(twin)) = (refused, step, &scene.record, &scene.twin) {
             // What fails here as well is told by the next run, and by `doctor`.
             let _ = mark_twin(self.context, twin, TwinMark::Off, Step::UnreleaseMark).await;

@@ -204,36 +204,29 @@ async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained()
         real["metadata"]["annotations"]["note"] = "settled".into();
         store.put(REAL, real);
     };
-    let api = FakeApi::start().await;
-    world(&api);
-    wish(&api, VOLUME, "Retain");
-    api.before("PATCH", REAL, settled);
-    round(&api).await.unwrap();
-    assert_eq!(
-        policy(&api, REAL),
-        "Delete",
-        "it was written on what was not looked at"
-    );
-    round(&api).await.unwrap();
-    assert_eq!(policy(&api, REAL), "Retain");
-
-    let api = FakeApi::start().await;
-    world(&api);
-    delete(&api, TWIN);
-    api.before("PATCH", REAL, settled);
-    round(&api).await.unwrap();
-    assert_eq!(
-        policy(&api, REAL),
-        "Delete",
-        "it was written on what was not looked at"
-    );
-    assert!(
-        api.object(TWIN).is_some(),
-        "the twin is let go, and its data is not safe"
-    );
-    round(&api).await.unwrap();
-    assert_eq!(policy(&api, REAL), "Retain");
-    assert!(api.object(TWIN).is_none());
+    for twin_goes in [false, true] {
+        let api = FakeApi::start().await;
+        world(&api);
+        if twin_goes {
+            delete(&api, TWIN);
+        } else {
+            wish(&api, VOLUME, "Retain");
+        }
+        api.before("PATCH", REAL, settled);
+        round(&api).await.unwrap();
+        assert_eq!(
+            policy(&api, REAL),
+            "Delete",
+            "it was written on what was not looked at"
+        );
+        assert!(
+            api.object(TWIN).is_some(),
+            "the twin is let go, and its data is not safe"
+        );
+        round(&api).await.unwrap();
+        assert_eq!(policy(&api, REAL), "Retain");
+        assert_eq!(api.object(TWIN).is_none(), twin_goes);
+    }
 }
 
 fn wish(api: &FakeApi, volume: &str, policy: &str) {
