@@ -5,7 +5,7 @@ use std::{
     fs,
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    sync::OnceLock,
+    sync::{OnceLock, mpsc},
     thread,
     time::Duration,
 };
@@ -471,41 +471,64 @@ fn a_source_cannot_send_other_bytes_than_were_asked_for() {
     }
 }
 
-/// What a source answers to a target that reads from a script: everything of its data lane.
-fn ask(root: &Path, script: Vec<Asked>) -> (Result<(), Error>, Vec<u8>) {
-    let (acceptor, address) = acceptor();
-    let root = root.to_owned();
-    let serving = thread::spawn(move || {
-        let source = Source::open(&root).unwrap();
-        source.serve(dial(address), &Throttle::new(None))
-    });
-    let TargetLanes {
-        up,
-        mut down,
-        mut data,
-        cutter,
-    } = acceptor.accept(Duration::from_secs(10)).unwrap().unwrap();
-    for asked in script {
-        let sent = down.send(FrameKind::Control, &Down { asked: Some(asked) }.encode_to_vec());
-        if sent.and_then(|()| down.flush()).is_err() {
-            break;
+/// A source that serves somebody who asks what a script says.
+struct Served {
+    lanes: TargetLanes,
+    ended: mpsc::Receiver<Result<(), Error>>,
+}
+
+impl Served {
+    fn asked(root: &Path, script: Vec<Asked>) -> Self {
+        let (acceptor, address) = acceptor();
+        let root = root.to_owned();
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let source = Source::open(&root).unwrap();
+            let result = source.serve(dial(address), &Throttle::new(None));
+            // Nobody waits for the end of one that was cut off after its answer.
+            let _ = end.send(result);
+        });
+        let mut lanes = acceptor.accept(Duration::from_mins(1)).unwrap().unwrap();
+        for asked in script {
+            let down = Down { asked: Some(asked) };
+            let sent = lanes.down.send(FrameKind::Control, &down.encode_to_vec());
+            if sent.and_then(|()| lanes.down.flush()).is_err() {
+                break;
+            }
         }
+        Self { lanes, ended }
     }
-    let mut lane = data.remove(0);
-    let collecting = thread::spawn(move || {
+
+    /// Whether the first piece that the source sends is this one.
+    fn answers(mut self, expected: &Piece<'_>) -> bool {
         let mut got = Vec::new();
-        while let Ok((_, payload)) = lane.next() {
+        let answered = loop {
+            if let Ok(Some(first)) = Pieces::of(&got).next() {
+                break first == *expected;
+            }
+            let Ok((_, payload)) = self.lanes.data[0].next() else {
+                break false;
+            };
             let mut decoder = crate::compress::Decoder::new().unwrap();
             got.extend_from_slice(decoder.decode(payload).unwrap());
-        }
-        got
-    });
-    thread::sleep(Duration::from_millis(300));
-    let failed = serving.is_finished();
-    cutter.cut();
-    drop(up);
-    let result = serving.join().unwrap();
-    (if failed { result } else { Ok(()) }, collecting.join().unwrap())
+        };
+        self.lanes.cutter.cut();
+        answered
+    }
+
+    /// How the source ended after a last word, and whether it had sent something of its
+    /// data.
+    fn ends(mut self) -> (Result<(), Error>, bool) {
+        let bye = Down {
+            asked: Some(Asked::Bye(true)),
+        };
+        // Not heard by a source that has ended already.
+        let _ = self.lanes.down.send(FrameKind::Control, &bye.encode_to_vec());
+        let _ = self.lanes.down.flush();
+        let result = self.ended.recv_timeout(Duration::from_mins(2)).unwrap();
+        self.lanes.cutter.cut();
+        (result, self.lanes.data[0].next().is_ok())
+    }
 }
 
 fn fetch(path: &str) -> RawFetch {
@@ -539,10 +562,8 @@ fn a_target_sees_nothing_but_the_tree() {
     .unwrap();
     fs::create_dir(place.root().join("sub")).unwrap();
     for path in ["dir/secret", "file", "pipe", "sub", "absent", "sub/absent", ""] {
-        let (result, got) = ask(&place.root(), fetches(vec![fetch(path)]));
-        result.unwrap();
-        let mut pieces = Pieces::of(&got);
-        assert_eq!(pieces.next().unwrap(), Some(Piece::Gone { fetch: 1 }), "{path}");
+        let served = Served::asked(&place.root(), fetches(vec![fetch(path)]));
+        assert!(served.answers(&Piece::Gone { fetch: 1 }), "{path}");
     }
     for path in [
         "../outside/secret",
@@ -551,20 +572,33 @@ fn a_target_sees_nothing_but_the_tree() {
         "..",
         "a//b",
     ] {
-        let (result, got) = ask(&place.root(), fetches(vec![fetch(path)]));
-        assert!(matches!(result, Err(Error::Protocol(_))), "{path}: {result:?}");
-        assert!(got.is_empty());
+        let ended = Served::asked(&place.root(), fetches(vec![fetch(path)])).ends();
+        assert!(
+            matches!(ended, (Err(Error::Protocol(_)), false)),
+            "{path}: {ended:?}"
+        );
     }
+}
+
+fn begin() -> Asked {
+    Asked::Begin(Begin { pass: 1 })
+}
+
+fn known(path: &str) -> Asked {
+    let directory = KnownDirectory {
+        path: path.as_bytes().to_vec(),
+        digest: vec![0; 32],
+    };
+    Asked::Known(Known {
+        directories: vec![directory],
+        last: false,
+    })
 }
 
 #[test]
 fn a_target_cannot_ask_for_more_than_there_may_be() {
     let place = Place::new();
     fs::write(place.root().join("f"), "x").unwrap();
-    // So many that no pass is over before the next message is read.
-    for name in 0..2000 {
-        fs::write(place.root().join(name.to_string()), "x").unwrap();
-    }
     let none = RawFetch {
         count: 0,
         ..fetch("f")
@@ -581,29 +615,13 @@ fn a_target_cannot_ask_for_more_than_there_may_be() {
         claims: vec![1; 31],
         ..fetch("f")
     };
-    let known = |count| {
-        let directory = KnownDirectory {
-            path: b"a".to_vec(),
-            digest: vec![0; 32],
-        };
-        Asked::Known(Known {
-            directories: vec![directory; count],
-            last: false,
-        })
-    };
-    let begin = || Asked::Begin(Begin { pass: 1 });
     let cases: Vec<(&str, Vec<Asked>)> = vec![
         ("no chunks", fetches(vec![none])),
         ("many chunks", fetches(vec![many])),
         ("far chunks", fetches(vec![far])),
         ("broken claims", fetches(vec![claims])),
-        ("known before a pass", vec![known(1)]),
-        (
-            "more known than allowed",
-            std::iter::once(begin())
-                .chain((0..40).map(|_| known(1)))
-                .collect(),
-        ),
+        ("known before a pass", vec![known("a")]),
+        // The first one waits for what the target knows.
         ("two passes at once", vec![begin(), begin()]),
         (
             "a bad digest",
@@ -620,9 +638,25 @@ fn a_target_cannot_ask_for_more_than_there_may_be() {
         ),
     ];
     for (what, script) in cases {
-        let (result, _) = ask(&place.root(), script);
-        assert!(matches!(result, Err(Error::Protocol(_))), "{what}: {result:?}");
+        let ended = Served::asked(&place.root(), script).ends();
+        assert!(matches!(ended, (Err(Error::Protocol(_)), _)), "{what}: {ended:?}");
     }
+}
+
+#[test]
+fn a_target_cannot_send_more_known_than_it_may() {
+    let place = Place::new();
+    for name in 0..2000 {
+        fs::write(place.root().join(name.to_string()), "x").unwrap();
+    }
+    let refused = || {
+        let script = std::iter::once(begin()).chain((0..40).map(|_| known("a")));
+        let (result, _) = Served::asked(&place.root(), script.collect()).ends();
+        matches!(result, Err(Error::Protocol(_)))
+    };
+    // A source that has told everything before it reads that much has no use for it, and
+    // keeps nothing.
+    assert!((0..50).any(|_| refused()));
 }
 
 /// What an honest source would say of a small tree.
