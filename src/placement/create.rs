@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!                    claim gone, nodes disagree ──▶ Refuse
-//!        ┌────────┐  node cannot work ────────────▶ Elsewhere
+//!        ┌────────┐
 //!  ┌────▶│ absent │
 //!  │     └───┬────┘
 //!  │ gone    │ Create                       (from here on no final answer ...)
@@ -43,9 +43,6 @@ pub struct CreateFacts {
     pub claim: ClaimFact,
     /// The node that has to reach the volume.
     pub target: Target,
-    /// Why that node, or any, cannot work; only counts before there is a twin,
-    /// because a twin in the making uses up room itself.
-    pub unfit: Option<String>,
     /// What is in the twin's place.
     pub twin: TwinFact,
     /// Whether a PV of the volume exists: then it was given to its user.
@@ -197,8 +194,6 @@ pub enum CreateStep {
     HandOver,
     /// Answer success.
     Answer,
-    /// Answer that the node cannot work, for this reason.
-    Elsewhere(String),
     /// Answer a final error.
     Refuse(Refusal),
 }
@@ -284,13 +279,7 @@ fn without_twin(facts: &CreateFacts) -> CreateStep {
     if facts.claim == ClaimFact::Gone {
         return CreateStep::Refuse(Refusal::ClaimGone);
     }
-    if let Some(refusal) = disagreement(&facts.target) {
-        return CreateStep::Refuse(refusal);
-    }
-    match &facts.unfit {
-        Some(reason) => CreateStep::Elsewhere(reason.clone()),
-        None => CreateStep::Create,
-    }
+    disagreement(&facts.target).map_or(CreateStep::Create, CreateStep::Refuse)
 }
 
 /// Nobody was given the volume: whatever is wrong with the twin, it may go.

@@ -144,7 +144,6 @@ async fn take_step(
             }
         }
         CreateStep::Answer => Progress::Done(made(site, request, observation)),
-        CreateStep::Elsewhere(reason) => return Err(CreateError::Elsewhere(reason)),
         CreateStep::Refuse(refusal) => return Err(refused(site, refusal)),
     })
 }

@@ -48,7 +48,6 @@ impl Observation {
             facts: CreateFacts {
                 claim: claim_fact,
                 target: target(site, registry, request, claim.as_ref(), virtual_class.as_deref()).await?,
-                unfit: None,
                 twin: TwinFact::Absent,
                 virtual_pv: false,
                 retain: virtual_class.is_some_and(|class| class.reclaim == ReclaimPolicy::Retain),

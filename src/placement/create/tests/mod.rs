@@ -9,7 +9,6 @@ fn facts(twin: TwinFact) -> CreateFacts {
     CreateFacts {
         claim: ClaimFact::Live,
         target: Target::Node("n1".into()),
-        unfit: None,
         twin,
         virtual_pv: false,
         retain: false,
@@ -71,10 +70,6 @@ fn without_a_twin() {
         CreateStep::Refuse(Refusal::NodeDisagrees { .. })
     ));
     assert_eq!(
-        decide(&|f| f.unfit = Some("full".into())),
-        CreateStep::Elsewhere("full".into())
-    );
-    assert_eq!(
         decide(&|f| f.virtual_pv = true),
         CreateStep::Refuse(Refusal::Vanished)
     );
@@ -84,10 +79,6 @@ fn without_a_twin() {
 fn while_the_twin_is_pending() {
     use CreateStep::Withdraw;
     assert_eq!(decide(pending(), unchanged), CreateStep::Wait);
-    assert_eq!(
-        decide(pending(), |f| f.unfit = Some("full".into())),
-        CreateStep::Wait
-    );
     assert_eq!(decide(pending(), gone), Withdraw(Withdrawal::ClaimGone));
     assert_eq!(
         decide(pending(), old_request),

@@ -50,11 +50,10 @@ prop_compose! {
             Target::OneOf(["n1".to_owned(), "n3".to_owned()].into()),
             Target::Disagrees { selected: None, requested: "n1".into() },
         ]),
-        unfit in select(vec![None, Some("full".to_owned())]),
         twin in any_place(),
         (virtual_pv, retain) in any::<(bool, bool)>(),
     ) -> CreateFacts {
-        CreateFacts { claim, target, unfit, twin, virtual_pv, retain }
+        CreateFacts { claim, target, twin, virtual_pv, retain }
     }
 }
 
@@ -116,7 +115,7 @@ proptest! {
                 prop_assert!(early || !facts.retain || *state == retained || *state == out_of_reach);
                 prop_assert_eq!(twin.unwrap().handed_over, step == CreateStep::Answer);
             }
-            CreateStep::Refuse(_) | CreateStep::Elsewhere(_) => {
+            CreateStep::Refuse(_) => {
                 // After the twin's POST nothing final is answered until it is bound or gone.
                 let in_the_making = lives && !is_bound && !given_away;
                 prop_assert!(!in_the_making);
@@ -129,7 +128,7 @@ proptest! {
     fn always_gets_somewhere(mut facts in any_facts()) {
         for _ in 0..8 {
             let step = create_step(&facts);
-            if matches!(step, CreateStep::Answer | CreateStep::Elsewhere(_) | CreateStep::Refuse(_)) {
+            if matches!(step, CreateStep::Answer | CreateStep::Refuse(_)) {
                 return Ok(());
             }
             if let CreateStep::Withdraw(why) = &step
