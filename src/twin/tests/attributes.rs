@@ -129,13 +129,12 @@ async fn a_class_of_another_driver_or_out_of_sight_changes_nothing() {
     assert!(world.attributes().is_null());
 }
 
-#[tokio::test]
-async fn whoever_waits_for_a_change_is_woken_by_it() {
+/// How long it takes until the caller hears of a change that comes after a second.
+async fn heard_after() -> Duration {
     let world = world().await;
     world.create().await.unwrap();
     let began = Instant::now();
     let change = async {
-        // Somewhere in the middle of the five seconds after which it would look by itself.
         tokio::time::sleep(Duration::from_secs(1)).await;
         world
             .api
@@ -143,7 +142,19 @@ async fn whoever_waits_for_a_change_is_woken_by_it() {
     };
     let (modified, ()) = tokio::join!(world.modify("gold"), change);
     modified.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(4), "it looked by itself");
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_change_is_woken_by_it() {
+    // Less than the five seconds after which it looks by itself; a busy machine may need
+    // longer now and then.
+    for _ in 0..5 {
+        if heard_after().await < Duration::from_secs(4) {
+            return;
+        }
+    }
+    panic!("it looked by itself");
 }
 
 /// With another code than that of an unknown class csi-resizer would not say Infeasible.

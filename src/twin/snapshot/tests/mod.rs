@@ -231,8 +231,8 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
     assert_eq!(world.api.writes(), writes);
 }
 
-#[tokio::test]
-async fn whoever_waits_is_woken_when_it_is_cut() {
+/// How long it takes until the caller hears that it is cut.
+async fn heard_after() -> Duration {
     let world = World::new().await;
     let events = Events::new(world.home.client().clone());
     let registry = Registry::default();
@@ -245,7 +245,19 @@ async fn whoever_waits_is_woken_when_it_is_cut() {
     let begun = Instant::now();
     let (made, ()) = tokio::join!(waiting, controllers);
     assert!(made.unwrap().ready);
-    assert!(begun.elapsed() < Duration::from_secs(4), "it was not watched");
+    begun.elapsed()
+}
+
+#[tokio::test]
+async fn whoever_waits_is_woken_when_it_is_cut() {
+    // Less than the five seconds after which it looks by itself; a busy machine may need
+    // longer now and then.
+    for _ in 0..5 {
+        if heard_after().await < Duration::from_secs(4) {
+            return;
+        }
+    }
+    panic!("it was not watched");
 }
 
 #[tokio::test]
