@@ -23,7 +23,7 @@ use serde_json::json;
 
 use super::watched::VirtualVolume;
 use crate::{
-    cluster::{ApiError, slim},
+    cluster::{ApiError, slim, unless_conflict},
     observe::crash::{self, Step},
     twin::{
         Holder, Site, has_finalizer, holder, holder_uid, is_bound, is_bound_to, is_releasing, mark_holder,
@@ -33,6 +33,9 @@ use crate::{
 };
 
 const NO_RIGHT: &str = "this driver may not get, list and patch PersistentVolumes there";
+
+/// How often at once something is looked at and written, when somebody else writes on it in between.
+const TRIES: usize = 3;
 
 /// How it stands with the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,47 +155,65 @@ pub(super) async fn rescue(
     volume: &VirtualVolume,
     seen: Option<&slim::Twin>,
 ) -> Result<Rescue, ApiError> {
+    for _ in 0..TRIES {
+        if let Some(rescue) = Box::pin(try_rescue(site, volume, seen)).await? {
+            return Ok(rescue);
+        }
+    }
+    // The next round looks at what it has become.
+    Ok(Rescue::FalseAlarm)
+}
+
+/// `None` if somebody else was writing on the PV, and it has to be looked at again.
+async fn try_rescue(
+    site: &Site,
+    volume: &VirtualVolume,
+    seen: Option<&slim::Twin>,
+) -> Result<Option<Rescue>, ApiError> {
     let scene = match Scene::look(site, volume).await {
         // In a namespace that is being deleted, our rights may be gone before the twin.
-        Err(error) if error.is_forbidden() => return keep_unread(site, volume, seen, &error).await,
+        Err(error) if error.is_forbidden() => {
+            return keep_unread(site, volume, seen, &error).await.map(Some);
+        }
         other => other?,
     };
     let Some(twin) = scene
         .and_then(|scene| scene.twin)
         .filter(|twin| is_dying(site, volume, twin))
     else {
-        return Ok(Rescue::FalseAlarm);
+        return Ok(Some(Rescue::FalseAlarm));
     };
     let its_own = |real: &PersistentVolume| whose(site, volume, real) == Holder::Ours;
     let real = match real(site, &volume.volume, &twin, its_own).await? {
         Real::Found(real) => real,
-        Real::OutOfReach { real, why } if has_finalizer(&twin) => return Ok(Rescue::Held { real, why }),
+        Real::OutOfReach { real, why } if has_finalizer(&twin) => {
+            return Ok(Some(Rescue::Held { real, why }));
+        }
         Real::None | Real::OutOfReach { .. } => {
             remove_finalizer(site.cluster(), &twin).await?;
-            return Ok(Rescue::Hopeless);
+            return Ok(Some(Rescue::Hopeless));
         }
-        // The next round looks at what it has become.
-        Real::Changed => return Ok(Rescue::FalseAlarm),
+        Real::Changed => return Ok(None),
     };
     match retain(site, &volume.volume, &real, Step::Rescue).await {
         Err(error) if error.is_forbidden() && has_finalizer(&twin) => {
-            return Ok(Rescue::Held {
+            return Ok(Some(Rescue::Held {
                 real: real.name_any(),
                 why: error.to_string(),
-            });
+            }));
         }
         Err(error) => return Err(error),
-        // The next round looks at what it has become.
-        Ok(false) => return Ok(Rescue::FalseAlarm),
+        Ok(false) => return Ok(None),
         Ok(true) => {}
     }
-    match remove_finalizer(site.cluster(), &twin).await {
-        Err(error) if error.is_forbidden() => Ok(Rescue::Kept {
+    let let_go = match remove_finalizer(site.cluster(), &twin).await {
+        Err(error) if error.is_forbidden() => Rescue::Kept {
             real: real.name_any(),
             why: error.to_string(),
-        }),
-        other => other.map(|_| Rescue::Underway),
-    }
+        },
+        other => other.map(|_| Rescue::Underway)?,
+    };
+    Ok(Some(let_go))
 }
 
 /// Keeps the data of a twin that may not be read (any more), whatever becomes of the
@@ -207,8 +228,24 @@ pub(super) async fn keep_unread(
     if !site.cluster().rights().volume_changes {
         return Ok(Rescue::Unknown(NO_RIGHT.to_owned()));
     }
+    for _ in 0..TRIES {
+        if let Some(rescue) = Box::pin(try_keep_unread(site, volume, seen, why)).await? {
+            return Ok(rescue);
+        }
+    }
+    // The next round looks at what it has become.
+    Ok(Rescue::FalseAlarm)
+}
+
+/// `None` if somebody else was writing on the PV, and it has to be looked at again.
+async fn try_keep_unread(
+    site: &Site,
+    volume: &VirtualVolume,
+    seen: Option<&slim::Twin>,
+    why: &ApiError,
+) -> Result<Option<Rescue>, ApiError> {
     if user(site, volume).await?.is_none() {
-        return Ok(Rescue::FalseAlarm);
+        return Ok(Some(Rescue::FalseAlarm));
     }
     let is_its = |real: &PersistentVolume| {
         let uid = holder_uid(real);
@@ -223,20 +260,19 @@ pub(super) async fn keep_unread(
         None => candidates(site, is_its).await?.into_iter().find(is_its),
     };
     let Some(real) = found else {
-        return Ok(Rescue::Unknown(format!(
+        return Ok(Some(Rescue::Unknown(format!(
             "{why}; no PersistentVolume is known to be its"
-        )));
+        ))));
     };
     if let Some(real) = mark_holder(site, &volume.volume, real).await?
         && retain(site, &volume.volume, &real, Step::Rescue).await?
     {
-        return Ok(Rescue::Kept {
+        return Ok(Some(Rescue::Kept {
             real: real.name_any(),
             why: why.to_string(),
-        });
+        }));
     }
-    // The next round looks at what it has become.
-    Ok(Rescue::FalseAlarm)
+    Ok(None)
 }
 
 /// Makes the twin of a volume again, if the PV of the old one is still there.
@@ -258,7 +294,7 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
     let again = twin_again(site, volume, scene, &real);
     let made = crash::around(Step::TwinAgain, site.twins().create(&again)).await;
     match made? {
-        Some(twin) => pass_on(site, &real, &twin).await,
+        Some(twin) => pass_on(site, volume, real, &twin).await,
         // Somebody was faster: the next round looks at what is there now.
         None => Ok(Rescue::FalseAlarm),
     }
@@ -290,7 +326,7 @@ pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescu
         return Ok(Rescue::FalseAlarm);
     }
     if whose(site, volume, &real) == Holder::Ours && is_kept(&real) {
-        pass_on(site, &real, twin).await
+        pass_on(site, volume, real, twin).await
     } else {
         Ok(Rescue::Hopeless)
     }
@@ -300,19 +336,23 @@ pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescu
 /// whoever has a claim of that name could have it then.
 async fn pass_on(
     site: &Site,
-    real: &PersistentVolume,
+    volume: &VirtualVolume,
+    mut real: PersistentVolume,
     twin: &PersistentVolumeClaim,
 ) -> Result<Rescue, ApiError> {
-    let patch = json!({
-        "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
-        "spec": {"claimRef": {"uid": twin.uid(), "resourceVersion": null}},
-    });
-    let passed = crash::around(Step::PassOn, site.volumes().merge(&real.name_any(), &patch)).await;
-    match passed {
-        // The next round looks at what it has become.
-        Err(error) if error.is_conflict() => {}
-        other => {
-            other?;
+    for _ in 0..TRIES {
+        let patch = json!({
+            "metadata": {"uid": real.uid(), "resourceVersion": real.resource_version()},
+            "spec": {"claimRef": {"uid": twin.uid(), "resourceVersion": null}},
+        });
+        let passed = crash::around(Step::PassOn, site.volumes().merge(&real.name_any(), &patch)).await;
+        if unless_conflict(passed)?.is_some() {
+            break;
+        }
+        match site.volumes().get(&real.name_any()).await? {
+            Some(again) if whose(site, volume, &again) == Holder::Ours && is_kept(&again) => real = again,
+            // The next round looks at what it has become.
+            _ => break,
         }
     }
     Ok(Rescue::Underway)
@@ -374,18 +414,27 @@ async fn candidates(
 /// Lets a twin go that somebody deletes and nobody uses any more: its claim is gone,
 /// but its data is to stay, so `DeleteVolume` is never called for it.
 pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), ApiError> {
+    for _ in 0..TRIES {
+        if Box::pin(try_release(site, volume)).await? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// False if somebody else was writing on the PV, and it has to be looked at again.
+async fn try_release(site: &Site, volume: &VirtualVolume) -> Result<bool, ApiError> {
     let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
     let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
     let twin = twin.filter(|twin| is_dying(site, volume, twin));
     let left = |outer: &PersistentVolume| !is_bound(outer) && is_kept(outer);
     let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
-        return Ok(());
+        return Ok(true);
     };
     match real(site, &volume.volume, &twin, |_| false).await? {
         Real::Found(real) => {
             if !retain(site, &volume.volume, &real, Step::Retain).await? {
-                // The next round looks at what it has become.
-                return Ok(());
+                return Ok(false);
             }
         }
         Real::None => {}
@@ -394,16 +443,15 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
                 volume = %volume.volume, twin = site.place(), real, why,
                 "the twin of a released volume is being deleted and held: its data is to stay, and its PersistentVolume cannot be retained"
             );
-            return Ok(());
+            return Ok(true);
         }
-        // The next round looks at what it has become.
-        Real::Changed => return Ok(()),
+        Real::Changed => return Ok(false),
     }
     if has_finalizer(&twin) {
         remove_finalizer(site.cluster(), &twin).await?;
         tracing::info!(volume = %volume.volume, twin = site.place(), "let the twin of a released volume go; its data is retained");
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The twin as it was, as far as claim and PV tell.

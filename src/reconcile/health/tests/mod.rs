@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     cluster::{
         events::Events,
-        testing::{Act, FakeApi, Fault, Store},
+        testing::{Act, FakeApi, Fault},
     },
     volume::{Carried, ClaimMark, DRIVER_NAME, Marks, VolumeName, mark},
 };
@@ -197,13 +197,19 @@ async fn retain_is_enforced_on_the_twins_volume() {
     assert_eq!(api.writes(), writes);
 }
 
+/// Somebody writes on the PV between each look at it and the write.
+fn settles(api: &FakeApi, times: u32) {
+    for time in 0..times {
+        api.before("PATCH", REAL, move |store| {
+            let mut real = store.get(REAL).unwrap();
+            real["metadata"]["annotations"]["note"] = format!("settled {time}").into();
+            store.put(REAL, real);
+        });
+    }
+}
+
 #[tokio::test]
 async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained() {
-    let settled = |store: &Store| {
-        let mut real = store.get(REAL).unwrap();
-        real["metadata"]["annotations"]["note"] = "settled".into();
-        store.put(REAL, real);
-    };
     for twin_goes in [false, true] {
         let api = FakeApi::start().await;
         world(&api);
@@ -212,7 +218,8 @@ async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained()
         } else {
             wish(&api, VOLUME, "Retain");
         }
-        api.before("PATCH", REAL, settled);
+        // More often than it is looked at again at once.
+        settles(&api, if twin_goes { 3 } else { 1 });
         round(&api).await.unwrap();
         assert_eq!(
             policy(&api, REAL),
@@ -227,6 +234,24 @@ async fn what_has_changed_since_it_was_seen_is_looked_at_before_it_is_retained()
         assert_eq!(policy(&api, REAL), "Retain");
         assert_eq!(api.object(TWIN).is_none(), twin_goes);
     }
+}
+
+#[tokio::test]
+async fn a_rescue_looks_again_at_once_when_somebody_else_writes_too() {
+    let api = FakeApi::start().await;
+    world(&api);
+    let mut reports = None;
+    delete(&api, TWIN);
+    settles(&api, 2);
+    round_after(&api, &mut reports).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    assert!(api.object(TWIN).is_none());
+    kubernetes_binds(&api);
+
+    settles(&api, 2);
+    round_after(&api, &mut reports).await.unwrap();
+    let (twin, real) = (api.object(TWIN).unwrap(), api.object(REAL).unwrap());
+    assert_eq!(real["spec"]["claimRef"]["uid"], twin["metadata"]["uid"]);
 }
 
 fn wish(api: &FakeApi, volume: &str, policy: &str) {

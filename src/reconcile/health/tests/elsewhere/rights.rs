@@ -171,6 +171,9 @@ async fn data_is_kept_when_the_rights_go_before_the_twin() {
         for verb in verbs {
             both.there.fault(Fault::new(verb, CLAIMS, Act::Refuse(403)));
         }
+        // Somebody else writes on it at the same time.
+        let written_on = Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(409));
+        both.there.fault(written_on.times(2));
         both.round().await.unwrap();
         let real = both.real("real");
         assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
