@@ -95,7 +95,10 @@ pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Re
                     .for_others("the claim is bound; the controller is to give the PersistentVolume its reclaim policy back", None)
                     .await?;
             }
-            step => Box::pin(run.take(&scene, &step)).await?,
+            step => {
+                Box::pin(run.take(&scene, &step)).await?;
+                waiting.after(&step, &written(&scene, &step)).await?;
+            }
         }
     }
 }
@@ -340,6 +343,14 @@ impl Run<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+/// What a step writes.
+fn written(scene: &Scene, step: &ImportStep) -> String {
+    match (step, &scene.volume) {
+        (ImportStep::Mark, Some(volume)) => format!("the PersistentVolume {}", volume.name_any()),
+        _ => format!("the claim {}", scene.name),
     }
 }
 

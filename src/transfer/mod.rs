@@ -12,6 +12,7 @@ mod release;
 mod snapshot;
 mod surroundings;
 mod undo;
+mod waiting;
 mod writing;
 
 #[cfg(test)]
@@ -19,22 +20,19 @@ mod tests;
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
+use self::waiting::Waiting;
 pub(crate) use self::{
     import::{ImportRequest, import},
     release::{ReleaseRequest, release, undo_release},
     snapshot::{SnapshotImportRequest, import_snapshot, undo_snapshot_import},
     undo::undo_import,
+    waiting::NotKept,
 };
 use crate::{
     cluster::{ApiError, Cluster},
     placement::transfer::{ImportRefusal, Interruption, ReleaseRefusal, ReleaseUndoRefusal, UndoRefusal},
     volume::{ClaimName, RecordError},
 };
-
-/// How often it is looked whether something has changed.
-const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
 /// What a transfer works on.
 pub(crate) struct Context<'a> {
@@ -126,54 +124,10 @@ pub(crate) enum TransferError {
         /// What others say about it.
         why: Option<String>,
     },
+    /// What is written does not stay.
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
     /// The cluster cannot be asked, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),
-}
-
-/// Waits for others, and says once what for.
-struct Waiting<'a> {
-    context: &'a Context<'a>,
-    until: Instant,
-    told: String,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(context: &'a Context<'a>) -> Self {
-        Self {
-            context,
-            until: Instant::now() + context.patience,
-            told: String::new(),
-        }
-    }
-
-    /// Whether the caller has time.
-    fn has_time(&self) -> bool {
-        Instant::now() < self.until
-    }
-
-    /// Says what is waited for, and waits a moment. False when time is up.
-    async fn a_moment(&mut self, what: &str) -> bool {
-        if self.told != what {
-            what.clone_into(&mut self.told);
-            (self.context.tell)(what);
-        }
-        let has_time = self.has_time();
-        if has_time {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-        has_time
-    }
-
-    /// Waits a moment; an error when time is up.
-    async fn for_others(&mut self, what: &str, why: Option<String>) -> Result<(), TransferError> {
-        if self.a_moment(what).await {
-            return Ok(());
-        }
-        Err(TransferError::StillWaiting {
-            what: what.to_owned(),
-            patience: self.context.patience,
-            why,
-        })
-    }
 }

@@ -20,7 +20,7 @@ use self::{
     look::{Looking, Scene},
 };
 use super::{
-    Context, Waiting,
+    Context, NotKept, Waiting,
     owners::keep_living_owners,
     writing::{change, delete},
 };
@@ -90,6 +90,9 @@ pub(crate) enum SnapshotTransferError {
         /// What is waited for.
         what: String,
     },
+    /// What is written does not stay.
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
     /// The cluster cannot be asked, or refuses.
     #[error("{0}")]
     Api(#[from] ApiError),
@@ -143,11 +146,8 @@ pub(crate) async fn import_snapshot(
             SnapshotImportStep::AwaitForgotten => "its content of before is to be gone",
             step => {
                 unmakeable = Box::pin(take(context, request, &scene, &step)).await?;
-                // An API server that takes a step and does not show it is not asked for ever.
-                if waiting.has_time() {
-                    continue;
-                }
-                "the cluster is to show what was done"
+                waiting.after(&step, &written(request, &scene, &step)).await?;
+                continue;
             }
         };
         wait(&mut waiting, awaited).await?;
@@ -186,9 +186,8 @@ pub(crate) async fn undo_snapshot_import(
             }
             step => {
                 Box::pin(take_back(context, &scene, &step)).await?;
-                if !waiting.has_time() {
-                    wait(&mut waiting, "the cluster is to show what was done").await?;
-                }
+                let written = written_back(request, &scene, &step);
+                waiting.after(&step, &written).await?;
             }
         }
     }
@@ -319,6 +318,34 @@ async fn take_back(
         _ => {}
     }
     Ok(())
+}
+
+/// What a step of an import writes.
+fn written(request: &SnapshotImportRequest, scene: &Scene, step: &SnapshotImportStep) -> String {
+    use SnapshotImportStep::{Forget, MakeContent, MakeTwin, MakeUserContent, Mark, RetainContent};
+    match (step, &scene.real, &scene.plan) {
+        (Mark | Forget, Some(real), _) => content(&real.name_any()),
+        (RetainContent | MakeContent, _, Some(record)) => content(&record.real_content()),
+        (MakeUserContent, _, Some(record)) => content(&record.user_content()),
+        (MakeTwin, _, Some(record)) => format!("the twin {}", record.key().twin()),
+        _ => format!("the VolumeSnapshot {}", request.snapshot),
+    }
+}
+
+/// What a step of an undo writes.
+fn written_back(request: &SnapshotImportRequest, scene: &Scene, step: &SnapshotUndoStep) -> String {
+    use SnapshotUndoStep::{DeleteContent, DeleteTwin, Mark, Restore, RetainContent};
+    match (step, &scene.real, &scene.content, &scene.twin) {
+        (Mark | Restore, Some(found), ..) | (RetainContent | DeleteContent, _, Some(found), _) => {
+            content(&found.name_any())
+        }
+        (DeleteTwin, .., Some(twin)) => format!("the twin {}", twin.name_any()),
+        _ => format!("the VolumeSnapshot {}", request.snapshot),
+    }
+}
+
+fn content(name: &str) -> String {
+    format!("the VolumeSnapshotContent {name}")
 }
 
 /// Whatever happens from now on, the data stays.

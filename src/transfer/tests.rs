@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::*;
 use crate::{
@@ -32,6 +33,7 @@ const OLD_UID: &str = "11111111-1111-4111-8111-111111111111";
 const MARKED: usize = 2;
 const MADE: usize = 5;
 mod races;
+mod reverted;
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 

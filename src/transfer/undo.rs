@@ -60,8 +60,12 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
             }
             UndoStep::Restore => {
                 restored |= Box::pin(restore(context, &scene)).await?;
+                waiting.after(&step, &written(&scene, &step)).await?;
             }
-            step => Box::pin(take(context, &scene, &step)).await?,
+            step => {
+                Box::pin(take(context, &scene, &step)).await?;
+                waiting.after(&step, &written(&scene, &step)).await?;
+            }
         }
     }
 }
@@ -131,6 +135,17 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
         _ => {}
     }
     Ok(())
+}
+
+/// What a step writes.
+fn written(scene: &Scene, step: &UndoStep) -> String {
+    match (step, &scene.volume) {
+        (UndoStep::Forbid | UndoStep::GiveBack | UndoStep::Restore, Some(volume)) => {
+            format!("the PersistentVolume {}", volume.name_any())
+        }
+        (UndoStep::DeleteTwin, _) => format!("the twin of the claim {}", scene.name),
+        _ => format!("the claim {}", scene.name),
+    }
 }
 
 /// Takes our finalizer off the twin that is being deleted.

@@ -8,7 +8,7 @@ use kube::{Resource, ResourceExt};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Context, LOOK_AGAIN, TransferError, owners::keep_living_owners};
+use super::{Context, TransferError, owners::keep_living_owners, waiting::ATTEMPTS};
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     observe::crash::{self, Step},
@@ -16,14 +16,10 @@ use crate::{
     volume::OldClaim,
 };
 
-/// How often a claim is tried to be made that a quota or a policy forbids: the old claim counts
-/// for a moment after it is gone.
-const ATTEMPTS: u8 = 20;
-
 /// Makes the new claim, and remembers why that may not be.
 #[derive(Default)]
 pub(super) struct Making {
-    attempts: u8,
+    attempts: u32,
     pub(super) unmakeable: Option<String>,
 }
 
@@ -49,11 +45,10 @@ impl Making {
             return Ok(());
         };
         self.attempts += 1;
+        // Quotas count the old claim for a moment after it is gone.
         let may_pass = error.is_forbidden() && self.attempts < ATTEMPTS;
         let why = refused(error)?;
-        if may_pass {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        } else {
+        if !may_pass {
             self.unmakeable = Some(why);
         }
         Ok(())

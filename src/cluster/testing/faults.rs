@@ -14,6 +14,8 @@ pub(crate) enum Act {
     Forbid(&'static str),
     /// Does it, then answers with this code: the answer got lost.
     DoAndRefuse(u16),
+    /// Answers a change with the object as it was: a webhook has taken the change out.
+    TakeOut,
     /// Never answers.
     Hang,
     /// Answers with 40 MiB of nothing.

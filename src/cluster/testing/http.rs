@@ -66,6 +66,7 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
             act(&server.store, &method, &path, &query, lists, &body);
             refusal(code, "scripted")
         }
+        Some(Act::TakeOut) => act(&server.store, &Method::GET, &path, &query, lists, &body),
         Some(Act::Hang) => std::future::pending().await,
         Some(Act::Oversize) => vec![b' '; 40 << 20].into_response(),
         Some(Act::Garbage) => "[]".into_response(),

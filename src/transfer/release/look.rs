@@ -48,6 +48,8 @@ pub(super) struct Scene {
 #[derive(Default)]
 pub(super) struct Looking {
     real: Option<String>,
+    /// Whether all twins were looked through, and none had a stray mark.
+    none_stray: bool,
 }
 
 impl Looking {
@@ -113,7 +115,7 @@ impl Looking {
             scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
             return Ok(scene.record.is_some().then_some(scene));
         }
-        scene.follow_claim(context).await?;
+        scene.follow_claim(context, &mut self.none_stray).await?;
         let real = scene.real.as_ref();
         if let Some(real) = real.filter(|real| ReleaseRecord::is_for(real.annotations(), name)) {
             record_on(real)?;
@@ -151,7 +153,11 @@ impl Scene {
     }
 
     /// What the claim leads to, if it is one of this driver.
-    async fn follow_claim(&mut self, context: &Context<'_>) -> Result<(), TransferError> {
+    async fn follow_claim(
+        &mut self,
+        context: &Context<'_>,
+        none_stray: &mut bool,
+    ) -> Result<(), TransferError> {
         let volumes = context.cluster.all::<PersistentVolume>();
         let twins = context
             .cluster
@@ -177,10 +183,11 @@ impl Scene {
             let twin = twins.get(&place.name).await?;
             self.twin = twin.filter(|twin| is_twin_of(id, twin));
         }
-        if !self.twin.as_ref().is_some_and(is_marked) {
+        if !*none_stray && !self.twin.as_ref().is_some_and(is_marked) {
             let own = self.twin.as_ref().and_then(ResourceExt::uid);
             let marked = twins.find(|twin| is_marked(twin) && twin.uid() != own).await?;
             self.stray = marked.into_iter().next();
+            *none_stray = self.stray.is_none();
         }
         self.real = match self.twin.as_ref().and_then(volume_name) {
             Some(real) => volumes.get(real).await?,

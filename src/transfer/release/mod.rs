@@ -55,7 +55,7 @@ pub(crate) async fn release(context: &Context<'_>, request: &ReleaseRequest) -> 
     };
     loop {
         let scene = Box::pin(looking.look(context, &request.claim)).await?;
-        if unmark_stray(context, &scene).await? {
+        if unmark_stray(context, &mut waiting, &scene).await? {
             continue;
         }
         let facts = Box::pin(run.facts(&scene)).await?;
@@ -119,12 +119,41 @@ pub(crate) async fn release(context: &Context<'_>, request: &ReleaseRequest) -> 
                     .await?;
             }
             step => {
-                if let Err(error) = Box::pin(run.take(&scene, &step)).await {
+                let taken = match Box::pin(run.take(&scene, &step)).await {
+                    Ok(()) => waiting
+                        .after(&step, &written(&scene, &step))
+                        .await
+                        .map_err(Into::into),
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = taken {
                     return Err(run.stopped(&scene, &step, error).await);
                 }
             }
         }
     }
+}
+
+/// What a step writes.
+fn written(scene: &Scene, step: &ReleaseStep) -> String {
+    use ReleaseStep::{DeleteTwin, DeleteVirtual, GiveReal, MarkTwin, Record, RetainVirtual, Settle};
+    match (step, &scene.outer, &scene.twin, &scene.real) {
+        (Record | GiveReal | Settle, _, _, Some(volume))
+        | (RetainVirtual | DeleteVirtual, Some(volume), ..) => {
+            format!("the PersistentVolume {}", volume.name_any())
+        }
+        (MarkTwin | DeleteTwin, _, Some(twin), _) => in_words(twin),
+        _ => format!("the claim {}", scene.name),
+    }
+}
+
+/// A twin, as messages name it.
+fn in_words(twin: &PersistentVolumeClaim) -> String {
+    format!(
+        "the twin {}/{}",
+        twin.namespace().unwrap_or_default(),
+        twin.name_any()
+    )
 }
 
 fn already(scene: &Scene) -> String {
@@ -335,7 +364,11 @@ impl Run<'_> {
 
     /// A release that cannot even be recorded has not begun: its mark does not stay either.
     async fn stopped(&self, scene: &Scene, step: &ReleaseStep, error: TransferError) -> TransferError {
-        let refused = matches!(&error, TransferError::Api(error) if error.is_refusal());
+        let refused = match &error {
+            TransferError::Api(error) => error.is_refusal(),
+            TransferError::NotKept(_) => true,
+            _ => false,
+        };
         if let (true, ReleaseStep::Record, None, Some(twin)) = (refused, step, &scene.record, &scene.twin) {
             // What fails here as well is told by the next run, and by `doctor`.
             let _ = mark_twin(self.context, twin, TwinMark::Off, Step::UnreleaseMark).await;
@@ -404,7 +437,11 @@ enum TwinMark<'a> {
 
 /// Takes the mark off a twin whose release was never recorded, and whose claim is gone: the
 /// driver would leave it alone for ever. True if there is something to look at again.
-async fn unmark_stray(context: &Context<'_>, scene: &Scene) -> Result<bool, ApiError> {
+async fn unmark_stray(
+    context: &Context<'_>,
+    waiting: &mut Waiting<'_>,
+    scene: &Scene,
+) -> Result<bool, TransferError> {
     let Some(stray) = scene.stray.as_ref().filter(|_| !context.dry_run) else {
         return Ok(false);
     };
@@ -413,6 +450,7 @@ async fn unmark_stray(context: &Context<'_>, scene: &Scene) -> Result<bool, ApiE
         stray.name_any()
     ));
     mark_twin(context, stray, TwinMark::Off, Step::UnreleaseMark).await?;
+    waiting.after(&Step::UnreleaseMark, &in_words(stray)).await?;
     Ok(true)
 }
 

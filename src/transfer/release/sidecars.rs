@@ -67,6 +67,7 @@ impl Sidecars {
         let volumes = context.cluster.all::<PersistentVolume>();
         let off = volumes.set_finalizer(outer, finalizer, false);
         unless_conflict(crash::around(Step::ReleaseFinalizer, off).await)?;
-        Ok(())
+        let written = format!("the PersistentVolume {}", outer.name_any());
+        Ok(waiting.after(&finalizer, &written).await?)
     }
 }

@@ -1,6 +1,8 @@
 //! Whole releases against a fake API server, with a stand-in for Kubernetes and csi-provisioner,
 //! whatever write is the last one.
 
+mod reverted;
+
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};

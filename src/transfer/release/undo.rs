@@ -1,10 +1,11 @@
 //! The steps that undo a release, taken one after the other.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
 use serde_json::json;
 
 use super::{
-    TwinMark,
+    TwinMark, in_words,
     look::{Looking, Scene},
     mark_twin, real_claim,
     sidecars::Sidecars,
@@ -31,7 +32,7 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
     let mut restored = false;
     loop {
         let scene = Box::pin(looking.look(context, name)).await?;
-        if unmark_stray(context, &scene).await? {
+        if unmark_stray(context, &mut waiting, &scene).await? {
             continue;
         }
         if restored && scene.progress() == ReleaseProgress::Onward {
@@ -81,8 +82,27 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
                     .for_others("Kubernetes is to bind the claim to its PersistentVolume", None)
                     .await?;
             }
-            step => restored |= Box::pin(take(context, &scene, &step)).await?,
+            step => {
+                restored |= Box::pin(take(context, &scene, &step)).await?;
+                waiting.after(&step, &written(&scene, &step)).await?;
+            }
         }
+    }
+}
+
+/// What a step writes.
+fn written(scene: &Scene, step: &ReleaseUndoStep) -> String {
+    use ReleaseUndoStep::{
+        GiveVirtual, RemakeVirtual, Restore, RestoreRetained, RestoreVirtual, ToImport, TouchTwin,
+        UnmarkTwin, Withdraw,
+    };
+    let volume = |name: &str| format!("the PersistentVolume {name}");
+    match (step, &scene.outer, &scene.twin, &scene.real, &scene.record) {
+        (Withdraw | Restore | RestoreRetained | ToImport, _, _, Some(real), _) => volume(&real.name_any()),
+        (GiveVirtual | RestoreVirtual, Some(outer), ..) => volume(&outer.name_any()),
+        (RemakeVirtual, .., Some(record)) => volume(&record.volume.name),
+        (TouchTwin | UnmarkTwin, _, Some(twin), ..) => in_words(twin),
+        _ => format!("the claim {}", scene.name),
     }
 }
 

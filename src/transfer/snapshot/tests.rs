@@ -1,7 +1,9 @@
 //! Whole imports of snapshots against a fake API server, with a stand-in for the controllers of
-//! snapshots, whatever write is the last one; `meanwhile` is what others do at the same time.
+//! snapshots, whatever write is the last one; `meanwhile` is what others do at the same time,
+//! `reverted` what they take back.
 
 mod meanwhile;
+mod reverted;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

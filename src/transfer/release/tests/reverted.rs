@@ -1,0 +1,103 @@
+//! Releases and undos whose writes a webhook or another controller takes back every time.
+
+use super::*;
+
+/// Runs it to an error that says what does not stay.
+async fn reverted(world: &World, undo: bool) -> String {
+    let before = world.api.writes();
+    let run = world.run(undo, Duration::from_secs(1));
+    let ended = tokio::time::timeout(Duration::from_secs(30), run).await;
+    let error = ended.expect("it goes on for ever").unwrap_err().to_string();
+    let writes = world.api.writes() - before;
+    assert!(writes < 100, "{writes} writes in some seconds");
+    for part in ["does not stay", "webhook", "controller"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    error
+}
+
+#[tokio::test]
+async fn a_mark_that_is_taken_back_ends_a_release() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.fault(Fault::new("PATCH", &twin_path(), Act::TakeOut));
+    let lists = || {
+        let list = format!("GET {}", TWINS.trim_end_matches('/'));
+        let all = world.api.requests();
+        all.iter().filter(|request| **request == list).count()
+    };
+    let before = lists();
+    let error = reverted(&world, false).await;
+    assert!(error.contains(&format!("the twin liqo-storage/{UID}")), "{error}");
+    assert_eq!(lists() - before, 1, "stray marks are looked for once");
+    world.api.heal();
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+}
+
+#[tokio::test]
+async fn a_record_that_is_taken_back_ends_a_release_and_an_undo() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
+    let error = reverted(&world, false).await;
+    assert!(error.contains("the PersistentVolume pv-1"), "{error}");
+    let twin = world.api.object(&twin_path()).unwrap();
+    assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
+    world.api.heal();
+    let recorded = world
+        .api
+        .until(|store| !store.get(REAL).unwrap()["metadata"]["annotations"][mark::RELEASE].is_null());
+    tokio::select! {
+        _ = world.release() => panic!("it is not over yet"),
+        () = recorded => {}
+    }
+    world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
+    let error = reverted(&world, true).await;
+    assert!(error.contains("the PersistentVolume pv-1"), "{error}");
+    world.api.heal();
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
+
+#[tokio::test]
+async fn a_stray_mark_that_comes_back_ends_a_release_and_an_undo() {
+    let world = World::new("Delete", "Delete").await;
+    let stray = format!("{TWINS}stray");
+    world.api.put(
+        &stray,
+        json!({"metadata": {"annotations": {mark::RELEASING: "shop/data"}}}),
+    );
+    world.api.fault(Fault::new("PATCH", &stray, Act::TakeOut));
+    for undo in [false, true] {
+        let error = reverted(&world, undo).await;
+        assert!(error.contains("the twin liqo-storage/stray"), "{error}");
+    }
+    world.api.heal();
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+}
+
+#[tokio::test]
+async fn a_finalizer_that_comes_back_ends_a_release() {
+    let world = World::with_sidecars("Delete", "Delete", false).await;
+    let api = Arc::clone(&world.api);
+    // A csi-provisioner that does not do its part, and has its finalizer on every PV.
+    let stubborn = tokio::spawn(async move {
+        let mut changes = api.store().changes();
+        loop {
+            let outer = api.object(&outer_path()).unwrap_or_default();
+            let all = outer["metadata"]["finalizers"].as_array();
+            if all.is_some_and(|all| !all.contains(&PROVISIONERS.into())) {
+                api.change(&outer_path(), |outer| {
+                    let all = outer["metadata"]["finalizers"].as_array_mut().unwrap();
+                    all.push(PROVISIONERS.into());
+                });
+            }
+            changes.changed().await.unwrap();
+        }
+    });
+    let error = reverted(&world, false).await;
+    assert!(error.contains(&format!("PersistentVolume pvc-{UID}")), "{error}");
+    stubborn.abort();
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+}

@@ -1,0 +1,27 @@
+//! Imports and undos whose writes a webhook or another controller takes back every time.
+
+use super::*;
+
+#[tokio::test]
+async fn a_write_that_is_taken_back_ends_an_import_and_an_undo() {
+    let world = World::new("Delete").await;
+    for undo in [false, true] {
+        let before = world.api.writes();
+        world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
+        let run = world.run(undo, Duration::from_secs(5));
+        let ended = tokio::time::timeout(Duration::from_secs(30), run).await;
+        let error = ended.expect("it goes on for ever").unwrap_err().to_string();
+        let writes = world.api.writes() - before;
+        assert!(writes < 100, "{writes} writes in some seconds");
+        assert!(
+            error.contains("VolumeSnapshotContent real does not stay"),
+            "{error}"
+        );
+        world.api.heal();
+        if !undo {
+            world.import_and_die_after(world.api.writes() + 2).await;
+        }
+    }
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}

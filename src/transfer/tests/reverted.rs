@@ -1,0 +1,46 @@
+//! Imports and undos whose writes a webhook or another controller takes back every time.
+
+use super::*;
+
+/// Runs it against an API server that keeps nothing of what is written on the PV; what it says
+/// in the end.
+async fn taken_out(world: &World, undo: bool) -> String {
+    let before = world.api.writes();
+    world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
+    let run = world.run(undo, Duration::from_secs(1));
+    let ended = tokio::time::timeout(Duration::from_secs(30), run).await;
+    let error = ended.expect("it goes on for ever").unwrap_err();
+    let writes = world.api.writes() - before;
+    assert!(writes < 100, "{writes} writes in some seconds");
+    world.api.heal();
+    error.to_string()
+}
+
+#[tokio::test]
+async fn an_import_whose_mark_is_taken_back_again_and_again_ends_and_says_so() {
+    let world = World::new("Delete").await;
+    let error = taken_out(&world, false).await;
+    for part in ["PersistentVolume pv-1 does not stay", "webhook", "controller"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
+    let world = world.with_driver();
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+}
+
+#[tokio::test]
+async fn an_undo_whose_writes_are_taken_back_again_and_again_ends_and_says_so() {
+    let world = World::new("Delete").await;
+    let marked = world
+        .api
+        .until(|store| !store.get(REAL).unwrap()["metadata"]["annotations"][mark::IMPORT].is_null());
+    tokio::select! {
+        _ = world.import() => panic!("nobody adopts it"),
+        () = marked => {}
+    }
+    let error = taken_out(&world, true).await;
+    assert!(error.contains("PersistentVolume pv-1 does not stay"), "{error}");
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
