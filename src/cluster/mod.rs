@@ -42,6 +42,7 @@ pub use self::{
     connect::{ConnectError, Settings, client_for},
     finalizers::has_finalizer,
     lean::Lean,
+    owners::OwnerNow,
     rights::Rights,
     views::Views,
 };

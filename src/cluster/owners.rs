@@ -1,5 +1,5 @@
 //! Whether the owner of an object is still there. Owners are of any kind, so it is asked first
-//! where objects of their kind are (discovery). One of a kind that is not served counts as gone.
+//! where objects of their kind are (discovery).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
@@ -10,19 +10,35 @@ use kube::{
 
 use super::{ApiError, Cluster, api::bounded};
 
+/// How it stands with the owner of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerNow {
+    /// It exists.
+    There,
+    /// It does not, or another object has its name: garbage collection deletes what it owned.
+    Gone,
+    /// The cluster serves no such kind. Garbage collection does not know where to look for it, and
+    /// keeps what it owned; until the kind is served again, as by an operator that is installed
+    /// anew: objects go with their kind, so the owner is gone then.
+    Unserved,
+}
+
 impl Cluster {
-    /// Whether the owner of an object of this namespace exists, and is not another one of its
-    /// name.
-    pub async fn has_owner(&self, namespace: &str, owner: &OwnerReference) -> Result<bool, ApiError> {
+    /// How it stands with the owner of an object of this namespace.
+    pub async fn owner_now(&self, namespace: &str, owner: &OwnerReference) -> Result<OwnerNow, ApiError> {
         let described = || format!("{} {namespace}/{}", owner.kind, owner.name);
         bounded(self.calls(), self.id().as_str(), "read", described, || {
-            exists(self.client(), namespace, owner)
+            owner_now(self.client(), namespace, owner)
         })
         .await
     }
 }
 
-async fn exists(client: &Client, namespace: &str, owner: &OwnerReference) -> Result<bool, kube::Error> {
+async fn owner_now(
+    client: &Client,
+    namespace: &str,
+    owner: &OwnerReference,
+) -> Result<OwnerNow, kube::Error> {
     let (group, version) = owner
         .api_version
         .split_once('/')
@@ -30,8 +46,8 @@ async fn exists(client: &Client, namespace: &str, owner: &OwnerReference) -> Res
     let kind = GroupVersionKind::gvk(group, version, &owner.kind);
     let (resource, capabilities) = match pinned_kind(client, &kind).await {
         Ok(found) => found,
-        Err(kube::Error::Discovery(_)) => return Ok(false),
-        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(false),
+        Err(kube::Error::Discovery(_)) => return Ok(OwnerNow::Unserved),
+        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(OwnerNow::Unserved),
         Err(error) => return Err(error),
     };
     let objects: Api<DynamicObject> = match capabilities.scope {
@@ -39,5 +55,6 @@ async fn exists(client: &Client, namespace: &str, owner: &OwnerReference) -> Res
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
     let found = objects.get_metadata_opt(&owner.name).await?;
-    Ok(found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&owner.uid)))
+    let is_it = found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&owner.uid));
+    Ok(if is_it { OwnerNow::There } else { OwnerNow::Gone })
 }

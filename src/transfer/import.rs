@@ -170,8 +170,7 @@ impl Run<'_> {
                 &volume.name_any(),
                 node.as_deref(),
             )?;
-            let told = writing::would_not_be_accepted(self.context, new, "import").await?;
-            found.extend(told.map(Obstacle::NotAccepted));
+            found.extend(writing::speaks_against(self.context, new, "import").await?);
         }
         Ok(found)
     }

@@ -32,6 +32,7 @@ const OLD_UID: &str = "11111111-1111-4111-8111-111111111111";
 /// time that it is asked whether the new claim would be accepted counts.
 const MARKED: usize = 2;
 const MADE: usize = 5;
+mod owned;
 mod races;
 mod reverted;
 

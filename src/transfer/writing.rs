@@ -8,10 +8,15 @@ use kube::{Resource, ResourceExt};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Context, TransferError, owners::keep_living_owners, waiting::ATTEMPTS};
+use super::{
+    Context, TransferError,
+    owners::{Why, drop_unseen_owners, keep_and_tell},
+    waiting::ATTEMPTS,
+};
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     observe::crash::{self, Step},
+    placement::transfer::Obstacle,
     twin::claim_ref,
     volume::OldClaim,
 };
@@ -20,6 +25,8 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Making {
     attempts: u32,
+    /// The owners without which it is made.
+    dropped: Vec<String>,
     pub(super) unmakeable: Option<String>,
 }
 
@@ -38,7 +45,7 @@ impl Making {
         let claims = context
             .cluster
             .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-        keep_living_owners(context, &mut claim).await?;
+        keep_and_tell(context, &mut claim, &mut self.dropped).await?;
         let made = crash::around(step, claims.create(&claim)).await;
         let Err(error) = made else {
             // Or somebody was faster: the next look tells who.
@@ -55,20 +62,31 @@ impl Making {
     }
 }
 
-/// Whether quotas, policies and rights let a claim be made, tried under another name.
-pub(super) async fn would_not_be_accepted(
+/// What speaks against making a claim: owners that cannot be read; quotas, policies and rights,
+/// tried under another name.
+pub(super) async fn speaks_against(
     context: &Context<'_>,
     mut claim: PersistentVolumeClaim,
     what: &str,
-) -> Result<Option<String>, ApiError> {
+) -> Result<Vec<Obstacle>, ApiError> {
+    let mut found = Vec::new();
+    for dropped in drop_unseen_owners(context, &mut claim).await {
+        if let Why::Unreadable(error) = dropped.why {
+            found.push(Obstacle::UnreadableOwner {
+                kind: dropped.kind,
+                name: dropped.name,
+                why: error.to_string(),
+            });
+        }
+    }
     claim.metadata.name = Some(format!("{what}-check-{}", uuid::Uuid::new_v4()));
     let claims = context
         .cluster
         .within::<PersistentVolumeClaim>(&claim.namespace().unwrap_or_default());
-    match claims.try_create(&claim).await {
-        Ok(()) => Ok(None),
-        Err(error) => refused(error).map(Some),
+    if let Err(error) = claims.try_create(&claim).await {
+        found.push(Obstacle::NotAccepted(refused(error)?));
     }
+    Ok(found)
 }
 
 /// What the API server says, if it is a refusal of this content.

@@ -150,6 +150,11 @@ pub enum SnapshotObstacle {
         "{0} {1} controls it, and may make another one meanwhile: see to that first, or add --force-managed"
     )]
     Controlled(String, String),
+    /// Nobody can tell whether an owner of it is still there.
+    #[error(
+        "an owner of it, the {0} {1}, cannot be read, and Kubernetes would delete the new VolumeSnapshot if it is gone: see to it that you may          get it and that its API answers, or take it out of the ownerReferences ({2})"
+    )]
+    UnreadableOwner(String, String, String),
     /// Somebody wants to see it go.
     #[error("the finalizer {0} would hold it when it is deleted: whoever set it has to take it off first")]
     Finalizer(String),

@@ -129,6 +129,18 @@ pub enum Obstacle {
         /// Its name.
         name: String,
     },
+    /// Nobody can tell whether an owner of it is still there.
+    #[error(
+        "an owner of the claim, the {kind} {name}, cannot be read, and Kubernetes would delete the new claim if it is gone: see to it that you may get          it and that its API answers, or take it out of the claim's ownerReferences ({why})"
+    )]
+    UnreadableOwner {
+        /// Kind of the owner.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// Why it cannot be read.
+        why: String,
+    },
     /// It lives and dies with a pod.
     #[error(
         "the claim is the ephemeral volume of the pod {0}, and goes with it: change the class in the template of the pod"

@@ -20,7 +20,7 @@ use super::{
     Context, TransferError, Waiting,
     look::BOUND_BY_CONTROLLER,
     surroundings,
-    writing::{Making, change, change_volume, delete, old_claim, reference, touch, would_not_be_accepted},
+    writing::{Making, change, change_volume, delete, old_claim, reference, speaks_against, touch},
 };
 use crate::{
     cluster::ApiError,
@@ -242,8 +242,7 @@ impl Run<'_> {
         );
         if let (Some(real), true) = (&scene.real, scene.outer.is_some()) {
             let new = new_claim(&old_claim(claim, &scene.namespace_uid), real)?;
-            let told = would_not_be_accepted(self.context, new, "release").await?;
-            found.extend(told.map(Obstacle::NotAccepted));
+            found.extend(speaks_against(self.context, new, "release").await?);
         }
         Ok(found)
     }

@@ -18,7 +18,12 @@ use crate::{
     placement::{
         ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotObstacle, StoredSnapshot, UserSnapshot,
     },
-    transfer::{Context, look::namespace_uid, surroundings},
+    transfer::{
+        Context,
+        look::namespace_uid,
+        owners::{Why, drop_unseen_owners},
+        surroundings,
+    },
     twin::CONTROLLER_SEES,
     volume::{
         ClaimName, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotKey, SnapshotMarks, import_key,
@@ -405,6 +410,12 @@ async fn found(
         .find(|claim| is_copy_of(claim, &request.snapshot.name))
         .await?;
     obstacles.extend(copies.iter().map(|copy| SnapshotObstacle::InUse(copy.name_any())));
+    for dropped in drop_unseen_owners(context, &mut user.clone()).await {
+        if let Why::Unreadable(error) = dropped.why {
+            let why = error.to_string();
+            obstacles.push(SnapshotObstacle::UnreadableOwner(dropped.kind, dropped.name, why));
+        }
+    }
     if !request.force_managed {
         if let Some((tool, key)) = managed_by(user.labels(), user.annotations()) {
             obstacles.push(SnapshotObstacle::Managed(tool, key));

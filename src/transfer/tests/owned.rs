@@ -1,0 +1,108 @@
+//! Imports of claims that have owners.
+
+use std::sync::Mutex;
+
+use super::*;
+
+const SET: &str = "/apis/apps/v1/namespaces/shop/statefulsets/db";
+
+fn owner(version: &str, kind: &str, name: &str) -> Value {
+    json!({"apiVersion": version, "kind": kind, "name": name, "uid": format!("{name}-1")})
+}
+
+/// A claim with these owners, of which there is the `StatefulSet` db.
+async fn owned(owners: &[Value]) -> World {
+    let world = World::new("Delete").await;
+    let kinds = json!({
+        "kind": "APIResourceList", "groupVersion": "apps/v1",
+        "resources": [{"name": "statefulsets", "singularName": "", "namespaced": true, "kind": "StatefulSet", "verbs": ["get"]}],
+    });
+    world.api.put("/apis/apps/v1", kinds);
+    world.api.put(SET, json!({"metadata": {"uid": "db-1"}}));
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["ownerReferences"] = owners.into();
+    });
+    world
+}
+
+#[tokio::test]
+async fn an_owner_that_cannot_be_read_is_told_before_anything_is_deleted() {
+    for why in [
+        Fault::new("GET", SET, Act::Refuse(403)),
+        Fault::new("GET", "/apis/apps/v1", Act::Refuse(503)).at_the_end(),
+    ] {
+        let world = owned(&[owner("apps/v1", "StatefulSet", "db")]).await;
+        world.api.fault(why);
+        let error = world.import().await.unwrap_err();
+        let told = &told(&error);
+        assert_eq!(told.len(), 1, "{error}");
+        let told = told[0].to_string();
+        assert!(told.contains("StatefulSet db, cannot be read"), "{told}");
+        assert!(told.contains("ownerReferences"), "no way out: {told}");
+        assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
+        world.assert_clean("Delete");
+
+        world.api.heal();
+        let world = world.with_driver();
+        world.import().await.unwrap();
+        let owners = &world.claim()["metadata"]["ownerReferences"];
+        assert_eq!(*owners, json!([owner("apps/v1", "StatefulSet", "db")]));
+    }
+}
+
+#[tokio::test]
+async fn owners_that_are_dropped_are_told_once_and_why() {
+    let living = owner("apps/v1", "StatefulSet", "db");
+    let world = owned(&[
+        owner("apps/v1", "StatefulSet", "gone"),
+        owner("nobody.knows/v1", "Database", "orders"),
+        living.clone(),
+    ])
+    .await;
+    world.import_and_die_after(MADE - 1).await;
+    world.api.remove(CLAIM);
+    let quota = Act::Forbid("exceeded quota: liqo");
+    world
+        .api
+        .fault(Fault::new("POST", "persistentvolumeclaims", quota).times(3));
+    let world = world.with_driver();
+    let told = Mutex::new(Vec::new());
+    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    let context = Context {
+        cluster: &world.home,
+        storage_namespace: "liqo-storage",
+        patience: Duration::from_secs(10),
+        dry_run: false,
+        tell: &tell,
+    };
+    let request = ImportRequest {
+        claim: "shop/data".parse().unwrap(),
+        class: None,
+        force_managed: false,
+    };
+    import(&context, &request).await.unwrap();
+    world.assert_imported("Delete");
+    assert_eq!(world.claim()["metadata"]["ownerReferences"], json!([living]));
+    let told = told.lock().unwrap();
+    let about = |name: &str| {
+        let found: Vec<_> = told.iter().filter(|what| what.contains(name)).collect();
+        assert_eq!(found.len(), 1, "{name}: {told:?}");
+        found[0].clone()
+    };
+    assert!(about("StatefulSet gone").contains("is gone"));
+    assert!(about("Database orders").contains("nobody.knows/v1"));
+}
+
+/// Whoever lost the right after the deletion gets the claim all the same: one that has an owner
+/// too few is never deleted for that.
+#[tokio::test]
+async fn an_owner_that_cannot_be_read_any_more_does_not_keep_the_claim_from_being_made() {
+    let world = owned(&[owner("apps/v1", "StatefulSet", "db")]).await;
+    world.import_and_die_after(MADE - 1).await;
+    world.api.remove(CLAIM);
+    world.api.fault(Fault::new("GET", SET, Act::Refuse(403)));
+    let world = world.with_driver();
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+    assert_eq!(world.claim()["metadata"]["ownerReferences"], Value::Null);
+}
