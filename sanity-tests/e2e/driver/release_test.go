@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -94,6 +95,10 @@ func TestReleaseKeepsTheData(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			mustRelease(t, n, "data")
+			// Not in the next round of kube-controller-manager, which comes every 15 seconds.
+			if took := time.Since(claimOf(t, n, "data").CreationTimestamp.Time); took > 10*time.Second {
+				t.Errorf("the claim was bound %s after it was made", took)
+			}
 			wantReleased(t, n, "data", was, corev1.PersistentVolumeReclaimDelete)
 			wantSum(t, n, "after", "data", sum)
 			// Again, there is nothing to do.

@@ -152,7 +152,7 @@ func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
 	rest("before-import-mark")
 	rest("after-import-mark", "undo-forbid", "undo-touch", "undo-restore", "undo-untouch")
 	rest("before-import-delete")
-	rest("after-import-delete", "undo-give-back", "undo-remake")
+	rest("after-import-delete", "undo-give-back", "undo-remake", "undo-wake")
 	rest("before-import-make")
 	rest("after-import-make", "undo-delete")
 

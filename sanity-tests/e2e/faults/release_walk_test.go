@@ -61,7 +61,7 @@ func (w *walk) released(t *testing.T, n *user.Namespace) {
 	was := virtual(t, n)
 	command := newTransferCommand(t, n, "release", "pvc")
 	command.dies(t, w, both("release-mark", "release-record", "release-retain", "release-claim", "release-virtual",
-		"release-twin", "release-give", "release-make", "release-settle"))
+		"release-twin", "release-give", "release-make", "release-wake", "release-settle"))
 	command.ends(t)
 	wantReal(t, n, was)
 }
@@ -83,7 +83,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	}
 	rest("after-release-mark", "unrelease-mark")
 	rest("after-release-retain", "unrelease-withdraw", "unrelease-touch", "unrelease-policy", "unrelease-restore", "unrelease-untouch")
-	rest("after-release-claim", "unrelease-give", "unrelease-make")
+	rest("after-release-claim", "unrelease-give", "unrelease-make", "unrelease-wake")
 	// Nobody else takes csi-provisioner's finalizer off.
 	rest("before-release-finalizer")
 	rest("after-release-finalizer")
