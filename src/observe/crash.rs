@@ -141,6 +141,8 @@ steps! {
     UndoGiveBack = "undo-give-back",
     /// That claim is made again.
     UndoRemake = "undo-remake",
+    /// Kubernetes is made to look at it, because the PV names it by now.
+    UndoWake = "undo-wake",
     /// The PV is as it was before the import.
     UndoRestore = "undo-restore",
     /// The claim has no mark of the undo any more.
@@ -189,6 +191,8 @@ steps! {
     ReleaseGive = "release-give",
     /// The claim is made anew, with the real class.
     ReleaseMake = "release-make",
+    /// Kubernetes is made to look at it, because the real PV names it by now.
+    ReleaseWake = "release-wake",
     /// The real PV gets its reclaim policy, and forgets what was.
     ReleaseSettle = "release-settle",
     /// A release is undone: its record says so.
@@ -199,10 +203,12 @@ steps! {
     UnreleaseTouchTwin = "unrelease-touch-twin",
     /// The virtual PV is made again.
     UnreleaseVirtual = "unrelease-virtual",
-    /// The virtual PV names the claim that it belonged to again.
+    /// The virtual PV names the claim that it belonged to again, or the one that is gone.
     UnreleaseGive = "unrelease-give",
     /// That claim is made again.
     UnreleaseMake = "unrelease-make",
+    /// Kubernetes is made to look at it, because the virtual PV names it by now.
+    UnreleaseWake = "unrelease-wake",
     /// The virtual PV gets its reclaim policy back.
     UnreleasePolicy = "unrelease-policy",
     /// The twin has no mark any more.

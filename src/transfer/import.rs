@@ -183,7 +183,7 @@ impl Run<'_> {
                     (None, Some(claim)) => self.record(claim, volume, &scene.namespace_uid).await?,
                     (None, None) => return Ok(()),
                 };
-                self.mark(volume, &record).await
+                self.mark(scene, volume, &record).await
             }
             (ImportStep::DeleteClaim, Some(claim), ..) => self.delete(claim).await,
             (ImportStep::MakeClaim, _, Some(volume), Some(record)) => self.make(volume, record).await,
@@ -210,7 +210,12 @@ impl Run<'_> {
     }
 
     /// Step 1: whatever happens from now on, the data stays.
-    async fn mark(&self, volume: &PersistentVolume, record: &ImportRecord) -> Result<(), TransferError> {
+    async fn mark(
+        &self,
+        scene: &Scene,
+        volume: &PersistentVolume,
+        record: &ImportRecord,
+    ) -> Result<(), TransferError> {
         let name = volume.name_any();
         (self.context.tell)(&format!(
             "the PersistentVolume {name} is retained, and may be adopted by {}",
@@ -222,7 +227,7 @@ impl Run<'_> {
             mark::POLICY_BEFORE: null,
             BOUND_BY_CONTROLLER: null,
         });
-        let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+        let spec = scene.secure_spec(volume, record);
         // What was written is read back by the next look.
         change_volume(self.context, volume, &annotations, Some(spec), Step::ImportMark).await?;
         Ok(())

@@ -4,13 +4,17 @@
 
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Context, TransferError};
+use super::{
+    Context, TransferError,
+    naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
+    remembered::Remembered,
+};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     placement::transfer::{ClaimNow, Holder, NamedVolume, Progress},
-    twin::{adopted, holder_uid, is_bound, reclaim_policy},
+    twin::{adopted, is_bound},
     volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
 };
 
@@ -36,7 +40,7 @@ pub(super) struct Scene {
 /// Looks again and again at the same PV.
 #[derive(Default)]
 pub(super) struct Looking {
-    volume: Option<String>,
+    volume: Remembered,
 }
 
 impl Looking {
@@ -45,8 +49,8 @@ impl Looking {
         let volumes = cluster.all::<PersistentVolume>();
         let claim = claims.get(&name.name).await?;
         let named = claim.as_ref().and_then(volume_name);
-        let volume = match &self.volume {
-            Some(known) => volumes.get(known).await?,
+        let volume = match self.volume.look_again(cluster, name, "imported").await? {
+            Some(known) => Some(known),
             None => match recorded(cluster, name, |volume| is_imported_for(name, volume)).await? {
                 Some(found) => Some(found),
                 None => match named {
@@ -71,8 +75,8 @@ impl Looking {
                 policy: record.policy.clone(),
             });
         }
-        if record.is_some() {
-            self.volume = volume.as_ref().map(ResourceExt::name_any);
+        if let (Some(_), Some(volume)) = (&record, &volume) {
+            self.volume.see(volume);
         }
         let is_another =
             |named: &&str| volume.as_ref().and_then(|it| it.metadata.name.as_deref()) != Some(*named);
@@ -144,24 +148,6 @@ pub(super) fn is_virtual(volume: &PersistentVolume) -> bool {
     source.is_some_and(|source| source.driver == DRIVER_NAME)
 }
 
-/// How it stands with a PV that names this claim's name. By the name alone nobody has it.
-pub(super) fn claim_holds(claim: Option<&PersistentVolumeClaim>, volume: &PersistentVolume) -> Holder {
-    let uid = claim.and_then(|claim| claim.metadata.uid.as_deref());
-    if uid.is_some() && holder_uid(volume) == uid {
-        Holder::Claim {
-            bound: is_bound(volume),
-        }
-    } else {
-        Holder::Gone
-    }
-}
-
-/// Whether the data of a PV stays whatever happens to claims, and nobody is offered it.
-pub(super) fn is_secured(volume: &PersistentVolume) -> bool {
-    let marked = |key| volume.annotations().contains_key(key);
-    reclaim_policy(volume) == "Retain" && !marked(BOUND_BY_CONTROLLER) && !marked(mark::POLICY_BEFORE)
-}
-
 /// Whether a claim asks for this class, and for no more than what such a PV is.
 pub(super) fn asks_for(
     claim: &PersistentVolumeClaim,
@@ -194,7 +180,26 @@ impl Scene {
     }
 
     pub(super) fn is_secured(&self) -> bool {
-        self.volume.as_ref().is_some_and(is_secured)
+        let volume = self.volume.as_ref();
+        volume.is_some_and(|volume| is_kept(volume) && !self.is_offered(volume))
+    }
+
+    fn is_offered(&self, volume: &PersistentVolume) -> bool {
+        is_offered(volume, &self.name, self.claim.as_ref())
+    }
+
+    /// The spec of a PV whose data stays, and that nobody is offered.
+    pub(super) fn secure_spec(&self, volume: &PersistentVolume, record: &ImportRecord) -> Value {
+        let mut spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+        if self.is_offered(volume) {
+            spec["claimRef"] = reference_to(&self.name, &record.claim.uid);
+        }
+        spec
+    }
+
+    /// Whether Kubernetes has to be made to look at the claim.
+    pub(super) fn is_overlooked(&self) -> bool {
+        is_overlooked(self.claim.as_ref(), self.volume.as_ref())
     }
 
     pub(super) fn claim_now(&self) -> ClaimNow {

@@ -5,10 +5,13 @@
 //! It runs with the rights of whoever calls it, and remembers nothing: each step follows from
 //! what is read before it.
 
+mod again;
 mod import;
 mod look;
+mod naming;
 mod owners;
 mod release;
+mod remembered;
 mod snapshot;
 mod surroundings;
 mod undo;
@@ -20,7 +23,6 @@ mod tests;
 
 use std::time::Duration;
 
-use self::waiting::Waiting;
 pub(crate) use self::{
     import::{ImportRequest, import},
     release::{ReleaseRequest, release, undo_release},
@@ -28,6 +30,7 @@ pub(crate) use self::{
     undo::undo_import,
     waiting::NotKept,
 };
+use self::{remembered::DeletedVolume, waiting::Waiting};
 use crate::{
     cluster::{ApiError, Cluster},
     placement::transfer::{ImportRefusal, Interruption, ReleaseRefusal, ReleaseUndoRefusal, UndoRefusal},
@@ -81,6 +84,27 @@ pub(crate) enum TransferError {
     /// Somebody undoes what is being done.
     #[error("somebody has undone the {0} of {1} meanwhile")]
     Undone(&'static str, ClaimName),
+    /// Somebody has deleted the PV.
+    #[error("while {claim} was being {what}, somebody deleted {volume}")]
+    VolumeDeleted {
+        /// What was done with the claim.
+        what: &'static str,
+        /// The claim.
+        claim: ClaimName,
+        /// The PV.
+        volume: Box<DeletedVolume>,
+    },
+    /// The claim of before is not accepted.
+    #[error(
+        "{claim} cannot be made again as it was: {why}\nThe data is safe on its PersistentVolume, which is retained. Make room for the claim, \
+         and run this with --undo again"
+    )]
+    NotMadeAgain {
+        /// The claim.
+        claim: ClaimName,
+        /// Why not.
+        why: String,
+    },
     /// Its record cannot be read.
     #[error("the PersistentVolume {0}: {1}")]
     Record(String, RecordError),

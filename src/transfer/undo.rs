@@ -6,13 +6,13 @@ use serde_json::json;
 
 use super::{
     Context, TransferError, Waiting,
+    again::{make_again, wake},
     look::{BOUND_BY_CONTROLLER, Looking, Scene},
-    owners::keep_living_owners,
-    writing::{change_volume, delete, reference, touch},
+    writing::{Making, change_volume, delete, reference, touch},
 };
 use crate::{
     cluster::ApiError,
-    observe::crash::{self, Step},
+    observe::crash::Step,
     placement::transfer::{Progress, UndoFacts, UndoStep, undo_step},
     twin::remove_finalizer,
     volume::{ClaimName, ImportRecord, mark},
@@ -22,6 +22,7 @@ use crate::{
 pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
+    let mut making = Making::default();
     let mut restored = false;
     loop {
         let scene = Box::pin(looking.look(context.cluster, name)).await?;
@@ -34,6 +35,7 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
             progress: scene.progress(),
             secured: scene.is_secured(),
             holder: Box::pin(scene.holder(context)).await?,
+            overlooked: scene.is_overlooked(),
         });
         if context.dry_run {
             return plan(context, name, step);
@@ -59,11 +61,18 @@ pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Resu
                     .await?;
             }
             UndoStep::Restore => {
-                restored |= Box::pin(restore(context, &scene)).await?;
+                if Box::pin(restore(context, &scene)).await? {
+                    restored = true;
+                    // From now on its user may delete it.
+                    looking = Looking::default();
+                }
                 waiting.after(&step, &written(&scene, &step)).await?;
             }
             step => {
-                Box::pin(take(context, &scene, &step)).await?;
+                match step {
+                    UndoStep::Remake => Box::pin(remake(context, &scene, &mut making)).await?,
+                    _ => Box::pin(take(context, &scene, &step)).await?,
+                }
                 waiting.after(&step, &written(&scene, &step)).await?;
             }
         }
@@ -92,11 +101,11 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
         .cluster
         .within::<PersistentVolumeClaim>(&scene.name.namespace);
     match (step, &scene.claim, &scene.volume, &scene.record) {
-        (UndoStep::Forbid, _, Some(volume), _) => {
+        (UndoStep::Forbid, _, Some(volume), Some(record)) => {
             (context.tell)("the PersistentVolume is retained, and may not be adopted any more");
             let annotations =
                 json!({mark::ADOPT_FOR: null, mark::POLICY_BEFORE: null, BOUND_BY_CONTROLLER: null});
-            let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+            let spec = scene.secure_spec(volume, record);
             change_volume(context, volume, &annotations, Some(spec), Step::UndoForbid).await?;
         }
         (UndoStep::Touch, Some(claim), ..) => {
@@ -124,13 +133,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &UndoStep) -> Result<(
             let spec = json!({"claimRef": reference(claim)});
             change_volume(context, volume, &json!({}), Some(spec), Step::UndoGiveBack).await?;
         }
-        (UndoStep::Remake, _, Some(volume), Some(record)) => {
-            (context.tell)("the claim is made again as it was");
-            let mut claim = serde_json::from_value(record.claim.as_before(&volume.name_any()))?;
-            keep_living_owners(context, &mut claim).await?;
-            // None: somebody was faster; the next look tells who.
-            crash::around(Step::UndoRemake, claims.create(&claim)).await?;
-        }
+        (UndoStep::Wake, Some(claim), ..) => wake(context, claim, Step::UndoWake).await?,
         // Steps come from what is there.
         _ => {}
     }
@@ -146,6 +149,15 @@ fn written(scene: &Scene, step: &UndoStep) -> String {
         (UndoStep::DeleteTwin, _) => format!("the twin of the claim {}", scene.name),
         _ => format!("the claim {}", scene.name),
     }
+}
+
+/// The claim comes back as it was.
+async fn remake(context: &Context<'_>, scene: &Scene, making: &mut Making) -> Result<(), TransferError> {
+    if let (Some(volume), Some(record)) = (&scene.volume, &scene.record) {
+        let claim = record.claim.as_before(&volume.name_any());
+        make_again(context, claim, making, Step::UndoRemake).await?;
+    }
+    Ok(())
 }
 
 /// Takes our finalizer off the twin that is being deleted.

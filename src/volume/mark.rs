@@ -47,6 +47,9 @@ pub const POLICY_BEFORE: &str = "storage.liqo.io/reclaim-policy-before";
 
 /// Annotation of a claim: the existing PV that its volume is to be, instead of a new one.
 pub const ADOPT: &str = "storage.liqo.io/adopt";
+/// Annotation of a claim that an import or a release makes again: the PV that it waits for. It is
+/// taken off once that names the claim, so that Kubernetes looks at the claim then.
+pub const AWAITS_VOLUME: &str = "storage.liqo.io/awaits-volume";
 /// Annotation of a PV: the claim, as namespace/name, that may adopt it. Without this permission
 /// any user could name any PV.
 pub const ADOPT_FOR: &str = "storage.liqo.io/adopt-for";

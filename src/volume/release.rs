@@ -112,6 +112,15 @@ impl ReleaseRecord {
         }
     }
 
+    /// Where the twin is, or was.
+    #[must_use]
+    pub fn twin(&self) -> ClaimName {
+        ClaimName {
+            namespace: self.twin_namespace.clone(),
+            name: self.twin_name.clone(),
+        }
+    }
+
     /// The reclaim policy that the real PV has in the end: Retain if the user wanted that of
     /// the virtual one, and otherwise its own.
     #[must_use]

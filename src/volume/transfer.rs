@@ -16,7 +16,7 @@ pub(super) const VERSION: u8 = 1;
 
 /// What Kubernetes and its sidecars note on a claim about its binding: true of that claim only,
 /// and part of nothing that a user asked for.
-const BINDING: [&str; 10] = [
+const BINDING: [&str; 11] = [
     "pv.kubernetes.io/bind-completed",
     "pv.kubernetes.io/bound-by-controller",
     "volume.kubernetes.io/selected-node",
@@ -24,6 +24,7 @@ const BINDING: [&str; 10] = [
     "volume.beta.kubernetes.io/storage-provisioner",
     "volume.kubernetes.io/storage-resizer",
     mark::ADOPT,
+    mark::AWAITS_VOLUME,
     mark::IMPORT_UNDONE,
     mark::RELEASE_UNDONE,
     "pv.kubernetes.io/migrated-to",
@@ -150,11 +151,12 @@ impl OldClaim {
         released
     }
 
-    /// The claim as it was, bound to its PV by name.
+    /// The claim as it was, bound to its PV by name, and marked until that names it.
     #[must_use]
     pub fn as_before(&self, volume: &str) -> Value {
         let mut claim = self.manifest();
         claim["spec"]["volumeName"] = volume.into();
+        claim["metadata"]["annotations"][mark::AWAITS_VOLUME] = volume.into();
         claim
     }
 
@@ -348,6 +350,7 @@ mod tests {
         let claim = record().claim.as_before("pv-1");
         assert_eq!(claim["spec"], record().claim.spec);
         assert_eq!(claim["metadata"]["annotations"][CLASS_BETA], "fast");
+        assert_eq!(claim["metadata"]["annotations"][mark::AWAITS_VOLUME], "pv-1");
     }
 
     #[test]
@@ -376,6 +379,7 @@ mod tests {
             ("pv.kubernetes.io/bind-completed", "yes"),
             ("volume.kubernetes.io/selected-node", "n1"),
             (mark::ADOPT, "another"),
+            (mark::AWAITS_VOLUME, "another"),
         ]);
         assert_eq!(OldClaim::own_annotations(&all), map(&[("team", "blue")]));
     }

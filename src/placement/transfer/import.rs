@@ -16,7 +16,7 @@ pub struct ImportFacts {
     pub claim: ClaimNow,
     /// How far the import is.
     pub progress: Progress,
-    /// Whether the PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    /// Whether the PV's reclaim policy is Retain, and nobody is offered it.
     pub secured: bool,
     /// What speaks against the import of the old claim.
     pub obstacles: Vec<Obstacle>,

@@ -5,7 +5,8 @@
 //!  claim of this driver ──MarkTwin──▶ loops, ControllerPublish and the like keep off
 //!      ──Record──▶ real PV retained, recorded ──RetainVirtual──▶ virtual PV retained
 //!      ──DeleteClaim──▶ ──DeleteVirtual──▶ ──DeleteTwin──▶ real PV Released, retained
-//!      ──MakeClaim──▶ exists ──GiveReal──▶ real PV names it by its uid, bound ──Settle──▶ Done
+//!      ──MakeClaim──▶ exists ──GiveReal──▶ real PV names it by its uid ──Wake──▶ bound
+//!      ──Settle──▶ Done
 //! ```
 
 use super::{Holder, Interruption, Obstacle};
@@ -90,6 +91,8 @@ pub enum VirtualNow {
         retained: bool,
         /// Whether it has the reclaim policy that it had before the release.
         as_before: bool,
+        /// Whether whoever gets the name of the claim is offered it.
+        offered: bool,
         /// Whether it has csi-provisioner's finalizer.
         finalizer: bool,
         /// Whom it names.
@@ -120,7 +123,7 @@ pub struct ReleaseFacts {
     pub claim: ReleasedClaim,
     /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    /// Whether the real PV's reclaim policy is Retain, and nobody is offered it.
     pub secured: bool,
     /// The virtual PV.
     pub virtual_volume: VirtualNow,
@@ -128,6 +131,9 @@ pub struct ReleaseFacts {
     pub twin: TwinNow,
     /// Whom the real PV names.
     pub holder: Holder,
+    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the real PV
+    /// names it.
+    pub overlooked: bool,
     /// Whether the real PV is being deleted.
     pub leaving: bool,
     /// What speaks against the release of the claim.
@@ -170,6 +176,8 @@ pub enum ReleaseStep {
     MakeClaim,
     /// Have the real PV name the claim that exists, by its uid.
     GiveReal,
+    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    Wake,
     /// Wait until the claim is bound to the real PV.
     AwaitBound,
     /// Give the real PV its reclaim policy and take the record off.
@@ -201,6 +209,7 @@ impl ReleaseStep {
             Self::AwaitTwinGone => "the twin is to be gone",
             Self::GiveReal => "the real PersistentVolume would name the claim",
             Self::MakeClaim => "the claim would be made again with the real class",
+            Self::Wake => "Kubernetes would be made to look at the claim",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::Settle => "the real PersistentVolume would get its reclaim policy back",
             Self::Done => "nothing is left to do",
@@ -361,6 +370,7 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
             None => ReleaseStep::MakeClaim,
         },
         (_, Holder::Gone) => ReleaseStep::GiveReal,
+        _ if facts.overlooked => ReleaseStep::Wake,
         (ReleasedClaim::Real { bound: true, .. }, Holder::Claim { bound: true }) => ReleaseStep::Settle,
         // Also one that names no PV is bound to that which names it.
         (_, Holder::Claim { .. }) => ReleaseStep::AwaitBound,
@@ -405,6 +415,7 @@ pub(super) mod tests {
             deleting,
             retained,
             as_before: !retained,
+            offered: false,
             finalizer: false,
             holder,
         }
@@ -438,6 +449,7 @@ pub(super) mod tests {
             virtual_volume,
             twin,
             holder,
+            overlooked: false,
             obstacles: Vec::new(),
             leaving: false,
             attached: None,
@@ -518,6 +530,15 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
+        for (bound, holder) in [(false, NAMED), (true, BOUND)] {
+            let mut facts = facts(real(bound), VirtualNow::Absent, TwinNow::Absent, holder);
+            facts.overlooked = true;
+            assert_eq!(release_step(&facts), ReleaseStep::Wake, "bound: {bound}");
+        }
+    }
+
+    #[test]
     fn it_begins_with_the_mark_and_then_the_record() {
         let there = outer(false, false, BOUND);
         let mut facts = facts(VIRTUAL, there, UNMARKED, Holder::Twin { deleting: false });
@@ -548,6 +569,7 @@ pub(super) mod tests {
                 deleting: false,
                 retained: true,
                 as_before: false,
+                offered: false,
                 finalizer: true,
                 holder: Holder::Gone,
             },

@@ -3,7 +3,7 @@
 //! ```text
 //!  ──Withdraw──▶ the record says so: a release that runs elsewhere stops at its next look
 //!     claim exists ──Touch──▶ (whoever would delete it has an older version) ─────────────┐
-//!     no claim, virtual PV there ──RemakeClaim──▶ ──GiveVirtual──▶ bound ─────────────────┤
+//!     no claim, virtual PV there ──RemakeClaim──▶ ──GiveVirtual──▶ ──Wake──▶ bound ───────┤
 //!     no virtual PV, twin there ──TouchTwin──▶ ──RemakeVirtual──▶ as above                │
 //!     no twin ──ToImport──▶ the volume is imported: a new twin adopts it                  ▼
 //!                        RestoreVirtual ──▶ UnmarkTwin ──▶ Restore (the record goes last)
@@ -21,7 +21,7 @@ pub struct ReleaseUndoFacts {
     pub claim: ReleasedClaim,
     /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    /// Whether the real PV's reclaim policy is Retain, and nobody is offered it.
     pub secured: bool,
     /// The virtual PV.
     pub virtual_volume: VirtualNow,
@@ -29,6 +29,9 @@ pub struct ReleaseUndoFacts {
     pub twin: TwinNow,
     /// Whom the real PV names.
     pub holder: Holder,
+    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the virtual PV
+    /// names it.
+    pub overlooked: bool,
     /// Whether the real PV is being imported for this claim, as the last way back.
     pub importing: bool,
 }
@@ -36,8 +39,11 @@ pub struct ReleaseUndoFacts {
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseUndoStep {
-    /// Say in the record that the release is being undone, and see that the real PV is retained.
+    /// Say in the record that the release is being undone, and see that the real PV is retained and
+    /// nobody is offered it.
     Withdraw,
+    /// Have the virtual PV name the claim that is gone, so that nobody is offered it.
+    WithdrawVirtual,
     /// Write on the claim.
     Touch,
     /// Write on the twin.
@@ -52,6 +58,8 @@ pub enum ReleaseUndoStep {
     RemakeClaim,
     /// Have the virtual PV name the claim that exists, by its uid.
     GiveVirtual,
+    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    Wake,
     /// Wait until the claim is bound to the virtual PV.
     AwaitBound,
     /// Give the virtual PV its reclaim policy back.
@@ -60,8 +68,8 @@ pub enum ReleaseUndoStep {
     UnmarkTwin,
     /// Give the real PV its reclaim policy back and take the record off.
     Restore,
-    /// Take the record off. The real PV stays retained until the driver has made the twin again,
-    /// which somebody has deleted.
+    /// Take the record off, but let the real PV be retained: somebody has deleted the twin, and it
+    /// gets its reclaim policy back when the driver has made the twin again.
     RestoreRetained,
     /// Take the mark of the undo off the claim.
     Untouch,
@@ -83,6 +91,7 @@ impl ReleaseUndoStep {
     pub fn in_words(&self) -> &'static str {
         match self {
             Self::Withdraw => "the release would be noted to be undone",
+            Self::WithdrawVirtual => "the virtual PersistentVolume would be kept from others",
             Self::Touch => "the claim would be marked, so that the release does not delete it",
             Self::TouchTwin => "the twin would be marked, so that the release does not delete it",
             Self::AwaitClaimGone => "the claim is to be gone",
@@ -90,11 +99,14 @@ impl ReleaseUndoStep {
             Self::RemakeVirtual => "the virtual PersistentVolume would be made again",
             Self::GiveVirtual => "the virtual PersistentVolume would name the claim again",
             Self::RemakeClaim => "the claim would be made again as it was",
+            Self::Wake => "Kubernetes would be made to look at the claim",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::RestoreVirtual => "the virtual PersistentVolume would get its reclaim policy back",
             Self::UnmarkTwin => "the mark would be taken off the twin",
             Self::Restore => "the real PersistentVolume would get its reclaim policy back",
-            Self::RestoreRetained => "the twin would be left to the driver, which makes it again",
+            Self::RestoreRetained => {
+                "the driver would be left to make the twin again, and the real PersistentVolume be retained until then"
+            }
             Self::Untouch => "the mark of the undo would be taken off the claim",
             Self::AwaitTwinGone => "the twin is to be gone",
             Self::ToImport | Self::Import => "the volume would be imported again",
@@ -113,12 +125,18 @@ pub enum ReleaseUndoRefusal {
          this driver again"
     )]
     TooLate,
-    /// Another claim has the name.
+    /// A claim that was made in the gap has the name.
     #[error(
-        "another claim has that name, and the PersistentVolume is not what it asks for. The data is safe, for the PersistentVolume is \
-         retained. Delete that claim, and run this again"
+        "a claim of that name was made while there was none, and it has another volume, or asks for another one. The data is safe on \
+         the real PersistentVolume, which is retained. Delete that claim, and run this again"
     )]
     NameTaken,
+    /// The claim has no volume that it could have back.
+    #[error(
+        "the claim's virtual PersistentVolume and its twin are both gone, so it cannot be made whole. The data is safe on the real \
+         PersistentVolume, which is retained. Delete the claim, and run this again: it is made again, and the volume imported"
+    )]
+    NothingLeft,
     /// Somebody else has one of the PVs.
     #[error("the PersistentVolume belongs to {0} now. Nothing is changed")]
     Held(String),
@@ -141,6 +159,18 @@ pub fn release_undo_step(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
         (ReleaseProgress::Onward, _) => ReleaseUndoStep::Withdraw,
         // Before anything else, whoever has changed it: a twin may be on its way out.
         (ReleaseProgress::Back, _) if !facts.secured => ReleaseUndoStep::Withdraw,
+        (ReleaseProgress::Back, _)
+            if matches!(
+                facts.virtual_volume,
+                VirtualNow::There {
+                    deleting: false,
+                    offered: true,
+                    ..
+                }
+            ) =>
+        {
+            ReleaseUndoStep::WithdrawVirtual
+        }
         (ReleaseProgress::Back, claim) if claim.is_deleting() => ReleaseUndoStep::AwaitClaimGone,
         (ReleaseProgress::Back, _) => back(facts),
     }
@@ -174,6 +204,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
             (Holder::Other(who), _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
             (_, ReleasedClaim::Absent) => ReleaseUndoStep::RemakeClaim,
             (Holder::Gone, _) => ReleaseUndoStep::GiveVirtual,
+            _ if facts.overlooked => ReleaseUndoStep::Wake,
             (Holder::Claim { bound: true }, ReleasedClaim::Virtual { .. }) => restore(facts, *as_before),
             // Also one that names no PV is bound to that which names it.
             (Holder::Claim { .. }, _) => ReleaseUndoStep::AwaitBound,
@@ -193,7 +224,7 @@ fn back(facts: &ReleaseUndoFacts) -> ReleaseUndoStep {
                 Holder::Other(who) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::Held(who.clone())),
                 _ => ReleaseUndoStep::ToImport,
             },
-            (TwinNow::Absent, _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NameTaken),
+            (TwinNow::Absent, _) => ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NothingLeft),
         },
     }
 }
@@ -251,8 +282,45 @@ mod tests {
                 TwinNow::There { deleting, .. } => Holder::Twin { deleting },
                 TwinNow::Absent => Holder::Gone,
             },
+            overlooked: false,
             importing: false,
         })
+    }
+
+    #[test]
+    fn a_virtual_volume_is_kept_from_others_before_anything_is_refused() {
+        let mut there = outer(true, false, Holder::Gone);
+        if let VirtualNow::There { offered, .. } = &mut there {
+            *offered = true;
+        }
+        let taken = other(true, AsksFor::Virtual);
+        let got = step(taken, ReleaseProgress::Back, there, MARKED);
+        assert_eq!(got, ReleaseUndoStep::WithdrawVirtual);
+    }
+
+    #[test]
+    fn kubernetes_is_made_to_look_at_the_claim_before_it_is_waited_for() {
+        for holder in [NAMED, BOUND] {
+            let got = release_undo_step(&ReleaseUndoFacts {
+                claim: TOUCHED,
+                progress: ReleaseProgress::Back,
+                secured: true,
+                virtual_volume: outer(true, false, holder),
+                twin: MARKED,
+                holder: Holder::Twin { deleting: false },
+                overlooked: true,
+                importing: false,
+            });
+            assert_eq!(got, ReleaseUndoStep::Wake);
+        }
+    }
+
+    #[test]
+    fn a_claim_that_has_lost_everything_is_not_called_another_one() {
+        for claim in [TOUCHED, other(false, AsksFor::Virtual)] {
+            let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, TwinNow::Absent);
+            assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NothingLeft));
+        }
     }
 
     #[test]
@@ -380,6 +448,7 @@ mod tests {
             virtual_volume: there,
             twin: UNMARKED,
             holder: Holder::Gone,
+            overlooked: false,
             importing: false,
         });
         assert_eq!(got, ReleaseUndoStep::RestoreRetained, "the PV is not the twin's");
@@ -394,6 +463,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Other("shop/rescue".to_owned()),
+            overlooked: false,
             importing: false,
         };
         assert_eq!(release_undo_step(&facts), ReleaseUndoStep::Withdraw);
@@ -436,6 +506,7 @@ mod tests {
             virtual_volume: VirtualNow::Absent,
             twin: TwinNow::Absent,
             holder: Holder::Gone,
+            overlooked: false,
             importing: true,
         });
         assert_eq!(got, ReleaseUndoStep::Import);

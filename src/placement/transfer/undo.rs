@@ -5,7 +5,8 @@
 //!              made a twin for a claim that goes)
 //!     old claim exists ──Touch──▶ (whoever would delete it has an older version) ──Restore──▶
 //!     new claim exists ──DeleteNew──▶ gone ──DeleteTwin──▶ gone
-//!     no claim ──Remake──▶ exists ──GiveBack──▶ PV names it by its uid, bound ──Restore──▶ as before
+//!     no claim ──Remake──▶ exists ──GiveBack──▶ PV names it by its uid ──Wake──▶ bound
+//!                                                          ──Restore──▶ as before
 //! ```
 //!
 //! A PV that named a claim that is not there yet would be the data of whoever gets that name,
@@ -43,16 +44,18 @@ pub struct UndoFacts {
     pub claim: ClaimNow,
     /// How far the import is.
     pub progress: Progress,
-    /// Whether the PV's reclaim policy is Retain, and it lacks what would offer it to others.
+    /// Whether the PV's reclaim policy is Retain, and nobody is offered it.
     pub secured: bool,
     /// Whom the PV names.
     pub holder: Holder,
+    /// Whether the claim has the mark that it was made with, and Kubernetes knows that the PV names it.
+    pub overlooked: bool,
 }
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UndoStep {
-    /// Take the permission to adopt off the PV, and see that it is retained.
+    /// Take the permission to adopt off the PV, and see that it is retained and nobody is offered it.
     Forbid,
     /// Write on the old claim.
     Touch,
@@ -68,6 +71,8 @@ pub enum UndoStep {
     Remake,
     /// Have the PV name the claim that exists, by its uid.
     GiveBack,
+    /// Take the mark off the claim that it was made with: Kubernetes looks at it then.
+    Wake,
     /// Wait until the claim is bound to the PV.
     AwaitBound,
     /// Give the PV its reclaim policy back and take the record off.
@@ -93,6 +98,7 @@ impl UndoStep {
             Self::AwaitTwinGone => "the twin is to be gone",
             Self::GiveBack => "the PersistentVolume would name the claim again",
             Self::Remake => "the claim would be made again as it was",
+            Self::Wake => "Kubernetes would be made to look at the claim",
             Self::AwaitBound => "Kubernetes is to bind the two",
             Self::Restore => "the PersistentVolume would get its reclaim policy back",
             Self::Untouch => "the mark of the undo would be taken off the claim",
@@ -110,10 +116,10 @@ pub enum UndoRefusal {
         "the import has come to its end: the claim is bound to a volume of this driver, and the controller does the rest"
     )]
     Finished,
-    /// Another claim has the name.
+    /// A claim that was made in the gap has the name.
     #[error(
-        "another claim has that name, and the PersistentVolume is not what it asks for. The data is safe, for the PersistentVolume is \
-         retained. Delete that claim, and run this again"
+        "a claim of that name was made while there was none, and it has another volume, or asks for another one. The data is safe on \
+         its PersistentVolume, which is retained. Delete that claim, and run this again"
     )]
     NameTaken,
     /// Somebody else has the PV.
@@ -138,15 +144,17 @@ pub fn undo_step(facts: &UndoFacts) -> UndoStep {
         (Progress::Permitted, _) => UndoStep::Forbid,
         // Before anything else, whoever has changed it: twins are deleted on the way.
         (Progress::Withdrawn, _) if !facts.secured => UndoStep::Forbid,
-        (Progress::Withdrawn, claim) => withdrawn(claim, &facts.holder),
+        (Progress::Withdrawn, _) => withdrawn(facts),
     }
 }
 
-fn withdrawn(claim: &ClaimNow, holder: &Holder) -> UndoStep {
-    match claim {
+fn withdrawn(facts: &UndoFacts) -> UndoStep {
+    let holder = &facts.holder;
+    match &facts.claim {
         ClaimNow::Old { deleting: true, .. }
         | ClaimNow::New { deleting: true, .. }
         | ClaimNow::Other { deleting: true, .. } => UndoStep::AwaitClaimGone,
+        _ if facts.overlooked => UndoStep::Wake,
         ClaimNow::Old { touched: false, .. } => UndoStep::Touch,
         ClaimNow::Old { .. } => match holder {
             Holder::Claim { bound: true } => UndoStep::Restore,
@@ -220,7 +228,26 @@ mod tests {
             progress,
             secured: true,
             holder,
+            overlooked: false,
         })
+    }
+
+    #[test]
+    fn kubernetes_is_made_to_look_at_a_claim_before_it_is_waited_for() {
+        let mut facts = UndoFacts {
+            claim: other(NamedVolume::Imported { bound: false }, true),
+            progress: Progress::Withdrawn,
+            secured: true,
+            holder: NAMED,
+            overlooked: true,
+        };
+        assert_eq!(undo_step(&facts), UndoStep::Wake);
+        // Bound without: the mark does not stay.
+        facts.claim = other(NamedVolume::Imported { bound: true }, true);
+        facts.holder = BOUND;
+        assert_eq!(undo_step(&facts), UndoStep::Wake);
+        facts.overlooked = false;
+        assert_eq!(undo_step(&facts), UndoStep::Restore);
     }
 
     #[test]
@@ -303,6 +330,7 @@ mod tests {
                 progress,
                 secured,
                 holder: holder.clone(),
+                overlooked: false,
             });
             if !secured {
                 let changes_nothing = matches!(step, UndoStep::Forbid | UndoStep::Untouch | UndoStep::Done | UndoStep::Refuse(_));

@@ -5,6 +5,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
+use serde_json::{Value, json};
 
 use super::sidecars::PROVISIONERS;
 use crate::{
@@ -12,10 +13,9 @@ use crate::{
     placement::transfer::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
     transfer::{
         Context, TransferError,
-        look::{
-            asks_for, claim_holds, is_imported_for, is_secured, is_virtual, namespace_uid, phase, recorded,
-            volume_name,
-        },
+        look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
+        naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
+        remembered::Remembered,
     },
     twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
@@ -47,7 +47,7 @@ pub(super) struct Scene {
 /// Looks again and again at the same PV.
 #[derive(Default)]
 pub(super) struct Looking {
-    real: Option<String>,
+    real: Remembered,
     /// Whether all twins were looked through, and none had a stray mark.
     none_stray: bool,
 }
@@ -75,8 +75,9 @@ impl Looking {
         let claims = context.cluster.within::<PersistentVolumeClaim>(&name.namespace);
         let volumes = context.cluster.all::<PersistentVolume>();
         let claim = claims.get(&name.name).await?;
-        let found = if let Some(known) = &self.real {
-            volumes.get(known).await?
+        let known = self.real.look_again(context.cluster, name, "released").await?;
+        let found = if known.is_some() {
+            known
         } else {
             let is_its = |volume: &PersistentVolume| {
                 ReleaseRecord::is_for(volume.annotations(), name) || is_imported_for(name, volume)
@@ -107,11 +108,10 @@ impl Looking {
             real: None,
             record: None,
         };
-        if let Some(record) = recorded {
+        if let (Some(record), Some(found)) = (recorded, &found) {
             scene.follow_record(context, &record).await?;
-            let real = found.as_ref().map(ResourceExt::name_any).unwrap_or_default();
-            scene.real = volumes.get(&real).await?;
-            self.real = Some(real);
+            self.real.see(found);
+            scene.real = volumes.get(&found.name_any()).await?;
             scene.record = scene.real.as_ref().map(record_on).transpose()?.flatten();
             return Ok(scene.record.is_some().then_some(scene));
         }
@@ -119,7 +119,7 @@ impl Looking {
         let real = scene.real.as_ref();
         if let Some(real) = real.filter(|real| ReleaseRecord::is_for(real.annotations(), name)) {
             record_on(real)?;
-            self.real = Some(real.name_any());
+            self.real.see(real);
             return Ok(None);
         }
         Ok(Some(scene))
@@ -145,10 +145,7 @@ impl Scene {
         let twin = twins.get(&record.twin_name).await?;
         self.outer = outer.filter(is_virtual);
         self.twin = twin.filter(|twin| twin.metadata.uid.as_ref() == Some(&record.twin_uid));
-        self.twin_name = Some(ClaimName {
-            namespace: record.twin_namespace.clone(),
-            name: record.twin_name.clone(),
-        });
+        self.twin_name = Some(record.twin());
         Ok(())
     }
 
@@ -227,7 +224,26 @@ impl Scene {
     }
 
     pub(super) fn is_secured(&self) -> bool {
-        self.real.as_ref().is_some_and(is_secured)
+        let real = self.real.as_ref();
+        real.is_some_and(|real| is_kept(real) && !self.is_offered(real))
+    }
+
+    fn is_offered(&self, volume: &PersistentVolume) -> bool {
+        is_offered(volume, &self.name, self.claim.as_ref())
+    }
+
+    /// The spec of the real PV whose data stays, and that nobody is offered.
+    pub(super) fn secure_spec(&self, real: &PersistentVolume, record: &ReleaseRecord) -> Value {
+        let mut spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+        if self.is_offered(real) {
+            spec["claimRef"] = reference_to(&record.twin(), &record.twin_uid);
+        }
+        spec
+    }
+
+    /// Whether Kubernetes has to be made to look at the claim, to which this PV is given.
+    pub(super) fn is_overlooked(&self, volume: Option<&PersistentVolume>) -> bool {
+        is_overlooked(self.claim.as_ref(), volume)
     }
 
     pub(super) fn claim_now(&self) -> ReleasedClaim {
@@ -294,6 +310,7 @@ impl Scene {
                 .record
                 .as_ref()
                 .is_none_or(|record| record.volume.policy == policy),
+            offered: self.is_offered(outer),
             finalizer: has_finalizer(outer, PROVISIONERS),
             holder: self.holder(outer),
         }

@@ -18,6 +18,7 @@ use self::{
 };
 use super::{
     Context, TransferError, Waiting,
+    again::wake,
     look::BOUND_BY_CONTROLLER,
     surroundings,
     writing::{Making, change, change_volume, delete, old_claim, reference, speaks_against, touch},
@@ -185,6 +186,7 @@ impl Run<'_> {
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
+            overlooked: scene.is_overlooked(scene.real.as_ref()),
             leaving: scene.is_leaving(),
             obstacles: Vec::new(),
             attached: None,
@@ -278,7 +280,7 @@ impl Run<'_> {
                     }
                     _ => return Ok(()),
                 };
-                self.secure(real, &record).await?;
+                self.secure(scene, real, &record).await?;
             }
             (ReleaseStep::RetainVirtual, _, Some(outer), ..) => {
                 let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
@@ -310,6 +312,7 @@ impl Run<'_> {
                 let spec = json!({"claimRef": reference(claim)});
                 change_volume(context, real, &json!({}), Some(spec), Step::ReleaseGive).await?;
             }
+            (ReleaseStep::Wake, Some(claim), ..) => wake(context, claim, Step::ReleaseWake).await?,
             (ReleaseStep::MakeClaim, .., Some(real)) => self.make(scene, real).await?,
             (ReleaseStep::Settle, .., Some(real)) => self.settle(scene, real).await?,
             // Steps come from what is there.
@@ -319,7 +322,12 @@ impl Run<'_> {
     }
 
     /// Whatever happens from now on, the data stays.
-    async fn secure(&self, real: &PersistentVolume, record: &ReleaseRecord) -> Result<(), TransferError> {
+    async fn secure(
+        &self,
+        scene: &Scene,
+        real: &PersistentVolume,
+        record: &ReleaseRecord,
+    ) -> Result<(), TransferError> {
         let name = real.name_any();
         (self.context.tell)(&format!("the PersistentVolume {name} is retained"));
         let annotations = json!({
@@ -327,7 +335,7 @@ impl Run<'_> {
             mark::POLICY_BEFORE: null,
             BOUND_BY_CONTROLLER: null,
         });
-        let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+        let spec = scene.secure_spec(real, record);
         // What was written is read back by the next look.
         change_volume(self.context, real, &annotations, Some(spec), Step::ReleaseRecord).await?;
         Ok(())

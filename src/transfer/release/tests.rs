@@ -18,7 +18,7 @@ use crate::{
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
     topology::{CLUSTER_KEY, NODE_KEY},
-    transfer::tests::{ANYBODYS, follow, kubernetes_claims},
+    transfer::tests::{ANYBODYS, VolumeController, follow},
     volume::DRIVER_NAME,
 };
 
@@ -29,7 +29,9 @@ const REAL: &str = "/api/v1/persistentvolumes/pv-1";
 const UID: &str = "11111111-1111-4111-8111-111111111111";
 const TWIN_UID: &str = "22222222-2222-4222-8222-222222222222";
 /// Writes of a whole release: the claim is tried before each step while it exists.
-const ALL: usize = 16;
+const ALL: usize = 17;
+
+mod by_others;
 
 struct World {
     api: Arc<FakeApi>,
@@ -153,13 +155,13 @@ impl World {
         };
         let claim: ClaimName = "shop/data".parse().unwrap();
         if undo {
-            return undo_release(&context, &claim).await;
+            return Box::pin(undo_release(&context, &claim)).await;
         }
         let request = ReleaseRequest {
             claim,
             force_managed: false,
         };
-        release(&context, &request).await
+        Box::pin(release(&context, &request)).await
     }
 
     /// Runs until so many writes are done, by whomever, and dies.
@@ -209,11 +211,11 @@ impl World {
         let (claim, real) = (self.claim(), self.real());
         assert_eq!(claim["spec"]["storageClassName"], "liqo");
         assert_eq!(claim["spec"]["volumeName"], format!("pvc-{UID}"));
+        assert_eq!(claim["status"]["phase"], "Bound");
         assert_eq!(claim["metadata"]["annotations"]["team"], "blue");
-        assert_eq!(
-            claim["metadata"]["annotations"][mark::RELEASE_UNDONE],
-            Value::Null
-        );
+        for key in [mark::RELEASE_UNDONE, mark::AWAITS_VOLUME] {
+            assert_eq!(claim["metadata"]["annotations"][key], Value::Null, "{key}");
+        }
         let outer = self.api.object(&outer_path()).expect("the virtual PV is gone");
         assert_eq!(outer["spec"]["claimRef"]["uid"], claim["metadata"]["uid"]);
         assert_eq!(
@@ -248,6 +250,7 @@ impl World {
 /// What kube-controller-manager and the sidecars do about claims and PVs.
 async fn kubernetes(api: Arc<FakeApi>, sidecars: bool) {
     let mut changes = api.store().changes();
+    let mut controller = VolumeController::default();
     loop {
         for volume in api.store().below(VOLUMES) {
             let path = format!("{VOLUMES}{}", volume["metadata"]["name"].as_str().unwrap());
@@ -278,7 +281,7 @@ async fn kubernetes(api: Arc<FakeApi>, sidecars: bool) {
             }
             follow(&api, &volume);
         }
-        kubernetes_claims(&api);
+        controller.look_at_claims(&api);
         for twin in api.store().below(TWINS) {
             let finalizers = twin["metadata"]["finalizers"]
                 .as_array()

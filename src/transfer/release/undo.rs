@@ -1,6 +1,6 @@
 //! The steps that undo a release, taken one after the other.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -15,12 +15,14 @@ use crate::{
     observe::crash::{self, Step},
     placement::transfer::{ReleaseProgress, ReleaseUndoFacts, ReleaseUndoStep, release_undo_step},
     transfer::{
-        Context, ImportRequest, TransferError, Waiting, import,
+        Context, ImportRequest, TransferError, Waiting,
+        again::{make_again, wake},
+        import,
         look::BOUND_BY_CONTROLLER,
-        owners::keep_living_owners,
-        writing::{change_volume, reference, touch},
+        naming::reference_to,
+        writing::{Making, change_volume, reference, touch},
     },
-    twin::{claim_ref, remove_finalizer},
+    twin::remove_finalizer,
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
 };
 
@@ -29,13 +31,14 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
     let mut sidecars = Sidecars::default();
-    let mut restored = false;
+    let mut making = Making::default();
+    let mut ended: Option<&'static str> = None;
     loop {
         let scene = Box::pin(looking.look(context, name)).await?;
         if unmark_stray(context, &mut waiting, &scene).await? {
             continue;
         }
-        if restored && scene.progress() == ReleaseProgress::Onward {
+        if ended.is_some() && scene.progress() == ReleaseProgress::Onward {
             // Somebody has begun anew.
             return Ok(());
         }
@@ -46,6 +49,7 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
+            overlooked: scene.is_overlooked(scene.outer.as_ref()),
             importing: scene.importing,
         });
         if context.dry_run {
@@ -53,11 +57,7 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
         }
         match step {
             ReleaseUndoStep::Done => {
-                (context.tell)(if restored {
-                    "everything is as it was before the release"
-                } else {
-                    "there is no release to undo"
-                });
+                (context.tell)(ended.unwrap_or("there is no release to undo"));
                 return Ok(());
             }
             ReleaseUndoStep::Refuse(refusal) => {
@@ -82,9 +82,26 @@ pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Res
                     .for_others("Kubernetes is to bind the claim to its PersistentVolume", None)
                     .await?;
             }
-            step => {
-                restored |= Box::pin(take(context, &scene, &step)).await?;
+            ReleaseUndoStep::RemakeClaim => {
+                if let Some(record) = &scene.record {
+                    let claim = record.claim.as_before(&record.volume.name);
+                    Box::pin(make_again(context, claim, &mut making, Step::UnreleaseMake)).await?;
+                }
                 waiting.after(&step, &written(&scene, &step)).await?;
+            }
+            step => {
+                let is_last = Box::pin(take(context, &scene, &step)).await?;
+                waiting.after(&step, &written(&scene, &step)).await?;
+                if is_last {
+                    ended = Some(match step {
+                        ReleaseUndoStep::RestoreRetained => {
+                            "the release is undone; the driver makes the twin again, of the same PersistentVolume"
+                        }
+                        _ => "everything is as it was before the release",
+                    });
+                    // From now on its user may delete it.
+                    looking = Looking::default();
+                }
             }
         }
     }
@@ -156,6 +173,7 @@ async fn take(context: &Context<'_>, scene: &Scene, step: &ReleaseUndoStep) -> R
         (ReleaseUndoStep::TouchTwin, _, _, Some(twin)) => {
             mark_twin(context, twin, TwinMark::Undone, Step::UnreleaseTouchTwin).await?;
         }
+        (ReleaseUndoStep::Wake, Some(claim), ..) => wake(context, claim, Step::UnreleaseWake).await?,
         (ReleaseUndoStep::GiveVirtual, Some(claim), Some(outer), _) => {
             let spec = json!({"claimRef": reference(claim)});
             let annotations = json!({BOUND_BY_CONTROLLER: null});
@@ -188,8 +206,13 @@ async fn from_record(
                 mark::POLICY_BEFORE: null,
                 BOUND_BY_CONTROLLER: null,
             });
-            let spec = json!({"persistentVolumeReclaimPolicy": "Retain"});
+            let spec = scene.secure_spec(real, record);
             change_volume(context, real, &annotations, Some(spec), Step::UnreleaseWithdraw).await?;
+        }
+        (ReleaseUndoStep::WithdrawVirtual, Some(outer)) => {
+            let spec = json!({"claimRef": reference_to(&scene.name, &record.claim.uid)});
+            let annotations = json!({BOUND_BY_CONTROLLER: null});
+            change_volume(context, outer, &annotations, Some(spec), Step::UnreleaseGive).await?;
         }
         (ReleaseUndoStep::RemakeVirtual, _) => {
             (context.tell)("the virtual PersistentVolume is made again");
@@ -197,15 +220,6 @@ async fn from_record(
             let volumes = context.cluster.all::<PersistentVolume>();
             // None: somebody was faster; the next look tells who.
             crash::around(Step::UnreleaseVirtual, volumes.create(&outer)).await?;
-        }
-        (ReleaseUndoStep::RemakeClaim, _) => {
-            (context.tell)("the claim is made again as it was");
-            let mut claim = serde_json::from_value(record.claim.as_before(&record.volume.name))?;
-            keep_living_owners(context, &mut claim).await?;
-            let claims = context
-                .cluster
-                .within::<PersistentVolumeClaim>(&scene.name.namespace);
-            crash::around(Step::UnreleaseMake, claims.create(&claim)).await?;
         }
         (ReleaseUndoStep::RestoreVirtual, Some(outer)) => {
             let spec = json!({"persistentVolumeReclaimPolicy": record.volume.policy});
@@ -223,7 +237,7 @@ async fn from_record(
         }
         (ReleaseUndoStep::RestoreRetained, _) => {
             (context.tell)(
-                "somebody has deleted the twin: the driver makes it again, and the real PersistentVolume is retained until then",
+                "somebody has deleted the twin; the real PersistentVolume stays retained until the driver has made the twin again",
             );
             let annotations = json!({mark::RELEASE: null, mark::POLICY_BEFORE: record.given_back()});
             return Ok(change_volume(context, real, &annotations, None, Step::UnreleaseRestore).await?);
@@ -255,9 +269,7 @@ async fn to_import(
         mark::ADOPT_FOR: scene.name.to_string(),
     });
     // Named by name only it would be bound to the claim, whatever its class, before it is adopted.
-    let mut holder = claim_ref(&record.twin_namespace, &record.twin_name);
-    holder["uid"] = record.twin_uid.as_str().into();
-    let spec = json!({"claimRef": holder});
+    let spec = json!({"claimRef": reference_to(&record.twin(), &record.twin_uid)});
     change_volume(context, real, &annotations, Some(spec), Step::UnreleaseImport).await?;
     Ok(())
 }

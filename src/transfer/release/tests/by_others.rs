@@ -1,0 +1,169 @@
+//! Releases and undos while the claim is gone, and what others do to its name and to the PVs then.
+
+use super::*;
+
+/// A claim of the name that somebody else makes, of this class.
+fn theirs(class: &str) -> Value {
+    json!({
+        "metadata": {"uid": "theirs"},
+        "spec": {
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+        "status": {"phase": "Pending"},
+    })
+}
+
+/// Kubernetes binds that claim to another PV.
+fn bind_elsewhere(store: &Store) {
+    let mut claim = store.get(CLAIM).unwrap();
+    let reference = json!({"namespace": "shop", "name": "data", "uid": claim["metadata"]["uid"]});
+    store.put(
+        &format!("{VOLUMES}theirs"),
+        json!({
+            "spec": {"claimRef": reference, "csi": {"driver": "real.test", "volumeHandle": "t"}},
+            "status": {"phase": "Bound"},
+        }),
+    );
+    claim["spec"]["volumeName"] = "theirs".into();
+    claim["status"]["phase"] = "Bound".into();
+    store.put(CLAIM, claim);
+}
+
+/// The claim is gone, and the virtual PV is not: csi-provisioner holds it.
+async fn in_the_gap() -> World {
+    let world = World::with_sidecars("Delete", "Delete", false).await;
+    let gone = world.api.until(|store| store.get(CLAIM).is_none());
+    tokio::select! {
+        _ = world.release() => panic!("it cannot end"),
+        () = gone => {}
+    }
+    world
+}
+
+#[tokio::test]
+async fn a_release_takes_the_volume_back_from_a_claim_that_got_another_one() {
+    let world = World::new("Delete", "Delete").await;
+    let mut changes = world.api.store().changes();
+    let in_the_gap = async {
+        while world.api.object(CLAIM).is_some() {
+            changes.changed().await.unwrap();
+        }
+        world.api.put(CLAIM, theirs("fast"));
+        world.api.before("PATCH", REAL, bind_elsewhere);
+    };
+    let (released, ()) = tokio::join!(world.release(), in_the_gap);
+    assert!(
+        matches!(
+            released,
+            Err(TransferError::NotReleased(_, ReleaseRefusal::NameTaken))
+        ),
+        "{released:?}"
+    );
+    let real = world.real();
+    assert_eq!(real["spec"]["claimRef"]["uid"], TWIN_UID);
+    assert_eq!(real["spec"]["claimRef"]["namespace"], "liqo-storage");
+    assert_eq!(world.policy(REAL), "Retain");
+    // Whoever deletes that claim gets on.
+    world.api.remove(CLAIM);
+    world.release().await.unwrap();
+    assert_eq!(
+        world.real()["spec"]["claimRef"]["uid"],
+        world.claim()["metadata"]["uid"]
+    );
+    assert_eq!(world.policy(REAL), "Delete");
+}
+
+#[tokio::test]
+async fn an_undo_takes_the_virtual_volume_back_from_a_claim_that_got_another_one() {
+    let world = in_the_gap().await;
+    world.api.put(CLAIM, theirs("liqo"));
+    world.api.before("PATCH", &outer_path(), bind_elsewhere);
+    let undone = world.undo().await;
+    assert!(
+        matches!(
+            undone,
+            Err(TransferError::StillReleased(_, ReleaseUndoRefusal::NameTaken))
+        ),
+        "{undone:?}"
+    );
+    let outer = world.api.object(&outer_path()).unwrap();
+    assert_eq!(outer["spec"]["claimRef"]["uid"], UID);
+    assert_eq!(world.policy(&outer_path()), "Retain");
+}
+
+#[tokio::test]
+async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_release_goes_on() {
+    let world = World::new("Delete", "Delete").await;
+    world
+        .api
+        .before("DELETE", &twin_path(), |store| store.remove(REAL));
+    let told = world.release().await.unwrap_err().to_string();
+    assert!(told.contains("driver real.test, volume handle h"), "{told}");
+    let manifest = told.lines().find(|line| line.starts_with('{')).unwrap();
+    let manifest = serde_json::from_str(manifest).unwrap();
+    world.api.put(REAL, manifest);
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+}
+
+#[tokio::test]
+async fn a_quota_that_counts_the_old_claim_for_a_moment_is_no_end_of_an_undo() {
+    let world = in_the_gap().await;
+    let quota = Fault::new("POST", "persistentvolumeclaims", Act::Forbid("exceeded quota"));
+    world.api.fault(quota.times(2));
+    world.undo().await.unwrap();
+    world.assert_as_before("Delete");
+}
+
+/// The claim is its user's, and not somebody else's.
+#[tokio::test]
+async fn a_claim_that_has_lost_its_twin_and_its_virtual_volume_is_not_called_another_one() {
+    let world = World::new("Delete", "Delete").await;
+    let mut changes = world.api.store().changes();
+    let recorded = async {
+        while world.real()["metadata"]["annotations"][mark::RELEASE].is_null() {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::select! {
+        _ = world.release() => panic!("it is not over yet"),
+        () = recorded => {}
+    }
+    world.api.remove(&twin_path());
+    world.api.remove(&outer_path());
+    let told = world.undo().await.unwrap_err().to_string();
+    assert!(told.contains("are both gone"), "{told}");
+}
+
+#[tokio::test]
+async fn an_undo_that_leaves_the_twin_to_the_driver_says_so_in_the_end() {
+    let world = World::new("Delete", "Delete").await;
+    let mut changes = world.api.store().changes();
+    let recorded = async {
+        while world.real()["metadata"]["annotations"][mark::RELEASE].is_null() {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::select! {
+        _ = world.release() => panic!("it is not over yet"),
+        () = recorded => {}
+    }
+    world.api.remove(&twin_path());
+    let told = std::sync::Mutex::new(Vec::new());
+    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    let context = Context {
+        tell: &tell,
+        ..context(&world)
+    };
+    undo_release(&context, &"shop/data".parse().unwrap())
+        .await
+        .unwrap();
+    let told = told.lock().unwrap();
+    let last = told.last().unwrap();
+    assert!(last.contains("makes the twin again"), "{told:?}");
+    assert!(
+        !told.iter().any(|one| one.contains("as it was before")),
+        "{told:?}"
+    );
+}
