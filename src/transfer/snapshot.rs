@@ -8,16 +8,21 @@
 
 mod contents;
 mod look;
+mod obstacles;
+mod snapshots;
+mod trial;
 
 #[cfg(test)]
 mod tests;
 
-use kube::{ResourceExt, api::ObjectMeta};
-use serde_json::{Value, json};
+use kube::ResourceExt;
+use serde_json::json;
 
 use self::{
     contents::{policy_before, twin_content, user_content},
     look::{Looking, Scene},
+    snapshots::{new_user, twin},
+    trial::{tried, unless_refused, would_not_be_accepted},
 };
 use super::{
     Context, NotKept, Waiting,
@@ -27,14 +32,14 @@ use super::{
 use crate::{
     cluster::{
         ApiError, Objects,
-        snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotSpec},
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     observe::crash::{self, Step},
     placement::{
-        SnapshotImportRefusal, SnapshotImportStep, SnapshotObstacle, SnapshotUndoRefusal, SnapshotUndoStep,
+        SnapshotImportRefusal, SnapshotImportStep, SnapshotUndoRefusal, SnapshotUndoStep,
         snapshot_import_step, snapshot_undo_step,
     },
-    volume::{ClaimName, ClusterId, SnapshotImport, SnapshotMarks, SnapshotName, SnapshotRecordError, mark},
+    volume::{ClaimName, ClusterId, SnapshotImport, SnapshotRecordError, mark},
 };
 
 /// As `deletionPolicy` spells it.
@@ -63,6 +68,24 @@ pub(crate) enum SnapshotTransferError {
     /// It is not undone.
     #[error("the import of {0} is not undone: {1}")]
     NotUndone(ClaimName, SnapshotUndoRefusal),
+    /// It was undone.
+    #[error(
+        "the import of {0} was taken back, everything is as it was before: what it needs is not accepted: {1}"
+    )]
+    TakenBack(ClaimName, String),
+    /// It was to be undone.
+    #[error(
+        "the import of {snapshot} has begun and cannot go on, because what it needs is not accepted: {why}\nand it could not be taken back: \
+         {error}\nRun it with --undo to take it back, or without to go on when that is accepted"
+    )]
+    NotTakenBack {
+        /// The snapshot.
+        snapshot: ClaimName,
+        /// What the API server says.
+        why: String,
+        /// Why it could not be taken back.
+        error: Box<SnapshotTransferError>,
+    },
     /// Its record cannot be read.
     #[error("the VolumeSnapshotContent {0}: {1}")]
     Record(String, SnapshotRecordError),
@@ -119,7 +142,11 @@ pub(crate) async fn import_snapshot(
     loop {
         let scene = Box::pin(looking.look(context, request)).await?;
         let mut facts = scene.facts.clone();
-        facts.obstacles.extend(unmakeable.take());
+        facts.unmakeable = unmakeable.take();
+        if facts.would_begin() {
+            let told = Box::pin(would_not_be_accepted(context, request, &scene)).await?;
+            facts.obstacles.extend(told);
+        }
         let step = snapshot_import_step(&facts);
         if context.dry_run {
             return tell_plan(context, request, step);
@@ -139,6 +166,7 @@ pub(crate) async fn import_snapshot(
                     Box::new(refusal),
                 ));
             }
+            SnapshotImportStep::TakeBack(why) => return Err(give_up(context, request, why).await),
             SnapshotImportStep::AwaitTwin => "its twin is to be ready",
             SnapshotImportStep::AwaitSeen => SEEN,
             SnapshotImportStep::AwaitUserGone => "the VolumeSnapshot of before is to be gone",
@@ -151,6 +179,24 @@ pub(crate) async fn import_snapshot(
             }
         };
         wait(&mut waiting, awaited).await?;
+    }
+}
+
+/// Takes an import back that cannot go on.
+async fn give_up(
+    context: &Context<'_>,
+    request: &SnapshotImportRequest,
+    why: String,
+) -> SnapshotTransferError {
+    let snapshot = request.snapshot.clone();
+    (context.tell)(&format!("it cannot go on, and is taken back: {why}"));
+    match Box::pin(undo_snapshot_import(context, request)).await {
+        Ok(()) => SnapshotTransferError::TakenBack(snapshot, why),
+        Err(error) => SnapshotTransferError::NotTakenBack {
+            snapshot,
+            why,
+            error: Box::new(error),
+        },
     }
 }
 
@@ -212,13 +258,14 @@ fn tell_plan(
     Ok(())
 }
 
-/// Takes one step of an import. What keeps the new object from being made, if anything does.
+/// Takes one step of an import. What the API server says against an object that is to be made, if it
+/// does not take it.
 async fn take(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
     scene: &Scene,
     step: &SnapshotImportStep,
-) -> Result<Option<SnapshotObstacle>, SnapshotTransferError> {
+) -> Result<Option<String>, SnapshotTransferError> {
     let cluster = context.cluster;
     let contents = cluster.all::<VolumeSnapshotContent>();
     let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
@@ -234,22 +281,18 @@ async fn take(
         SnapshotImportStep::RetainContent => retain_again(&contents, scene).await?,
         SnapshotImportStep::MakeContent => {
             let of_twin = twin_content(context.storage_namespace, real, record);
-            crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await?;
+            let made = crash::around(Step::SnapshotImportContent, contents.create(&of_twin)).await;
+            return Ok(unless_refused(made)?);
         }
         SnapshotImportStep::MakeTwin => {
             let twin = twin(context, request, scene.affinity.clone(), real, record);
-            crash::around(Step::SnapshotImportTwin, stored.create(&twin)).await?;
+            let made = crash::around(Step::SnapshotImportTwin, stored.create(&twin)).await;
+            return Ok(unless_refused(made)?);
         }
         SnapshotImportStep::DeleteUser => {
             let Some(user) = &scene.user else { return Ok(None) };
-            let mut tried = new_user(record)?;
-            tried.metadata.name = Some(record.user_content());
-            if let Err(error) = users.try_create(&tried).await {
-                return if error.is_refusal() {
-                    Ok(Some(SnapshotObstacle::Unmakeable(error.to_string())))
-                } else {
-                    Err(error.into())
-                };
+            if let Some(why) = tried(&users, new_user(record)?, record.user_content()).await? {
+                return Ok(Some(why));
             }
             (context.tell)("its twin is ready: the VolumeSnapshot is made anew");
             delete(&users, user, Step::SnapshotImportDelete).await?;
@@ -257,12 +300,14 @@ async fn take(
         SnapshotImportStep::MakeUserContent => {
             let policy = scene.virtual_policy(&record.class);
             let of_user = user_content(&request.home, policy, real, record);
-            crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await?;
+            let made = crash::around(Step::SnapshotImportUserContent, contents.create(&of_user)).await;
+            return Ok(unless_refused(made)?);
         }
         SnapshotImportStep::MakeUser => {
             let mut user = new_user(record)?;
             keep_living_owners(context, &mut user).await?;
-            crash::around(Step::SnapshotImportMake, users.create(&user)).await?;
+            let made = crash::around(Step::SnapshotImportMake, users.create(&user)).await;
+            return Ok(unless_refused(made)?);
         }
         SnapshotImportStep::Forget => {
             delete(&contents, real, Step::SnapshotImportForget).await?;
@@ -365,8 +410,11 @@ async fn retain_again(contents: &Objects<VolumeSnapshotContent>, scene: &Scene) 
     let Some(of_twin) = &scene.content else {
         return Ok(());
     };
-    let before = scene.plan.as_ref().and_then(policy_before);
-    let annotations = json!({mark::DELETION_POLICY_BEFORE: before});
+    let annotations = match &scene.plan {
+        Some(record) if scene.facts.recorded => json!({mark::DELETION_POLICY_BEFORE: policy_before(record)}),
+        // The record is gone; what was noted from it on this content stays.
+        _ => json!({}),
+    };
     let spec = json!({"deletionPolicy": RETAIN});
     change(
         contents,
@@ -377,60 +425,4 @@ async fn retain_again(contents: &Objects<VolumeSnapshotContent>, scene: &Scene) 
     )
     .await?;
     Ok(())
-}
-
-/// The twin. Of which volume it is, only the storage knows.
-fn twin(
-    context: &Context<'_>,
-    request: &SnapshotImportRequest,
-    affinity: Option<String>,
-    real: &VolumeSnapshotContent,
-    record: &SnapshotImport,
-) -> VolumeSnapshot {
-    let marks = SnapshotMarks {
-        home: request.home.clone(),
-        key: record.key(),
-        source: String::new(),
-        snapshot: Some(SnapshotName {
-            namespace: record.namespace.clone(),
-            name: record.name.clone(),
-        }),
-        request_name: record.request_name(),
-    };
-    let spec = VolumeSnapshotSpec {
-        source: SnapshotOf {
-            volume_snapshot_content_name: Some(record.real_content()),
-            ..SnapshotOf::default()
-        },
-        volume_snapshot_class_name: real.spec.volume_snapshot_class_name.clone(),
-    };
-    let mut twin = VolumeSnapshot::new(&record.key().twin(), spec);
-    let mut annotations = marks.annotations();
-    annotations.extend(affinity.map(|text| (mark::SOURCE_AFFINITY.to_owned(), text)));
-    twin.metadata.namespace = Some(context.storage_namespace.to_owned());
-    twin.metadata.labels = Some(marks.labels());
-    twin.metadata.annotations = Some(annotations);
-    twin
-}
-
-/// The user's snapshot, of this driver.
-fn new_user(record: &SnapshotImport) -> Result<VolumeSnapshot, serde_json::Error> {
-    let spec = VolumeSnapshotSpec {
-        source: SnapshotOf {
-            volume_snapshot_content_name: Some(record.user_content()),
-            ..SnapshotOf::default()
-        },
-        volume_snapshot_class_name: Some(record.class.clone()),
-    };
-    let owners = serde_json::from_value(Value::Array(record.owners.clone()))?;
-    let mut user = VolumeSnapshot::new(&record.name, spec);
-    user.metadata = ObjectMeta {
-        namespace: Some(record.namespace.clone()),
-        name: Some(record.name.clone()),
-        labels: Some(record.labels.clone()),
-        annotations: Some(record.annotations.clone()),
-        owner_references: Some(owners),
-        ..ObjectMeta::default()
-    };
-    Ok(user)
 }

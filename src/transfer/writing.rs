@@ -90,7 +90,7 @@ pub(super) async fn speaks_against(
 }
 
 /// What the API server says, if it is a refusal of this content.
-fn refused(error: ApiError) -> Result<String, ApiError> {
+pub(super) fn refused(error: ApiError) -> Result<String, ApiError> {
     if error.is_refusal() {
         Ok(error.to_string())
     } else {

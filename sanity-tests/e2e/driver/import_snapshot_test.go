@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
 )
 
 // runSnapshotImport runs the command as an administrator would.
@@ -130,13 +132,9 @@ func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	}
 }
 
-// An import that waits for a twin that never gets ready, as where csi-snapshotter is gone, is
-// named by doctor and can be undone.
-func TestImportOfASnapshotIsUndone(t *testing.T) {
-	n := home(t)
-	_, before := realSnapshot(t, n, "reference")
-	content := before.Content.Metadata.Name
-	// As left behind by a command that was killed after its first write.
+// markSnapshotImport begins an import, as a command does that is killed after its first write.
+func markSnapshotImport(t *testing.T, n *user.Namespace, before user.Snapshot) {
+	t.Helper()
 	namespace, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -144,24 +142,154 @@ func TestImportOfASnapshotIsUndone(t *testing.T) {
 	record := fmt.Sprintf(`{"version":1,"namespace":%q,"namespaceUid":%q,"name":"backup","uid":%q,"class":%q,"policy":"Delete"}`,
 		n.Name, namespace.UID, before.Object.Metadata.UID, snapshotClass)
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"storage.liqo.io/import-snapshot":%q}},"spec":{"deletionPolicy":"Retain"}}`, record)
-	if _, err := n.Kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", patch); err != nil {
+	if _, err := n.Kubectl("patch", "volumesnapshotcontent", before.Content.Metadata.Name, "--type=merge", "-p", patch); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// wantSnapshotAsBefore fails if anything of an import is there.
+func wantSnapshotAsBefore(t *testing.T, n *user.Namespace, before user.Snapshot) {
+	t.Helper()
+	now := behindReal(t, n)
+	if now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != before.Content.Spec.DeletionPolicy {
+		t.Errorf("it is not as before: %+v", now)
+	}
+	for _, object := range []*user.SnapshotObject{now.Object, now.Content} {
+		for key := range object.Metadata.Annotations {
+			if strings.HasPrefix(key, "storage.liqo.io/") {
+				t.Errorf("the annotation %s is left on %s", key, object.Metadata.Name)
+			}
+		}
+	}
+	if others := otherContents(t, n, before); len(others) > 0 {
+		t.Errorf("there are other contents of the data: %v", others)
+	}
+}
+
+// otherContents are the contents that lead to the same data.
+func otherContents(t *testing.T, n *user.Namespace, of user.Snapshot) []string {
+	t.Helper()
+	same := fmt.Sprintf(`jsonpath={.items[?(@.spec.source.snapshotHandle==%q)].metadata.name}`, of.Content.Status.Handle)
+	out, err := n.Kubectl("get", "volumesnapshotcontents", "-o", same)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return slices.DeleteFunc(strings.Fields(out), func(name string) bool { return name == of.Content.Metadata.Name })
+}
+
+// What the API server would not take is told before anything is written, and takes an import back
+// that has begun.
+func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
+	n := home(t)
+	_, before := realSnapshot(t, n, "reference")
+	n.Quota("snapshots", "count/volumesnapshots.snapshot.storage.k8s.io", "1")
+	if out, err := runSnapshotImport(t, n, "backup"); err == nil || !strings.Contains(out, "exceeded quota") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	wantSnapshotAsBefore(t, n, before)
+
+	markSnapshotImport(t, n, before)
+	out, err := runSnapshotImport(t, n, "backup")
+	if err == nil || !strings.Contains(out, "exceeded quota") || !strings.Contains(out, "taken back") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	wantSnapshotAsBefore(t, n, before)
+
+	if _, err := n.Kubectl("delete", "resourcequota", "snapshots"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := runSnapshotImport(t, n, "backup"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	imported := n.FollowImportedSnapshot("backup")
+	n.DeleteSnapshot("backup")
+	n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
+}
+
+// The content of before is deleted by somebody while the import is under way: an undo that went on
+// would leave the data without anything that leads to it.
+func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
+	n := home(t)
+	_, before := realSnapshot(t, n, "reference")
+	// Without time each run takes one step: it marks the content, makes that of the twin, and the twin.
+	for range 3 {
+		if out, err := runSnapshotImport(t, n, "backup", "--timeout", "0s"); err == nil || !strings.Contains(out, "run the same command again") {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	others := otherContents(t, n, before)
+	if len(others) != 1 {
+		t.Fatalf("other contents of the data: %v", others)
+	}
+	second := others[0]
+	if _, err := n.Kubectl("delete", "volumesnapshotcontent", before.Content.Metadata.Name, "--wait=false"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		out, err := runSnapshotImport(t, n, "backup", "--undo")
+		if err == nil {
+			t.Fatal("it is undone")
+		}
+		for _, word := range []string{before.Content.Spec.Driver, before.Content.Status.Handle, second} {
+			if !strings.Contains(out, word) {
+				t.Errorf("%q is not told", word)
+			}
+		}
+		for _, name := range []string{before.Content.Metadata.Name, second} {
+			found, err := user.SnapshotContent(t.Context(), n.Client, name)
+			if err != nil || found == nil && name == second || found != nil && found.Spec.DeletionPolicy != "Retain" {
+				t.Errorf("the content %s: %+v, %v", name, found, err)
+			}
+		}
+	}
+
+	// The snapshot goes with that content, and the data stays until its last content is deleted.
+	data := storage.BackendOf(n.Cluster, storage.Reference).Data(before.Content.Status.Handle)
+	n.DeleteSnapshot("backup")
+	n.Eventually("the content of before is gone", func(ctx context.Context) (string, error) {
+		left, err := user.SnapshotContent(ctx, n.Client, before.Content.Metadata.Name)
+		if err != nil || left != nil {
+			return "it is there", err
+		}
+		return "", nil
+	})
+	if _, err := os.Stat(data); err != nil {
+		t.Errorf("the data: %v", err)
+	}
+	for _, args := range [][]string{
+		{"patch", "volumesnapshotcontent", second, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`},
+		{"delete", "volumesnapshot", "-n", chart.StorageNamespace, second},
+		// Whether the snapshot-controller does that has to do with when it saw the policy.
+		{"delete", "volumesnapshotcontent", second, "--wait=false", "--ignore-not-found"},
+	} {
+		if _, err := n.Kubectl(args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Eventually("the last content is gone", func(ctx context.Context) (string, error) {
+		left, err := user.SnapshotContent(ctx, n.Client, second)
+		if err != nil || left != nil {
+			return "it is there", err
+		}
+		return "", nil
+	})
+	wantNoSnapshotData(t, n, user.Snapshot{Real: before.Content})
+}
+
+// An import that waits for a twin that never gets ready, as where csi-snapshotter is gone, is
+// named by doctor and can be undone.
+func TestImportOfASnapshotIsUndone(t *testing.T) {
+	n := home(t)
+	_, before := realSnapshot(t, n, "reference")
+	content := before.Content.Metadata.Name
+	markSnapshotImport(t, n, before)
 	if out, _ := look(t, n, "doctor"); !strings.Contains(out, "liqo-csi import snapshot "+n.Name+"/backup") {
 		t.Errorf("doctor does not name the import:\n%s", out)
 	}
 	if out, err := runSnapshotImport(t, n, "backup", "--undo"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	now := behindReal(t, n)
-	if now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
-		t.Errorf("it is not as before: %+v", now)
-	}
-	for key := range now.Content.Metadata.Annotations {
-		if strings.HasPrefix(key, "storage.liqo.io/") {
-			t.Errorf("the annotation %s is left", key)
-		}
-	}
+	wantSnapshotAsBefore(t, n, before)
 	n.DeleteSnapshot("backup")
 	n.Eventually("the snapshot goes with its content", func(ctx context.Context) (string, error) {
 		left, err := user.SnapshotContent(ctx, n.Client, content)

@@ -228,9 +228,16 @@ func (n *Namespace) Class(class *storagev1.StorageClass) {
 // and waits until that is enforced.
 func (n *Namespace) StorageQuota(name, most string) {
 	n.t.Helper()
+	n.Quota(name, corev1.ResourceRequestsStorage, most)
+}
+
+// Quota lets the namespace have no more than this of one resource, and waits until that is
+// enforced.
+func (n *Namespace) Quota(name string, of corev1.ResourceName, most string) {
+	n.t.Helper()
 	quotas := n.Client.CoreV1().ResourceQuotas(n.Name)
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{
-		Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse(most)},
+		Hard: corev1.ResourceList{of: resource.MustParse(most)},
 	}}
 	if _, err := quotas.Create(n.t.Context(), quota, metav1.CreateOptions{}); err != nil {
 		n.t.Fatal(err)

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The data is on a content that is retained from the first step to the last. Until the user's
-//! object is deleted, everything can be taken back; then it only goes on. Before anything is
-//! deleted, all contents of the data are retained, for as long as the snapshot-controller needs to
-//! see it.
+//! object is deleted, everything can be taken back, and is when the API server does not take what
+//! has to be made; then it only goes on. Before anything is deleted, all contents of the data are
+//! retained, for as long as the snapshot-controller needs to see it.
 
 mod undo;
 
@@ -85,6 +85,20 @@ pub struct StoredSnapshot {
     pub driver: String,
     /// The id that this driver knows it by.
     pub handle: String,
+    /// The content of the twin, if that is retained and leads there, too.
+    pub second: Option<String>,
+}
+
+impl StoredSnapshot {
+    /// What leads to the data besides the content with the record.
+    fn also(&self) -> String {
+        self.second.as_ref().map_or_else(String::new, |second| {
+            format!(
+                ". The VolumeSnapshotContent {second} leads to the data, too. It is retained and left alone, and so is its twin: delete both \
+                 when you have the data back"
+            )
+        })
+    }
 }
 
 /// What the decision rests on; all of it is read live.
@@ -116,6 +130,29 @@ pub struct SnapshotImportFacts {
     pub user_content: ImportedContent,
     /// What speaks against beginning, or against deleting the user's object.
     pub obstacles: Vec<SnapshotObstacle>,
+    /// What the API server has just said against an object that comes next.
+    pub unmakeable: Option<String>,
+}
+
+impl SnapshotImportFacts {
+    /// Whether the import begins now, unless something speaks against it.
+    #[must_use]
+    pub fn would_begin(&self) -> bool {
+        let is_old = matches!(self.user, UserSnapshot::Old { deleting: false, .. });
+        is_old && !self.recorded && !self.begun && self.obstacles != [SnapshotObstacle::Ours]
+    }
+
+    /// Whether something is there that the import makes before it deletes: the twin, or its content.
+    fn has_made(&self) -> bool {
+        match self.twin {
+            ImportedTwin::Absent => !matches!(
+                self.content,
+                ImportedContent::Absent | ImportedContent::Foreign(_)
+            ),
+            ImportedTwin::Waiting | ImportedTwin::Ready | ImportedTwin::Deleting => true,
+            ImportedTwin::Foreign => false,
+        }
+    }
 }
 
 /// What speaks against an import.
@@ -127,6 +164,9 @@ pub enum SnapshotObstacle {
     /// It, or its content, is being deleted.
     #[error("it is being deleted")]
     Deleting,
+    /// There is no content of it any more.
+    #[error("its content {0} is gone")]
+    ContentGone(String),
     /// It is one of this driver's already, or a twin.
     #[error("it is a snapshot of this driver")]
     Ours,
@@ -167,8 +207,8 @@ pub enum SnapshotObstacle {
     /// It is being undone.
     #[error("its import is being undone: run it with --undo until it is, then it can begin anew")]
     Undoing,
-    /// The API server does not take the new object.
-    #[error("the new VolumeSnapshot is not accepted: {0}")]
+    /// The API server does not take what would be made.
+    #[error("what it needs is not accepted: {0}")]
     Unmakeable(String),
 }
 
@@ -205,6 +245,8 @@ pub enum SnapshotImportStep {
     Forget,
     /// Wait until it is gone.
     AwaitForgotten,
+    /// Undo it: the API server does not take what has to be made, and says this.
+    TakeBack(String),
 }
 
 /// Why an import does not begin, or does not go on.
@@ -245,12 +287,24 @@ pub enum SnapshotImportRefusal {
     },
     /// The record goes, and with it what leads to the data.
     #[error(
-        "the VolumeSnapshotContent {}, on which the import is recorded, is being deleted, or gone. Unless it had another deletionPolicy \
+        "the VolumeSnapshotContent {}, which the snapshot had before its import, is being deleted, or gone. Unless it had another deletionPolicy \
          than Retain then, the data is in the storage: the driver {} has it under the snapshot handle {}. To have it back, make a \
-         VolumeSnapshotContent with this driver, this source.snapshotHandle and the deletionPolicy Retain, and a VolumeSnapshot of it; then \
-         import that", .0.content, .0.driver, .0.handle
+         VolumeSnapshotContent with this driver, this source.snapshotHandle and the deletionPolicy Retain, and a VolumeSnapshot of it, which \
+         can be imported then{}", .0.content, .0.driver, .0.handle, .0.also()
     )]
     DataLeaving(StoredSnapshot),
+    /// It cannot be taken back any more, and the API server does not take what has to be made.
+    #[error(
+        "its import has begun, and its VolumeSnapshot of before is deleted already; but what it needs is not accepted: {why}. The data is \
+         safe on the VolumeSnapshotContent {content}, which is retained. Run this again when that is accepted, and the import comes to its \
+         end: it is too late to take it back"
+    )]
+    NotAccepted {
+        /// Where the data is.
+        content: String,
+        /// What the API server says.
+        why: String,
+    },
     /// Another snapshot of the name was made.
     #[error(
         "another VolumeSnapshot of that name was made while there was none. The data is safe on the VolumeSnapshotContent {content}, which is \
@@ -273,7 +327,9 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
         return match facts.user {
             UserSnapshot::New { ready: true } => Step::Done,
             UserSnapshot::New { ready: false } => Step::AwaitUser,
-            _ if facts.begun && facts.leaving => Step::Refuse(Refusal::DataLeaving(facts.data.clone())),
+            _ if facts.leaving && (facts.begun || facts.has_made()) => {
+                Step::Refuse(Refusal::DataLeaving(facts.data.clone()))
+            }
             UserSnapshot::Old { .. } if facts.begun => Step::Refuse(Refusal::Undone),
             UserSnapshot::Absent => Step::Refuse(Refusal::NoSnapshot),
             UserSnapshot::Other => name_taken(facts),
@@ -298,6 +354,16 @@ pub fn snapshot_import_step(facts: &SnapshotImportFacts) -> SnapshotImportStep {
             (UserSnapshot::New { .. }, ImportedContent::Sound) => Step::AwaitForgotten,
             _ => Step::Refuse(Refusal::DataLeaving(facts.data.clone())),
         };
+    }
+    match (&facts.unmakeable, facts.user) {
+        (Some(why), UserSnapshot::Old { deleting: false, .. }) => return Step::TakeBack(why.clone()),
+        (Some(why), UserSnapshot::Absent) => {
+            return Step::Refuse(Refusal::NotAccepted {
+                content: facts.data.content.clone(),
+                why: why.clone(),
+            });
+        }
+        _ => {}
     }
     match &facts.content {
         ImportedContent::Absent => return Step::MakeContent,

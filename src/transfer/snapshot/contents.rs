@@ -21,6 +21,7 @@ pub(super) fn stored_in(content: &VolumeSnapshotContent) -> StoredSnapshot {
         content: content.name_any(),
         driver: content.spec.driver.clone(),
         handle: handle(content).unwrap_or_default(),
+        second: None,
     }
 }
 

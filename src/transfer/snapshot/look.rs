@@ -2,13 +2,14 @@
 //! twin. Everything is read live, the user's object first: whoever finds the rest ready and then
 //! deletes that in the version that it found, has not been undone in between.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, TypedLocalObjectReference};
+use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
     RETAIN, SnapshotImportRequest, SnapshotTransferError,
     contents::{imported, is_leaving, is_retained, stored_in},
+    obstacles::against,
 };
 use crate::{
     cluster::{
@@ -18,21 +19,14 @@ use crate::{
     placement::{
         ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotObstacle, StoredSnapshot, UserSnapshot,
     },
-    transfer::{
-        Context,
-        look::namespace_uid,
-        owners::{Why, drop_unseen_owners},
-        surroundings,
-    },
+    transfer::{Context, look::namespace_uid},
     twin::CONTROLLER_SEES,
     volume::{
         ClaimName, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotKey, SnapshotMarks, import_key,
-        imported_content, managed_by, mark,
+        imported_content, mark,
     },
 };
 
-/// Kubernetes' own finalizers of snapshots: `snapshot.storage.kubernetes.io/…`.
-const OWN_FINALIZERS: &str = "snapshot.storage.kubernetes.io/";
 /// The class that the chart makes is named so.
 const USUAL_CLASS: &str = "liqo";
 
@@ -60,6 +54,8 @@ pub(super) struct Scene {
 pub(super) struct Looking {
     /// Where the record was seen last.
     recorded: Option<StoredSnapshot>,
+    /// Of which snapshot it was.
+    uid: Option<String>,
     /// Since when nothing was seen that is not retained.
     retained: Option<Instant>,
 }
@@ -96,27 +92,26 @@ impl Looking {
             },
             (None, ..) => None,
         };
-        // Also without a record: it is gone when an import has not seen in time that it was undone.
-        let uid = record.as_ref().map(|record| record.uid.clone());
-        let uid = uid.or_else(|| user.as_ref().and_then(ResourceExt::uid));
-        let key = import_key(&uid.unwrap_or_default());
-        let (mut twin, mut of_twin, mut of_user, mut affinity) = (None, None, None, None);
-        if let Some(real) = &real {
-            let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
-            (twin, of_twin, of_user) = {
-                let (twin_name, user_name) = (key.twin(), imported_content(&key));
-                tokio::try_join!(
-                    stored.get(&twin_name),
-                    contents.get(&twin_name),
-                    contents.get(&user_name)
-                )?
-            };
-            if record.is_some() && twin.is_none() {
-                affinity = self::affinity(cluster, real).await?;
-            }
+        // Also without a record: it is gone when an import has not seen in time that it was undone,
+        // and with the content of before.
+        if let Some(record) = &record {
+            self.uid = Some(record.uid.clone());
         }
+        let uid = self.uid.clone().or_else(|| user.as_ref()?.uid());
+        let key = import_key(&uid.unwrap_or_default());
+        let stored = cluster.within::<VolumeSnapshot>(context.storage_namespace);
+        let (twin_name, user_name) = (key.twin(), imported_content(&key));
+        let (twin, of_twin, of_user) = tokio::try_join!(
+            stored.get(&twin_name),
+            contents.get(&twin_name),
+            contents.get(&user_name)
+        )?;
+        let affinity = match &real {
+            Some(real) if record.is_some() && twin.is_none() => affinity(cluster, real).await?,
+            _ => None,
+        };
         if let Some(user) = &user {
-            obstacles.extend(found(context, request, user, real.as_ref()).await?);
+            obstacles.extend(against(context, request, user, real.as_ref()).await?);
         }
         if let (Some(record), Some(asked)) = (&record, &request.class)
             && record.class != *asked
@@ -124,24 +119,21 @@ impl Looking {
             obstacles.push(SnapshotObstacle::BegunWith(record.class.clone()));
         }
         let begun = self.recorded.is_some();
-        let data = match (&record, &self.recorded) {
-            (None, Some(seen)) => seen.clone(),
-            _ => real.as_ref().map(stored_in).unwrap_or_default(),
+        let bound = user.as_ref().and_then(bound_content);
+        let mut data = match (&self.recorded, &real) {
+            (Some(seen), _) if record.is_none() => seen.clone(),
+            (_, Some(real)) => stored_in(real),
+            (_, None) => told_by_second(bound, of_twin.as_ref()),
         };
         let secured = real.as_ref().is_some_and(is_retained);
         let twin_place = (context.storage_namespace, key.twin());
         let twin_content = of_twin.as_ref().map_or(ImportedContent::Absent, |found| {
             imported(found, &data, &twin_place, twin.as_ref())
         });
-        let twins_data = StoredSnapshot {
-            driver: DRIVER_NAME.to_owned(),
-            handle: SnapshotId::new(request.home.clone(), None, key.clone()).to_string(),
-            ..StoredSnapshot::default()
+        data.second = match twin_content {
+            ImportedContent::Sound | ImportedContent::Outlived(_) => Some(twin_name),
+            _ => None,
         };
-        let place = (name.namespace.as_str(), name.name.clone());
-        let user_content = of_user.map_or(ImportedContent::Absent, |found| {
-            imported(&found, &twins_data, &place, user.as_ref())
-        });
         if record.is_some() && self.recorded.replace(data.clone()).is_none() {
             // Until then it had a policy of its own.
             self.retained = None;
@@ -152,13 +144,14 @@ impl Looking {
             begun,
             data,
             secured,
-            leaving: real.as_ref().map_or(begun, is_leaving),
+            leaving: real.as_ref().map_or(begun || bound.is_some(), is_leaving),
             seen: self.seen(all_retained),
             user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
             content: twin_content,
             twin: twin_fact(request, &key, twin.as_ref()),
-            user_content,
+            user_content: user_content_fact(request, &key, of_user.as_ref(), user.as_ref()),
             obstacles,
+            unmakeable: None,
         };
         Ok(Scene {
             user,
@@ -242,7 +235,7 @@ impl Scene {
     }
 }
 
-fn bound_content(user: &VolumeSnapshot) -> Option<&str> {
+pub(super) fn bound_content(user: &VolumeSnapshot) -> Option<&str> {
     let status = user.status.as_ref()?;
     status.bound_volume_snapshot_content_name.as_deref()
 }
@@ -341,6 +334,24 @@ fn user_fact(
     }
 }
 
+fn user_content_fact(
+    request: &SnapshotImportRequest,
+    key: &SnapshotKey,
+    found: Option<&VolumeSnapshotContent>,
+    user: Option<&VolumeSnapshot>,
+) -> ImportedContent {
+    let Some(found) = found else {
+        return ImportedContent::Absent;
+    };
+    let twins_data = StoredSnapshot {
+        driver: DRIVER_NAME.to_owned(),
+        handle: SnapshotId::new(request.home.clone(), None, key.clone()).to_string(),
+        ..StoredSnapshot::default()
+    };
+    let ClaimName { namespace, name } = request.snapshot.clone();
+    imported(found, &twins_data, &(&namespace, name), user)
+}
+
 fn twin_fact(
     request: &SnapshotImportRequest,
     key: &SnapshotKey,
@@ -362,85 +373,12 @@ fn twin_fact(
     }
 }
 
-/// All that speaks against importing this object.
-async fn found(
-    context: &Context<'_>,
-    request: &SnapshotImportRequest,
-    user: &VolumeSnapshot,
-    real: Option<&VolumeSnapshotContent>,
-) -> Result<Vec<SnapshotObstacle>, ApiError> {
-    let mut obstacles = Vec::new();
-    let manager = user.labels().get(mark::MANAGED_BY);
-    let is_ours = manager.is_some_and(|by| by == mark::MANAGED_BY_US);
-    if is_ours || real.is_some_and(|real| real.spec.driver == DRIVER_NAME) {
-        return Ok(vec![SnapshotObstacle::Ours]);
+/// Where the data is, if what led there before the import is gone: the content of the twin tells.
+fn told_by_second(bound: Option<&str>, of_twin: Option<&VolumeSnapshotContent>) -> StoredSnapshot {
+    StoredSnapshot {
+        content: bound.unwrap_or_default().to_owned(),
+        ..of_twin.map(stored_in).unwrap_or_default()
     }
-    if user.annotations().contains_key(mark::IMPORT_UNDONE) {
-        obstacles.push(SnapshotObstacle::Undoing);
-    }
-    if is_leaving(user) || real.is_some_and(is_leaving) {
-        obstacles.push(SnapshotObstacle::Deleting);
-    }
-    match real.filter(|_| is_ready(user)) {
-        None => obstacles.push(SnapshotObstacle::NotReady),
-        Some(real) => {
-            let status = real.status.as_ref();
-            if real.spec.volume_snapshot_ref.uid != user.uid() {
-                obstacles.push(SnapshotObstacle::Misbound(real.name_any()));
-            }
-            if status.is_some_and(|status| status.volume_group_snapshot_handle.is_some()) {
-                obstacles.push(SnapshotObstacle::Grouped);
-            }
-            if status.is_none_or(|status| status.snapshot_handle.is_none()) {
-                obstacles.push(SnapshotObstacle::NotReady);
-            }
-            let classes = surroundings::classes(context.cluster).await?;
-            if !classes
-                .iter()
-                .any(|(_, provisioner)| *provisioner == real.spec.driver)
-            {
-                obstacles.push(SnapshotObstacle::NoRealClass(real.spec.driver.clone()));
-            }
-        }
-    }
-    let claims = context
-        .cluster
-        .within::<PersistentVolumeClaim>(&request.snapshot.namespace);
-    let copies = claims
-        .find(|claim| is_copy_of(claim, &request.snapshot.name))
-        .await?;
-    obstacles.extend(copies.iter().map(|copy| SnapshotObstacle::InUse(copy.name_any())));
-    for dropped in drop_unseen_owners(context, &mut user.clone()).await {
-        if let Why::Unreadable(error) = dropped.why {
-            let why = error.to_string();
-            obstacles.push(SnapshotObstacle::UnreadableOwner(dropped.kind, dropped.name, why));
-        }
-    }
-    if !request.force_managed {
-        if let Some((tool, key)) = managed_by(user.labels(), user.annotations()) {
-            obstacles.push(SnapshotObstacle::Managed(tool, key));
-        }
-        let owners = user.metadata.owner_references.iter().flatten();
-        let controller = owners.filter(|owner| owner.controller == Some(true));
-        obstacles.extend(
-            controller.map(|owner| SnapshotObstacle::Controlled(owner.kind.clone(), owner.name.clone())),
-        );
-    }
-    let others = user
-        .finalizers()
-        .iter()
-        .filter(|one| !one.starts_with(OWN_FINALIZERS));
-    obstacles.extend(others.cloned().map(SnapshotObstacle::Finalizer));
-    Ok(obstacles)
-}
-
-/// Whether a claim is still to be made of the snapshot.
-fn is_copy_of(claim: &PersistentVolumeClaim, snapshot: &str) -> bool {
-    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
-    let is_its =
-        |source: &TypedLocalObjectReference| source.kind == "VolumeSnapshot" && source.name == snapshot;
-    let source = claim.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
-    phase != Some("Bound") && source.is_some_and(is_its)
 }
 
 /// From where the volume can be reached that the content is a snapshot of, if that still exists.

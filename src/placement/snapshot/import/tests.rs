@@ -24,6 +24,7 @@ fn begun() -> SnapshotImportFacts {
         twin: ImportedTwin::Ready,
         user_content: ImportedContent::Absent,
         obstacles: Vec::new(),
+        unmakeable: None,
     }
 }
 
@@ -32,6 +33,7 @@ fn data() -> StoredSnapshot {
         content: "real".into(),
         driver: "real.test".into(),
         handle: "data".into(),
+        second: None,
     }
 }
 
@@ -333,6 +335,116 @@ fn an_undo_deletes_only_what_is_seen_to_be_retained() {
     ] {
         assert_eq!(snapshot_undo_step(&facts), step);
     }
+}
+
+#[test]
+fn an_undo_keeps_everything_while_the_content_of_before_goes() {
+    let keeps = || SnapshotUndoStep::Refuse(SnapshotUndoRefusal::DataLeaving(Box::new(data())));
+    let dying = UserSnapshot::Old {
+        deleting: true,
+        touched: true,
+    };
+    for user in [OLD, TOUCHED, dying, UserSnapshot::Absent, UserSnapshot::Other] {
+        let leaving = SnapshotImportFacts {
+            user,
+            leaving: true,
+            seen: false,
+            ..begun()
+        };
+        assert_eq!(snapshot_undo_step(&leaving), keeps());
+        for (facts, step) in [
+            (
+                SnapshotImportFacts {
+                    secured: false,
+                    ..leaving.clone()
+                },
+                SnapshotUndoStep::Mark,
+            ),
+            (
+                SnapshotImportFacts {
+                    content: ImportedContent::Unretained,
+                    ..leaving.clone()
+                },
+                SnapshotUndoStep::RetainContent,
+            ),
+            // The record is gone, and the second content tells of the import.
+            (
+                SnapshotImportFacts {
+                    recorded: false,
+                    begun: false,
+                    secured: false,
+                    ..leaving.clone()
+                },
+                keeps(),
+            ),
+            // Nothing was made yet, or all of it is deleted.
+            (
+                SnapshotImportFacts {
+                    content: ImportedContent::Absent,
+                    twin: ImportedTwin::Absent,
+                    ..leaving
+                },
+                keeps(),
+            ),
+        ] {
+            assert_eq!(snapshot_undo_step(&facts), step, "{facts:?}");
+        }
+    }
+    let ends = SnapshotImportFacts {
+        user: UserSnapshot::New { ready: true },
+        leaving: true,
+        ..begun()
+    };
+    assert_eq!(
+        snapshot_undo_step(&ends),
+        SnapshotUndoStep::Refuse(SnapshotUndoRefusal::TooLate)
+    );
+}
+
+#[test]
+fn where_nothing_is_left_of_an_import_the_undo_tells_what_is_gone() {
+    let of = |user, leaving| {
+        snapshot_undo_step(&SnapshotImportFacts {
+            recorded: false,
+            begun: false,
+            leaving,
+            user,
+            content: ImportedContent::Absent,
+            twin: ImportedTwin::Absent,
+            ..begun()
+        })
+    };
+    assert_eq!(of(TOUCHED, true), SnapshotUndoStep::Untouch);
+    assert_eq!(
+        of(OLD, true),
+        SnapshotUndoStep::Refuse(SnapshotUndoRefusal::NotAsBefore("real".into()))
+    );
+    assert_eq!(of(OLD, false), SnapshotUndoStep::Done);
+}
+
+#[test]
+fn what_is_not_accepted_is_taken_back_as_long_as_that_can_be() {
+    let of = |user, leaving| {
+        snapshot_import_step(&SnapshotImportFacts {
+            user,
+            leaving,
+            content: ImportedContent::Absent,
+            unmakeable: Some("no".into()),
+            ..begun()
+        })
+    };
+    assert_eq!(of(OLD, false), SnapshotImportStep::TakeBack("no".into()));
+    assert_eq!(
+        of(UserSnapshot::Absent, false),
+        SnapshotImportStep::Refuse(SnapshotImportRefusal::NotAccepted {
+            content: "real".into(),
+            why: "no".into()
+        })
+    );
+    assert_eq!(
+        of(OLD, true),
+        SnapshotImportStep::Refuse(SnapshotImportRefusal::DataLeaving(data()))
+    );
 }
 
 #[test]

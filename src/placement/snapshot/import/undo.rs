@@ -1,7 +1,10 @@
 //! Whose turn is it when an import of a snapshot is taken back? What is deleted then is the twin and
-//! its content; the data is on the content of before all the time.
+//! its content; the data is on the content of before all the time. Where that one goes, nothing is
+//! deleted: the second content may be all that is left to lead to the data.
 
-use super::{ImportedContent, ImportedTwin, SnapshotImportFacts, UserSnapshot};
+use super::{
+    ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotImportRefusal, StoredSnapshot, UserSnapshot,
+};
 
 /// What to do next to take an import back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +57,15 @@ pub enum SnapshotUndoRefusal {
          the content leads to, unless its deletionPolicy is Retain)"
     )]
     ContentForeign(String),
+    /// The content of before goes, and with it what leads to the data.
+    #[error("{}", SnapshotImportRefusal::DataLeaving((**.0).clone()))]
+    DataLeaving(Box<StoredSnapshot>),
+    /// There is nothing of an import, but not everything of before either.
+    #[error(
+        "there is nothing of an import to be taken back, but the snapshot is not as it was: its VolumeSnapshotContent {0} is being \
+         deleted, or gone"
+    )]
+    NotAsBefore(String),
 }
 
 /// Decides the next step of an undo.
@@ -61,6 +73,9 @@ pub enum SnapshotUndoRefusal {
 pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
     use SnapshotUndoRefusal as Refusal;
     use SnapshotUndoStep as Step;
+    if loses_data(facts) {
+        return keep(facts);
+    }
     let UserSnapshot::Old { deleting, touched } = facts.user else {
         return Step::Refuse(if facts.recorded {
             Refusal::TooLate
@@ -68,10 +83,15 @@ pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
             Refusal::NotRecorded
         });
     };
+    // What an import has made that did not see it undone in time: when its record is gone, nothing
+    // but the undo leads there any more.
     match (facts.recorded, touched) {
         (true, _) if deleting => return Step::Refuse(Refusal::TooLate),
-        (false, true) if !is_left_over(facts) => return Step::Untouch,
-        (false, false) if !is_left_over(facts) => return Step::Done,
+        (false, true) if !facts.has_made() => return Step::Untouch,
+        (false, false) if !facts.has_made() && facts.leaving => {
+            return Step::Refuse(Refusal::NotAsBefore(facts.data.content.clone()));
+        }
+        (false, false) if !facts.has_made() => return Step::Done,
         (_, false) => return Step::Touch,
         (_, true) => {}
     }
@@ -97,15 +117,24 @@ pub fn snapshot_undo_step(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
     }
 }
 
-/// Whether an import that did not see it undone in time has made something after its record was
-/// gone: nothing but the undo leads there any more.
-fn is_left_over(facts: &SnapshotImportFacts) -> bool {
-    match facts.twin {
-        ImportedTwin::Absent => !matches!(
-            facts.content,
-            ImportedContent::Absent | ImportedContent::Foreign(_)
-        ),
-        ImportedTwin::Waiting | ImportedTwin::Ready | ImportedTwin::Deleting => true,
-        ImportedTwin::Foreign => false,
+/// Whether the content of before goes that the undo would leave the data to. At the end of an
+/// import it goes, too, and the second content has the data.
+fn loses_data(facts: &SnapshotImportFacts) -> bool {
+    let ends = match facts.user {
+        UserSnapshot::New { .. } => !facts.recorded || facts.content == ImportedContent::Sound,
+        _ => false,
+    };
+    let is_of_import = facts.recorded || facts.begun || facts.has_made();
+    facts.leaving && is_of_import && !ends
+}
+
+/// Sees to it that the data outlives the contents that go, and tells where it is.
+fn keep(facts: &SnapshotImportFacts) -> SnapshotUndoStep {
+    if facts.recorded && !facts.secured {
+        SnapshotUndoStep::Mark
+    } else if facts.content == ImportedContent::Unretained {
+        SnapshotUndoStep::RetainContent
+    } else {
+        SnapshotUndoStep::Refuse(SnapshotUndoRefusal::DataLeaving(Box::new(facts.data.clone())))
     }
 }

@@ -1,0 +1,165 @@
+//! Undoing while the content of before is being deleted, or gone: nothing goes that leads to the
+//! data, and it is told where that is.
+
+use super::{
+    meanwhile::{assert_tells_the_data, deletable, goes},
+    *,
+};
+
+impl World {
+    /// What an undo says that cannot take anything back.
+    async fn undo_refused(&self) -> String {
+        self.undo().await.unwrap_err().to_string()
+    }
+
+    /// What leads to the data besides the content of before is there, and retained.
+    fn assert_second_is_kept(&self) {
+        assert_eq!(self.api.object(LOST), None, "the data is lost");
+        let second = self.api.object(&self.twin_content()).unwrap();
+        assert_eq!(second["spec"]["deletionPolicy"], "Retain");
+        for path in [self.twin(), self.twin_content()] {
+            let found = self.api.object(&path).unwrap();
+            assert!(found["metadata"]["deletionTimestamp"].is_null(), "{path} goes");
+        }
+    }
+
+    fn policy(&self) -> Value {
+        self.api.object(REAL).unwrap()["spec"]["deletionPolicy"].clone()
+    }
+
+    /// The name of the content of the twin.
+    fn second(&self) -> String {
+        self.twin_content().rsplit('/').next().unwrap().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn an_undo_deletes_nothing_while_the_content_of_before_goes() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    world.api.change(REAL, goes);
+    let before = world.api.store().version();
+    let said = world.undo_refused().await;
+    for part in [
+        "content real",
+        "real.test",
+        "handle data",
+        "make a",
+        &world.second(),
+    ] {
+        assert!(said.to_lowercase().contains(part), "{part}: {said}");
+    }
+    assert_eq!(world.api.store().version(), before);
+    world.assert_second_is_kept();
+    assert_eq!(world.policy(), "Retain");
+}
+
+#[tokio::test]
+async fn what_goes_and_is_not_retained_is_retained_even_so() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    world.api.change(REAL, goes);
+    world.api.change(REAL, deletable);
+    let of_twin = world.twin_content();
+    world.api.change(&of_twin, deletable);
+    assert_tells_the_data(world.undo().await);
+    world.assert_second_is_kept();
+    assert_eq!(world.policy(), "Retain");
+    let noted = world.api.object(&of_twin).unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(noted[mark::DELETION_POLICY_BEFORE], "Delete");
+}
+
+#[tokio::test]
+async fn an_undo_stops_when_the_content_of_before_begins_to_go() {
+    // Before the first that it writes, and before the first that it deletes.
+    for method in ["PATCH", "DELETE"] {
+        for gone in [false, true] {
+            let world = World::new("Delete").await;
+            world.import_until_the_twin_is_ready().await;
+            let path = if method == "PATCH" {
+                USER.to_owned()
+            } else {
+                world.twin()
+            };
+            world.api.before(method, &path, move |store| {
+                if gone {
+                    return store.remove(REAL);
+                }
+                let mut real = store.get(REAL).unwrap();
+                goes(&mut real);
+                store.put(REAL, real);
+            });
+            assert_tells_the_data(world.undo().await);
+            let second = world.api.object(&world.twin_content()).unwrap();
+            assert!(second["metadata"]["deletionTimestamp"].is_null());
+            assert_eq!(second["spec"]["deletionPolicy"], "Retain");
+            assert!(gone || world.policy() == "Retain");
+            assert_eq!(world.api.object(LOST), None, "the data is lost");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_policy_of_before_is_not_given_to_a_content_that_goes() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    world.api.before("DELETE", &world.twin_content(), |store| {
+        let mut real = store.get(REAL).unwrap();
+        goes(&mut real);
+        store.put(REAL, real);
+    });
+    assert_tells_the_data(world.undo().await);
+    assert_eq!(world.policy(), "Retain");
+    let said = world.undo_refused().await;
+    assert!(
+        said.contains("handle data") && !said.contains(&world.second()),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn where_the_content_of_before_is_gone_the_second_one_tells_the_data() {
+    let world = World::new("Delete").await;
+    world.import_until_the_twin_is_ready().await;
+    world.api.remove(REAL);
+    let before = world.api.store().version();
+    for outcome in [world.undo().await, world.import().await] {
+        let said = outcome.as_ref().unwrap_err().to_string();
+        for part in ["VolumeSnapshotContent real", &world.second()] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert_tells_the_data(outcome);
+    }
+    assert_eq!(world.api.store().version(), before);
+    world.assert_second_is_kept();
+
+    // What is noted of its policy outlives the record.
+    let of_twin = world.twin_content();
+    world.api.change(&of_twin, deletable);
+    assert_tells_the_data(world.undo().await);
+    world.assert_second_is_kept();
+    let noted = world.api.object(&of_twin).unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(noted[mark::DELETION_POLICY_BEFORE], "Delete");
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_content_is_gone_is_not_said_to_be_as_before() {
+    for gone in [true, false] {
+        let world = World::new("Delete").await;
+        // As an undo leaves it that dies before its end.
+        world.api.change(USER, |user| {
+            user["metadata"]["annotations"][mark::IMPORT_UNDONE] = "true".into();
+        });
+        if gone {
+            world.api.remove(REAL);
+        } else {
+            world.api.change(REAL, goes);
+        }
+        let said = world.undo_refused().await;
+        assert!(said.contains("VolumeSnapshotContent real"), "{said}");
+        let user = world.api.object(USER).unwrap();
+        assert_eq!(user["metadata"]["annotations"], json!({"why": "night"}));
+        let said = world.import().await.unwrap_err().to_string();
+        assert!(!gone || said.contains("content real is gone"), "{said}");
+    }
+}
