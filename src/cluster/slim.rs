@@ -13,7 +13,7 @@ use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
     pods::{OpenNode, PendingPod},
-    volumes::{RealVolume, VirtualVolume, Volume, free_volume},
+    volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume},
 };
 pub(super) use self::{
     pods::{open_node, pending_pod},
@@ -25,7 +25,9 @@ use crate::{
     placement::{Capacity, Class, Phase, TwinHealth},
     topology::Node,
     volume::{
-        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Marks, TokenWish, VolumeName, digest, mark,
+        Carried, ClaimMark, ClaimSize, DRIVER_NAME, DriverWants, Epoch, Marks, TokenWish, VolumeName, digest,
+        mark,
+        moving::{TwinMarkError, TwinMarks, epoch_of},
     },
 };
 
@@ -69,6 +71,10 @@ pub struct Twin {
     pub attributes: Option<String>,
     /// Whether its volume is being released.
     pub releasing: bool,
+    /// How often its volume had moved when it was made.
+    pub epoch: Epoch,
+    /// What it says about moves.
+    pub moves: Result<TwinMarks, TwinMarkError>,
 }
 
 impl Twin {
@@ -114,6 +120,8 @@ pub struct Attachment {
     pub name: String,
     /// The volume it serves.
     pub volume: VolumeName,
+    /// How often that had moved.
+    pub epoch: Epoch,
     /// The node.
     pub node: String,
     /// Whether the volume is there.
@@ -150,7 +158,10 @@ impl Slim for Twin {
         let optional: usize = options.into_iter().flatten().map(String::len).sum();
         let claim = self.claim.as_ref();
         let claim = claim.map_or(0, |it| it.namespace.len() + it.name.len() + it.uid.len());
-        self.namespace.len() + self.name.len() + self.uid.len() + self.carried.len() + optional + claim
+        // Marks that can be read are short.
+        let unreadable = self.moves.as_ref().map_or_else(|error| error.value.len(), |_| 0);
+        let own = self.namespace.len() + self.name.len() + self.uid.len() + self.carried.len();
+        own + unreadable + optional + claim
     }
 }
 
@@ -245,6 +256,8 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         size: facts::claim_size(claim),
         attributes: attributes(claim),
         releasing: claim.annotations().contains_key(mark::RELEASING),
+        epoch: marks.epoch,
+        moves: TwinMarks::read(claim.labels(), claim.annotations()),
     })
 }
 
@@ -310,6 +323,7 @@ pub(super) fn attachment(attachment: &VolumeAttachment) -> Option<Attachment> {
     Some(Attachment {
         name: attachment.name_any(),
         volume: marked_volume(attachment.labels())?,
+        epoch: epoch_of(attachment.annotations()).ok()?,
         node: attachment.spec.node_name.clone(),
         attached: attachment.status.as_ref().is_some_and(|status| status.attached),
         deleting: attachment.metadata.deletion_timestamp.is_some(),

@@ -108,10 +108,7 @@ impl wire::controller_server::Controller for Controller {
             Box::pin(creations.take(deadline.at(), create)).await
         };
         let made = self.work.run(name.as_str(), creation).await?;
-        let id = VolumeId {
-            cluster: made.cluster,
-            name,
-        };
+        let id = VolumeId::never_moved(made.cluster, name);
         Ok(Response::new(wire::CreateVolumeResponse {
             volume: Some(wire::Volume {
                 volume_id: id.to_string(),
@@ -157,7 +154,7 @@ impl wire::controller_server::Controller for Controller {
         }
         let home = self.home.clone();
         let key = format!("{} on {node}", id.name);
-        let publish = async move { Ok(twin::publish(&home, &id.name, &node, &asked, deadline.at()).await?) };
+        let publish = async move { Ok(twin::publish(&home, &id, &node, &asked, deadline.at()).await?) };
         let path = self.work.run(&key, publish).await?;
         let context = path
             .to_publish_context()
@@ -187,7 +184,7 @@ impl wire::controller_server::Controller for Controller {
         let key = format!("{} on {node}", id.name);
         let unpublish = async move {
             let node = Some(node.as_str()).filter(|node| !node.is_empty());
-            Ok(twin::unpublish(&home, &id.name, node, deadline.at()).await?)
+            Ok(twin::unpublish(&home, &id, node, deadline.at()).await?)
         };
         self.work.run(&key, unpublish).await?;
         Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}))
@@ -240,6 +237,7 @@ impl wire::controller_server::Controller for Controller {
             let id = VolumeId {
                 cluster: listed.cluster,
                 name: listed.volume,
+                epoch: listed.epoch,
             };
             let volume = wire::Volume {
                 volume_id: id.to_string(),

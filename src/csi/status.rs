@@ -286,7 +286,7 @@ mod tests {
         let table = [
             (code(VolumeIdError::Foreign("x".into())), Code::NotFound),
             (
-                code(VolumeIdError::UnknownVersion("v2:x".into())),
+                code(VolumeIdError::UnknownVersion("v3:x".into())),
                 Code::Unavailable,
             ),
             (code(SpecError::NoCapability), Code::InvalidArgument),

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use kube::ResourceExt;
 
 use super::Storage;
-use crate::volume::{DRIVER_NAME, Marks, VolumeId, VolumeIdError, VolumeName};
+use crate::volume::{DRIVER_NAME, Epoch, Marks, VolumeId, VolumeIdError, VolumeName, mark};
 
 const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
@@ -31,6 +31,13 @@ pub(super) struct Case<'a> {
     pub(super) real: Option<&'a PersistentVolume>,
 }
 
+impl Case<'_> {
+    /// Whether what is of this epoch is the volume's, and not of before or after a move.
+    fn is_of(&self, epoch: Epoch) -> bool {
+        self.id.as_ref().is_none_or(|id| id.epoch == epoch)
+    }
+}
+
 /// All volumes of this driver, by name.
 pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
     let mut cases = BTreeMap::<String, Case<'_>>::new();
@@ -49,13 +56,18 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
     for twin in &storage.twins {
         if let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) {
             let case = cases.entry(marks.volume.to_string()).or_default();
-            case.twin = Some(twin);
-            case.marks = Some(marks);
+            if case.is_of(marks.epoch) {
+                case.twin = Some(twin);
+                case.marks = Some(marks);
+            }
         }
     }
     for real in &storage.volumes {
-        if let Some(name) = volume_behind(real, storage) {
-            cases.entry(name).or_default().real = Some(real);
+        if let Some((volume, epoch)) = volume_behind(real, storage) {
+            let case = cases.entry(volume.to_string()).or_default();
+            if case.is_of(epoch) {
+                case.real = Some(real);
+            }
         }
     }
     cases
@@ -98,7 +110,9 @@ pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {
 /// What a virtual PV is; `None` for PVs of others.
 pub(super) fn id(volume: &PersistentVolume) -> Option<VolumeId> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
-    (source.driver == DRIVER_NAME).then(|| source.volume_handle.parse().ok())?
+    // That of a mover says nothing about the volume.
+    let is_movers = volume.labels().contains_key(mark::MOVE);
+    (source.driver == DRIVER_NAME && !is_movers).then(|| source.volume_handle.parse().ok())?
 }
 
 /// Whether a PV is one of this driver's that only another version of it can read.
@@ -120,23 +134,20 @@ fn name_for(claim: &PersistentVolumeClaim, storage: &Storage) -> String {
     )
 }
 
-/// The volume whose data a PV of the storage namespace holds. A twin bears its
+/// The volume, and its epoch, whose data a PV of the storage namespace holds. A twin bears its
 /// claim's uid or the volume's own name, so the PV tells it even without a twin.
-fn volume_behind(real: &PersistentVolume, storage: &Storage) -> Option<String> {
+fn volume_behind(real: &PersistentVolume, storage: &Storage) -> Option<(VolumeName, Epoch)> {
     let claim: &ObjectReference = real.spec.as_ref()?.claim_ref.as_ref()?;
     let (namespace, name) = (claim.namespace.as_deref()?, claim.name.as_deref()?);
     if let Some(twin) = storage.twins.named(Some(namespace), name) {
         return Marks::read(twin.labels(), twin.annotations())
             .ok()
-            .map(|marks| marks.volume.to_string());
+            .map(|marks| (marks.volume, marks.epoch));
     }
     if namespace != storage.namespace {
         return None;
     }
-    [format!("pvc-{name}"), name.to_owned()]
-        .iter()
-        .find_map(|name| VolumeName::parse(name))
-        .map(|name| name.to_string())
+    VolumeName::of_home_twin(name)
 }
 
 #[cfg(test)]
@@ -161,7 +172,7 @@ mod tests {
         storage.volumes = storage.volumes.map(|mut volume| {
             let source = volume.spec.as_mut().and_then(|spec| spec.csi.as_mut());
             if let Some(source) = source.filter(|source| source.driver == DRIVER_NAME) {
-                source.volume_handle = format!("v2:home:{name}:1");
+                source.volume_handle = format!("v3:home:{name}:1");
             }
             volume
         });

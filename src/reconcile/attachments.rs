@@ -19,7 +19,7 @@ use crate::{
         slim::{Attachment, marked_volume},
     },
     twin::{UnpublishError, detach_unneeded},
-    volume::{DRIVER_NAME, VolumeId, VolumeName},
+    volume::{DRIVER_NAME, Epoch, VolumeId, VolumeName},
 };
 
 /// For one attachment to be gone.
@@ -43,21 +43,23 @@ impl<'a> Attachments<'a> {
         }
     }
 
-    /// Volumes and the nodes Kubernetes has them attached to.
-    fn needed(&self) -> HashSet<(VolumeName, String)> {
-        let volumes: HashMap<String, VolumeName> = self
-            .watched
-            .volumes
-            .virtual_volumes()
-            .iter()
-            .map(|volume| (volume.name.clone(), volume.volume.clone()))
-            .collect();
+    /// Volumes and the nodes Kubernetes has them attached to. Of a volume that moves each epoch has
+    /// attachments of its own; `None` stands for all.
+    fn needed(&self) -> HashSet<(VolumeName, Option<Epoch>, String)> {
+        let volumes = &self.watched.volumes;
+        let virtual_volumes = volumes.virtual_volumes();
+        let of_users = virtual_volumes.iter().map(|volume| (&volume.name, volume.id()));
+        let of_movers = volumes.of_movers();
+        let of_movers = of_movers.iter().map(|volume| (&volume.name, volume.id.clone()));
+        let ids: HashMap<&String, VolumeId> = of_users.chain(of_movers).collect();
         let attachments = self.watched.outer.all();
         let needed = attachments.iter().filter_map(|outer| {
-            // The PV may be gone already; its name usually is the volume's.
-            let known = volumes.get(&outer.volume).cloned();
-            let volume = known.or_else(|| VolumeName::parse(&outer.volume))?;
-            Some((volume, outer.node.clone()))
+            let node = outer.node.clone();
+            match ids.get(&outer.volume) {
+                Some(id) => Some((id.name.clone(), Some(id.epoch), node)),
+                // The PV may be gone already; its name usually is the volume's.
+                None => Some((VolumeName::parse(&outer.volume)?, None, node)),
+            }
         });
         needed.collect()
     }
@@ -92,6 +94,7 @@ impl<'a> Attachments<'a> {
         let id = VolumeId {
             cluster: self.home.id().clone(),
             name: attachment.volume.clone(),
+            epoch: attachment.epoch,
         };
         let name = outer_name(&id, &attachment.node);
         Ok(self.home.all::<VolumeAttachment>().get(&name).await?.is_some())
@@ -125,7 +128,10 @@ impl Rounds for Attachments<'_> {
         let attachments = self.home.views().attachments.all();
         let alone: Vec<_> = attachments
             .iter()
-            .filter(|it| !needed.contains(&(it.volume.clone(), it.node.clone())))
+            .filter(|it| {
+                let is_needed = |epoch| needed.contains(&(it.volume.clone(), epoch, it.node.clone()));
+                !is_needed(Some(it.epoch)) && !is_needed(None)
+            })
             .collect();
         self.since
             .retain(|name, _| alone.iter().any(|it| it.name == *name));

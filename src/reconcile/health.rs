@@ -33,7 +33,7 @@ use crate::{
     fleet::{Registry, Unreachable},
     placement::Diagnosis,
     twin::{Site, last_warning},
-    volume::{ClusterId, VolumeId},
+    volume::ClusterId,
 };
 
 /// Twins that cannot be watched for so long are not just being listed, nor is their watch one
@@ -128,10 +128,7 @@ impl<'a> Health<'a> {
     /// Looks at a volume; `None` if its cluster or its twins were not seen yet.
     fn examine(&self, volume: Arc<VirtualVolume>) -> Option<VolumeStatus> {
         let claim = volume.claim.as_ref().and_then(|mark| self.watched.claim(mark));
-        let id = VolumeId {
-            cluster: volume.cluster.clone(),
-            name: volume.volume.clone(),
-        };
+        let id = volume.id();
         let site = match Site::of_volume(self.home, self.registry, &id, volume.twin.as_ref()) {
             Ok(Some(site)) => Ok(site),
             Ok(None) => Err(format!(
@@ -159,7 +156,7 @@ impl<'a> Health<'a> {
             });
         };
         // Its place may be taken by the twin of another volume, or by no twin at all.
-        let twin = site.seen().filter(|twin| twin.volume == volume.volume);
+        let twin = site.seen().filter(|twin| holds(twin, &volume));
         let remote = site.remote_cluster().is_some();
         let mut diagnosis = diagnosis(&volume, claim.as_deref(), twin.as_deref());
         let view = site.view();
@@ -195,7 +192,7 @@ impl<'a> Health<'a> {
         let error = match site.twins().get(site.name()).await {
             Ok(found) => {
                 let twin = found.as_ref().and_then(slim::twin);
-                let twin = twin.filter(|twin| twin.volume == volume.volume).map(Arc::new);
+                let twin = twin.filter(|twin| holds(twin, volume)).map(Arc::new);
                 volume_status.diagnosis = diagnosis(volume, volume_status.claim.as_deref(), twin.as_deref());
                 volume_status.twin = twin;
                 return volume_status;
@@ -360,6 +357,11 @@ impl<'a> Health<'a> {
     }
 }
 
+/// Whether a twin is that of a volume as it is now, and not of before or after a move.
+fn holds(twin: &slim::Twin, volume: &VirtualVolume) -> bool {
+    twin.volume == volume.volume && twin.epoch == volume.epoch
+}
+
 impl Rounds for Health<'_> {
     const NAME: &'static str = "health";
     const RESYNC: Duration = Duration::from_secs(30);
@@ -380,7 +382,7 @@ impl Rounds for Health<'_> {
         let volumes = self.watched.volumes.changes_of(move |volume| match volume {
             slim::Volume::Virtual(volume) => volume.cluster == cluster,
             slim::Volume::Real(_) => is_home,
-            slim::Volume::OtherVersion(_) | slim::Volume::Free(_) => false,
+            slim::Volume::OtherVersion(_) | slim::Volume::Movers(_) | slim::Volume::Free(_) => false,
         });
         vec![twins, volumes, claims, links]
     }

@@ -78,8 +78,8 @@ enum Origin {
 enum Place {
     /// It has no PV.
     Nowhere,
-    /// In this cluster.
-    In(ClusterId),
+    /// Where its PV leads to.
+    In(VolumeId),
     /// Another version of this driver made the PV, and knows.
     Unreadable,
 }
@@ -177,7 +177,7 @@ impl<'a> Orphans<'a> {
         };
         let deleting = twin.metadata.deletion_timestamp.is_some();
         let origin = match self.place_of_volume(&marks).await? {
-            Place::In(elsewhere) if elsewhere != *cluster.id() => Origin::Gone,
+            Place::In(id) if id.cluster != *cluster.id() || id.epoch != marks.epoch => Origin::Gone,
             Place::In(_) | Place::Unreadable => return Ok(()),
             Place::Nowhere => self.origin_now(&marks).await?,
         };
@@ -242,11 +242,11 @@ impl<'a> Orphans<'a> {
 
     fn site(&self, cluster: &Cluster, twin: &PersistentVolumeClaim, marks: &Marks) -> Option<Site> {
         if cluster.id() == self.home.id() {
-            return Some(Site::local(self.home, &marks.volume));
+            return Some(Site::local(self.home, &marks.volume, marks.epoch));
         }
         let remote = self.registry.get(cluster.id()).ok()?;
         let namespace = twin.namespace().unwrap_or_default();
-        Site::recorded(self.home, remote, namespace, twin.name_any()).ok()
+        Site::recorded(self.home, remote, namespace, twin.name_any(), marks.epoch).ok()
     }
 
     async fn origin_now(&self, marks: &Marks) -> Result<Origin, ApiError> {
@@ -275,8 +275,10 @@ impl<'a> Orphans<'a> {
         };
         let handle = found.spec.and_then(|spec| Some(spec.csi?.volume_handle));
         Ok(match handle.unwrap_or_default().parse::<VolumeId>() {
-            Ok(id) => Place::In(id.cluster),
-            Err(VolumeIdError::Foreign(_)) => Place::In(self.home.id().clone()),
+            Ok(id) => Place::In(id),
+            Err(VolumeIdError::Foreign(_)) => {
+                Place::In(VolumeId::never_moved(self.home.id().clone(), marks.volume.clone()))
+            }
             Err(VolumeIdError::UnknownVersion(_)) => Place::Unreadable,
         })
     }
@@ -328,10 +330,10 @@ impl<'a> Orphans<'a> {
             return Vec::new();
         };
         let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
-        let here: HashSet<&VolumeName> = here.iter().map(|volume| &volume.volume).collect();
+        let here: HashSet<_> = here.iter().map(|volume| (&volume.volume, volume.epoch)).collect();
         let twins = cluster.all_twins();
         // What is released has no PV for a while, and is seen to by the command that does it.
-        let is_alone = |twin: &&Arc<Twin>| !here.contains(&twin.volume) && !twin.releasing;
+        let is_alone = |twin: &&Arc<Twin>| !here.contains(&(&twin.volume, twin.epoch)) && !twin.releasing;
         let mut alone: Vec<_> = twins.iter().filter(is_alone).collect();
         if alone.is_empty() {
             return Vec::new();

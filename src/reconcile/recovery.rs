@@ -476,6 +476,7 @@ fn twin_again(
         // What was asked for is forgotten; nobody asks again for a volume that has its PV.
         fingerprint: None,
         handed_over: true,
+        epoch: site.epoch(),
     };
     let rules = site.home().carried_annotations();
     let carried = rules.carried(scene.claim.labels(), scene.claim.annotations());

@@ -5,7 +5,7 @@
 //! and protects the PV; but it has a name of its own, because Kubernetes deletes
 //! attachments that bear the name it would have given and that no pod needs.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -16,18 +16,21 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    PublishError, UnpublishError, claimed::virtual_volume, data_path, name_of, reading,
+    PublishError, UnpublishError,
+    claimed::{remembered, virtual_volume},
+    data_path, reading,
     reading::twin_volume_in,
 };
 use crate::{
     cluster::{
         ApiError, Cluster, Precondition, facts,
-        slim::{Driver, marked_volume},
+        slim::{Attachment, Driver, marked_volume},
     },
     observe::crash::{self, Step},
     volume::{
-        Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeMode, VolumeName,
-        digest, mark,
+        Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeId, VolumeMode,
+        VolumeName, digest, mark,
+        moving::{epoch_mark, epoch_of},
     },
 };
 
@@ -42,12 +45,13 @@ pub fn attachment_name(volume: &str, node: &str) -> String {
 /// Makes the volume usable on a node and says how to reach it from there.
 pub async fn publish(
     home: &Cluster,
-    volume: &VolumeName,
+    id: &VolumeId,
     node: &str,
     asked: &Capabilities,
     deadline: Instant,
 ) -> Result<DataPath, PublishError> {
-    let twin = find_twin(home, volume).await?;
+    let volume = &id.name;
+    let twin = find_twin(home, id).await?;
     let capable = capabilities_of(&twin)?;
     if !capable.contains(asked) {
         let have = capable
@@ -77,7 +81,7 @@ pub async fn publish(
     // Kubernetes takes a driver that says nothing for one whose volumes are attached.
     let attach = driver.is_none_or(|driver| driver.attach);
     if let (RealSource::Csi(source), true) = (&path.source, attach) {
-        let wanted = attachment(home, volume, &real.name_any(), node, &source.driver);
+        let wanted = attachment(home, id, &real.name_any(), node, &source.driver);
         path.attachment = Box::pin(attach_and_wait(home, volume, &wanted, deadline)).await?;
     }
     Ok(path)
@@ -87,11 +91,11 @@ pub async fn publish(
 /// twin nor its PV.
 pub async fn unpublish(
     home: &Cluster,
-    volume: &VolumeName,
+    id: &VolumeId,
     node: Option<&str>,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
-    for attachment in held(home, volume, node).await? {
+    for attachment in held(home, id, node).await? {
         let exactly = Precondition {
             uid: attachment.uid().unwrap_or_default(),
             resource_version: None,
@@ -107,71 +111,76 @@ pub async fn unpublish(
 /// bear the volume's label.
 async fn held(
     home: &Cluster,
-    volume: &VolumeName,
+    id: &VolumeId,
     node: Option<&str>,
 ) -> Result<Vec<VolumeAttachment>, ApiError> {
     let attachments = home.all::<VolumeAttachment>();
     let is_asked_for = |on: &str| node.is_none_or(|node| node == on);
     let watched = &home.views().attachments;
-    let seen = watched.of_topic(volume.as_str());
-    let seen = seen.iter().filter(|seen| is_asked_for(&seen.node));
+    let seen = watched.of_topic(id.name.as_str());
+    let is_its = |seen: &&Arc<Attachment>| seen.epoch == id.epoch && is_asked_for(&seen.node);
+    let seen = seen.iter().filter(is_its);
     let mut names: Vec<String> = seen.map(|seen| seen.name.clone()).collect();
     if names.is_empty() {
-        match (node, known_volume(home, volume).await?) {
+        match (node, known_volume(home, id).await?) {
             (Some(node), Some(real)) => names.push(attachment_name(&real, node)),
-            _ => return labelled(home, volume, node).await,
+            _ => return labelled(home, id, node).await,
         }
     }
     let mut held = Vec::new();
     for name in names {
         let found = attachments.get(&name).await?;
-        held.extend(found.filter(|found| {
-            marked_volume(found.labels()).as_ref() == Some(volume) && is_asked_for(&found.spec.node_name)
-        }));
+        held.extend(found.filter(|found| serves(found, id) && is_asked_for(&found.spec.node_name)));
     }
     if held.is_empty() && watched.outdated_since().is_some() {
-        return labelled(home, volume, node).await;
+        return labelled(home, id, node).await;
     }
     Ok(held)
+}
+
+/// Whether an attachment of ours is of this epoch of the volume: a volume that moves from node to
+/// node is attached in two of them.
+fn serves(found: &VolumeAttachment, id: &VolumeId) -> bool {
+    let epoch = epoch_of(found.annotations());
+    marked_volume(found.labels()).as_ref() == Some(&id.name) && epoch == Ok(id.epoch)
 }
 
 /// Those that bear the volume's label. They are listed where neither the watch nor a name shows
 /// one: while the watch does not work, or when the twin and its PV are gone already.
 async fn labelled(
     home: &Cluster,
-    volume: &VolumeName,
+    id: &VolumeId,
     node: Option<&str>,
 ) -> Result<Vec<VolumeAttachment>, ApiError> {
-    let ours = mark::volume_selector(home.id(), volume);
+    let ours = mark::volume_selector(home.id(), &id.name);
     let mut found = home.all::<VolumeAttachment>().list(Some(&ours)).await?;
-    found.retain(|found| node.is_none_or(|node| found.spec.node_name == node));
+    found.retain(|found| serves(found, id) && node.is_none_or(|node| found.spec.node_name == node));
     Ok(found)
 }
 
 /// The PV of the volume's twin, as the twin says or the PV that users see.
-async fn known_volume(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
+async fn known_volume(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
     let twins = home.stored::<PersistentVolumeClaim>();
-    let twin = twins.get(name_of(volume)).await?;
+    let twin = twins.get(&id.name.home_twin(id.epoch)).await?;
     if let Some(name) = twin.as_ref().and_then(reading::volume_name) {
         return Ok(Some(name.to_owned()));
     }
-    let outer = virtual_volume(home, volume).await?;
-    Ok(outer
-        .as_ref()
-        .and_then(reading::attributes)
-        .and_then(twin_volume_in))
+    let outer = virtual_volume(home, &id.name).await?;
+    let remembered = outer.as_ref().and_then(|outer| remembered(outer, id.epoch));
+    Ok(remembered.and_then(twin_volume_in))
 }
 
 /// A node that a volume is attached to. That it is attached nowhere is taken from the watch
 /// while that works: csi-provisioner asks for a deletion only then, and for that of the twin's
 /// PV too.
-pub(super) async fn attached_to(home: &Cluster, volume: &VolumeName) -> Result<Option<String>, ApiError> {
+pub(super) async fn attached_to(home: &Cluster, id: &VolumeId) -> Result<Option<String>, ApiError> {
     let watched = &home.views().attachments;
     let is_believed = watched.outdated_since().is_none();
-    if is_believed && watched.of_topic(volume.as_str()).is_empty() {
+    let seen = watched.of_topic(id.name.as_str());
+    if is_believed && !seen.iter().any(|seen| seen.epoch == id.epoch) {
         return Ok(None);
     }
-    let held = held(home, volume, None).await?;
+    let held = held(home, id, None).await?;
     Ok(held.into_iter().next().map(|held| held.spec.node_name))
 }
 
@@ -189,18 +198,16 @@ pub async fn detach_unneeded(
     detach_and_wait(home, attachment, exactly, deadline).await
 }
 
-async fn find_twin(home: &Cluster, volume: &VolumeName) -> Result<PersistentVolumeClaim, PublishError> {
+async fn find_twin(home: &Cluster, id: &VolumeId) -> Result<PersistentVolumeClaim, PublishError> {
     let no_twin = |why: String| PublishError::NoTwin {
-        volume: volume.clone(),
+        volume: id.name.clone(),
         cluster: home.id().to_string(),
         why,
     };
-    let found = home
-        .stored::<PersistentVolumeClaim>()
-        .get(name_of(volume))
-        .await?;
+    let name = id.name.home_twin(id.epoch);
+    let found = home.stored::<PersistentVolumeClaim>().get(&name).await?;
     let twin = found.ok_or_else(|| no_twin("there is none".to_owned()))?;
-    let owner = Owner::of_volume(home.id().clone(), volume.clone());
+    let owner = Owner::of_volume(home.id().clone(), id.name.clone(), id.epoch);
     owner
         .recognise(twin.labels(), twin.annotations())
         .map_err(|foreign| no_twin(foreign.to_string()))?;
@@ -275,7 +282,7 @@ async fn find_driver(home: &Cluster, name: &str) -> Result<Option<Driver>, ApiEr
 
 fn attachment(
     home: &Cluster,
-    volume: &VolumeName,
+    id: &VolumeId,
     real_volume: &str,
     node: &str,
     driver: &str,
@@ -283,12 +290,13 @@ fn attachment(
     let labels = BTreeMap::from([
         (mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned()),
         (mark::HOME_CLUSTER.to_owned(), home.id().to_string()),
-        (mark::VOLUME.to_owned(), volume.to_string()),
+        (mark::VOLUME.to_owned(), id.name.to_string()),
     ]);
     VolumeAttachment {
         metadata: ObjectMeta {
             name: Some(attachment_name(real_volume, node)),
             labels: Some(labels),
+            annotations: Some(epoch_mark(id.epoch)),
             ..ObjectMeta::default()
         },
         spec: VolumeAttachmentSpec {

@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    ChangeError, Site, claimed::virtual_volume, last_warning, reading, twin_in, waiter::settled_twin,
+    ChangeError, Site,
+    claimed::{remembered, virtual_volume},
+    last_warning, reading, twin_in,
+    waiter::settled_twin,
 };
 use crate::{
     cluster::{ApiError, Cluster, unless_conflict},
@@ -35,7 +38,8 @@ impl Changing {
         id: &VolumeId,
     ) -> Result<Self, ChangeError> {
         let outer = virtual_volume(home, &id.name).await?;
-        let remembered = outer.as_ref().and_then(reading::attributes).and_then(twin_in);
+        let remembered = outer.as_ref().and_then(|outer| remembered(outer, id.epoch));
+        let remembered = remembered.and_then(twin_in);
         let site = Site::of_volume(home, registry, id, remembered.as_ref())?;
         let site = site.ok_or_else(|| ChangeError::NoVolume(id.clone()))?;
         Ok(Self {

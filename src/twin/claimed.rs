@@ -1,6 +1,8 @@
 //! Whether the claim of a volume exists, which is what keeps `DeleteVolume` from deleting
 //! its data. Everything is read live.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
@@ -8,7 +10,7 @@ use super::reading;
 use crate::{
     cluster::{ApiError, Cluster},
     placement::{ClaimedVolume, ExistingClaim},
-    volume::{ClaimMark, DRIVER_NAME, VolumeName},
+    volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName},
 };
 
 /// Set by Kubernetes on a claim that it has bound.
@@ -34,6 +36,24 @@ impl VirtualPv {
     pub(super) async fn read(home: &Cluster, volume: &VolumeName) -> Result<Self, ApiError> {
         Ok(Self(virtual_volume(home, volume).await?.map(Box::new)))
     }
+
+    /// What it remembers of the twin of this epoch: after a move it remembers another one.
+    pub(super) fn of_epoch(&self, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
+        remembered(self.0.as_deref()?, epoch)
+    }
+}
+
+/// What a virtual PV remembers of the twin of this epoch; `None` if it is that of another one.
+pub(super) fn remembered(outer: &PersistentVolume, epoch: Epoch) -> Option<&BTreeMap<String, String>> {
+    let is_another = epoch_served(outer).is_some_and(|served| served != epoch);
+    reading::attributes(outer).filter(|_| !is_another)
+}
+
+/// The epoch of the volume that a virtual PV leads to, if its handle can be read.
+pub(super) fn epoch_served(outer: &PersistentVolume) -> Option<Epoch> {
+    let source = outer.spec.as_ref()?.csi.as_ref()?;
+    let id: VolumeId = source.volume_handle.parse().ok()?;
+    Some(id.epoch)
 }
 
 /// Asks for the claim of a volume again and again. One that is gone is not asked for

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     DeleteError, Holder, Site,
     attach::attached_to,
-    claimed::{ClaimCheck, VirtualPv},
+    claimed::{ClaimCheck, VirtualPv, remembered},
     data_of,
     finalizer::remove_finalizer,
     holder,
@@ -55,7 +55,7 @@ pub async fn delete(
     let awaited_volumes = site.cluster().awaited_volumes();
     let mut real_volume = awaited_volumes.get(volume);
     // Asked once: a twin that is being deleted is attached nowhere any more.
-    let mut attached = attached_to(home, volume).await?;
+    let mut attached = attached_to(home, id).await?;
     loop {
         let look = look(
             &site,
@@ -219,7 +219,9 @@ async fn look(
     {
         *real_volume = Some(name.to_owned());
     } else if real_volume.is_none() {
-        *real_volume = outer.and_then(reading::attributes).and_then(twin_volume_in);
+        *real_volume = outer
+            .and_then(|outer| remembered(outer, site.epoch()))
+            .and_then(twin_volume_in);
     }
     let seen = match twin {
         DeleteTwin::Absent => {

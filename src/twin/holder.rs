@@ -1,5 +1,5 @@
 //! Whose data a PV holds. As long as the twin is there its uid says so; afterwards
-//! a `claimRef` is only a name. At home names of twins are uids. In a remote cluster
+//! a `claimRef` is only a name. At home names of twins are uids, and say the epoch. In a remote cluster
 //! they are used again: there the PV is marked while its twin lives.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -10,7 +10,7 @@ use super::Site;
 use crate::{
     cluster::{ApiError, unless_conflict},
     observe::crash::{self, Step},
-    volume::{VolumeName, mark},
+    volume::{Epoch, VolumeName, mark},
 };
 
 /// Whose data a PV holds.
@@ -44,10 +44,14 @@ pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: 
     }
 }
 
-/// What the PV of a volume is marked with.
+/// What the PV of a volume is marked with. That of an earlier epoch holds older data.
 #[must_use]
 pub fn data_of(site: &Site, volume: &VolumeName) -> String {
-    format!("{}/{volume}", site.home().id())
+    let home = site.home().id();
+    if site.epoch() == Epoch::NEVER_MOVED {
+        return format!("{home}/{volume}");
+    }
+    format!("{home}/{volume}/{}", site.epoch())
 }
 
 /// Marks the PV of a twin with the volume, unless it is; the PV as it is then. `None` if it

@@ -2,6 +2,8 @@
 //! he has just made. No component of Kubernetes does while volumes come and go; a health
 //! monitor, if somebody runs one, does so every few minutes.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
@@ -9,7 +11,7 @@ use super::{PublishError, attach::capabilities_of, site};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
-    volume::{Capabilities, ClusterId, Marks, VolumeId, VolumeName, mark},
+    volume::{Capabilities, ClusterId, Epoch, Marks, VolumeId, VolumeName, mark},
 };
 
 /// A volume of a list.
@@ -17,6 +19,8 @@ use crate::{
 pub struct Listed {
     /// Its name.
     pub volume: VolumeName,
+    /// How often it has moved.
+    pub epoch: Epoch,
     /// The cluster of its twin.
     pub cluster: ClusterId,
     /// Its size.
@@ -46,6 +50,9 @@ pub async fn list(home: &Cluster, registry: &Registry) -> Result<Vec<Listed>, Ap
         }
     }
     volumes.sort();
+    // What is kept of before a move is no volume.
+    let latest: BTreeMap<_, _> = volumes.iter().map(|it| (it.volume.clone(), it.epoch)).collect();
+    volumes.retain(|it| latest.get(&it.volume) == Some(&it.epoch));
     Ok(volumes)
 }
 
@@ -68,6 +75,7 @@ fn listed(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<Listed> {
         });
     exists.then(|| Listed {
         volume: marks.volume,
+        epoch: marks.epoch,
         cluster: cluster.id().clone(),
         bytes: capacity.and_then(facts::bytes).unwrap_or_default(),
     })

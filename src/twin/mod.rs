@@ -75,13 +75,6 @@ use crate::{
     volume::{ClusterId, VolumeName, VolumeSpec},
 };
 
-/// Name of the twin of a volume in its home cluster: the claim's uid, or the
-/// volume's name when no claim is known.
-#[must_use]
-pub fn name_of(volume: &VolumeName) -> &str {
-    volume.claim_uid().unwrap_or(volume.as_str())
-}
-
 /// What the operator allows.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {

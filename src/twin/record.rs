@@ -58,6 +58,7 @@ pub(super) fn twin(
         request_name: request.request_name.clone(),
         fingerprint: Some(Fingerprint::of(&request.spec)),
         handed_over: false,
+        epoch: site.epoch(),
     };
     let carried = claim.map_or_else(Carried::default, |claim| {
         site.home()

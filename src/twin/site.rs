@@ -10,7 +10,6 @@ use kube::ResourceExt;
 use super::{
     CreateError, CreateRequest, DeleteError, NoSite,
     claimed::VirtualPv,
-    name_of,
     reading::{self, twin_in},
 };
 use crate::{
@@ -18,10 +17,10 @@ use crate::{
     fleet::{NodeKind, Registry, Remote, Unreachable},
     placement::{ClaimFact, Refusal},
     topology::{CLUSTER_KEY, Segments},
-    volume::{ClaimName, ClusterId, Owner, SpecError, VolumeId, VolumeName, digest, mark},
+    volume::{ClaimName, ClusterId, Epoch, Marks, Owner, SpecError, VolumeId, VolumeName, digest, mark},
 };
 
-/// Where a twin lives. Cheap to clone.
+/// Where the twin of one epoch of a volume lives. Cheap to clone.
 #[derive(Clone)]
 pub struct Site {
     home: Cluster,
@@ -29,25 +28,28 @@ pub struct Site {
     remote: Option<Arc<Remote>>,
     namespace: String,
     name: String,
+    epoch: Epoch,
 }
 
 impl Site {
     /// The site of a volume's twin at home.
     #[must_use]
-    pub fn local(home: &Cluster, volume: &VolumeName) -> Self {
+    pub fn local(home: &Cluster, volume: &VolumeName, epoch: Epoch) -> Self {
         Self {
             home: home.clone(),
             cluster: home.clone(),
             remote: None,
             namespace: home.storage_namespace().to_owned(),
-            name: name_of(volume).to_owned(),
+            name: volume.home_twin(epoch),
+            epoch,
         }
     }
 
-    /// The site of a claim's twin in a remote cluster.
+    /// The site of a claim's twin in a remote cluster, before the volume moves.
     pub fn remote(home: &Cluster, remote: Arc<Remote>, claim: &ClaimName) -> Result<Self, NoSite> {
         let namespace = remote.namespaces.remote(&claim.namespace, &remote.id)?.to_owned();
-        Ok(Self::recorded(home, remote, namespace, claim.name.clone())?)
+        let name = claim.name.clone();
+        Ok(Self::recorded(home, remote, namespace, name, Epoch::NEVER_MOVED)?)
     }
 
     /// The site of a twin in a remote cluster that was noted down before.
@@ -56,6 +58,7 @@ impl Site {
         remote: Arc<Remote>,
         namespace: String,
         name: String,
+        epoch: Epoch,
     ) -> Result<Self, Unreachable> {
         Ok(Self {
             home: home.clone(),
@@ -63,6 +66,7 @@ impl Site {
             remote: Some(remote),
             namespace,
             name,
+            epoch,
         })
     }
 
@@ -74,13 +78,14 @@ impl Site {
         remembered: Option<&ClaimName>,
     ) -> Result<Option<Self>, Unreachable> {
         if id.cluster == *home.id() {
-            return Ok(Some(Self::local(home, &id.name)));
+            return Ok(Some(Self::local(home, &id.name, id.epoch)));
         }
         let remote = registry.get(&id.cluster)?;
         let Some(twin) = remembered else {
             return Ok(None);
         };
-        Self::recorded(home, remote, twin.namespace.clone(), twin.name.clone()).map(Some)
+        let (namespace, name) = (twin.namespace.clone(), twin.name.clone());
+        Self::recorded(home, remote, namespace, name, id.epoch).map(Some)
     }
 
     /// The cluster of the user.
@@ -111,6 +116,12 @@ impl Site {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How often the volume had moved when its twin got there.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// Namespace and name of the twin: how people are told of it, and its key in the view.
@@ -152,7 +163,7 @@ impl Site {
     /// Whether what is at the site belongs to a volume of ours.
     #[must_use]
     pub fn owner(&self, volume: &VolumeName) -> Owner {
-        Owner::of_volume(self.home.id().clone(), volume.clone())
+        Owner::of_volume(self.home.id().clone(), volume.clone(), self.epoch)
     }
 
     /// Whether a claim is the twin of this volume.
@@ -186,7 +197,7 @@ pub(super) async fn find_new(
 ) -> Result<Site, CreateError> {
     let (fact, claim) = claim;
     let Some(remote) = remote_of(home, registry, request, claim.as_ref()).await? else {
-        return Ok(Site::local(home, &request.volume));
+        return Ok(Site::local(home, &request.volume, Epoch::NEVER_MOVED));
     };
     let Some(name) = &request.spec.parameters.claim else {
         return Err(CreateError::Spec(SpecError::NotRemotely {
@@ -281,17 +292,15 @@ pub(super) async fn find_again(
 pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Found, DeleteError> {
     if id.cluster == *home.id() {
         return Ok(Found {
-            site: Some(Site::local(home, &id.name)),
+            site: Some(Site::local(home, &id.name, id.epoch)),
             outer: None,
         });
     }
     let remote = registry.get(&id.cluster)?;
     let cluster = remote.reach()?;
     let outer = VirtualPv::read(home, &id.name).await?;
-    let attributes = outer.0.as_deref().and_then(reading::attributes);
-    let remembered = attributes.and_then(twin_in);
-    let site = match remembered {
-        Some(twin) => Some(Site::recorded(home, remote, twin.namespace, twin.name)?),
+    let site = match outer.of_epoch(id.epoch).and_then(twin_in) {
+        Some(twin) => Some(Site::recorded(home, remote, twin.namespace, twin.name, id.epoch)?),
         None => search(home, &remote, &cluster, id).await?,
     };
     Ok(Found {
@@ -310,19 +319,24 @@ async fn search(
 ) -> Result<Option<Site>, DeleteError> {
     let at = |twin: &PersistentVolumeClaim| {
         let namespace = twin.namespace().unwrap_or_default();
-        Site::recorded(home, Arc::clone(remote), namespace, twin.name_any())
+        Site::recorded(home, Arc::clone(remote), namespace, twin.name_any(), id.epoch)
+    };
+    // A volume that moves has several twins for a time.
+    let is_its = |twin: &&PersistentVolumeClaim| {
+        let marks = Marks::read(twin.labels(), twin.annotations());
+        marks.is_ok_and(|marks| marks.epoch == id.epoch)
     };
     let ours = mark::volume_selector(home.id(), &id.name);
     if cluster.rights().all_claims {
         let found = cluster.all::<PersistentVolumeClaim>().list(Some(&ours)).await?;
-        return Ok(found.first().map(at).transpose()?);
+        return Ok(found.iter().find(is_its).map(at).transpose()?);
     }
     for namespace in remote.namespaces.named() {
         let found = cluster
             .within::<PersistentVolumeClaim>(namespace)
             .list(Some(&ours))
             .await?;
-        if let Some(twin) = found.first() {
+        if let Some(twin) = found.iter().find(is_its) {
             return Ok(Some(at(twin)?));
         }
     }

@@ -226,6 +226,7 @@ mod tests {
     use proptest::{collection::btree_map, prelude::*};
 
     use super::*;
+    use crate::volume::Epoch;
     use crate::volume::VolumeName;
 
     fn map(pairs: &[(&str, &str)]) -> Map {
@@ -273,6 +274,7 @@ mod tests {
             request_name: "x".into(),
             fingerprint: None,
             handed_over: true,
+            epoch: Epoch::NEVER_MOVED,
         }
     }
 

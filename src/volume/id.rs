@@ -3,11 +3,12 @@
 
 use std::{fmt, str::FromStr};
 
-use super::digest::digest;
+use super::{Epoch, digest::digest};
 
 /// Longest value a Kubernetes label takes; cluster ids are label values.
 const LABEL_VALUE_MAX: usize = 63;
 const ID_VERSION: &str = "v1";
+const MOVED_VERSION: &str = "v2";
 const REQUEST_PREFIX: &str = "pvc-";
 const HASH_DIGITS: usize = 40;
 
@@ -94,6 +95,29 @@ impl VolumeName {
         claim_uid_in(&self.0)
     }
 
+    /// Name of the volume's twin in its home cluster: the uid of the claim, or the volume's own
+    /// name when no claim is known, and the epoch behind it of one that has moved there.
+    #[must_use]
+    pub fn home_twin(&self, epoch: Epoch) -> String {
+        let name = self.claim_uid().unwrap_or(&self.0);
+        if epoch == Epoch::NEVER_MOVED {
+            return name.to_owned();
+        }
+        format!("{name}-{epoch}")
+    }
+
+    /// The volume whose twin has this name in its home cluster, and the epoch of that.
+    #[must_use]
+    pub fn of_home_twin(twin: &str) -> Option<(Self, Epoch)> {
+        let named = |name: &str| Self::parse(&Self::requested_for(name)).or_else(|| Self::parse(name));
+        if let Some(volume) = named(twin) {
+            return Some((volume, Epoch::NEVER_MOVED));
+        }
+        let (name, epoch) = twin.rsplit_once('-')?;
+        let epoch: Epoch = epoch.parse().ok()?;
+        Some((named(name)?, epoch)).filter(|_| epoch > Epoch::NEVER_MOVED)
+    }
+
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -122,15 +146,32 @@ fn claim_uid_in(request: &str) -> Option<&str> {
     (parsed.hyphenated().to_string() == uid).then_some(uid)
 }
 
-/// The `volume_id` of CSI: which cluster holds the twin, and the volume's name.
+/// The `volume_id` of CSI, which is also the `volumeHandle` of the virtual PV: which cluster holds
+/// the twin, the volume's name, and how often it has moved. By the last a node or a cluster is
+/// known that comes back with an id of before a move.
 ///
-/// Written `v1:<cluster id>:<volume name>`, at most 111 bytes (CSI allows 128).
+/// Written `v1:<cluster id>:<volume name>`, at most 111 bytes (CSI allows 128), as long as the
+/// volume has never moved; `v2:<cluster id>:<volume name>:<epoch>`, at most 122 bytes, after that.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId {
     /// The cluster where the twin lives.
     pub cluster: ClusterId,
     /// The volume's name, the same in every cluster.
     pub name: VolumeName,
+    /// How often it has moved.
+    pub epoch: Epoch,
+}
+
+impl VolumeId {
+    /// The id of a volume that has never moved.
+    #[must_use]
+    pub fn never_moved(cluster: ClusterId, name: VolumeName) -> Self {
+        Self {
+            cluster,
+            name,
+            epoch: Epoch::NEVER_MOVED,
+        }
+    }
 }
 
 /// A text that names no volume this driver can work with.
@@ -154,18 +195,26 @@ impl FromStr for VolumeId {
         let shown = || text.chars().take(128).collect();
         let foreign = || VolumeIdError::Foreign(shown());
         let (version, rest) = text.split_once(':').ok_or_else(foreign)?;
-        if version != ID_VERSION {
-            return Err(if is_version(version) && !rest.is_empty() {
-                VolumeIdError::UnknownVersion(shown())
-            } else {
-                foreign()
-            });
-        }
+        let (rest, epoch) = match version {
+            ID_VERSION => (rest, Epoch::NEVER_MOVED),
+            MOVED_VERSION => moved(rest).ok_or_else(foreign)?,
+            other if is_version(other) && !rest.is_empty() => {
+                return Err(VolumeIdError::UnknownVersion(shown()));
+            }
+            _ => return Err(foreign()),
+        };
         let (cluster, name) = rest.split_once(':').ok_or_else(foreign)?;
         let cluster = cluster.parse().map_err(|_| foreign())?;
         let name = VolumeName::parse(name).ok_or_else(foreign)?;
-        Ok(Self { cluster, name })
+        Ok(Self { cluster, name, epoch })
     }
+}
+
+/// What the id of a volume that has moved says beside its epoch, and that.
+fn moved(rest: &str) -> Option<(&str, Epoch)> {
+    let (rest, epoch) = rest.rsplit_once(':')?;
+    let epoch: Epoch = epoch.parse().ok()?;
+    (epoch > Epoch::NEVER_MOVED).then_some((rest, epoch))
 }
 
 /// Every version of the id begins like this; what follows is that version's matter.
@@ -176,7 +225,11 @@ fn is_version(text: &str) -> bool {
 
 impl fmt::Display for VolumeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{ID_VERSION}:{}:{}", self.cluster, self.name)
+        let Self { cluster, name, epoch } = self;
+        if *epoch == Epoch::NEVER_MOVED {
+            return write!(f, "{ID_VERSION}:{cluster}:{name}");
+        }
+        write!(f, "{MOVED_VERSION}:{cluster}:{name}:{epoch}")
     }
 }
 
@@ -225,6 +278,12 @@ mod tests {
             "v1:home:pvc-x",
             "v1:ho me:vol-00",
             &format!("v1:home:{CLAIM}:more"),
+            &format!("v2:home:{CLAIM}"),
+            &format!("v2:home:{CLAIM}:"),
+            &format!("v2:home:{CLAIM}:0"),
+            &format!("v2:home:{CLAIM}:01"),
+            &format!("v2:home:{CLAIM}:1:2"),
+            "v2:home:pvc-x:1",
         ] {
             let parsed = id.parse::<VolumeId>();
             assert_eq!(parsed, Err(VolumeIdError::Foreign(id.to_owned())));
@@ -233,16 +292,46 @@ mod tests {
 
     #[test]
     fn ids_of_other_versions_are_volumes_all_the_same() {
-        for id in ["v2:home:pvc-x", &format!("v2:home:{CLAIM}:7"), "v10:x", "v0:x"] {
+        for id in ["v3:home:pvc-x", &format!("v3:home:{CLAIM}:7:x"), "v10:x", "v0:x"] {
             let parsed = id.parse::<VolumeId>();
             assert_eq!(parsed, Err(VolumeIdError::UnknownVersion(id.to_owned())));
         }
     }
 
+    #[test]
+    fn a_volume_that_never_moved_keeps_its_id() {
+        let text = format!("v1:home:{CLAIM}");
+        let id: VolumeId = text.parse().unwrap();
+        assert_eq!(id.epoch, Epoch::NEVER_MOVED);
+        assert_eq!(id.to_string(), text);
+    }
+
+    #[test]
+    fn every_epoch_has_a_twin_of_its_own_at_home() {
+        let second: Epoch = "2".parse().unwrap();
+        let names = [VolumeName::from_request(CLAIM), VolumeName::from_request("sanity")];
+        for name in names {
+            let never_moved = name.home_twin(Epoch::NEVER_MOVED);
+            assert_eq!(never_moved, name.claim_uid().unwrap_or(name.as_str()));
+            let moved = name.home_twin(second);
+            assert_eq!(moved, format!("{never_moved}-2"));
+            for (twin, epoch) in [(never_moved, Epoch::NEVER_MOVED), (moved, second)] {
+                assert_eq!(VolumeName::of_home_twin(&twin), Some((name.clone(), epoch)));
+            }
+        }
+        for no_twin in ["", "data", "data-1", &CLAIM["pvc-".len()..CLAIM.len() - 1], &format!("{CLAIM}-0")] {
+            assert_eq!(VolumeName::of_home_twin(no_twin), None, "{no_twin}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn ids_survive_the_round_trip(cluster in "[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?", request in ".{0,128}") {
-            let id = VolumeId { cluster: cluster.parse().unwrap(), name: VolumeName::from_request(&request) };
+        fn ids_survive_the_round_trip(
+            cluster in "[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?", request in ".{0,128}", epoch in any::<u32>(),
+        ) {
+            let name = VolumeName::from_request(&request);
+            let epoch = epoch.to_string().parse().unwrap();
+            let id = VolumeId { cluster: cluster.parse().unwrap(), name, epoch };
             let text = id.to_string();
             prop_assert!(text.len() <= 128);
             prop_assert_eq!(text.parse::<VolumeId>(), Ok(id));

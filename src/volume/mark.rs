@@ -120,7 +120,8 @@ pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";
 pub const GATE: &str = "storage.liqo.io/gate";
 /// Annotation of the source's twin: whether its volume is moving, has moved, or was given back.
 pub const SOURCE_OF: &str = "storage.liqo.io/source-of-move";
-/// Annotation of a twin: how often its volume had moved when it was made. Absent: never.
+/// Annotation of a twin, and of our attachment of one: how often its volume had moved when it was
+/// made. Absent: never.
 pub const EPOCH: &str = "storage.liqo.io/epoch";
 
 /// Condition of a claim: how its twin is.

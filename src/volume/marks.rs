@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{ClusterId, Fingerprint, VolumeName, mark};
+use super::{
+    ClusterId, Epoch, Fingerprint, VolumeName, mark,
+    moving::{TwinMarkError, epoch_mark, epoch_of},
+};
 
 type Map = BTreeMap<String, String>;
 
@@ -33,6 +36,8 @@ pub struct Marks {
     pub fingerprint: Option<Fingerprint>,
     /// Success was answered: the data may be in use, and only `DeleteVolume` ends it.
     pub handed_over: bool,
+    /// How often the volume had moved when the twin was made.
+    pub epoch: Epoch,
 }
 
 /// Why an object has no readable marks.
@@ -44,6 +49,9 @@ pub enum MarksError {
     /// A label has a value this driver never writes.
     #[error("its label {0} has the value {1:?}, which this driver never writes")]
     Malformed(&'static str, String),
+    /// How often its volume has moved cannot be read, and so not whose data it is now.
+    #[error(transparent)]
+    Epoch(#[from] TwinMarkError),
 }
 
 impl Marks {
@@ -74,6 +82,7 @@ impl Marks {
         if self.handed_over {
             annotations.insert(mark::HANDED_OVER.to_owned(), "true".to_owned());
         }
+        annotations.extend(epoch_mark(self.epoch));
         annotations
     }
 
@@ -99,6 +108,7 @@ impl Marks {
             request_name: annotation(mark::REQUEST_NAME).unwrap_or_default(),
             fingerprint: annotation(mark::FINGERPRINT).and_then(|text| text.parse().ok()),
             handed_over: annotations.contains_key(mark::HANDED_OVER),
+            epoch: epoch_of(annotations)?,
         })
     }
 }
@@ -112,6 +122,8 @@ pub struct Owner {
     pub volume: VolumeName,
     /// Uid of the claim; `None` when the request has no claim or it cannot be known.
     pub claim_uid: Option<String>,
+    /// How often the volume has moved.
+    pub epoch: Epoch,
 }
 
 /// Why an object in a twin's place is not ours, and thus is never adopted, changed or deleted.
@@ -129,17 +141,26 @@ pub enum Foreign {
     /// It was made for an earlier or another claim.
     #[error("it was made for the claim with uid {0:?}")]
     OtherClaim(String),
+    /// It holds what the volume was before a move, or is after one.
+    #[error("it is the twin of epoch {found} of the volume, which counts its moves, and not of epoch {wanted}")]
+    OtherEpoch {
+        /// Its epoch.
+        found: Epoch,
+        /// The epoch of the twin that is looked for.
+        wanted: Epoch,
+    },
 }
 
 impl Owner {
     /// The owner of a volume as far as its name tells.
     #[must_use]
-    pub fn of_volume(home: ClusterId, volume: VolumeName) -> Self {
+    pub fn of_volume(home: ClusterId, volume: VolumeName, epoch: Epoch) -> Self {
         let claim_uid = volume.claim_uid().map(str::to_owned);
         Self {
             home,
             volume,
             claim_uid,
+            epoch,
         }
     }
 
@@ -157,6 +178,12 @@ impl Owner {
             if found != expected {
                 return Err(Foreign::OtherClaim(found.to_owned()));
             }
+        }
+        if marks.epoch != self.epoch {
+            return Err(Foreign::OtherEpoch {
+                found: marks.epoch,
+                wanted: self.epoch,
+            });
         }
         Ok(marks)
     }
@@ -180,11 +207,12 @@ mod tests {
             request_name: format!("pvc-{UID}"),
             fingerprint: Some("v1:a:b:c:d".parse().unwrap()),
             handed_over: false,
+            epoch: Epoch::NEVER_MOVED,
         }
     }
 
     fn owner() -> Owner {
-        Owner::of_volume(marks().home, marks().volume)
+        Owner::of_volume(marks().home, marks().volume, Epoch::NEVER_MOVED)
     }
 
     fn recognise(marks: &Marks) -> Result<Marks, Foreign> {
@@ -230,6 +258,36 @@ mod tests {
     }
 
     #[test]
+    fn every_epoch_has_a_twin_of_its_own() {
+        let first = Epoch::NEVER_MOVED.next().unwrap();
+        let moved = Marks {
+            epoch: first,
+            ..marks()
+        };
+        let other = Foreign::OtherEpoch {
+            found: first,
+            wanted: Epoch::NEVER_MOVED,
+        };
+        assert_eq!(recognise(&moved), Err(other));
+        let owner = Owner {
+            epoch: first,
+            ..owner()
+        };
+        let (labels, annotations) = (moved.labels(), moved.annotations());
+        assert_eq!(owner.recognise(&labels, &annotations), Ok(moved));
+        assert!(owner.recognise(&labels, &marks().annotations()).is_err());
+    }
+
+    #[test]
+    fn an_epoch_that_cannot_be_read_is_nobodys() {
+        let marks = marks();
+        let mut annotations = marks.annotations();
+        annotations.insert(mark::EPOCH.into(), "x".into());
+        let verdict = owner().recognise(&marks.labels(), &annotations);
+        assert!(matches!(verdict, Err(Foreign::Unmarked(MarksError::Epoch(_)))));
+    }
+
+    #[test]
     fn an_object_without_our_labels_is_foreign() {
         let marks = marks();
         for key in marks.labels().keys() {
@@ -257,7 +315,7 @@ mod tests {
             claim: None,
             ..marks()
         };
-        let owner = Owner::of_volume(marks.home.clone(), volume);
+        let owner = Owner::of_volume(marks.home.clone(), volume, marks.epoch);
         assert_eq!(owner.claim_uid, None);
         assert_eq!(owner.recognise(&marks.labels(), &marks.annotations()), Ok(marks));
     }

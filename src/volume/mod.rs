@@ -7,6 +7,7 @@ mod carried;
 mod claim_size;
 mod data_path;
 mod digest;
+mod epoch;
 mod fingerprint;
 mod id;
 mod in_flight;
@@ -34,6 +35,7 @@ pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,
 };
 pub use digest::digest;
+pub use epoch::{Epoch, EpochError};
 pub use fingerprint::{Fingerprint, FingerprintError, Part};
 pub use id::{ClusterId, ClusterIdError, VolumeId, VolumeIdError, VolumeName};
 pub use in_flight::{Busy, Guard, InFlight};

@@ -2,11 +2,11 @@
 //! (`twin`), and in the status of the `VolumeMove` (`record`, `phase`). Every text is parsed here
 //! once, into what cannot contradict itself; what cannot be read is an error, never an absence.
 //!
-//! What is done next is decided in `placement::moving`. Nothing reads or writes these records
-//! yet: the adapters `twin/gate` and `reconcile/moves` do not exist.
+//! What is done next is decided in `placement::moving`. What stands on twins and virtual PVs is
+//! read by every operation and loop. Nothing writes it yet, for the adapters `twin/gate` and
+//! `reconcile/moves` do not exist.
 
 mod gate;
-mod handle;
 mod phase;
 mod record;
 mod twin;
@@ -15,11 +15,10 @@ use std::{fmt, num::NonZeroU64, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-pub use gate::{GateNote, Touch, VolumeMark};
-pub use handle::VolumeHandle;
+pub use gate::{GateNote, Touch, VolumeMark, is_gated};
 pub use phase::{Condition, Phase};
 pub use record::{CommitRecord, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord};
-pub use twin::{SourceMark, TargetMark, TwinMarkError, epoch_of};
+pub use twin::{SourceMark, TargetMark, TwinMarkError, TwinMarks, epoch_mark, epoch_of};
 
 /// The uid of a `VolumeMove`, which alone identifies it: names are used again.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -70,36 +69,6 @@ impl From<MoveUid> for String {
 impl fmt::Display for MoveUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-/// How often a volume has moved. Two twins of one volume never have the same epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Epoch(u32);
-
-impl Epoch {
-    /// That of a volume that has never moved.
-    pub const NEVER_MOVED: Self = Self(0);
-
-    /// The epoch after one more move; `None` if there is no number left.
-    #[must_use]
-    pub fn next(self) -> Option<Self> {
-        self.0.checked_add(1).map(Self)
-    }
-}
-
-impl FromStr for Epoch {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self)
-    }
-}
-
-impl fmt::Display for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -155,14 +124,5 @@ mod tests {
         assert!(GateNumber::FIRST < GateNumber::FIRST.next());
         assert!("0".parse::<GateNumber>().is_err());
         assert!(serde_json::from_str::<GateNumber>("0").is_err());
-    }
-
-    #[test]
-    fn epochs_never_come_again() {
-        let first = Epoch::NEVER_MOVED.next().unwrap();
-        assert_eq!(first.to_string(), "1");
-        assert!(Epoch::NEVER_MOVED < first);
-        let last: Epoch = u32::MAX.to_string().parse().unwrap();
-        assert_eq!(last.next(), None);
     }
 }

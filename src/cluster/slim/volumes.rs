@@ -11,16 +11,18 @@ use tokio::sync::watch;
 use super::facts;
 use crate::{
     cluster::view::{Slim, View},
-    placement::{ReclaimPolicy, StaticVolume},
+    placement::{ReclaimPolicy, StaticVolume, moving::policy_wanted},
     volume::{
-        ClaimMark, ClaimName, ClusterId, DRIVER_NAME, VolumeId, VolumeIdError, VolumeName, mark, twin_in,
-        twin_volume_in,
+        ClaimMark, ClaimName, ClusterId, DRIVER_NAME, Epoch, VolumeId, VolumeIdError, VolumeName, mark,
+        moving::{VolumeMark, is_gated},
+        twin_in, twin_volume_in,
     },
 };
 
 /// Topics of PVs that are in no cluster: no cluster has such an id.
 const OTHER_VERSION: &str = "/other-version";
 const FREE: &str = "/free";
+const MOVERS: &str = "/movers";
 
 /// A PV that matters to this driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +33,19 @@ pub enum Volume {
     Virtual(Arc<VirtualVolume>),
     /// The same, made by another version of this driver: the name of the PV is all that can be read.
     OtherVersion(String),
+    /// The mover of a move has it for a time: what is wanted of the volume, it does not say.
+    Movers(Arc<MoversVolume>),
     /// Nobody has it.
     Free(Arc<StaticVolume>),
+}
+
+/// The PV through which a mover reads or writes a twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoversVolume {
+    /// Its name.
+    pub name: String,
+    /// What it leads to.
+    pub id: VolumeId,
 }
 
 /// A PV that belongs to, or is reserved for, a claim of the storage namespace.
@@ -71,6 +84,8 @@ pub struct VirtualVolume {
     pub volume: VolumeName,
     /// The cluster of its twin.
     pub cluster: ClusterId,
+    /// How often it has moved.
+    pub epoch: Epoch,
     /// The twin, where its name does not follow from the volume's.
     pub twin: Option<ClaimName>,
     /// The twin's PV, where it was known when the volume was answered for.
@@ -85,8 +100,22 @@ pub struct VirtualVolume {
     pub bound: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether its data is to stay when its claim goes.
+    /// Whether its user wants its data to stay when its claim goes.
     pub retain: bool,
+    /// Whether a move keeps its users away.
+    pub gated: bool,
+}
+
+impl VirtualVolume {
+    /// What it leads to.
+    #[must_use]
+    pub fn id(&self) -> VolumeId {
+        VolumeId {
+            cluster: self.cluster.clone(),
+            name: self.volume.clone(),
+            epoch: self.epoch,
+        }
+    }
 }
 
 /// The PV of a twin is about that; the one that users see about the cluster of its twin; a free
@@ -97,6 +126,7 @@ impl Slim for Volume {
             Self::Real(volume) => &volume.twin,
             Self::Virtual(volume) => volume.cluster.as_str(),
             Self::OtherVersion(_) => OTHER_VERSION,
+            Self::Movers(_) => MOVERS,
             Self::Free(_) => FREE,
         }
     }
@@ -104,7 +134,7 @@ impl Slim for Volume {
     fn topics(&self) -> impl Iterator<Item = &str> {
         let class = match self {
             Self::Free(volume) => Some(volume.class.as_str()),
-            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) => None,
+            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
         };
         iter::once(self.topic()).chain(class)
     }
@@ -116,7 +146,7 @@ impl Volume {
     pub fn as_real(&self) -> Option<&Arc<RealVolume>> {
         match self {
             Self::Real(volume) => Some(volume),
-            Self::Virtual(_) | Self::OtherVersion(_) | Self::Free(_) => None,
+            Self::Virtual(_) | Self::OtherVersion(_) | Self::Movers(_) | Self::Free(_) => None,
         }
     }
 
@@ -125,7 +155,7 @@ impl Volume {
     pub fn as_virtual(&self) -> Option<&Arc<VirtualVolume>> {
         match self {
             Self::Virtual(volume) => Some(volume),
-            Self::Real(_) | Self::OtherVersion(_) | Self::Free(_) => None,
+            Self::Real(_) | Self::OtherVersion(_) | Self::Movers(_) | Self::Free(_) => None,
         }
     }
 
@@ -134,14 +164,21 @@ impl Volume {
     pub fn as_free(&self) -> Option<&Arc<StaticVolume>> {
         match self {
             Self::Free(volume) => Some(volume),
-            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) => None,
+            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) | Self::Movers(_) => None,
+        }
+    }
+
+    fn as_movers(&self) -> Option<&Arc<MoversVolume>> {
+        match self {
+            Self::Movers(volume) => Some(volume),
+            Self::Real(_) | Self::Virtual(_) | Self::OtherVersion(_) | Self::Free(_) => None,
         }
     }
 
     fn other_version(&self) -> Option<&String> {
         match self {
             Self::OtherVersion(name) => Some(name),
-            Self::Real(_) | Self::Virtual(_) | Self::Free(_) => None,
+            Self::Real(_) | Self::Virtual(_) | Self::Movers(_) | Self::Free(_) => None,
         }
     }
 }
@@ -184,7 +221,7 @@ impl View<Volume> {
     pub fn is_further(&self, volume: &VirtualVolume) -> bool {
         let name = volume.volume.as_str();
         let own = || self.virtual_volume(name);
-        let same = |own: Arc<VirtualVolume>| own.volume == volume.volume && own.cluster == volume.cluster;
+        let same = |own: Arc<VirtualVolume>| own.id() == volume.id();
         volume.name != name && own().is_some_and(same)
     }
 
@@ -194,6 +231,15 @@ impl View<Volume> {
         let all = self.of_topic(cluster.as_str());
         all.iter()
             .filter_map(|volume| volume.as_virtual().cloned())
+            .collect()
+    }
+
+    /// The PVs that movers have.
+    #[must_use]
+    pub fn of_movers(&self) -> Vec<Arc<MoversVolume>> {
+        let all = self.of_topic(MOVERS);
+        all.iter()
+            .filter_map(|volume| volume.as_movers().cloned())
             .collect()
     }
 
@@ -230,10 +276,20 @@ pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &
             Err(VolumeIdError::UnknownVersion(_)) => return Some(Volume::OtherVersion(volume.name_any())),
             Err(VolumeIdError::Foreign(_)) => return None,
         };
+        let name = volume.name_any();
+        if volume.labels().contains_key(mark::MOVE) {
+            return Some(Volume::Movers(Arc::new(MoversVolume { name, id })));
+        }
+        let annotations = volume.annotations();
+        let wanted = policy_wanted(
+            reclaim_policy(volume),
+            VolumeMark::read(annotations).ok().flatten().as_ref(),
+        );
         return Some(Volume::Virtual(Arc::new(VirtualVolume {
-            name: volume.name_any(),
+            name,
             volume: id.name,
             cluster: id.cluster,
+            epoch: id.epoch,
             twin: csi.volume_attributes.as_ref().and_then(twin_in),
             real: csi.volume_attributes.as_ref().and_then(twin_volume_in),
             bytes: facts::volume_size(volume).unwrap_or_default(),
@@ -245,7 +301,8 @@ pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &
             }),
             bound: phase(volume) == Some("Bound"),
             deleting: volume.metadata.deletion_timestamp.is_some(),
-            retain: is_retained(volume),
+            retain: wanted == ReclaimPolicy::Retain,
+            gated: is_gated(annotations),
         })));
     }
     let claim = spec.claim_ref.as_ref();
@@ -259,7 +316,7 @@ pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &
         twin_uid: claim.uid.clone().unwrap_or_default(),
         phase: phase(volume).unwrap_or_default().to_owned(),
         deleting: volume.metadata.deletion_timestamp.is_some(),
-        retain: is_retained(volume),
+        retain: reclaim_policy(volume) == ReclaimPolicy::Retain,
         policy_replaced: volume.annotations().contains_key(mark::POLICY_BEFORE),
         imported: volume.annotations().contains_key(mark::IMPORT),
         released: volume.annotations().contains_key(mark::RELEASE),
@@ -270,10 +327,10 @@ fn phase(volume: &PersistentVolume) -> Option<&str> {
     volume.status.as_ref()?.phase.as_deref()
 }
 
-fn is_retained(volume: &PersistentVolume) -> bool {
+fn reclaim_policy(volume: &PersistentVolume) -> ReclaimPolicy {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    facts::reclaim_policy(policy) == ReclaimPolicy::Retain
+    facts::reclaim_policy(policy)
 }
 
 /// A PV that nobody has. One that a driver makes for a claim never is in that phase; those

@@ -100,7 +100,7 @@ async fn volumes_that_do_not_exist() {
 #[tokio::test]
 async fn volumes_of_a_newer_driver_are_neither_there_nor_gone() {
     let (api, controller) = controller().await;
-    let newer = format!("{}:1", id(1).replace("v1:", "v2:"));
+    let newer = format!("{}:1", id(1).replace("v1:", "v3:"));
     assert_eq!(delete(&controller, &newer).await, Code::Unavailable);
     assert_eq!(publish(&controller, &newer, "n", true).await, Code::Unavailable);
     assert_eq!(unpublish(&controller, &newer).await, Code::Unavailable);

@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_foreign_id_is_no_volume_but_may_be_taken_away() {
         assert_eq!(code(publish(request("fake-vol-id"))).0, Code::NotFound);
-        let newer = ID.replace("v1:", "v2:");
+        let newer = ID.replace("v1:", "v3:");
         assert_eq!(code(publish(request(&newer))).0, Code::Unavailable);
         let asked = wire::NodeGetVolumeStatsRequest {
             volume_id: "fake-vol-id".into(),

@@ -2,8 +2,8 @@
 //! delete it. Every one of them reads the objects itself; none asks the move.
 
 use crate::volume::{
-    ReclaimPolicy,
-    moving::{Epoch, MoveUid, SourceMark, TargetMark, VolumeMark},
+    Epoch, ReclaimPolicy,
+    moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, TwinMarks, VolumeMark},
 };
 
 use super::{Live, NodeHealth, Side};
@@ -161,9 +161,21 @@ pub fn policy_wanted(policy: ReclaimPolicy, mark: Option<&VolumeMark>) -> Reclai
     mark.and_then(VolumeMark::note).map_or(policy, |note| note.policy)
 }
 
-/// Whether loops have to keep off a twin or a temporary PV: it belongs to a move. If that is gone,
-/// it is the matter of [`leftover_step`](super::leftover_step).
+/// Whether loops have to keep off a twin, and nobody but a move deletes it: it is a move's, its
+/// data is elsewhere, or what it says about moves cannot be read. `may_exist` says whether there
+/// may be a move of a uid; if there is none, a mark of it does not count.
 #[must_use]
-pub fn is_left_alone(labels: &std::collections::BTreeMap<String, String>) -> bool {
-    labels.contains_key(crate::volume::mark::MOVE)
+pub fn is_left_alone(
+    marks: &Result<TwinMarks, TwinMarkError>,
+    may_exist: impl Fn(&MoveUid) -> bool,
+) -> bool {
+    let Ok(TwinMarks { target, source }) = marks else {
+        return true;
+    };
+    let is_source = match source {
+        Some(SourceMark::Superseded { .. }) => true,
+        Some(SourceMark::Moving { by, .. }) => may_exist(by),
+        Some(SourceMark::GivenBack { .. }) | None => false,
+    };
+    is_source || target.as_ref().is_some_and(|target| may_exist(&target.by))
 }

@@ -2,8 +2,8 @@
 //! and how far the copy is. Read live, and before the status of the move.
 
 use crate::volume::{
-    ReclaimPolicy,
-    moving::{Epoch, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
+    Epoch, ReclaimPolicy,
+    moving::{GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
 };
 
 use super::Users;

@@ -71,8 +71,8 @@ impl Reached {
         };
         let mut names: BTreeSet<String> = twins.iter().map(|twin| twin.volume.to_string()).collect();
         for real in real.iter().filter_map(|volume| volume.as_real()) {
-            // A twin is named after its claim, and if there is none after its volume.
-            names.extend([VolumeName::requested_for(&real.twin), real.twin.clone()]);
+            // A twin is named after its volume.
+            names.extend(VolumeName::of_home_twin(&real.twin).map(|(volume, _)| volume.to_string()));
             let twins = self.cluster.views().twins.of_topic(&real.twin);
             names.extend(twins.iter().map(|twin| twin.volume.to_string()));
         }

@@ -11,7 +11,7 @@ use crate::{
     },
     fleet::Link,
     placement::Declared,
-    volume::{DRIVER_NAME, VolumeName, mark},
+    volume::{DRIVER_NAME, Epoch, VolumeName, mark},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -32,6 +32,7 @@ fn put_twin(api: &FakeApi, handed_over: bool, with_claim: bool) {
         request_name: format!("pvc-{UID}"),
         fingerprint: None,
         handed_over,
+        epoch: Epoch::NEVER_MOVED,
     };
     api.put(
         TWIN,
@@ -143,7 +144,7 @@ async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_report
         put_twin(&api, handed_over, true);
         put_volume(&api);
         api.change(VOLUME, |volume| {
-            volume["spec"]["csi"]["volumeHandle"] = format!("v2:away:pvc-{UID}:1").into();
+            volume["spec"]["csi"]["volumeHandle"] = format!("v3:away:pvc-{UID}:1").into();
         });
         round_after(&api, LONG).await.unwrap();
         assert!(api.object(TWIN).is_some());

@@ -356,7 +356,7 @@ impl Scene {
 /// Whether a claim is the twin of this volume, in the volume's home cluster.
 fn is_twin_of(id: &VolumeId, claim: &PersistentVolumeClaim) -> bool {
     Marks::read(claim.labels(), claim.annotations())
-        .is_ok_and(|marks| marks.volume == id.name && marks.home == id.cluster)
+        .is_ok_and(|marks| marks.volume == id.name && marks.home == id.cluster && marks.epoch == id.epoch)
 }
 
 /// The class of a PV; an empty one where it has none.

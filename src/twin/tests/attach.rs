@@ -30,15 +30,15 @@ async fn publishing_attaches_under_a_name_of_our_own() {
     assert!(world.api.object(&format!("{ATTACHMENTS}/{name}")).is_some());
     assert_eq!(world.publish("n1").await.unwrap(), path);
 
-    unpublish(&world.home, &world.request.volume, Some("n2"), world.until())
+    unpublish(&world.home, &world.id(), Some("n2"), world.until())
         .await
         .unwrap();
     assert_eq!(world.api.store().below(ATTACHMENTS).len(), 1);
-    unpublish(&world.home, &world.request.volume, Some("n1"), world.until())
+    unpublish(&world.home, &world.id(), Some("n1"), world.until())
         .await
         .unwrap();
     assert!(world.api.store().below(ATTACHMENTS).is_empty());
-    unpublish(&world.home, &world.request.volume, Some("n1"), world.until())
+    unpublish(&world.home, &world.id(), Some("n1"), world.until())
         .await
         .unwrap();
 }
@@ -57,7 +57,7 @@ async fn an_attachment_that_no_watch_shows_is_taken_off_all_the_same() {
         let unwatched = world.api.cluster_unwatched().await;
         for node in ["n2", "n1"] {
             assert_eq!(world.api.store().below(ATTACHMENTS).len(), 1, "{node}");
-            unpublish(&unwatched, &world.request.volume, Some(node), world.until())
+            unpublish(&unwatched, &world.id(), Some(node), world.until())
                 .await
                 .unwrap();
         }
@@ -110,7 +110,7 @@ async fn what_cannot_be_published() {
         },
     };
     let asked = Capabilities::new([many]).unwrap();
-    let refused = publish(&world.home, &world.request.volume, "n1", &asked, world.until()).await;
+    let refused = publish(&world.home, &world.id(), "n1", &asked, world.until()).await;
     assert!(matches!(refused, Err(PublishError::Incapable(..))));
 }
 

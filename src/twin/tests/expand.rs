@@ -175,7 +175,7 @@ async fn what_ends_an_expansion_leaves_the_conditions_of_others() {
     world.api.change(&twin_path(), |twin| {
         merge(&mut twin["status"], &pending_on_node(2));
     });
-    let site = Site::local(&world.home, &world.request.volume);
+    let site = Site::local(&world.home, &world.request.volume, Epoch::NEVER_MOVED);
     let virtual_pv = format!("pvc-{UID}");
     let finish = || finish_expansion(&site, &world.request.volume, &virtual_pv);
     world.claim_has(1);

@@ -12,7 +12,7 @@ async fn every_write_may_fail_once() {
         }
         world.create().await.unwrap();
         world.publish("n1").await.unwrap();
-        unpublish(&world.home, &world.request.volume, Some("n1"), world.until())
+        unpublish(&world.home, &world.id(), Some("n1"), world.until())
             .await
             .unwrap();
         world.delete().await.unwrap();

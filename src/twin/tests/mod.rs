@@ -26,7 +26,7 @@ use crate::{
     cluster::{Cluster, events::Events, testing::FakeApi},
     fleet::Registry,
     topology::{CLUSTER_KEY, NODE_KEY},
-    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, SizeRange, VolumeId},
+    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, Epoch, SizeRange, VolumeId},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -62,10 +62,7 @@ impl World {
     }
 
     fn id(&self) -> VolumeId {
-        VolumeId {
-            cluster: self.home.id().clone(),
-            name: self.request.volume.clone(),
-        }
+        VolumeId::never_moved(self.home.id().clone(), self.request.volume.clone())
     }
 
     fn until(&self) -> Instant {
@@ -92,7 +89,7 @@ impl World {
 
     async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
         let asked = &self.request.spec.capabilities;
-        publish(&self.home, &self.request.volume, node, asked, self.until()).await
+        publish(&self.home, &self.id(), node, asked, self.until()).await
     }
 
     fn twin(&self) -> Option<Value> {

@@ -114,6 +114,12 @@ impl VolumeMark {
     }
 }
 
+/// Whether a PV is gated, or may be: what cannot be read on it is no absence.
+#[must_use]
+pub fn is_gated(annotations: &Map) -> bool {
+    VolumeMark::read(annotations).map_or(true, |mark| mark.is_some_and(|mark| mark.note().is_some()))
+}
+
 /// The change of its PV for which a claim was touched, so that Kubernetes looks at both now and
 /// not at its next round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

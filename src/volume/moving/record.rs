@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{GateNote, VolumeHandle, VolumeMark};
-use crate::volume::{ClaimName, ReclaimPolicy, VolumeIdError, mark};
+use super::{GateNote, VolumeMark};
+use crate::volume::{ClaimName, ReclaimPolicy, VolumeId, VolumeIdError, mark};
 
 /// Longest manifest that is kept, in bytes: the status of eight claims with two of them each has
 /// to fit into one object of at most 1.5 MiB.
@@ -64,7 +64,7 @@ pub enum MoveRecordError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     name: String,
-    handle: VolumeHandle,
+    handle: VolumeId,
     labels: Value,
     annotations: Value,
     spec: Value,
@@ -105,7 +105,7 @@ impl Manifest {
 
     /// The handle in it.
     #[must_use]
-    pub fn handle(&self) -> &VolumeHandle {
+    pub fn handle(&self) -> &VolumeId {
         &self.handle
     }
 
@@ -165,7 +165,7 @@ impl CommitRecord {
     /// name of the source's, for a claim cannot be told another one, and its epoch follows.
     pub fn new(of: SourceRecord, target: Manifest) -> Result<Self, MoveRecordError> {
         let (from, to) = (of.source.handle(), target.handle());
-        let why = if from.id.name != to.id.name {
+        let why = if from.name != to.name {
             "it is of another volume"
         } else if from.epoch.next() != Some(to.epoch) {
             "its epoch is not the next one"

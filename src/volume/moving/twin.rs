@@ -4,8 +4,8 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use super::{Epoch, GateNumber, MoveUid};
-use crate::volume::mark;
+use super::{GateNumber, MoveUid};
+use crate::volume::{Epoch, mark};
 
 type Map = BTreeMap<String, String>;
 
@@ -38,7 +38,7 @@ impl TargetMark {
     /// The annotations to write, which stay when the twin is handed over.
     #[must_use]
     pub fn annotations(&self) -> Map {
-        Map::from([(mark::EPOCH.to_owned(), self.epoch.to_string())])
+        epoch_mark(self.epoch)
     }
 
     /// The mark on a twin; `None` if no move is making it.
@@ -53,7 +53,14 @@ impl TargetMark {
     }
 }
 
-/// The epoch of a twin, whoever made it.
+/// The annotation of what is of this epoch; none as long as the volume has never moved.
+#[must_use]
+pub fn epoch_mark(epoch: Epoch) -> Map {
+    let moved = (epoch > Epoch::NEVER_MOVED).then(|| (mark::EPOCH.to_owned(), epoch.to_string()));
+    moved.into_iter().collect()
+}
+
+/// The epoch of a twin, whoever made it, or of an attachment of one.
 pub fn epoch_of(annotations: &Map) -> Result<Epoch, TwinMarkError> {
     annotations
         .get(mark::EPOCH)
@@ -149,6 +156,25 @@ fn parse_source(text: &str) -> Option<SourceMark> {
         },
         _ => return None,
     })
+}
+
+/// All that a twin says about moves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TwinMarks {
+    /// It is being made by a move.
+    pub target: Option<TargetMark>,
+    /// A move takes, or took, its data elsewhere.
+    pub source: Option<SourceMark>,
+}
+
+impl TwinMarks {
+    /// The marks on a twin.
+    pub fn read(labels: &Map, annotations: &Map) -> Result<Self, TwinMarkError> {
+        Ok(Self {
+            target: TargetMark::read(labels, annotations)?,
+            source: SourceMark::read(annotations)?,
+        })
+    }
 }
 
 #[cfg(test)]

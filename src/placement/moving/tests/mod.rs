@@ -8,8 +8,8 @@ mod world;
 
 use super::*;
 use crate::volume::{
-    ReclaimPolicy,
-    moving::{Epoch, GateNote, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
+    Epoch, ReclaimPolicy,
+    moving::{GateNote, GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
 };
 
 const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";

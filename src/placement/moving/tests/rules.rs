@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::volume::{mark, moving::TargetMark};
+use crate::volume::{
+    mark,
+    moving::{TargetMark, TwinMarks},
+};
 
 fn start(why: Why) -> ClaimDecision {
     ClaimDecision::Back(BackTo::Start, why)
@@ -500,9 +503,33 @@ fn rule_9_the_policy_before_the_gate_is_the_users() {
             })
         );
     }
-    let marked = BTreeMap::from([(mark::MOVE.to_owned(), UID.to_owned())]);
-    assert!(is_left_alone(&marked));
-    assert!(!is_left_alone(&BTreeMap::new()));
+}
+
+#[test]
+fn rule_9_loops_keep_off_what_is_a_moves() {
+    let left_alone = |target: Option<TargetMark>, source: Option<SourceMark>, exists: bool| {
+        is_left_alone(&Ok(TwinMarks { target, source }), |by| exists && *by == uid())
+    };
+    let target = || {
+        Some(TargetMark {
+            by: uid(),
+            epoch: epoch(1),
+        })
+    };
+    // A mark counts while there may be its move.
+    for exists in [true, false] {
+        assert_eq!(left_alone(target(), None, exists), exists);
+        assert_eq!(left_alone(None, Some(moving(GATE)), exists), exists);
+        // Its data is elsewhere, whatever became of the move.
+        assert!(left_alone(None, Some(superseded()), exists));
+        assert!(!left_alone(None, Some(unmarked(GATE)), exists));
+        assert!(!left_alone(None, None, exists));
+    }
+    let unreadable = TwinMarks::read(
+        &BTreeMap::new(),
+        &BTreeMap::from([(mark::SOURCE_OF.to_owned(), "?".to_owned())]),
+    );
+    assert!(is_left_alone(&unreadable, |_| false));
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
         request_name: volume.clone(),
         fingerprint: None,
         handed_over: true,
+        epoch: Epoch::NEVER_MOVED,
     };
     let claims = format!("/api/v1/namespaces/shop/persistentvolumeclaims/{name}");
     there.put(

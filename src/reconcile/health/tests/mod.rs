@@ -14,7 +14,7 @@ use crate::{
         events::Events,
         testing::{Act, FakeApi, Fault},
     },
-    volume::{Carried, ClaimMark, DRIVER_NAME, Marks, VolumeName, mark},
+    volume::{Carried, ClaimMark, DRIVER_NAME, Epoch, Marks, VolumeName, mark},
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -38,6 +38,7 @@ fn world(api: &FakeApi) {
         request_name: volume.clone(),
         fingerprint: None,
         handed_over: true,
+        epoch: Epoch::NEVER_MOVED,
     };
     let labels = [("app".to_owned(), "shop".to_owned())].into();
     let (twin_labels, annotations) = Carried::of(&labels, &std::collections::BTreeMap::new()).with(&marks);
@@ -353,7 +354,7 @@ async fn a_volume_that_belongs_to_another_claim_now_is_rescued_as_what_it_is() {
     assert_eq!(twin["status"]["phase"], "Bound");
     assert!(told(&api).contains(&"TwinRecovered".to_owned()));
     let home = api.cluster().await;
-    let site = Site::local(&home, &VolumeName::from_request(&format!("pvc-{UID}")));
+    let site = Site::local(&home, &VolumeName::from_request(&format!("pvc-{UID}")), Epoch::NEVER_MOVED);
     let found = site.twins().get(site.name()).await.unwrap().unwrap();
     let owner = site.owner(&VolumeName::from_request(&format!("pvc-{UID}")));
     owner

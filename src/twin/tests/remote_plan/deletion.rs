@@ -28,10 +28,7 @@ async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
     world.remember(made);
     let registry = world.registry().await;
     let events = Events::new(world.home.client().clone());
-    let id = VolumeId {
-        cluster: "milan".parse().unwrap(),
-        name: world.request.volume.clone(),
-    };
+    let id = VolumeId::never_moved("milan".parse().unwrap(), world.request.volume.clone());
     let delete = || {
         let until = Instant::now() + Duration::from_millis(200);
         delete(&world.home, &registry, &events, &id, until)

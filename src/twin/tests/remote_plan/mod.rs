@@ -85,10 +85,7 @@ impl World {
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
-        let id = VolumeId {
-            cluster: "milan".parse().unwrap(),
-            name: self.request.volume.clone(),
-        };
+        let id = VolumeId::never_moved("milan".parse().unwrap(), self.request.volume.clone());
         let until = Instant::now() + Duration::from_millis(1500);
         let events = Events::new(self.home.client().clone());
         delete(&self.home, &self.registry().await, &events, &id, until).await
