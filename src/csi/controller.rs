@@ -8,9 +8,10 @@ use super::{CreateLimiter, Deadline, parse, snapshots, work::Work};
 use crate::{
     cluster::{Cluster, events::Events},
     fleet::{NodeKind, Registry},
+    placement::moving::Caller,
     topology::Segments,
     twin::{self, Policy},
-    volume::{VolumeId, VolumeName},
+    volume::{VolumeId, VolumeName, twin_in},
     wire::csi::{self as wire, controller_service_capability as capability},
 };
 
@@ -69,13 +70,23 @@ impl Controller {
 
     /// A volume of a remote cluster is where its pods run, and nowhere else: on the
     /// node that stands for the cluster there is nothing to do.
-    async fn publish_remote(&self, id: &VolumeId, node: &str) -> Result<(), Status> {
+    async fn publish_remote(
+        &self,
+        id: &VolumeId,
+        node: &str,
+        caller: &Caller,
+        context: HashMap<String, String>,
+    ) -> Result<(), Status> {
         let found = twin::node(&self.home, node)
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
         let found = found.ok_or_else(|| Status::not_found(format!("no node has the name {node:?}")))?;
         match self.registry.behind(&found) {
-            NodeKind::Virtual(remote) if remote.id == id.cluster => Ok(()),
+            NodeKind::Virtual(remote) if remote.id == id.cluster => {
+                let remembered = twin_in(&context.into_iter().collect());
+                let (home, registry) = (&self.home, &self.registry);
+                Ok(twin::may_publish_elsewhere(home, registry, id, caller, remembered.as_ref()).await?)
+            }
             _ => Err(Status::failed_precondition(format!(
                 "the volume {} lives in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
                  that stands for that cluster, or move the volume",
@@ -146,15 +157,19 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::volume_id(request.volume_id)?;
         let node = parse::required("node_id", request.node_id)?;
         let asked = parse::only_capability(request.volume_capability)?;
+        let caller = parse::caller(&request.volume_context)?;
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         self.observed(deadline).await?;
         if !self.is_home(&id) {
-            self.publish_remote(&id, &node).await?;
+            self.publish_remote(&id, &node, &caller, request.volume_context)
+                .await?;
             return Ok(Response::new(wire::ControllerPublishVolumeResponse::default()));
         }
-        let home = self.home.clone();
+        let (home, registry) = (self.home.clone(), self.registry.clone());
         let key = format!("{} on {node}", id.name);
-        let publish = async move { Ok(twin::publish(&home, &id, &node, &asked, deadline.at()).await?) };
+        let publish = async move {
+            Ok(twin::publish(&home, &registry, &id, &caller, &node, &asked, deadline.at()).await?)
+        };
         let path = self.work.run(&key, publish).await?;
         let context = path
             .to_publish_context()

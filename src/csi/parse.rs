@@ -7,11 +7,12 @@ use tonic::Status;
 
 use super::snapshots;
 use crate::{
+    placement::moving::Caller,
     topology::Segments,
     twin::CreateRequest,
     volume::{
         Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeId, VolumeIdError,
-        VolumeName, VolumeSpec, attributes_class,
+        VolumeName, VolumeSpec, attributes_class, mark,
     },
     wire::csi::{self as wire, volume_capability::access_mode::Mode},
 };
@@ -133,6 +134,12 @@ pub(super) fn ours(id: &str) -> Result<Option<VolumeId>, Status> {
         Err(VolumeIdError::Foreign(_)) => Ok(None),
         Err(unknown @ VolumeIdError::UnknownVersion(_)) => Err(unknown.into()),
     }
+}
+
+/// Who wants to use a volume.
+pub(super) fn caller(context: &HashMap<String, String>) -> Result<Caller, Status> {
+    let attribute = context.get(mark::MOVER).map(String::as_str);
+    Caller::read(attribute).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
 /// A field that must be given.

@@ -9,7 +9,7 @@
 use tonic::{Code, Status};
 
 use crate::{
-    placement::{DeleteRefusal, RealRefusal, Refusal},
+    placement::{DeleteRefusal, RealRefusal, Refusal, moving::PublishBeside},
     twin::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     volume::{SpecError, VolumeIdError},
 };
@@ -120,6 +120,7 @@ impl Coded for Refusal {
             | Self::Vanished
             | Self::Losing
             | Self::Releasing
+            | Self::Moves
             | Self::Lost
             | Self::HandedOverElsewhere
             | Self::Nowhere(_)
@@ -136,7 +137,9 @@ impl Coded for DeleteError {
                     DeleteRefusal::Claimed(_)
                     | DeleteRefusal::Foreign(_)
                     | DeleteRefusal::Attached(_)
-                    | DeleteRefusal::Releasing,
+                    | DeleteRefusal::Releasing
+                    | DeleteRefusal::Gated
+                    | DeleteRefusal::Moves,
                 ..
             } => Code::FailedPrecondition,
             Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
@@ -150,13 +153,22 @@ impl Coded for PublishError {
         match self {
             Self::NoTwin { .. } | Self::NoNode { .. } => Code::NotFound,
             Self::Incapable(..) => Code::InvalidArgument,
-            Self::Unusable(_) => Code::FailedPrecondition,
+            Self::Unusable(_)
+            | Self::Beside {
+                beside: PublishBeside::MovedOn { .. } | PublishBeside::MoveOver,
+                ..
+            } => Code::FailedPrecondition,
             // The real driver knows best, except that it cannot have succeeded.
             Self::Refused { code, .. } => match code.map(Code::from) {
                 None | Some(Code::Ok | Code::Unknown) => Code::Internal,
                 Some(code) => code,
             },
-            Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
+            Self::Unreachable(_)
+            | Self::Api(_)
+            | Self::Beside {
+                beside: PublishBeside::Go | PublishBeside::Moving | PublishBeside::Silent(_),
+                ..
+            } => Code::Unavailable,
             Self::StillWaiting(_) => Code::DeadlineExceeded,
         }
     }
@@ -184,8 +196,11 @@ impl Coded for ChangeError {
                 refusal: RealRefusal::InUse(_),
                 ..
             } => Code::FailedPrecondition,
-            // A final code where nothing is under way, and one that is tried again.
-            Self::NotNow { .. } | Self::NotGrown { .. } | Self::NotModified { .. } => Code::Internal,
+            // A final code where nothing is under way, and one that is tried again: a claim whose
+            // volume has moved has another handle then.
+            Self::NotNow { .. } | Self::MovedOn { .. } | Self::NotGrown { .. } | Self::NotModified { .. } => {
+                Code::Internal
+            }
             Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
@@ -208,7 +223,7 @@ mod tests {
         cluster::{ApiError, Cause},
         placement::{AdoptRefusal, ClassError},
         topology::AffinityError,
-        volume::{ClaimMark, Foreign},
+        volume::{ClaimMark, Epoch, Foreign},
     };
 
     fn api() -> ApiError {
@@ -243,6 +258,14 @@ mod tests {
 
     fn code(error: impl Into<Status>) -> Code {
         error.into().code()
+    }
+
+    fn not_attached(beside: PublishBeside) -> Code {
+        code(PublishError::Beside {
+            volume: crate::volume::VolumeName::from_request("v"),
+            cluster: "home".parse().unwrap(),
+            beside,
+        })
     }
 
     fn not_made(refusal: Refusal) -> Code {
@@ -313,6 +336,22 @@ mod tests {
             (not_made(Refusal::Losing), Code::FailedPrecondition),
             (not_made(Refusal::Releasing), Code::FailedPrecondition),
             (not_deleted(DeleteRefusal::Releasing), Code::FailedPrecondition),
+            (not_made(Refusal::Moves), Code::FailedPrecondition),
+            (not_deleted(DeleteRefusal::Gated), Code::FailedPrecondition),
+            (not_deleted(DeleteRefusal::Moves), Code::FailedPrecondition),
+            (not_attached(PublishBeside::Moving), Code::Unavailable),
+            (
+                not_attached(PublishBeside::Silent("down".into())),
+                Code::Unavailable,
+            ),
+            (not_attached(PublishBeside::MoveOver), Code::FailedPrecondition),
+            (
+                not_attached(PublishBeside::MovedOn {
+                    asked: Epoch::NEVER_MOVED,
+                    current: "1".parse().unwrap(),
+                }),
+                Code::FailedPrecondition,
+            ),
             (not_made(Refusal::Lost), Code::FailedPrecondition),
             (not_made(Refusal::HandedOverElsewhere), Code::FailedPrecondition),
             (

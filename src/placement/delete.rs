@@ -7,7 +7,7 @@
 //! exists, nothing is deleted.
 //!
 //! ```text
-//!  the PV's claim exists, the volume is being released ──▶ Refuse
+//!  the PV's claim exists, the volume is being released or moved ──▶ Refuse
 //!
 //!  twin there ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin gone
 //!                                                             │
@@ -25,6 +25,8 @@ use crate::volume::{ClaimMark, Foreign};
 pub struct DeleteFacts {
     /// The claim that the volume belongs to, if it exists.
     pub claim: Option<ClaimMark>,
+    /// Whether a move keeps the users of the volume away: its virtual PV names no claim then.
+    pub gated: bool,
     /// What is in the twin's place.
     pub twin: DeleteTwin,
     /// The PV of the twin, found by the twin or by its `claimRef`.
@@ -47,6 +49,8 @@ pub enum DeleteTwin {
     },
     /// The twin, whose volume is being released.
     Releasing,
+    /// The twin, which a move is making, is reading, or has left behind.
+    OfMove,
 }
 
 /// The PV of the twin.
@@ -152,6 +156,17 @@ pub enum DeleteRefusal {
         "the volume is being released, and its data is to stay: `liqo-csi release pvc` ends that, and with --undo takes it back"
     )]
     Releasing,
+    /// It is being moved.
+    #[error(
+        "the volume is being moved, and its PersistentVolume names no claim until that is over or undone: nothing is deleted. If its \
+         claim was deleted, its data goes by its reclaim policy when the move has ended"
+    )]
+    Gated,
+    /// The twin belongs to a move.
+    #[error(
+        "the twin belongs to a move of the volume, which deletes it when it does not need it any more; nothing else does"
+    )]
+    Moves,
     /// It is in use.
     #[error("the volume is still attached to the node {0}")]
     Attached(String),
@@ -163,6 +178,9 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
     if let Some(claim) = &facts.claim {
         return DeleteStep::Refuse(DeleteRefusal::Claimed(claim.clone()));
     }
+    if facts.gated {
+        return DeleteStep::Refuse(DeleteRefusal::Gated);
+    }
     if let Some(node) = &facts.attached {
         return DeleteStep::Refuse(DeleteRefusal::Attached(node.clone()));
     }
@@ -171,6 +189,7 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
         DeleteTwin::Ours { deleting: false } => DeleteStep::DeleteTwin,
         DeleteTwin::Ours { deleting: true } => DeleteStep::AwaitTwin,
         DeleteTwin::Releasing => DeleteStep::Refuse(DeleteRefusal::Releasing),
+        DeleteTwin::OfMove => DeleteStep::Refuse(DeleteRefusal::Moves),
         DeleteTwin::Absent => without_twin(&facts.volume),
     }
 }
@@ -213,6 +232,7 @@ mod tests {
     fn decide(twin: DeleteTwin, volume: TwinVolume) -> DeleteStep {
         delete_step(&DeleteFacts {
             claim: None,
+            gated: false,
             twin,
             volume,
             attached: None,
@@ -283,6 +303,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_being_moved_is_not_deleted() {
+        let gated = DeleteFacts {
+            claim: None,
+            gated: true,
+            twin: DeleteTwin::Ours { deleting: false },
+            volume: present(true, false),
+            attached: None,
+        };
+        assert_eq!(delete_step(&gated), DeleteStep::Refuse(DeleteRefusal::Gated));
+        let of_move = decide(DeleteTwin::OfMove, present(false, false));
+        assert_eq!(of_move, DeleteStep::Refuse(DeleteRefusal::Moves));
+    }
+
+    #[test]
     fn foreign_or_attached_volumes_are_left_alone() {
         let foreign = DeleteTwin::Foreign(Foreign::OtherClaim("x".into()));
         assert!(matches!(
@@ -291,6 +325,7 @@ mod tests {
         ));
         let attached = DeleteFacts {
             claim: None,
+            gated: false,
             twin: DeleteTwin::Ours { deleting: false },
             volume: present(false, false),
             attached: Some("n1".into()),
@@ -309,6 +344,8 @@ mod tests {
                 DeleteTwin::Foreign(Foreign::OtherClaim("x".into())),
                 DeleteTwin::Ours { deleting: false },
                 DeleteTwin::Ours { deleting: true },
+                DeleteTwin::Releasing,
+                DeleteTwin::OfMove,
             ]),
             volume in select(vec![
                 TwinVolume::Unknown("down".into()),
@@ -319,10 +356,11 @@ mod tests {
             ]),
             attached in select(vec![None, Some("n1".to_owned())]),
             claim in select(vec![None, Some(claim())]),
+            gated in any::<bool>(),
         ) {
-            let facts = DeleteFacts { claim, twin, volume, attached };
+            let facts = DeleteFacts { claim, gated, twin, volume, attached };
             let step = delete_step(&facts);
-            if facts.claim.is_some() {
+            if facts.claim.is_some() || facts.gated || facts.twin == DeleteTwin::OfMove {
                 prop_assert!(matches!(step, DeleteStep::Refuse(_)));
             }
             if step == DeleteStep::Done {

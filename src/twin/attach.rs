@@ -18,7 +18,9 @@ use tokio::time::Instant;
 use super::{
     PublishError, UnpublishError,
     claimed::{remembered, virtual_volume},
-    data_path, reading,
+    data_path,
+    moves::may_publish,
+    reading,
     reading::twin_volume_in,
 };
 use crate::{
@@ -26,7 +28,9 @@ use crate::{
         ApiError, Cluster, Precondition, facts,
         slim::{Attachment, Driver, marked_volume},
     },
+    fleet::Registry,
     observe::crash::{self, Step},
+    placement::moving::Caller,
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeId, VolumeMode,
         VolumeName, digest, mark,
@@ -45,13 +49,16 @@ pub fn attachment_name(volume: &str, node: &str) -> String {
 /// Makes the volume usable on a node and says how to reach it from there.
 pub async fn publish(
     home: &Cluster,
+    registry: &Registry,
     id: &VolumeId,
+    caller: &Caller,
     node: &str,
     asked: &Capabilities,
     deadline: Instant,
 ) -> Result<DataPath, PublishError> {
     let volume = &id.name;
     let twin = find_twin(home, id).await?;
+    may_publish(home, registry, id, caller, &twin).await?;
     let capable = capabilities_of(&twin)?;
     if !capable.contains(asked) {
         let have = capable
@@ -83,6 +90,9 @@ pub async fn publish(
     if let (RealSource::Csi(source), true) = (&path.source, attach) {
         let wanted = attachment(home, id, &real.name_any(), node, &source.driver);
         path.attachment = Box::pin(attach_and_wait(home, volume, &wanted, deadline)).await?;
+        // It may have been gated meanwhile, by somebody who saw no attachment.
+        let twin = find_twin(home, id).await?;
+        may_publish(home, registry, id, caller, &twin).await?;
     }
     Ok(path)
 }
@@ -109,11 +119,7 @@ pub async fn unpublish(
 /// read by name. A watch that shows none may lag: then the one is looked for whose name follows
 /// from the twin's PV. Where that is not known, or the watch does not work, all are listed that
 /// bear the volume's label.
-async fn held(
-    home: &Cluster,
-    id: &VolumeId,
-    node: Option<&str>,
-) -> Result<Vec<VolumeAttachment>, ApiError> {
+async fn held(home: &Cluster, id: &VolumeId, node: Option<&str>) -> Result<Vec<VolumeAttachment>, ApiError> {
     let attachments = home.all::<VolumeAttachment>();
     let is_asked_for = |on: &str| node.is_none_or(|node| node == on);
     let watched = &home.views().attachments;

@@ -10,15 +10,20 @@ use tokio::time::Instant;
 
 use super::{
     ChangeError, Site,
-    claimed::{remembered, virtual_volume},
-    last_warning, reading, twin_in,
+    claimed::{epoch_served, remembered, virtual_volume},
+    last_warning,
+    moves::may_change,
+    reading, twin_in,
     waiter::settled_twin,
 };
 use crate::{
     cluster::{ApiError, Cluster, unless_conflict},
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::Class,
+    placement::{
+        Class,
+        moving::{ChangeBeside, change_beside},
+    },
     volume::VolumeId,
 };
 
@@ -38,6 +43,11 @@ impl Changing {
         id: &VolumeId,
     ) -> Result<Self, ChangeError> {
         let outer = virtual_volume(home, &id.name).await?;
+        let served = outer.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
+        if let ChangeBeside::MovedOn(current) = change_beside(id.epoch, served, false, false) {
+            let id = id.clone();
+            return Err(ChangeError::MovedOn { id, current });
+        }
         let remembered = outer.as_ref().and_then(|outer| remembered(outer, id.epoch));
         let remembered = remembered.and_then(twin_in);
         let site = Site::of_volume(home, registry, id, remembered.as_ref())?;
@@ -63,6 +73,18 @@ impl Changing {
         if reading::is_releasing(&twin) {
             return Err(self
                 .not_now("is being released (liqo-csi release pvc): change the claim when that has ended"));
+        }
+        match may_change(&self.id, &twin, false) {
+            ChangeBeside::Go => {}
+            ChangeBeside::Later => {
+                return Err(
+                    self.not_now("belongs to a move of the volume: the claim is changed when that has ended")
+                );
+            }
+            ChangeBeside::MovedOn(current) => {
+                let id = self.id.clone();
+                return Err(ChangeError::MovedOn { id, current });
+            }
         }
         if twin.metadata.deletion_timestamp.is_some() {
             return Err(self.not_now("is being deleted: its data is to be rescued first"));

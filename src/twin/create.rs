@@ -14,6 +14,7 @@ use super::{
     TWIN_VOLUME, adopt,
     attributes::{check, mapped},
     finalizer::remove_finalizer,
+    moves::is_of_move,
     not_taken::{not_taken, note_refusal},
     observation::Observation,
     plan::plan,
@@ -102,6 +103,9 @@ async fn take_step(
 ) -> Result<Progress, CreateError> {
     if observation.twin.as_ref().is_some_and(reading::is_releasing) {
         return Err(refused(site, Refusal::Releasing));
+    }
+    if observation.twin.as_ref().is_some_and(is_of_move) {
+        return Err(refused(site, Refusal::Moves));
     }
     Ok(match observation.step(site, request).await? {
         CreateStep::Create if adopt::wish(observation.claim.as_ref()).is_some() => {

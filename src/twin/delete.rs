@@ -16,6 +16,7 @@ use super::{
     data_of,
     finalizer::remove_finalizer,
     holder,
+    moves::is_of_move,
     reading::{self, twin_volume_in},
     reclaim::give_policy_back,
     site::{self, Found},
@@ -30,7 +31,7 @@ use crate::{
         DeleteFacts, DeleteRefusal, DeleteStep, DeleteTwin, ReclaimPolicy, TwinVolume, delete_step,
         without_twin,
     },
-    volume::{ClaimMark, VolumeId, VolumeName, mark},
+    volume::{ClaimMark, VolumeId, VolumeName, mark, moving::is_gated},
 };
 
 /// Deletes the volume, or goes on deleting it.
@@ -46,8 +47,14 @@ pub async fn delete(
     let Found { site, mut outer } = site::find(home, registry, id).await?;
     let Some(site) = site else {
         let outer = outer.and_then(|VirtualPv(outer)| outer);
+        let nowhere = || "not found".to_owned();
         return match claim.existing(home, outer.as_deref()).await? {
-            Some(claim) => Err(claimed(events, id, "not found".to_owned(), claim).await),
+            Some(claim) => Err(claimed(events, id, nowhere(), claim).await),
+            None if outer.is_some_and(|outer| is_gated(outer.annotations())) => Err(DeleteError::Refused {
+                twin: nowhere(),
+                cluster: id.cluster.to_string(),
+                refusal: DeleteRefusal::Gated,
+            }),
             None => Ok(()),
         };
     };
@@ -209,6 +216,7 @@ async fn look(
             Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
+            Ok(_) if is_of_move(found) => DeleteTwin::OfMove,
             Ok(_) => DeleteTwin::Ours {
                 deleting: found.metadata.deletion_timestamp.is_some(),
             },
@@ -234,6 +242,7 @@ async fn look(
     Ok((
         DeleteFacts {
             claim,
+            gated: outer.is_some_and(|outer| is_gated(outer.annotations())),
             twin,
             volume: seen,
             attached,

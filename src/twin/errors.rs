@@ -4,8 +4,11 @@ use super::NoAttributes;
 use crate::{
     cluster::ApiError,
     fleet::Unreachable,
-    placement::{AdoptRefusal, ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped},
-    volume::{ClusterId, SpecError, VolumeId, VolumeName},
+    placement::{
+        AdoptRefusal, ClassError, DeleteRefusal, RealRefusal, Refusal, SourceRefusal, Unmapped,
+        moving::PublishBeside,
+    },
+    volume::{ClusterId, Epoch, SpecError, VolumeId, VolumeName},
 };
 
 /// Why a claim has no place for its twin.
@@ -164,6 +167,16 @@ pub enum PublishError {
     /// The volume cannot be used in its present state.
     #[error("{0}")]
     Unusable(String),
+    /// It is being moved, or has moved.
+    #[error("the volume {volume} in the cluster {cluster} is not attached: {beside}")]
+    Beside {
+        /// The volume.
+        volume: VolumeName,
+        /// The cluster that its handle names.
+        cluster: ClusterId,
+        /// Why not.
+        beside: PublishBeside,
+    },
     /// Its cluster cannot be asked right now.
     #[error("{0}")]
     Unreachable(String),
@@ -202,6 +215,17 @@ pub enum ChangeError {
         cluster: String,
         /// What state it is in.
         why: &'static str,
+    },
+    /// The volume of this handle is another one now.
+    #[error(
+        "the volume \"{id}\" has moved: the epoch of its data, which counts its moves, is {current}. Change the claim when its \
+         PersistentVolume names that"
+    )]
+    MovedOn {
+        /// The id that was given.
+        id: VolumeId,
+        /// The epoch of the data.
+        current: Epoch,
     },
     /// Volumes like this one never grow.
     #[error("{0}")]

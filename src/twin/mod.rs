@@ -16,6 +16,7 @@ mod expand;
 mod finalizer;
 mod holder;
 mod list;
+mod moves;
 mod not_taken;
 mod observation;
 mod plan;
@@ -54,6 +55,7 @@ pub use self::{
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
+    moves::{highest, is_of_move, is_seen_of_move, may_publish_elsewhere},
     reading::{
         holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
     },

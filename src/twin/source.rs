@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     CreateError, CreateRequest, DeleteError, NoSite, Site,
+    moves::may_change,
     observation::Observation,
     planned::Planned,
     reading,
@@ -27,6 +28,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         CopyFacts, Original, SourceDriver, SourcePlace, SourceRefusal, copy_flaw, may_copy, mode_name,
+        moving::ChangeBeside,
     },
     topology::NodeSelector,
     volume::{ClusterId, ContentSource, SnapshotId, VolumeId, mark},
@@ -327,6 +329,9 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
             there.cluster_name()
         )));
     };
+    if let ChangeBeside::MovedOn(_) = may_change(id, &twin, true) {
+        return Err(not_usable(name, "has moved, and this is what is left of before").into());
+    }
     if twin.metadata.deletion_timestamp.is_some() {
         return Err(not_usable(name, "is being deleted").into());
     }

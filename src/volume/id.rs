@@ -309,7 +309,10 @@ mod tests {
     #[test]
     fn every_epoch_has_a_twin_of_its_own_at_home() {
         let second: Epoch = "2".parse().unwrap();
-        let names = [VolumeName::from_request(CLAIM), VolumeName::from_request("sanity")];
+        let names = [
+            VolumeName::from_request(CLAIM),
+            VolumeName::from_request("sanity"),
+        ];
         for name in names {
             let never_moved = name.home_twin(Epoch::NEVER_MOVED);
             assert_eq!(never_moved, name.claim_uid().unwrap_or(name.as_str()));
@@ -319,7 +322,13 @@ mod tests {
                 assert_eq!(VolumeName::of_home_twin(&twin), Some((name.clone(), epoch)));
             }
         }
-        for no_twin in ["", "data", "data-1", &CLAIM["pvc-".len()..CLAIM.len() - 1], &format!("{CLAIM}-0")] {
+        for no_twin in [
+            "",
+            "data",
+            "data-1",
+            &CLAIM["pvc-".len()..CLAIM.len() - 1],
+            &format!("{CLAIM}-0"),
+        ] {
             assert_eq!(VolumeName::of_home_twin(no_twin), None, "{no_twin}");
         }
     }

@@ -113,6 +113,9 @@ pub const CONFIRMED: &str = "storage.liqo.io/confirmed-version";
 /// of the `VolumeMove`. Label of the target's twin until it is handed over. As annotation and
 /// label: the uid of the move. It counts only while a `VolumeMove` of that uid exists.
 pub const MOVE: &str = "storage.liqo.io/move";
+/// Attribute of the PV of a mover: which side of which move it is of, as `source:` or `target:`
+/// and the uid of the move. No other PV has it.
+pub const MOVER: &str = "storage.liqo.io/mover";
 /// Annotation of a claim: the change of its virtual PV for which Kubernetes was last made to look
 /// at the claim.
 pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";

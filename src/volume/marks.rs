@@ -142,7 +142,9 @@ pub enum Foreign {
     #[error("it was made for the claim with uid {0:?}")]
     OtherClaim(String),
     /// It holds what the volume was before a move, or is after one.
-    #[error("it is the twin of epoch {found} of the volume, which counts its moves, and not of epoch {wanted}")]
+    #[error(
+        "it is the twin of epoch {found} of the volume, which counts its moves, and not of epoch {wanted}"
+    )]
     OtherEpoch {
         /// Its epoch.
         found: Epoch,

@@ -77,6 +77,10 @@ pub struct RealVolume {
 
 /// The PV that users of a volume see.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub struct VirtualVolume {
     /// Name of the PV.
     pub name: String,

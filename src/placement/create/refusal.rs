@@ -44,6 +44,12 @@ pub enum Refusal {
     /// It is being released.
     #[error("the volume was handed over before, and is being released: `liqo-csi release pvc` ends that")]
     Releasing,
+    /// It is being moved, or has moved.
+    #[error(
+        "the volume was handed over before, and this twin of it belongs to a move: its data is not in it, or not for long. If this \
+         cluster was restored from a backup, restore the claim together with its PersistentVolume"
+    )]
+    Moves,
     /// It was given away and its PV is gone.
     #[error("the volume was handed over before, but the PV of its twin is gone: the data may be lost")]
     Lost,

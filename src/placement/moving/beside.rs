@@ -2,7 +2,7 @@
 //! delete it. Every one of them reads the objects itself; none asks the move.
 
 use crate::volume::{
-    Epoch, ReclaimPolicy,
+    Epoch, ReclaimPolicy, mark,
     moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, TwinMarks, VolumeMark},
 };
 
@@ -37,6 +37,31 @@ pub enum Caller {
         /// The side that it reads or writes.
         side: Side,
     },
+}
+
+/// What this driver writes on no PV.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the volume attribute {key} has the value {0:?}, which this driver never writes", key = mark::MOVER)]
+pub struct CallerError(String);
+
+impl Caller {
+    /// Who calls, as an attribute of the PV says that only those of movers have.
+    pub fn read(attribute: Option<&str>) -> Result<Self, CallerError> {
+        let Some(text) = attribute else {
+            return Ok(Self::User);
+        };
+        let mover = || {
+            let (side, by) = text.split_once(':')?;
+            let side = match side {
+                "source" => Side::Source,
+                "target" => Side::Target,
+                _ => return None,
+            };
+            let by = by.parse().ok()?;
+            Some(Self::Mover { by, side })
+        };
+        mover().ok_or_else(|| CallerError(text.to_owned()))
+    }
 }
 
 /// The answer to `ControllerPublish`, which asks before it attaches and again after.
@@ -131,27 +156,21 @@ pub enum ChangeBeside {
     Go,
     /// Later: the claim is locked, and what is compared must not change.
     Later,
-    /// Never: the handle is of another epoch. Existing snapshots of it answer all the same.
-    MovedOn,
+    /// Never: the handle is of another epoch than the data, which is of this one. Existing
+    /// snapshots of it answer all the same.
+    MovedOn(Epoch),
 }
 
 /// Decides whether a volume may be snapshotted, or changed.
 #[must_use]
 pub fn change_beside(asked: Epoch, current: Epoch, locked: bool, snapshot: bool) -> ChangeBeside {
     if asked != current {
-        ChangeBeside::MovedOn
+        ChangeBeside::MovedOn(current)
     } else if locked && !snapshot {
         ChangeBeside::Later
     } else {
         ChangeBeside::Go
     }
-}
-
-/// Whether `DeleteVolume` may be answered for the volume of a PV with this mark. A gated PV names
-/// no claim that exists, which is otherwise what keeps the data of a claim.
-#[must_use]
-pub fn may_delete(mark: Option<&VolumeMark>) -> bool {
-    mark.and_then(VolumeMark::note).is_none()
 }
 
 /// The reclaim policy that the user wants of a virtual PV. The Retain of a gate is not the user's
@@ -165,10 +184,7 @@ pub fn policy_wanted(policy: ReclaimPolicy, mark: Option<&VolumeMark>) -> Reclai
 /// data is elsewhere, or what it says about moves cannot be read. `may_exist` says whether there
 /// may be a move of a uid; if there is none, a mark of it does not count.
 #[must_use]
-pub fn is_left_alone(
-    marks: &Result<TwinMarks, TwinMarkError>,
-    may_exist: impl Fn(&MoveUid) -> bool,
-) -> bool {
+pub fn is_left_alone(marks: &Result<TwinMarks, TwinMarkError>, may_exist: impl Fn(&MoveUid) -> bool) -> bool {
     let Ok(TwinMarks { target, source }) = marks else {
         return true;
     };

@@ -25,8 +25,8 @@
 //!
 //! One claim is decided in `claim` (and, by rows, `gated`, `back`, `committed`), all together in
 //! `whole`, what is left without a `VolumeMove` in `leftovers`, and what other calls may do beside
-//! a move in `beside`. The adapters that observe and apply (`twin/gate`, `reconcile/moves`) do not
-//! exist yet: nothing calls any of this.
+//! a move in `beside`, which the calls and loops of this driver ask. The adapters that observe and
+//! apply the rest (`twin/gate`, `reconcile/moves`) do not exist yet: nothing calls that.
 
 mod back;
 mod beside;
@@ -41,8 +41,8 @@ mod users;
 mod whole;
 
 pub use beside::{
-    Beside, Caller, ChangeBeside, DetachBeside, PublishBeside, change_beside, detach_beside, is_left_alone,
-    may_delete, policy_wanted, publish_beside,
+    Beside, Caller, CallerError, ChangeBeside, DetachBeside, PublishBeside, change_beside, detach_beside,
+    is_left_alone, policy_wanted, publish_beside,
 };
 pub use claim::{ClaimDecision, claim_step};
 pub use facts::{

@@ -22,9 +22,9 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         KnownSnapshotClasses, SnapshotClass, SnapshotRefusal, SnapshotStep, choose_snapshot_class,
-        snapshot_step,
+        moving::ChangeBeside, snapshot_step,
     },
-    twin::{DeleteError, Site, reading, site, waiter::settled_twin},
+    twin::{DeleteError, Site, moves::may_change, reading, site, waiter::settled_twin},
     volume::VolumeId,
 };
 
@@ -102,6 +102,12 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
         return unsuitable(format!(
             "its twin {place} in the cluster {cluster} is being released (liqo-csi release pvc): make a snapshot of the real class when that \
              has ended"
+        ));
+    }
+    if let ChangeBeside::MovedOn(current) = may_change(id, &claim, true) {
+        return unsuitable(format!(
+            "it has moved, and {place} in the cluster {cluster} is what is left of before; the epoch of its data, which counts its \
+             moves, is {current}"
         ));
     }
     if claim.metadata.deletion_timestamp.is_some() {

@@ -110,7 +110,16 @@ async fn what_cannot_be_published() {
         },
     };
     let asked = Capabilities::new([many]).unwrap();
-    let refused = publish(&world.home, &world.id(), "n1", &asked, world.until()).await;
+    let refused = publish(
+        &world.home,
+        &Registry::default(),
+        &world.id(),
+        &Caller::User,
+        "n1",
+        &asked,
+        world.until(),
+    )
+    .await;
     assert!(matches!(refused, Err(PublishError::Incapable(..))));
 }
 

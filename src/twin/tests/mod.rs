@@ -9,6 +9,7 @@ mod delete;
 mod expand;
 mod faults;
 mod list;
+mod moved;
 mod release;
 mod remote_plan;
 mod room;
@@ -25,8 +26,11 @@ use super::*;
 use crate::{
     cluster::{Cluster, events::Events, testing::FakeApi},
     fleet::Registry,
+    placement::moving::Caller,
     topology::{CLUSTER_KEY, NODE_KEY},
-    volume::{Access, AccessMode, Capabilities, Capability, ClaimName, Parameters, Epoch, SizeRange, VolumeId},
+    volume::{
+        Access, AccessMode, Capabilities, Capability, ClaimName, Epoch, Parameters, SizeRange, VolumeId,
+    },
 };
 
 const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
@@ -89,7 +93,17 @@ impl World {
 
     async fn publish(&self, node: &str) -> Result<crate::volume::DataPath, PublishError> {
         let asked = &self.request.spec.capabilities;
-        publish(&self.home, &self.id(), node, asked, self.until()).await
+        let (registry, caller) = (Registry::default(), Caller::User);
+        publish(
+            &self.home,
+            &registry,
+            &self.id(),
+            &caller,
+            node,
+            asked,
+            self.until(),
+        )
+        .await
     }
 
     fn twin(&self) -> Option<Value> {

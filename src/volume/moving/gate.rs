@@ -207,6 +207,15 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_that_cannot_be_read_may_be_that_of_a_gate() {
+        let gated = |text: &str| is_gated(&Map::from([(mark::GATE.to_owned(), text.to_owned())]));
+        assert!(gated("?"));
+        assert!(gated(r#"{"version":2}"#));
+        assert!(!gated(&format!(r#"{{"version":1,"move":"{UID}","gate":1}}"#)));
+        assert!(!is_gated(&Map::new()));
+    }
+
+    #[test]
     fn touches_survive_the_annotation() {
         let gate = GateNumber::FIRST;
         for touch in [Touch::Gated(gate), Touch::GivenBack(gate)] {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::volume::{
     mark,
-    moving::{TargetMark, TwinMarks},
+    moving::{TargetMark, TwinMarks, is_gated},
 };
 
 fn start(why: Why) -> ClaimDecision {
@@ -357,7 +357,7 @@ fn rule_6_a_handle_of_another_epoch_reaches_no_data() {
 
     assert_eq!(
         change_beside(epoch(0), epoch(1), false, true),
-        ChangeBeside::MovedOn
+        ChangeBeside::MovedOn(epoch(1))
     );
     assert_eq!(change_beside(epoch(1), epoch(1), false, true), ChangeBeside::Go);
 }
@@ -462,10 +462,27 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
 }
 
 #[test]
+fn rule_6_a_mover_is_known_by_its_volume() {
+    assert_eq!(Caller::read(None), Ok(Caller::User));
+    for (text, side) in [("source", Side::Source), ("target", Side::Target)] {
+        let mover = Caller::Mover { by: uid(), side };
+        assert_eq!(Caller::read(Some(&format!("{text}:{UID}"))), Ok(mover));
+    }
+    for wrong in ["", "source", "source:", "source:m1", &format!("both:{UID}")] {
+        assert!(Caller::read(Some(wrong)).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn rule_8_a_gated_volume_is_not_deleted_for_its_claim_that_seems_gone() {
-    assert!(!may_delete(Some(&VolumeMark::Gated(note(GATE)))));
-    assert!(may_delete(Some(&given_back(GATE))));
-    assert!(may_delete(None));
+    let is_gated = |mark: &VolumeMark| {
+        is_gated(&BTreeMap::from([(
+            mark::GATE.to_owned(),
+            mark.to_annotation().unwrap(),
+        )]))
+    };
+    assert!(is_gated(&VolumeMark::Gated(note(GATE))));
+    assert!(!is_gated(&given_back(GATE)));
     // Row 10 deletes the object only: never while its policy would take the data with it.
     let unretained = handed_over().volume(|volume| volume.policy = ReclaimPolicy::Delete);
     assert_eq!(

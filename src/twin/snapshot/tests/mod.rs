@@ -94,7 +94,10 @@ fn request(cluster: &str) -> SnapshotRequest {
     SnapshotRequest {
         key: SnapshotKey::from_request(&request_name),
         request_name,
-        source: VolumeId::never_moved(cluster.parse().unwrap(), VolumeName::from_request(&format!("pvc-{UID}"))),
+        source: VolumeId::never_moved(
+            cluster.parse().unwrap(),
+            VolumeName::from_request(&format!("pvc-{UID}")),
+        ),
         parameters: SnapshotParameters {
             real_class: None,
             snapshot: Some(SnapshotName {

@@ -1,0 +1,163 @@
+//! What a volume may be used for beside a move, and after one: what stands on its twin, and on
+//! twins of it elsewhere, turned into the facts that [`crate::placement::moving`] decides by.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+
+use super::{PublishError, Site};
+use crate::{
+    cluster::{Cluster, slim},
+    fleet::Registry,
+    placement::moving::{
+        Beside, Caller, ChangeBeside, Live, PublishBeside, change_beside, is_left_alone, publish_beside,
+    },
+    volume::{
+        ClaimMark, ClaimName, Epoch, Marks, VolumeId,
+        moving::{MoveUid, SourceMark, TwinMarkError, TwinMarks},
+    },
+};
+
+/// For a cluster that was just reached to show its twins. One that does not is like one that does
+/// not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether there may be a move of this uid. As long as there is no kind `VolumeMove`, nothing
+/// shows that one is gone, and its marks count.
+fn may_exist(_: &MoveUid) -> bool {
+    true
+}
+
+/// Whether a twin is nobody's but a move's, as it was read.
+#[must_use]
+pub fn is_of_move(twin: &PersistentVolumeClaim) -> bool {
+    is_left_alone(&marks_of(twin), may_exist)
+}
+
+/// The same of a twin as it was seen.
+#[must_use]
+pub fn is_seen_of_move(twin: &slim::Twin) -> bool {
+    is_left_alone(&twin.moves, may_exist)
+}
+
+fn marks_of(twin: &PersistentVolumeClaim) -> Result<TwinMarks, TwinMarkError> {
+    TwinMarks::read(twin.labels(), twin.annotations())
+}
+
+/// Whether the twin may be changed, or its data be copied or snapshotted if that is what is asked.
+pub(super) fn may_change(id: &VolumeId, twin: &PersistentVolumeClaim, snapshot: bool) -> ChangeBeside {
+    let marks = marks_of(twin);
+    let current = match &marks {
+        Ok(TwinMarks {
+            source: Some(SourceMark::Superseded { epoch, .. }),
+            ..
+        }) => *epoch,
+        _ => id.epoch,
+    };
+    change_beside(id.epoch, current, is_left_alone(&marks, may_exist), snapshot)
+}
+
+/// Whether a volume at home may be attached, by its twin as it was read just now.
+pub(super) async fn may_publish(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    caller: &Caller,
+    twin: &PersistentVolumeClaim,
+) -> Result<(), PublishError> {
+    let marks = Marks::read(twin.labels(), twin.annotations());
+    let (claim, epoch) = marks.map_or((None, id.epoch), |marks| (marks.claim, marks.epoch));
+    let seen = Seen {
+        epoch,
+        moves: &marks_of(twin),
+        claim: claim.as_ref(),
+    };
+    decide(home, registry, id, caller, seen).await
+}
+
+/// Whether a pod in the cluster of the volume may have it, as far as is seen of its twin. Nothing
+/// is attached for it, and while that cluster is not reached no pod gets there either.
+pub async fn may_publish_elsewhere(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    caller: &Caller,
+    remembered: Option<&ClaimName>,
+) -> Result<(), PublishError> {
+    let Ok(Some(site)) = Site::of_volume(home, registry, id, remembered) else {
+        return Ok(());
+    };
+    let Some(twin) = site.seen().filter(|twin| twin.volume == id.name) else {
+        return Ok(());
+    };
+    let seen = Seen {
+        epoch: twin.epoch,
+        moves: &twin.moves,
+        claim: twin.claim.as_ref(),
+    };
+    decide(home, registry, id, caller, seen).await
+}
+
+/// What a twin says.
+struct Seen<'a> {
+    epoch: Epoch,
+    moves: &'a Result<TwinMarks, TwinMarkError>,
+    /// The claim it was made for.
+    claim: Option<&'a ClaimMark>,
+}
+
+async fn decide(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    caller: &Caller,
+    seen: Seen<'_>,
+) -> Result<(), PublishError> {
+    let volume = &id.name;
+    let marks = seen.moves.as_ref().map_err(|error| {
+        PublishError::Unusable(format!(
+            "it cannot be told whether the volume {volume} has moved: on its twin in the cluster {}, {error}. Install the version of \
+             this driver that has written it",
+            id.cluster
+        ))
+    })?;
+    let facts = Beside {
+        asked: id.epoch,
+        epoch: seen.epoch,
+        source: marks.source.clone(),
+        target: marks.target.clone(),
+        // As `may_exist` says of every move.
+        exists: true,
+        highest: highest(home, registry, id, seen.claim).await,
+    };
+    match publish_beside(&Live::Known(facts), caller) {
+        PublishBeside::Go => Ok(()),
+        beside => Err(PublishError::Beside {
+            volume: volume.clone(),
+            cluster: id.cluster.clone(),
+            beside,
+        }),
+    }
+}
+
+/// The highest epoch of a twin of the volume that is handed over in a remote cluster that answers:
+/// of a home that was restored from a backup the PV is that of before the move. A twin that the
+/// volume got at home is not among them: it was lost with the newer PV.
+pub async fn highest(home: &Cluster, registry: &Registry, id: &VolumeId, claim: Option<&ClaimMark>) -> Epoch {
+    let Some(claim) = claim else { return id.epoch };
+    let looks = registry.all().into_iter().map(|remote| async move {
+        let cluster = remote.reach().ok()?;
+        let namespace = remote.namespaces.remote(&claim.namespace, &remote.id).ok()?;
+        let view = cluster.twins_in(namespace);
+        if *view.version().borrow() == 0 {
+            tokio::time::timeout(PATIENCE, view.complete()).await.ok()?;
+        }
+        let twin = view.get(&format!("{namespace}/{}", claim.name))?;
+        let is_its = twin.volume == id.name && twin.handed_over && cluster.id() != home.id();
+        is_its.then_some(twin.epoch)
+    });
+    let found = join_all(looks).await.into_iter().flatten().max();
+    found.map_or(id.epoch, |found| found.max(id.epoch))
+}

@@ -1,0 +1,376 @@
+//! Volumes that are being moved, or have moved: what their marks keep others from, and that
+//! nobody reaches the twin of another epoch.
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    fleet::Link,
+    placement::{Declared, DeleteRefusal, moving::PublishBeside},
+    volume::{Marks, mark},
+};
+
+const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+
+fn volume_path() -> String {
+    format!("{VOLUMES}/pvc-{UID}")
+}
+
+/// A volume in use, and what a move has written on its twin.
+async fn world(mark: &str) -> World {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    mark_twin(&world, mark);
+    world
+}
+
+fn mark_twin(world: &World, text: &str) {
+    world.api.change(&twin_path(), |twin| {
+        twin["metadata"]["annotations"][mark::SOURCE_OF] = text.into();
+    });
+}
+
+fn moving() -> String {
+    format!("moving:{MOVE}:1")
+}
+
+fn superseded() -> String {
+    format!("superseded:{MOVE}:1")
+}
+
+fn attachments(world: &World) -> Vec<Value> {
+    world.api.store().below(ATTACHMENTS)
+}
+
+fn refused(published: Result<crate::volume::DataPath, PublishError>) -> PublishBeside {
+    match published {
+        Err(PublishError::Beside { beside, .. }) => beside,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn publish_as(
+    world: &World,
+    registry: &Registry,
+    caller: &Caller,
+) -> Result<crate::volume::DataPath, PublishError> {
+    let asked = &world.request.spec.capabilities;
+    publish(
+        &world.home,
+        registry,
+        &world.id(),
+        caller,
+        "n1",
+        asked,
+        world.until(),
+    )
+    .await
+}
+
+fn first() -> Epoch {
+    "1".parse().unwrap()
+}
+
+#[tokio::test]
+async fn what_is_moving_is_attached_for_its_mover_only() {
+    let world = world(&moving()).await;
+    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    let other = Caller::read(Some(&format!("source:{}", MOVE.replace('6', "7")))).unwrap();
+    let registry = Registry::default();
+    assert_eq!(
+        refused(publish_as(&world, &registry, &other).await),
+        PublishBeside::MoveOver
+    );
+    assert!(attachments(&world).is_empty());
+    let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
+    publish_as(&world, &registry, &mover).await.unwrap();
+    mark_twin(&world, &format!("given-back:{MOVE}:1"));
+    world.publish("n1").await.unwrap();
+}
+
+/// Whoever gates a volume looks for attachments, and sees none that is made after that.
+#[tokio::test]
+async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
+    world.api.before("POST", ATTACHMENTS, |store| {
+        let mut twin = store.get(&twin_path()).unwrap();
+        twin["metadata"]["annotations"][mark::SOURCE_OF] = moving().into();
+        store.put(&twin_path(), twin);
+    });
+    assert_eq!(refused(world.publish("n1").await), PublishBeside::Moving);
+    assert!(world.api.object(&format!("{ATTACHMENTS}/{name}")).is_some());
+    unpublish(&world.home, &world.id(), Some("n1"), world.until())
+        .await
+        .unwrap();
+    assert!(attachments(&world).is_empty());
+}
+
+#[tokio::test]
+async fn what_a_move_has_left_behind_is_nobodys() {
+    let world = world(&superseded()).await;
+    let moved_on = PublishBeside::MovedOn {
+        asked: Epoch::NEVER_MOVED,
+        current: first(),
+    };
+    assert_eq!(refused(world.publish("n1").await), moved_on);
+    let wanted = SizeRange::new(2 * GIB, 0).unwrap();
+    let registry = Registry::default();
+    let grown = expand(&world.home, &registry, &world.id(), wanted, world.until()).await;
+    assert!(
+        matches!(grown, Err(ChangeError::MovedOn { current, .. }) if current == first()),
+        "{grown:?}"
+    );
+    let changed = modify(&world.home, &registry, &world.id(), "gold", world.until()).await;
+    assert!(matches!(changed, Err(ChangeError::MovedOn { .. })), "{changed:?}");
+    assert_eq!(list(&world.home, &registry).await.unwrap(), []);
+
+    let twin = world.twin();
+    // A home that was restored from a backup of before the claim was bound.
+    world.api.remove(&volume_path());
+    let made_again = world.create().await;
+    assert!(
+        matches!(
+            made_again,
+            Err(CreateError::Refused {
+                refusal: crate::placement::Refusal::Moves,
+                ..
+            })
+        ),
+        "{made_again:?}"
+    );
+    world.api.remove(CLAIM);
+    let deleted = world.delete().await;
+    assert!(
+        matches!(
+            deleted,
+            Err(DeleteError::Refused {
+                refusal: DeleteRefusal::Moves,
+                ..
+            })
+        ),
+        "{deleted:?}"
+    );
+    assert_eq!(world.twin(), twin);
+    assert!(attachments(&world).is_empty());
+}
+
+#[tokio::test]
+async fn nothing_changes_while_it_moves() {
+    let world = world(&moving()).await;
+    let wanted = SizeRange::new(2 * GIB, 0).unwrap();
+    let grown = expand(
+        &world.home,
+        &Registry::default(),
+        &world.id(),
+        wanted,
+        world.until(),
+    )
+    .await;
+    assert!(
+        matches!(grown, Err(ChangeError::NotNow { why, .. }) if why.contains("move")),
+        "{grown:?}"
+    );
+    assert!(list(&world.home, &Registry::default()).await.unwrap().len() == 1);
+}
+
+#[tokio::test]
+async fn a_mark_that_cannot_be_read_is_no_absence() {
+    let world = world("?").await;
+    let published = world.publish("n1").await;
+    assert!(
+        matches!(&published, Err(PublishError::Unusable(why)) if why.contains(mark::SOURCE_OF)),
+        "{published:?}"
+    );
+    world.api.remove(CLAIM);
+    assert!(world.delete().await.is_err());
+    assert!(world.twin().is_some());
+}
+
+#[tokio::test]
+async fn a_volume_is_not_deleted_while_its_pv_is_gated() {
+    for gate in [
+        format!(
+            r#"{{"version":1,"move":"{MOVE}","gate":1,"gated":{{"policy":"Delete","claimUid":"{UID}"}}}}"#
+        ),
+        "?".to_owned(),
+    ] {
+        let world = World::new(Real::Works).await;
+        let made = world.create().await.unwrap();
+        world.bind_claim(&made);
+        world.api.change(&volume_path(), |volume| {
+            volume["metadata"]["annotations"] = json!({mark::GATE: gate});
+            volume["spec"]["claimRef"]["uid"] = MOVE.into();
+        });
+        // People read "Lost" as "the data is gone", and delete the claim.
+        world.api.remove(CLAIM);
+        let deleted = world.delete().await;
+        assert!(
+            matches!(
+                deleted,
+                Err(DeleteError::Refused {
+                    refusal: DeleteRefusal::Gated,
+                    ..
+                })
+            ),
+            "{deleted:?}"
+        );
+        assert!(world.twin().is_some());
+        world.api.change(&volume_path(), |volume| {
+            volume["metadata"]["annotations"] =
+                json!({mark::GATE: format!(r#"{{"version":1,"move":"{MOVE}","gate":1}}"#)});
+        });
+        world.delete().await.unwrap();
+        assert!(world.twin().is_none());
+    }
+}
+
+/// The twin of the volume as it is after one move from node to node.
+fn move_home(world: &World) -> VolumeId {
+    let id = VolumeId {
+        epoch: first(),
+        ..world.id()
+    };
+    let mut twin = world.twin().unwrap();
+    let name = id.name.home_twin(id.epoch);
+    twin["metadata"]["name"] = name.clone().into();
+    twin["metadata"]["uid"] = "second".into();
+    twin["metadata"]["annotations"][mark::EPOCH] = "1".into();
+    twin["spec"]["volumeName"] = "second".into();
+    let path = format!("{TWINS}/{name}");
+    world.api.put(&path, twin);
+    let uid = world.api.object(&path).unwrap()["metadata"]["uid"].clone();
+    world.api.put(
+        &format!("{VOLUMES}/second"),
+        json!({
+            "spec": {
+                "claimRef": {"namespace": "liqo-storage", "name": name, "uid": uid},
+                "csi": {"driver": "real.test", "volumeHandle": "h-2"},
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    world.api.change(&volume_path(), |volume| {
+        volume["spec"]["csi"]["volumeHandle"] = id.to_string().into();
+    });
+    id
+}
+
+#[tokio::test]
+async fn each_epoch_has_attachments_of_its_own() {
+    let world = world(&moving()).await;
+    let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
+    let registry = Registry::default();
+    publish_as(&world, &registry, &mover).await.unwrap();
+    let id = move_home(&world);
+    let asked = &world.request.spec.capabilities;
+    let path = publish(
+        &world.home,
+        &registry,
+        &id,
+        &Caller::User,
+        "n1",
+        asked,
+        world.until(),
+    )
+    .await
+    .unwrap();
+    assert!(matches!(path.source, crate::volume::RealSource::Csi(source) if source.handle == "h-2"));
+    assert_eq!(attachments(&world).len(), 2);
+
+    unpublish(&world.home, &id, Some("n1"), world.until())
+        .await
+        .unwrap();
+    let left = attachments(&world);
+    assert_eq!(left.len(), 1);
+    assert!(left[0]["metadata"]["annotations"][mark::EPOCH].is_null());
+    unpublish(&world.home, &id, None, world.until()).await.unwrap();
+    assert_eq!(attachments(&world).len(), 1);
+    unpublish(&world.home, &world.id(), None, world.until())
+        .await
+        .unwrap();
+    assert!(attachments(&world).is_empty());
+}
+
+#[tokio::test]
+async fn a_handle_of_before_the_move_leads_to_nothing_of_after_it() {
+    let world = world(&superseded()).await;
+    let id = move_home(&world);
+    world.api.remove(&twin_path());
+    assert!(matches!(
+        world.publish("n1").await,
+        Err(PublishError::NoTwin { .. })
+    ));
+    let wanted = SizeRange::new(2 * GIB, 0).unwrap();
+    let grown = expand(
+        &world.home,
+        &Registry::default(),
+        &world.id(),
+        wanted,
+        world.until(),
+    )
+    .await;
+    assert!(matches!(grown, Err(ChangeError::MovedOn { .. })), "{grown:?}");
+    // A csi-provisioner that lags: the claim exists.
+    assert!(matches!(
+        world.delete().await,
+        Err(DeleteError::Refused {
+            refusal: DeleteRefusal::Claimed(_),
+            ..
+        })
+    ));
+    let listed = list(&world.home, &Registry::default()).await.unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].epoch, id.epoch);
+    assert!(
+        validate(&world.home, &Registry::default(), &id)
+            .await
+            .unwrap()
+            .is_some()
+    );
+    assert!(
+        validate(&world.home, &Registry::default(), &world.id())
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
+
+/// The volume has moved to `milan`, and its home was restored from a backup of before that.
+#[tokio::test]
+async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the_data_answers() {
+    let world = world(&moving()).await;
+    mark_twin(&world, &format!("given-back:{MOVE}:1"));
+    let there = FakeApi::start().await;
+    let twin = world.twin().unwrap();
+    let read = |key: &str| serde_json::from_value(twin["metadata"][key].clone()).unwrap();
+    let marks = Marks {
+        epoch: first(),
+        ..Marks::read(&read("labels"), &read("annotations")).unwrap()
+    };
+    let path = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    there.put(
+        path,
+        json!({
+            "metadata": {"labels": marks.labels(), "annotations": marks.annotations()},
+        }),
+    );
+    let milan = || async {
+        let link = Link::up(&there, crate::cluster::Rights::ALL).await;
+        Registry::fixed([(Declared::plain("milan"), link)])
+    };
+    let moved_on = PublishBeside::MovedOn {
+        asked: Epoch::NEVER_MOVED,
+        current: first(),
+    };
+    let published = publish_as(&world, &milan().await, &Caller::User).await;
+    assert_eq!(refused(published), moved_on);
+    assert!(attachments(&world).is_empty());
+    // One that is not handed over is still being copied.
+    there.change(path, |twin| {
+        twin["metadata"]["annotations"][mark::HANDED_OVER] = Value::Null;
+    });
+    publish_as(&world, &milan().await, &Caller::User).await.unwrap();
+}
