@@ -198,7 +198,12 @@ fn of_served(
             let message = format!("the PV {real_name} of its twin {twin_name} is gone: the data may be lost");
             return unwell(message, restore.to_owned());
         }
-        Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Unreachable | Diagnosis::Vanished => {}
+        Diagnosis::Bound
+        | Diagnosis::Ending
+        | Diagnosis::Moving
+        | Diagnosis::Superseded
+        | Diagnosis::Unreachable
+        | Diagnosis::Vanished => {}
     }
     if storage.volumes.is_complete() && case.real.is_none() {
         return Health::new(

@@ -44,8 +44,12 @@ pub enum Diagnosis {
     Pending,
     /// It is being deleted or released, or no claim uses it: what happens to its twin is intended.
     Ending,
+    /// A move has its twin: that is the move's to see to.
+    Moving,
     /// Its cluster cannot be asked.
     Unreachable,
+    /// It has moved, and its PV is that of before: a cluster restored from a backup.
+    Superseded,
     /// Somebody else deletes its twin.
     Terminating,
     /// It has no twin.
@@ -58,11 +62,13 @@ pub enum Diagnosis {
 
 impl Diagnosis {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Bound,
         Self::Pending,
         Self::Ending,
+        Self::Moving,
         Self::Unreachable,
+        Self::Superseded,
         Self::Terminating,
         Self::Vanished,
         Self::Returning,
@@ -76,7 +82,9 @@ impl Diagnosis {
             Self::Bound => "TwinBound",
             Self::Pending => "TwinPending",
             Self::Ending => "Ending",
+            Self::Moving => "Moving",
             Self::Unreachable => "ClusterUnreachable",
+            Self::Superseded => "TwinSuperseded",
             Self::Terminating => "TwinTerminating",
             Self::Vanished => "TwinVanished",
             Self::Returning => "TwinReturning",
@@ -94,9 +102,14 @@ impl Diagnosis {
     #[must_use]
     pub const fn condition_status(self) -> &'static str {
         match self {
-            Self::Bound | Self::Ending => "True",
+            Self::Bound | Self::Ending | Self::Moving => "True",
             Self::Unreachable => "Unknown",
-            Self::Pending | Self::Terminating | Self::Vanished | Self::Returning | Self::Lost => "False",
+            Self::Pending
+            | Self::Superseded
+            | Self::Terminating
+            | Self::Vanished
+            | Self::Returning
+            | Self::Lost => "False",
         }
     }
 }

@@ -235,6 +235,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn each_epoch_of_a_volume_is_needed_by_itself() {
+        const VOLUMES: &str = "/api/v1/persistentvolumes";
+        let second = format!("v2:home:{VOLUME}:1");
+        for (of_mover, epoch, stays) in [(false, "1", true), (false, "2", false), (true, "1", true)] {
+            let api = FakeApi::start().await;
+            put_nested(&api);
+            api.change(NESTED, |nested| {
+                nested["metadata"]["annotations"] = json!({mark::EPOCH: epoch});
+            });
+            let (name, labels) = if of_mover {
+                (
+                    "temporary",
+                    json!({mark::MOVE: "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222"}),
+                )
+            } else {
+                (VOLUME, json!({}))
+            };
+            let csi = json!({"driver": DRIVER_NAME, "volumeHandle": second});
+            api.put(
+                &format!("{VOLUMES}/{name}"),
+                json!({"metadata": {"labels": labels}, "spec": {"csi": csi}}),
+            );
+            let outer = outer_name(&second.parse().unwrap(), "n1");
+            api.put(
+                &format!("/apis/storage.k8s.io/v1/volumeattachments/{outer}"),
+                json!({
+                    "spec": {"attacher": DRIVER_NAME, "nodeName": "n1", "source": {"persistentVolumeName": name}},
+                }),
+            );
+            round(&api, LONG, || ()).await.unwrap();
+            assert_eq!(api.object(NESTED).is_some(), stays, "{of_mover} {epoch}");
+        }
+    }
+
+    #[tokio::test]
     async fn one_that_is_published_again_meanwhile_stays() {
         let api = FakeApi::start().await;
         put_nested(&api);

@@ -20,7 +20,7 @@ use tokio::{sync::watch, time::Instant};
 use self::{
     due::{Census, Due, Scope},
     volume_status::VolumeStatus,
-    words::{diagnosis, name_of_twin, note, prospects},
+    words::{diagnosis, name_of_twin, note, prospects, superseded},
 };
 use super::{
     Metrics, Reports,
@@ -140,13 +140,8 @@ impl<'a> Health<'a> {
             Err(unreachable) => Err(unreachable.to_string()),
         };
         let Ok(site) = site else {
-            let ending = diagnosis(&volume, claim.as_deref(), None) == Diagnosis::Ending;
             return Some(VolumeStatus {
-                diagnosis: if ending {
-                    Diagnosis::Ending
-                } else {
-                    Diagnosis::Unreachable
-                },
+                diagnosis: unseen(diagnosis(&volume, claim.as_deref(), None)),
                 is_remote: volume.cluster != *self.home.id(),
                 is_outdated: true,
                 volume,
@@ -165,9 +160,7 @@ impl<'a> Health<'a> {
             .is_some_and(|since| since.elapsed() >= LONGEST_LIST);
         if is_outdated {
             // What was seen last is no news.
-            if diagnosis != Diagnosis::Ending {
-                diagnosis = Diagnosis::Unreachable;
-            }
+            diagnosis = unseen(diagnosis);
         } else if *view.version().borrow() == 0 {
             return None;
         }
@@ -236,10 +229,15 @@ impl<'a> Health<'a> {
             Diagnosis::Terminating => {
                 Box::pin(recovery::rescue(site, volume, volume_status.twin.as_deref())).await
             }
-            Diagnosis::Vanished => Box::pin(recovery::restore(site, volume)).await,
+            Diagnosis::Vanished => Box::pin(recovery::restore(site, self.registry, volume)).await,
             Diagnosis::Returning => Box::pin(recovery::reunite(site, volume)).await,
             Diagnosis::Lost => Ok(Rescue::Hopeless),
-            Diagnosis::Bound | Diagnosis::Pending | Diagnosis::Ending | Diagnosis::Unreachable => {
+            Diagnosis::Superseded => return self.tell(volume_status, &superseded(site, volume)).await,
+            Diagnosis::Bound
+            | Diagnosis::Pending
+            | Diagnosis::Ending
+            | Diagnosis::Moving
+            | Diagnosis::Unreachable => {
                 return Ok(());
             }
         };
@@ -321,7 +319,7 @@ impl<'a> Health<'a> {
                 Diagnosis::Ending if volume_status.is_left_behind() => {
                     by_need.left_behind.push(volume_status);
                 }
-                Diagnosis::Ending => {}
+                Diagnosis::Ending | Diagnosis::Moving => {}
                 _ => by_need.unhealthy.push(volume_status),
             }
         }
@@ -354,6 +352,14 @@ impl<'a> Health<'a> {
             outcome = outcome.and(volume_status.alone(done));
         }
         outcome
+    }
+}
+
+/// How a volume is whose twin cannot be seen: what happens to some is intended all the same.
+fn unseen(diagnosis: Diagnosis) -> Diagnosis {
+    match diagnosis {
+        Diagnosis::Ending | Diagnosis::Moving => diagnosis,
+        _ => Diagnosis::Unreachable,
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
     fleet::Registry,
     observe::crash::Step,
-    twin::{CreateError, Site, is_releasing, retain, withdraw},
+    twin::{CreateError, Site, is_of_move, is_releasing, is_seen_of_move, retain, withdraw},
     volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName},
 };
 
@@ -167,8 +167,9 @@ impl<'a> Orphans<'a> {
     async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
-        let same =
-            |twin: &PersistentVolumeClaim| twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin);
+        let same = |twin: &PersistentVolumeClaim| {
+            twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin) && !is_of_move(twin)
+        };
         let Some(twin) = found.filter(same) else {
             return Ok(());
         };
@@ -276,9 +277,10 @@ impl<'a> Orphans<'a> {
         let handle = found.spec.and_then(|spec| Some(spec.csi?.volume_handle));
         Ok(match handle.unwrap_or_default().parse::<VolumeId>() {
             Ok(id) => Place::In(id),
-            Err(VolumeIdError::Foreign(_)) => {
-                Place::In(VolumeId::never_moved(self.home.id().clone(), marks.volume.clone()))
-            }
+            Err(VolumeIdError::Foreign(_)) => Place::In(VolumeId::never_moved(
+                self.home.id().clone(),
+                marks.volume.clone(),
+            )),
             Err(VolumeIdError::UnknownVersion(_)) => Place::Unreadable,
         })
     }
@@ -332,8 +334,11 @@ impl<'a> Orphans<'a> {
         let here = self.watched.volumes.virtual_volumes_in(&self.cluster);
         let here: HashSet<_> = here.iter().map(|volume| (&volume.volume, volume.epoch)).collect();
         let twins = cluster.all_twins();
-        // What is released has no PV for a while, and is seen to by the command that does it.
-        let is_alone = |twin: &&Arc<Twin>| !here.contains(&(&twin.volume, twin.epoch)) && !twin.releasing;
+        // What is released has no PV for a while, and is seen to by the command that does it; what
+        // is moved has none of its epoch, and is seen to by the move.
+        let is_alone = |twin: &&Arc<Twin>| {
+            !here.contains(&(&twin.volume, twin.epoch)) && !twin.releasing && !is_seen_of_move(twin)
+        };
         let mut alone: Vec<_> = twins.iter().filter(is_alone).collect();
         if alone.is_empty() {
             return Vec::new();

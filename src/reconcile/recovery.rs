@@ -24,12 +24,13 @@ use serde_json::json;
 use super::watched::VirtualVolume;
 use crate::{
     cluster::{ApiError, slim, unless_conflict},
+    fleet::Registry,
     observe::crash::{self, Step},
     twin::{
-        Holder, Site, has_finalizer, holder, holder_uid, is_bound, is_bound_to, is_releasing, mark_holder,
-        metadata, reclaim_policy, remove_finalizer, retain,
+        Holder, Site, has_finalizer, highest, holder, holder_uid, is_bound, is_bound_to, is_of_move,
+        is_releasing, mark_holder, metadata, reclaim_policy, remove_finalizer, retain,
     },
-    volume::{ClaimMark, Foreign, Marks, VolumeName, mark},
+    volume::{ClaimMark, Epoch, Foreign, Marks, VolumeId, VolumeName, mark, moving::is_gated},
 };
 
 const NO_RIGHT: &str = "this driver may not get, list and patch PersistentVolumes there";
@@ -55,6 +56,8 @@ pub(super) enum Rescue {
     Doubtful(Vec<String>),
     /// Something that is not its twin is in the twin's place.
     Occupied(Foreign),
+    /// A twin of this later epoch has the data.
+    MovedOn(Epoch),
     /// Nothing is wrong after all.
     FalseAlarm,
 }
@@ -103,15 +106,25 @@ async fn user(
     let wanted = |claim: &PersistentVolumeClaim| {
         claim.uid().as_deref() == Some(&mark.uid) && claim.metadata.deletion_timestamp.is_none()
     };
-    let bound = outer.is_some_and(|outer| outer.metadata.deletion_timestamp.is_none() && is_bound(&outer));
+    let bound = outer.is_some_and(|outer| {
+        outer.metadata.deletion_timestamp.is_none() && is_bound(&outer) && is_still(&outer, volume)
+    });
     let claim = claim.filter(wanted).filter(|_| bound);
     Ok(claim.map(|claim| (claim, mark.clone())))
 }
 
-/// Whether this is the twin of the volume, and somebody deletes it. One that is released is
-/// deleted on purpose, and its data is seen to.
+/// Whether a virtual PV leads to where it led when it was seen, and no move keeps its users away.
+fn is_still(outer: &PersistentVolume, volume: &VirtualVolume) -> bool {
+    let csi = outer.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let id: Option<VolumeId> = csi.and_then(|csi| csi.volume_handle.parse().ok());
+    id.is_some_and(|id| id == volume.id()) && !is_gated(outer.annotations())
+}
+
+/// Whether this is the twin of the volume, and somebody deletes it. One that is released or moved
+/// is deleted on purpose, and its data is seen to.
 fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -> bool {
-    twin.metadata.deletion_timestamp.is_some() && !is_releasing(twin) && site.is_twin(&volume.volume, twin)
+    let on_purpose = is_releasing(twin) || is_of_move(twin);
+    twin.metadata.deletion_timestamp.is_some() && !on_purpose && site.is_twin(&volume.volume, twin)
 }
 
 /// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
@@ -276,7 +289,11 @@ async fn try_keep_unread(
 }
 
 /// Makes the twin of a volume again, if the PV of the old one is still there.
-pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescue, ApiError> {
+pub(super) async fn restore(
+    site: &Site,
+    registry: &Registry,
+    volume: &VirtualVolume,
+) -> Result<Rescue, ApiError> {
     let Some(scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
@@ -286,6 +303,10 @@ pub(super) async fn restore(site: &Site, volume: &VirtualVolume) -> Result<Rescu
             Ok(_) => Rescue::FalseAlarm,
             Err(foreign) => Rescue::Occupied(foreign),
         });
+    }
+    let highest = highest(site.home(), registry, &volume.id(), Some(&scene.mark)).await;
+    if highest > volume.epoch {
+        return Ok(Rescue::MovedOn(highest));
     }
     let real = match retained(site, volume).await? {
         Ok(real) => real,
@@ -309,6 +330,7 @@ pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescu
         let phase = twin.status.as_ref().and_then(|status| status.phase.as_deref());
         twin.metadata.deletion_timestamp.is_none()
             && phase.unwrap_or("Pending") == "Pending"
+            && !is_of_move(twin)
             && site.is_twin(&volume.volume, twin)
     };
     let twin = scene.twin.filter(waits);
@@ -427,7 +449,7 @@ async fn try_release(site: &Site, volume: &VirtualVolume) -> Result<bool, ApiErr
     let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
     let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
     let twin = twin.filter(|twin| is_dying(site, volume, twin));
-    let left = |outer: &PersistentVolume| !is_bound(outer) && is_kept(outer);
+    let left = |outer: &PersistentVolume| !is_bound(outer) && is_kept(outer) && is_still(outer, volume);
     let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
         return Ok(true);
     };

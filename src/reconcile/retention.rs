@@ -9,9 +9,9 @@ use super::watched::VirtualVolume;
 use crate::{
     cluster::{ApiError, facts},
     observe::crash::Step,
-    placement::{PolicyFacts, PolicyStep, ReclaimPolicy, policy_step},
-    twin::{Site, give_policy_back, is_bound_to, is_releasing, reclaim_policy, retain},
-    volume::mark,
+    placement::{PolicyFacts, PolicyStep, ReclaimPolicy, moving::policy_wanted, policy_step},
+    twin::{Site, give_policy_back, is_bound_to, is_of_move, is_releasing, reclaim_policy, retain},
+    volume::{mark, moving::VolumeMark},
 };
 
 /// Sees to the reclaim policy of the PV `real`. False if it has to be looked at again.
@@ -26,13 +26,18 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
     let (Some(outer), Some(real), Some(twin)) = (outer, real, twin) else {
         return Ok(true);
     };
+    let Ok(gate) = VolumeMark::read(outer.annotations()) else {
+        // What the user wants of it is written where it cannot be read.
+        return Ok(true);
+    };
     let facts = PolicyFacts {
-        wanted: policy(&outer),
+        wanted: policy_wanted(policy(&outer), gate.as_ref()),
         has: policy(&real),
         replaced: real.annotations().contains_key(mark::POLICY_BEFORE),
         bound: is_bound_to(&real, &twin)
             && twin.metadata.deletion_timestamp.is_none()
             && !is_releasing(&twin)
+            && !is_of_move(&twin)
             && !real.annotations().contains_key(mark::RELEASE),
     };
     match policy_step(facts) {

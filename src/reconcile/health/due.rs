@@ -162,7 +162,8 @@ impl Census {
     pub(super) fn note(&mut self, name: &str, kind: Option<Kind>) {
         match &kind {
             // A twin that is not bound yet tells when it is.
-            None | Some((_, Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Pending)) => {
+            None
+            | Some((_, Diagnosis::Bound | Diagnosis::Ending | Diagnosis::Moving | Diagnosis::Pending)) => {
                 self.unwell.remove(name)
             }
             Some(_) => self.unwell.insert(name.to_owned()),

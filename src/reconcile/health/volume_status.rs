@@ -6,7 +6,7 @@ use crate::{
     cluster::{ApiError, slim::Twin},
     placement::Diagnosis,
     reconcile::watched::{Claim, VirtualVolume},
-    twin::Site,
+    twin::{Site, is_seen_of_move},
 };
 
 /// A volume as it is seen now.
@@ -41,7 +41,7 @@ impl VolumeStatus {
             && self
                 .twin
                 .as_ref()
-                .is_some_and(|twin| twin.deleting && !twin.releasing)
+                .is_some_and(|twin| twin.deleting && !twin.releasing && !is_seen_of_move(twin))
     }
 
     /// Its claim is gone and its data is to stay.
@@ -51,7 +51,11 @@ impl VolumeStatus {
 
     /// Whether its twin has to be read by itself, for what was seen of it is no news.
     pub(super) fn has_to_be_read(&self) -> bool {
-        let matters = self.diagnosis != Diagnosis::Ending || self.may_be_left_behind();
+        let matters = match self.diagnosis {
+            Diagnosis::Ending => self.may_be_left_behind(),
+            Diagnosis::Moving => false,
+            _ => true,
+        };
         self.site.is_ok() && self.is_outdated && matters
     }
 }

@@ -7,12 +7,18 @@ use crate::{
         recovery::Rescue,
         watched::{Claim, VirtualVolume},
     },
-    twin::{Site, data_of},
-    volume::mark::{self, TWIN_FINALIZER},
+    twin::{Site, data_of, is_seen_of_move},
+    volume::{
+        mark::{self, TWIN_FINALIZER},
+        moving::SourceMark,
+    },
 };
 
 /// Says how a volume is, by its PV, its claim and its twin.
 pub(super) fn diagnosis(volume: &VirtualVolume, claim: Option<&Claim>, twin: Option<&Twin>) -> Diagnosis {
+    if volume.gated {
+        return Diagnosis::Moving;
+    }
     if !volume.bound || volume.deleting || claim.is_some_and(|claim| claim.deleting) {
         return Diagnosis::Ending;
     }
@@ -20,7 +26,30 @@ pub(super) fn diagnosis(volume: &VirtualVolume, claim: Option<&Claim>, twin: Opt
         // The command that releases it does what is to be done.
         return Diagnosis::Ending;
     }
+    if let Some(twin) = twin.filter(|twin| is_seen_of_move(twin)) {
+        return if is_superseded(twin) {
+            Diagnosis::Superseded
+        } else {
+            Diagnosis::Moving
+        };
+    }
     diagnose(twin.map(Twin::health))
+}
+
+fn is_superseded(twin: &Twin) -> bool {
+    let source = twin.moves.as_ref().ok().and_then(|marks| marks.source.as_ref());
+    matches!(source, Some(SourceMark::Superseded { .. }))
+}
+
+/// What people are told of a volume whose PV is that of before a move.
+pub(super) fn superseded(site: &Site, volume: &VirtualVolume) -> String {
+    format!(
+        "{} of this volume is what a move has left behind: the data is in a later one, and this one is neither used nor repaired. \
+         The PersistentVolume {} is that of before the move, as when this cluster was restored from a backup: replace it by \
+         one with the handle of now",
+        name_of_twin(site),
+        volume.name
+    )
 }
 
 /// The twin, and its cluster if that is another one.
@@ -84,6 +113,11 @@ pub(super) fn prospects(site: &Site, volume: &VirtualVolume, rescue: &Rescue) ->
         Rescue::Occupied(foreign) => format!(
             "Its place is taken by an object that is not its twin ({foreign}) and is left alone; once that is \
              gone, a twin is made onto the data again if that was retained"
+        ),
+        Rescue::MovedOn(epoch) => format!(
+            "It is not made again: a twin of a later epoch, {epoch}, has the data, and the PersistentVolume {} is that of before a move, \
+             as when this cluster was restored from a backup: replace it by one with the handle of now",
+            volume.name
         ),
         Rescue::FalseAlarm => "It is looked at again".into(),
     }

@@ -136,6 +136,54 @@ async fn a_twin_with_claim_or_volume_stays() {
     assert!(api.object(TWIN).is_some());
 }
 
+/// The PV of the volume is elsewhere, or of another epoch, while a move makes its twin here, reads
+/// it, or keeps it for a time.
+#[tokio::test]
+async fn what_is_a_moves_is_neither_collected_nor_reported() {
+    const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+    for (handed_over, mark) in [
+        (false, None),
+        (true, Some(format!("moving:{MOVE}:1"))),
+        (true, Some(format!("superseded:{MOVE}:1"))),
+        (true, Some("?".to_owned())),
+    ] {
+        for handle in [format!("v1:away:pvc-{UID}"), format!("v2:home:pvc-{UID}:1")] {
+            let api = FakeApi::start().await;
+            put_twin(&api, handed_over, true);
+            put_volume(&api);
+            api.change(VOLUME, |volume| {
+                volume["spec"]["csi"]["volumeHandle"] = handle.as_str().into()
+            });
+            api.change(TWIN, |twin| match &mark {
+                Some(mark) => twin["metadata"]["annotations"][mark::SOURCE_OF] = mark.as_str().into(),
+                None => twin["metadata"]["labels"][mark::MOVE] = MOVE.into(),
+            });
+            round_after(&api, LONG).await.unwrap();
+            assert!(api.object(TWIN).is_some());
+            // Somebody deletes it.
+            api.change(TWIN, |twin| {
+                twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            });
+            round_after(&api, LONG).await.unwrap();
+            assert!(api.object(TWIN).is_some());
+            assert!(events(&api).is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_twin_of_another_epoch_than_its_volume_that_nobody_was_given_is_collected() {
+    let api = FakeApi::start().await;
+    put_twin(&api, false, true);
+    put_claim(&api, UID);
+    put_volume(&api);
+    api.change(VOLUME, |volume| {
+        volume["spec"]["csi"]["volumeHandle"] = format!("v2:home:pvc-{UID}:1").into();
+    });
+    round_after(&api, LONG).await.unwrap();
+    assert!(api.object(TWIN).is_none());
+}
+
 /// After a downgrade: where its data is, only the version that made the volume knows.
 #[tokio::test]
 async fn the_twin_of_a_volume_of_another_version_is_neither_collected_nor_reported() {

@@ -370,7 +370,8 @@ async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the
     assert!(attachments(&world).is_empty());
     // One that is not handed over is still being copied.
     there.change(path, |twin| {
-        twin["metadata"]["annotations"][mark::HANDED_OVER] = Value::Null;
+        let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(mark::HANDED_OVER);
     });
     publish_as(&world, &milan().await, &Caller::User).await.unwrap();
 }

@@ -10,7 +10,7 @@ use crate::{
     placement::Declared,
 };
 
-const REALS: &str = "/api/v1/persistentvolumes";
+pub(super) const REALS: &str = "/api/v1/persistentvolumes";
 
 /// A volume whose twin waits for its pod in the cluster `milan`.
 fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
@@ -93,14 +93,14 @@ fn real_there(there: &FakeApi, number: usize, name: &str, uid: &Value, policy: &
     );
 }
 
-fn twin_there(number: usize) -> String {
+pub(super) fn twin_there(number: usize) -> String {
     format!("/api/v1/namespaces/shop/persistentvolumeclaims/far-{number}")
 }
 
 /// The control loop of `home`, with `milan` beside it.
-struct Both {
-    home: FakeApi,
-    there: FakeApi,
+pub(super) struct Both {
+    pub(super) home: FakeApi,
+    pub(super) there: FakeApi,
     reports: Option<Reports>,
     settled: HashMap<String, Settled>,
     rights: Rights,
@@ -146,7 +146,7 @@ impl Both {
         view
     }
 
-    async fn round(&mut self) -> Result<(), ApiError> {
+    pub(super) async fn round(&mut self) -> Result<(), ApiError> {
         // What a test has changed is to be seen.
         let fresh = self.rights.all_claims;
         if fresh {
@@ -167,7 +167,7 @@ impl Both {
         outcome
     }
 
-    fn told(&self) -> Vec<String> {
+    pub(super) fn told(&self) -> Vec<String> {
         told(&self.home)
     }
 
@@ -187,7 +187,7 @@ impl Both {
     }
 
     /// With one volume, whose twin is bound to the PV `real`.
-    async fn bound() -> Self {
+    pub(super) async fn bound() -> Self {
         let both = Self::start().await;
         waiting_there(&both.home, &both.there, 0);
         bound_there(&both.there, 0, "real");
@@ -209,7 +209,7 @@ fn cluster() -> ClusterId {
     "milan".parse().unwrap()
 }
 
-async fn milan(there: &FakeApi, rights: Rights) -> Registry {
+pub(super) async fn milan(there: &FakeApi, rights: Rights) -> Registry {
     Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)])
 }
 

@@ -3,6 +3,7 @@
 mod due;
 mod elsewhere;
 mod imported;
+mod moved;
 mod released;
 mod sizes;
 
@@ -354,7 +355,11 @@ async fn a_volume_that_belongs_to_another_claim_now_is_rescued_as_what_it_is() {
     assert_eq!(twin["status"]["phase"], "Bound");
     assert!(told(&api).contains(&"TwinRecovered".to_owned()));
     let home = api.cluster().await;
-    let site = Site::local(&home, &VolumeName::from_request(&format!("pvc-{UID}")), Epoch::NEVER_MOVED);
+    let site = Site::local(
+        &home,
+        &VolumeName::from_request(&format!("pvc-{UID}")),
+        Epoch::NEVER_MOVED,
+    );
     let found = site.twins().get(site.name()).await.unwrap().unwrap();
     let owner = site.owner(&VolumeName::from_request(&format!("pvc-{UID}")));
     owner
