@@ -16,6 +16,7 @@ use super::{
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
     placement::{BindingMode, Diagnosis, Phase, TwinHealth, diagnose},
+    volume::moving::is_gated,
 };
 
 /// Judges a volume by what there is of it.
@@ -41,7 +42,13 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
             "Delete the pods that use it.",
         );
     }
+    let gated = |volume: &PersistentVolume| is_gated(volume.annotations());
     match phase(claim) {
+        "Lost" if volume_of(claim, storage).is_some_and(gated) => Health::new(
+            State::Twin(Diagnosis::Moving),
+            "its volume is being moved; Kubernetes calls the claim Lost until that is over or undone",
+            "Leave the claim and its PV alone: nothing is lost.",
+        ),
         "Lost" => Health::new(
             State::Lost,
             format!("its PV {} is gone", volume_name(claim).unwrap_or("?")),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
+use tokio::time::Instant;
 
 use super::{PublishError, Site};
 use crate::{
@@ -20,8 +21,8 @@ use crate::{
     },
 };
 
-/// For a cluster that was just reached to show its twins. One that does not is like one that does
-/// not answer.
+/// For twins of a namespace to be shown that was never looked at. After that a cluster that does
+/// not show them is like one that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether there may be a move of this uid. As long as there is no kind `VolumeMove`, nothing
@@ -152,7 +153,10 @@ pub async fn highest(home: &Cluster, registry: &Registry, id: &VolumeId, claim: 
         let namespace = remote.namespaces.remote(&claim.namespace, &remote.id).ok()?;
         let view = cluster.twins_in(namespace);
         if *view.version().borrow() == 0 {
-            tokio::time::timeout(PATIENCE, view.complete()).await.ok()?;
+            let began = view.outdated_since().unwrap_or_else(Instant::now);
+            tokio::time::timeout_at(began + PATIENCE, view.complete())
+                .await
+                .ok()?;
         }
         let twin = view.get(&format!("{namespace}/{}", claim.name))?;
         let is_its = twin.volume == id.name && twin.handed_over && cluster.id() != home.id();

@@ -86,6 +86,17 @@ fn every_state_is_told_from_the_objects() {
             "gone",
         ),
         (
+            "claim lost for a move",
+            |it| {
+                it.claims = claim_with(|it| it["status"]["phase"] = "Lost".into());
+                it.volumes = volumes(|outer, _| {
+                    outer["metadata"]["annotations"][crate::volume::mark::GATE] = "?".into();
+                });
+            },
+            State::Twin(Diagnosis::Moving),
+            "being moved",
+        ),
+        (
             "PV gone",
             |it| it.volumes = told([real()]),
             State::Lost,
