@@ -232,6 +232,17 @@ impl Declared {
             protect: true,
         }
     }
+
+    /// The same, with namespaces of the same names.
+    pub(crate) fn with_same_names(id: &str) -> Self {
+        Self {
+            namespaces: Namespaces {
+                same_name: true,
+                ..Namespaces::default()
+            },
+            ..Self::plain(id)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::{PublishError, attach::capabilities_of, site};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
-    volume::{Capabilities, ClusterId, Epoch, Marks, VolumeId, VolumeName, mark},
+    volume::{Capabilities, ClusterId, Epoch, Marks, VolumeId, VolumeName, mark, moving::SourceMark},
 };
 
 /// A volume of a list.
@@ -58,7 +58,9 @@ pub async fn list(home: &Cluster, registry: &Registry) -> Result<Vec<Listed>, Ap
 
 fn listed(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<Listed> {
     let marks = Marks::read(twin.labels(), twin.annotations()).ok()?;
-    let exists = marks.handed_over && twin.metadata.deletion_timestamp.is_none();
+    let source = SourceMark::read(twin.annotations());
+    let has_moved = matches!(source, Ok(Some(SourceMark::Superseded { .. })));
+    let exists = marks.handed_over && twin.metadata.deletion_timestamp.is_none() && !has_moved;
     let capacity = twin
         .status
         .as_ref()

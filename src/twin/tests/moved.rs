@@ -237,7 +237,9 @@ fn move_home(world: &World) -> VolumeId {
     let name = id.name.home_twin(id.epoch);
     twin["metadata"]["name"] = name.clone().into();
     twin["metadata"]["uid"] = "second".into();
-    twin["metadata"]["annotations"][mark::EPOCH] = "1".into();
+    let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+    annotations.remove(mark::SOURCE_OF);
+    annotations.insert(mark::EPOCH.to_owned(), "1".into());
     twin["spec"]["volumeName"] = "second".into();
     let path = format!("{TWINS}/{name}");
     world.api.put(&path, twin);
@@ -359,7 +361,7 @@ async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the
     );
     let milan = || async {
         let link = Link::up(&there, crate::cluster::Rights::ALL).await;
-        Registry::fixed([(Declared::plain("milan"), link)])
+        Registry::fixed([(Declared::with_same_names("milan"), link)])
     };
     let moved_on = PublishBeside::MovedOn {
         asked: Epoch::NEVER_MOVED,

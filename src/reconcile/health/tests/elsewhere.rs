@@ -209,7 +209,7 @@ fn cluster() -> ClusterId {
     "milan".parse().unwrap()
 }
 
-pub(super) async fn milan(there: &FakeApi, rights: Rights) -> Registry {
+async fn milan(there: &FakeApi, rights: Rights) -> Registry {
     Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)])
 }
 

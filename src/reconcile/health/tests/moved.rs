@@ -169,7 +169,9 @@ async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_o
             "labels": later["metadata"]["labels"], "annotations": later["metadata"]["annotations"],
         });
         there.put(CLAIM, json!({"metadata": metadata}));
-        let registry = elsewhere::milan(&there, crate::cluster::Rights::ALL).await;
+        let link = crate::fleet::Link::up(&there, crate::cluster::Rights::ALL).await;
+        let milan = crate::placement::Declared::with_same_names("milan");
+        let registry = Registry::fixed([(milan, link)]);
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
