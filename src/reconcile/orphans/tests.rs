@@ -152,7 +152,7 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
             put_twin(&api, handed_over, true);
             put_volume(&api);
             api.change(VOLUME, |volume| {
-                volume["spec"]["csi"]["volumeHandle"] = handle.as_str().into()
+                volume["spec"]["csi"]["volumeHandle"] = handle.as_str().into();
             });
             api.change(TWIN, |twin| match &mark {
                 Some(mark) => twin["metadata"]["annotations"][mark::SOURCE_OF] = mark.as_str().into(),

@@ -29,7 +29,7 @@ fn give_back(api: &FakeApi) {
 
 fn mark_twin(api: &FakeApi, text: &str) {
     api.change(TWIN, |twin| {
-        twin["metadata"]["annotations"][mark::SOURCE_OF] = text.into()
+        twin["metadata"]["annotations"][mark::SOURCE_OF] = text.into();
     });
 }
 
@@ -87,7 +87,7 @@ async fn the_twin_of_a_gated_volume_is_not_made_again() {
     let api = FakeApi::start().await;
     world(&api);
     api.change(REAL, |real| {
-        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into()
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
     });
     api.remove(TWIN);
     gate(&api);
@@ -156,7 +156,7 @@ async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_o
         let (api, there) = (FakeApi::start().await, FakeApi::start().await);
         world(&api);
         api.change(REAL, |real| {
-            real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into()
+            real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
         });
         let mut later = api.object(TWIN).unwrap();
         api.remove(TWIN);
@@ -198,7 +198,7 @@ async fn data_of_an_earlier_epoch_is_not_the_volumes() {
     let handle = both.home.object(&volume).unwrap()["spec"]["csi"]["volumeHandle"].clone();
     let handle = handle.as_str().unwrap().replace("v1:", "v2:") + ":2";
     both.home.change(&volume, |volume| {
-        volume["spec"]["csi"]["volumeHandle"] = handle.into()
+        volume["spec"]["csi"]["volumeHandle"] = handle.into();
     });
     both.there.remove(&elsewhere::twin_there(0));
     both.there.change(&format!("{}/real", elsewhere::REALS), |real| {
