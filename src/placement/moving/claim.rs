@@ -3,7 +3,8 @@
 
 use super::{
     BackTo, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, MoveFacts, Pass, Quiesce, Serves,
-    Side, SourceTwin, Stage, TargetTwin, VolumeNow, Waiting, Why, back, committed, gated, leftovers,
+    Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back, committed, gated,
+    leftovers,
 };
 use crate::volume::moving::{SourceMark, TargetMark, VolumeMark};
 
@@ -75,30 +76,30 @@ pub(super) fn locked(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision
 fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let back = |why| Some(ClaimDecision::Back(BackTo::Start, why));
     let VolumeNow::There(volume) = &facts.volume else {
-        return back(Why::Volume("is gone"));
+        return back(Why::Volume(VolumeFault::Gone));
     };
     match &volume.mark {
         // A write of an earlier gate has come late. What was copied stays good.
         Some(VolumeMark::Gated(note)) if note.by == of.uid => {
             return Some(ClaimDecision::Back(
                 BackTo::Copying,
-                Why::Volume("was gated late"),
+                Why::Volume(VolumeFault::GatedLate),
             ));
         }
         Some(VolumeMark::Gated(note)) => return back(Why::Locked(note.by.clone())),
         Some(VolumeMark::GivenBack { .. }) | None => {}
     }
     if volume.serves != Serves::Source {
-        return back(Why::Volume("is not that of the source"));
+        return back(Why::Volume(VolumeFault::NotTheSource));
     }
     if volume.deleting {
-        return back(Why::Volume("is being deleted"));
+        return back(Why::Volume(VolumeFault::Deleting));
     }
     if volume.held_by != HeldBy::Claim {
-        return back(Why::Volume("does not name the claim"));
+        return back(Why::Volume(VolumeFault::NotTheClaims));
     }
     source_answers(facts).or_else(|| match source_mark(facts) {
-        Some(SourceMark::Superseded { .. }) => back(Why::Volume("leads to data that has moved on")),
+        Some(SourceMark::Superseded { .. }) => back(Why::Volume(VolumeFault::MovedOn)),
         Some(SourceMark::Moving { by, .. }) if *by != of.uid => back(Why::Locked(by.clone())),
         _ => None,
     })

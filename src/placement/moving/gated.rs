@@ -3,7 +3,7 @@
 
 use super::{
     BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, Pass, Quiesce, Roots,
-    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeNow, Waiting, Why,
+    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
     claim::{deleted_with_users, locked, silent, source_answers, with_helpers},
 };
 use crate::volume::{
@@ -73,10 +73,10 @@ fn pass(running: Option<Pass>, wanted: Pass) -> ClaimDecision {
 
 fn volume_gated(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<ClaimDecision> {
     let VolumeNow::There(volume) = &facts.volume else {
-        return Some(ClaimDecision::Back(BackTo::Start, Why::Volume("is gone")));
+        return Some(ClaimDecision::Back(BackTo::Start, Why::Volume(VolumeFault::Gone)));
     };
     if volume.serves != Serves::Source {
-        let why = Why::Volume("is not that of the source");
+        let why = Why::Volume(VolumeFault::NotTheSource);
         return Some(ClaimDecision::Back(BackTo::Start, why));
     }
     let reopened = || Some(ClaimDecision::Back(BackTo::Copying, Why::GateOpen));
@@ -101,10 +101,10 @@ fn volume_gated(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option<
 fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: GateNumber) -> ClaimDecision {
     let back = ClaimDecision::Back;
     if volume.deleting {
-        return back(BackTo::Start, Why::Volume("is being deleted"));
+        return back(BackTo::Start, Why::Volume(VolumeFault::Deleting));
     }
     if volume.held_by != HeldBy::Claim {
-        return back(BackTo::Start, Why::Volume("does not name the claim"));
+        return back(BackTo::Start, Why::Volume(VolumeFault::NotTheClaims));
     }
     if let ClaimNow::There { changing: true, .. } = facts.claim {
         return back(BackTo::Copying, Why::Changing);
@@ -171,7 +171,7 @@ fn source_marked(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option
             return Some(ClaimDecision::Back(BackTo::Start, Why::Locked(by.clone())));
         }
         Some(SourceMark::Superseded { .. }) => {
-            let why = Why::Volume("leads to data that has moved on");
+            let why = Why::Volume(VolumeFault::MovedOn);
             return Some(ClaimDecision::Back(BackTo::Start, why));
         }
         Some(SourceMark::Moving { .. } | SourceMark::GivenBack { .. }) | None => {}

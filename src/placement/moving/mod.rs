@@ -50,7 +50,7 @@ pub use facts::{
     SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
 };
 pub use leftovers::leftover_step;
-pub use stage::{BackTo, MoveFacts, Outcome, OverDue, Quiesce, Stage, Why, Wishes};
+pub use stage::{BackTo, MoveFacts, Outcome, OverDue, Quiesce, Stage, VolumeFault, Why, Wishes};
 pub use step::{ClaimStep, Side, Waiting};
 pub use users::{NodeHealth, UserNode, UserPod, Users};
 pub use whole::{MoveStep, StatusChange, move_step};

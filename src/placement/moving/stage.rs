@@ -99,7 +99,7 @@ pub enum Why {
     Locked(MoveUid),
     /// The PV is not what it should be.
     #[error("the PersistentVolume {0}")]
-    Volume(&'static str),
+    Volume(VolumeFault),
     /// Its PV is not in the status: gated, it could not be made again.
     #[error("the PersistentVolume is not recorded in the status")]
     NotRecorded,
@@ -130,6 +130,29 @@ pub enum Why {
     /// The users have been away for too long.
     #[error("the users have been away for longer than allowed")]
     DowntimeOverdue,
+}
+
+/// What is wrong with the PV of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeFault {
+    /// There is none.
+    #[error("is gone")]
+    Gone,
+    /// Its handle leads somewhere else.
+    #[error("is not that of the source")]
+    NotTheSource,
+    /// It is being deleted.
+    #[error("is being deleted")]
+    Deleting,
+    /// It belongs to somebody else, or to nobody.
+    #[error("does not name the claim")]
+    NotTheClaims,
+    /// A write of an earlier gate has come late.
+    #[error("was gated late")]
+    GatedLate,
+    /// The twin that it leads to is superseded.
+    #[error("leads to data that has moved on")]
+    MovedOn,
 }
 
 /// What the user of a move wishes.

@@ -108,7 +108,7 @@ fn rule_1_users_that_come_back_are_a_new_gate() {
 fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_back() {
     let gating = of(Stage::Gating(GATE));
     let going = prepared().volume(|volume| volume.deleting = true);
-    assert_eq!(step(&gating, &going), start(Why::Volume("is being deleted")));
+    assert_eq!(step(&gating, &going), start(Why::Volume(VolumeFault::Deleting)));
     // What is not recorded could not be made again.
     let unrecorded = prepared().with(|facts| facts.recorded = None);
     assert_eq!(step(&gating, &unrecorded), again(Why::NotRecorded));
