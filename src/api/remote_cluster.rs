@@ -15,6 +15,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::conditions;
 use crate::topology::{LabelSelector, Operator, Requirement};
 
 /// Condition of a cluster in which twins can be made: its kubeconfig is accepted,
@@ -390,25 +391,6 @@ fn storage_class(_: &mut schemars::SchemaGenerator) -> Schema {
 
 fn map_to(most: u32, value: &Schema) -> Schema {
     json_schema!({ "type": "object", "maxProperties": most, "additionalProperties": value })
-}
-
-/// As Kubernetes itself describes conditions.
-fn conditions(_: &mut schemars::SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "items": {
-            "type": "object",
-            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
-            "properties": {
-                "type": { "type": "string", "maxLength": 316 },
-                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
-                "observedGeneration": { "type": "integer", "format": "int64" },
-                "lastTransitionTime": { "type": "string", "format": "date-time" },
-                "reason": { "type": "string", "minLength": 1, "maxLength": 1024 },
-                "message": { "type": "string", "maxLength": 32768 },
-            },
-        },
-    })
 }
 
 #[cfg(test)]

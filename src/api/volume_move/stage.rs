@@ -1,0 +1,242 @@
+//! The stage of a move in its status: what the next leader goes on from. Each stage of
+//! `placement::moving` is written in one way; what is written otherwise is an error, so that
+//! nobody goes on from a guess.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    placement::moving::{BackTo, Outcome, Stage, VolumeFault, Why},
+    volume::moving::GateNumber,
+};
+
+/// What the driver goes on from.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MoveStage {
+    /// The row of the protocol that it is in.
+    pub name: StageName,
+
+    /// The number of the last attempt to keep the users away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>", range(min = 1))]
+    pub gate: Option<GateNumber>,
+
+    /// How far back it goes: to the copying beside the users, or to before the move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_to: Option<Destination>,
+
+    /// Why it goes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Cause>,
+}
+
+/// A row of the protocol.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum StageName {
+    Checking,
+    Preparing,
+    Copying,
+    Gating,
+    Draining,
+    Finishing,
+    Verifying,
+    Returning,
+    Committed,
+    Retaining,
+    Done,
+    Cancelled,
+    Failed,
+}
+
+/// How far back a move goes.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Destination {
+    Copying,
+    Start,
+}
+
+/// Why a move goes back.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cause {
+    /// What has happened.
+    pub reason: BackReason,
+
+    /// What it is about, such as pods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<String>,
+}
+
+/// What has happened to a move that goes back.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum BackReason {
+    Cancelled,
+    Refused,
+    ClaimDeleted,
+    ClaimLocked,
+    VolumeGone,
+    VolumeNotOfSource,
+    VolumeDeleting,
+    VolumeNotOfClaim,
+    VolumeGatedLate,
+    VolumeMovedOn,
+    VolumeNotRecorded,
+    ClaimChanging,
+    ClaimInUse,
+    GateOpened,
+    SourceGone,
+    TargetGone,
+    TargetTaken,
+    ContentDiffers,
+    DrainDeadlineExceeded,
+    MaxDowntimeExceeded,
+}
+
+/// A stage that this driver has never written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is in the stage {name:?}, and {why}: this driver never writes that")]
+pub struct UnreadableStage {
+    name: StageName,
+    why: &'static str,
+}
+
+impl From<&Stage> for MoveStage {
+    fn from(stage: &Stage) -> Self {
+        let plain = |name, gate| Self {
+            name,
+            gate,
+            back_to: None,
+            why: None,
+        };
+        match stage {
+            Stage::Checking => plain(StageName::Checking, None),
+            Stage::Preparing => plain(StageName::Preparing, None),
+            Stage::Copying { last } => plain(StageName::Copying, *last),
+            Stage::Gating(gate) => plain(StageName::Gating, Some(*gate)),
+            Stage::Draining(gate) => plain(StageName::Draining, Some(*gate)),
+            Stage::Finishing(gate) => plain(StageName::Finishing, Some(*gate)),
+            Stage::Verifying(gate) => plain(StageName::Verifying, Some(*gate)),
+            Stage::Back { gate, to, why } => Self {
+                name: StageName::Returning,
+                gate: *gate,
+                back_to: Some(match to {
+                    BackTo::Copying => Destination::Copying,
+                    BackTo::Start => Destination::Start,
+                }),
+                why: Some(Cause::of(why)),
+            },
+            Stage::Committed(gate) => plain(StageName::Committed, Some(*gate)),
+            Stage::Retaining(gate) => plain(StageName::Retaining, Some(*gate)),
+            Stage::Ended(Outcome::Done) => plain(StageName::Done, None),
+            Stage::Ended(Outcome::Cancelled) => plain(StageName::Cancelled, None),
+            Stage::Ended(Outcome::Failed) => plain(StageName::Failed, None),
+        }
+    }
+}
+
+impl TryFrom<&MoveStage> for Stage {
+    type Error = UnreadableStage;
+
+    fn try_from(of: &MoveStage) -> Result<Self, UnreadableStage> {
+        let wrong = |why| UnreadableStage { name: of.name, why };
+        if of.name != StageName::Returning && (of.back_to.is_some() || of.why.is_some()) {
+            return Err(wrong("it says how far it goes back"));
+        }
+        let gated = |stage: fn(GateNumber) -> Self| of.gate.map(stage).ok_or(wrong("it has no gate"));
+        let ungated = |stage| match of.gate {
+            Some(_) => Err(wrong("it has a gate")),
+            None => Ok(stage),
+        };
+        match of.name {
+            StageName::Checking => ungated(Self::Checking),
+            StageName::Preparing => ungated(Self::Preparing),
+            StageName::Copying => Ok(Self::Copying { last: of.gate }),
+            StageName::Gating => gated(Self::Gating),
+            StageName::Draining => gated(Self::Draining),
+            StageName::Finishing => gated(Self::Finishing),
+            StageName::Verifying => gated(Self::Verifying),
+            StageName::Committed => gated(Self::Committed),
+            StageName::Retaining => gated(Self::Retaining),
+            StageName::Done => ungated(Self::Ended(Outcome::Done)),
+            StageName::Cancelled => ungated(Self::Ended(Outcome::Cancelled)),
+            StageName::Failed => ungated(Self::Ended(Outcome::Failed)),
+            StageName::Returning => {
+                let (Some(to), Some(cause)) = (of.back_to, &of.why) else {
+                    return Err(wrong("it does not say how far it goes back, or why"));
+                };
+                Ok(Self::Back {
+                    gate: of.gate,
+                    to: match to {
+                        Destination::Copying => BackTo::Copying,
+                        Destination::Start => BackTo::Start,
+                    },
+                    why: cause
+                        .read()
+                        .ok_or(wrong("its cause has other details than it should"))?,
+                })
+            }
+        }
+    }
+}
+
+impl Cause {
+    fn of(why: &Why) -> Self {
+        let (reason, details) = match why {
+            Why::Cancelled => (BackReason::Cancelled, Vec::new()),
+            Why::Refused(obstacles) => (BackReason::Refused, obstacles.clone()),
+            Why::ClaimDeleted => (BackReason::ClaimDeleted, Vec::new()),
+            Why::Locked(by) => (BackReason::ClaimLocked, vec![by.to_string()]),
+            Why::Volume(VolumeFault::Gone) => (BackReason::VolumeGone, Vec::new()),
+            Why::Volume(VolumeFault::NotTheSource) => (BackReason::VolumeNotOfSource, Vec::new()),
+            Why::Volume(VolumeFault::Deleting) => (BackReason::VolumeDeleting, Vec::new()),
+            Why::Volume(VolumeFault::NotTheClaims) => (BackReason::VolumeNotOfClaim, Vec::new()),
+            Why::Volume(VolumeFault::GatedLate) => (BackReason::VolumeGatedLate, Vec::new()),
+            Why::Volume(VolumeFault::MovedOn) => (BackReason::VolumeMovedOn, Vec::new()),
+            Why::NotRecorded => (BackReason::VolumeNotRecorded, Vec::new()),
+            Why::Changing => (BackReason::ClaimChanging, Vec::new()),
+            Why::InUse(pods) => (BackReason::ClaimInUse, pods.clone()),
+            Why::GateOpen => (BackReason::GateOpened, Vec::new()),
+            Why::SourceGone => (BackReason::SourceGone, Vec::new()),
+            Why::TargetGone => (BackReason::TargetGone, Vec::new()),
+            Why::InTheWay(what) => (BackReason::TargetTaken, vec![what.clone()]),
+            Why::Differs(path) => (BackReason::ContentDiffers, vec![path.clone()]),
+            Why::DrainOverdue => (BackReason::DrainDeadlineExceeded, Vec::new()),
+            Why::DowntimeOverdue => (BackReason::MaxDowntimeExceeded, Vec::new()),
+        };
+        Self { reason, details }
+    }
+
+    fn read(&self) -> Option<Why> {
+        let none = |why| self.details.is_empty().then_some(why);
+        let only = || match self.details.as_slice() {
+            [only] => Some(only.clone()),
+            _ => None,
+        };
+        match self.reason {
+            BackReason::Cancelled => none(Why::Cancelled),
+            BackReason::Refused => Some(Why::Refused(self.details.clone())),
+            BackReason::ClaimDeleted => none(Why::ClaimDeleted),
+            BackReason::ClaimLocked => only()?.parse().ok().map(Why::Locked),
+            BackReason::VolumeGone => none(Why::Volume(VolumeFault::Gone)),
+            BackReason::VolumeNotOfSource => none(Why::Volume(VolumeFault::NotTheSource)),
+            BackReason::VolumeDeleting => none(Why::Volume(VolumeFault::Deleting)),
+            BackReason::VolumeNotOfClaim => none(Why::Volume(VolumeFault::NotTheClaims)),
+            BackReason::VolumeGatedLate => none(Why::Volume(VolumeFault::GatedLate)),
+            BackReason::VolumeMovedOn => none(Why::Volume(VolumeFault::MovedOn)),
+            BackReason::VolumeNotRecorded => none(Why::NotRecorded),
+            BackReason::ClaimChanging => none(Why::Changing),
+            BackReason::ClaimInUse => Some(Why::InUse(self.details.clone())),
+            BackReason::GateOpened => none(Why::GateOpen),
+            BackReason::SourceGone => none(Why::SourceGone),
+            BackReason::TargetGone => none(Why::TargetGone),
+            BackReason::TargetTaken => only().map(Why::InTheWay),
+            BackReason::ContentDiffers => only().map(Why::Differs),
+            BackReason::DrainDeadlineExceeded => none(Why::DrainOverdue),
+            BackReason::MaxDowntimeExceeded => none(Why::DowntimeOverdue),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The status of a `VolumeMove`: how far it is, for people and for the next leader.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::{Schema, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::{MoveStage, Route};
+use crate::{api::conditions, volume::moving::Epoch};
+
+/// How far a move is.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeMoveStatus {
+    /// The generation of the spec that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// How far it is: Checking, Preparing, Copying, Ready, Draining, Finishing, Committing,
+    /// Retaining and then Done; or Returning and then Copying, Cancelled or Failed. Whoever
+    /// waits for the end waits for one of Done, Cancelled and Failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+
+    /// What the driver goes on from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<MoveStage>,
+
+    /// Checked, Converged, Gated, Drained, Verified, Committed, SourceReleased, Stalled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+
+    /// What speaks against it. Absent as long as that is not known; empty if it is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preflight: Option<Vec<String>>,
+
+    /// What is lost by it, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lossy: Vec<String>,
+
+    /// The claims, and how far each is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub claims: Vec<ClaimStatus>,
+
+    /// How the data travels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<Route>,
+
+    /// How long the pass that is under way will take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_left: Option<String>,
+
+    /// For how long nobody can use the volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub downtime: Option<Downtime>,
+
+    /// When Kubernetes stopped to start pods with the volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time")]
+    pub gated_at: Option<Time>,
+
+    /// When the volumes became those at the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time")]
+    pub committed_at: Option<Time>,
+
+    /// Until when a copy is kept that is not needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time")]
+    pub retained_until: Option<Time>,
+}
+
+/// How far one claim is.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimStatus {
+    /// Its name.
+    pub name: String,
+
+    /// How often its volume has moved, this move included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>", range(min = 1))]
+    pub epoch: Option<Epoch>,
+
+    /// Where its volume was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TwinReference>,
+
+    /// Where it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<TwinReference>,
+
+    /// How many passes were made.
+    #[serde(default)]
+    pub passes: i32,
+
+    /// The bytes of its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Progress>,
+
+    /// Its files and directories.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Progress>,
+
+    /// How many bytes are copied in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<i64>,
+
+    /// What both sides hold, as hashes: the same if they are equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roots: Option<RootHashes>,
+
+    /// The PersistentVolumes that its volume had and is to have, as the driver makes them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
+}
+
+/// The twin of a claim.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TwinReference {
+    /// The id of its cluster.
+    pub cluster: String,
+
+    /// Its namespace.
+    pub namespace: String,
+
+    /// Its name.
+    pub name: String,
+
+    /// Its storage class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_class_name: Option<String>,
+}
+
+/// How much of something is copied.
+#[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// How much there is.
+    pub total: i64,
+
+    /// How much of it is the same on both sides.
+    pub done: i64,
+
+    /// How much was sent, all passes together.
+    pub sent: i64,
+}
+
+/// What both sides hold.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootHashes {
+    /// The source.
+    pub source: String,
+
+    /// The target.
+    pub target: String,
+}
+
+/// For how long nobody can use the volumes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Downtime {
+    /// How long that will take, as the passes so far tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<String>,
+
+    /// Since when it is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time")]
+    pub since: Option<Time>,
+
+    /// How long it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actual: Option<String>,
+}
+
+fn time(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": "date-time", "nullable": true })
+}
