@@ -12,7 +12,7 @@ use k8s_openapi::api::{
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
-    pods::{OpenNode, PendingPod},
+    pods::{OpenNode, PendingPod, claims_of, has_ended},
     volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume},
 };
 pub(super) use self::{

@@ -4,31 +4,18 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
 use super::Storage;
+use crate::cluster::slim;
 
 /// A live pod that uses the claim.
 pub(super) fn consumer<'a>(claim: &PersistentVolumeClaim, storage: &'a Storage) -> Option<&'a Pod> {
-    storage
-        .consumers
-        .iter()
-        .find(|pod| pod.namespace() == claim.namespace() && !is_over(pod) && uses(pod, &claim.name_any()))
-}
-
-fn is_over(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+    storage.consumers.iter().find(|pod| {
+        pod.namespace() == claim.namespace() && !slim::has_ended(pod) && uses(pod, &claim.name_any())
+    })
 }
 
 /// Whether a pod uses this claim, its own ephemeral one among them.
 pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.into_iter().any(|volume| {
-        let named = volume
-            .persistent_volume_claim
-            .as_ref()
-            .is_some_and(|source| source.claim_name == claim);
-        let ephemeral = volume.ephemeral.is_some() && claim == format!("{}-{}", pod.name_any(), volume.name);
-        named || ephemeral
-    })
+    slim::claims_of(pod).iter().any(|one| one == claim)
 }
 
 /// Why a pod does not run yet, to follow its name.

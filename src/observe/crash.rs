@@ -219,6 +219,42 @@ steps! {
     UnreleaseUntouch = "unrelease-untouch",
     /// The volume is to be imported again, because its twin is gone.
     UnreleaseImport = "unrelease-import",
+    /// A claim that is to be moved is locked.
+    MoveLock = "move-lock",
+    /// A claim that was to be moved, or was, is unlocked.
+    MoveUnlock = "move-unlock",
+    /// A claim is written on, so that Kubernetes looks at it and its PV.
+    MoveTouch = "move-touch",
+    /// The virtual PV of a volume that is moved is gated.
+    MoveGate = "move-gate",
+    /// A gated PV names its claim again.
+    MoveGiveBack = "move-give-back",
+    /// A PV that was gated gets its reclaim policy back.
+    MoveRestorePolicy = "move-restore-policy",
+    /// A PV that was not gated is marked, so that a gate that comes late fails.
+    MoveRefuseGate = "move-refuse-gate",
+    /// A PV that is to be replaced is retained again.
+    MoveRetain = "move-retain",
+    /// The virtual PV that leads to the source is deleted.
+    MoveDeleteVolume = "move-delete-volume",
+    /// The finalizers are taken off a virtual PV that is being deleted.
+    MoveLetVolumeGo = "move-let-volume-go",
+    /// A virtual PV is made from what the status remembers of it.
+    MoveMakeVolume = "move-make-volume",
+    /// The twin at the source is marked as moving, given back or superseded.
+    MoveMarkSource = "move-mark-source",
+    /// The PV of the twin at the target is retained.
+    MoveRetainTarget = "move-retain-target",
+    /// Our finalizer is taken off a twin that is about to be deleted.
+    MoveFreeTwin = "move-free-twin",
+    /// The twin at the target is deleted.
+    MoveDeleteTarget = "move-delete-target",
+    /// The twin at the target is handed over.
+    MoveHandOver = "move-hand-over",
+    /// The PV of the superseded twin is retained before that is deleted.
+    MoveRetainSource = "move-retain-source",
+    /// The superseded twin is deleted.
+    MoveReleaseSource = "move-release-source",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -14,6 +14,7 @@ mod delete;
 mod errors;
 mod expand;
 mod finalizer;
+pub mod gate;
 mod holder;
 mod list;
 mod moves;

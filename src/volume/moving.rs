@@ -3,8 +3,8 @@
 //! once, into what cannot contradict itself; what cannot be read is an error, never an absence.
 //!
 //! What is done next is decided in `placement::moving`. What stands on twins and virtual PVs is
-//! read by every operation and loop. Nothing writes it yet, for the adapters `twin/gate` and
-//! `reconcile/moves` do not exist.
+//! read by every operation and loop; `twin/gate` and `api::volume_move` write it, which no loop
+//! calls yet.
 
 mod gate;
 mod phase;

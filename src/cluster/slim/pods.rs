@@ -76,8 +76,16 @@ fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     })
 }
 
+/// Whether a pod has run to its end: it uses nothing any more.
+#[must_use]
+pub fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
 /// The claims of a pod's volumes, by name.
-fn claims_of(pod: &Pod) -> Vec<String> {
+#[must_use]
+pub fn claims_of(pod: &Pod) -> Vec<String> {
     let name = pod.name_any();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let claims = volumes.filter_map(

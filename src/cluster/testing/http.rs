@@ -137,6 +137,14 @@ fn act(
         Err(Refused::Absent) => refusal(404, "NotFound"),
         Err(Refused::Exists) => refusal(409, "AlreadyExists"),
         Err(Refused::Conflict(_)) => refusal(409, "Conflict"),
+        Err(Refused::LateFinalizer) => {
+            let why = "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted";
+            (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                Json(status(422, "Invalid", why)),
+            )
+                .into_response()
+        }
         Err(Refused::Another) => {
             let mut said = status(422, "Invalid", "metadata.uid: Invalid value: field is immutable");
             said["details"] = json!({"causes": [{"field": "metadata.uid", "message": "", "reason": ""}]});

@@ -38,6 +38,8 @@ pub(super) enum Refused {
     Conflict(String),
     /// A patch names another uid, which cannot be changed.
     Another,
+    /// A patch adds a finalizer to an object that is being deleted.
+    LateFinalizer,
 }
 
 impl Default for Store {
@@ -135,7 +137,17 @@ impl Store {
         if !uid.is_null() && *uid != object["metadata"]["uid"] {
             return Err(Refused::Another);
         }
+        let before = object["metadata"].clone();
         merge(&mut object, change, lists);
+        let mut finalizers = object["metadata"]["finalizers"].as_array().into_iter().flatten();
+        let known = |one: &Value| {
+            before["finalizers"]
+                .as_array()
+                .is_some_and(|known| known.contains(one))
+        };
+        if !before["deletionTimestamp"].is_null() && !finalizers.all(known) {
+            return Err(Refused::LateFinalizer);
+        }
         let kept = object["metadata"]["finalizers"]
             .as_array()
             .is_some_and(|kept| !kept.is_empty());

@@ -25,8 +25,9 @@
 //!
 //! One claim is decided in `claim` (and, by rows, `gated`, `back`, `committed`), all together in
 //! `whole`, what is left without a `VolumeMove` in `leftovers`, and what other calls may do beside
-//! a move in `beside`, which the calls and loops of this driver ask. The adapters that observe and
-//! apply the rest (`twin/gate`, `reconcile/moves`) do not exist yet: nothing calls that.
+//! a move in `beside`, which the calls and loops of this driver ask. Claims, PVs and twins are
+//! observed and changed by `twin/gate`; the loop `reconcile/moves` does not exist yet, so nothing
+//! calls the rest.
 
 mod back;
 mod beside;

@@ -1,0 +1,284 @@
+//! What the objects of one claim that is being moved say, read live. Who uses them is read last:
+//! a gate that is seen closed was closed before its users were looked for.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{ResourceExt, core::PartialObjectMeta};
+
+use super::{ClaimObjects, GateError, MovedVolume, Place};
+use crate::{
+    api::volume_move::VolumeMove,
+    cluster::facts,
+    placement::moving::{
+        AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+    },
+    twin::{Site, reading, reclaim_policy},
+    volume::{
+        DRIVER_NAME, Marks, ReclaimPolicy, mark,
+        moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
+    },
+};
+
+impl MovedVolume {
+    /// Reads them.
+    pub async fn observe(&self) -> Result<ClaimObjects, GateError> {
+        let (claim, volume, (source, twin), target) = tokio::try_join!(
+            self.claim_now(),
+            self.virtual_volume(),
+            self.source_now(),
+            self.target_now()
+        )?;
+        let attached = self.home_attachments().await?;
+        let volume = volume.map_or(Ok(VolumeNow::Absent), |volume| {
+            self.described(&volume, attached.nodes_of(self.volume().as_str()))
+                .map(VolumeNow::There)
+        })?;
+        let users = self.users(&attached, twin.as_ref()).await?;
+        Ok(ClaimObjects {
+            claim,
+            volume,
+            source,
+            target,
+            users,
+        })
+    }
+
+    async fn claim_now(&self) -> Result<ClaimNow, GateError> {
+        let found = self.claims().get(&self.claim.name.name).await?;
+        let Some(claim) = found.filter(|found| found.uid().as_ref() == Some(&self.claim.uid)) else {
+            return Ok(ClaimNow::Absent);
+        };
+        let touched = claim.annotations().get(mark::MOVE_TOUCHED);
+        Ok(ClaimNow::There {
+            at: as_read(&claim),
+            deleting: claim.metadata.deletion_timestamp.is_some(),
+            lock: self.lock_on(&claim).await?,
+            lost: reading::phase(&claim) == "Lost",
+            // Whoever has written something else has woken Kubernetes for nothing: it is touched again.
+            touched: touched.and_then(|text| text.parse().ok()),
+            changing: is_changing(&claim),
+        })
+    }
+
+    async fn lock_on(&self, claim: &PersistentVolumeClaim) -> Result<Lock, GateError> {
+        let Some(text) = claim.annotations().get(mark::MOVE) else {
+            return Ok(Lock::Free);
+        };
+        let by: MoveUid = text.parse().map_err(|error| GateError::Lock {
+            claim: self.claim.name.to_string(),
+            error,
+        })?;
+        if by == self.by {
+            return Ok(Lock::Ours);
+        }
+        let moves = self
+            .home
+            .within::<PartialObjectMeta<VolumeMove>>(&self.claim.name.namespace);
+        let found = moves
+            .find(|one| one.metadata.uid.as_deref() == Some(by.as_str()))
+            .await?;
+        Ok(Lock::Theirs {
+            counts: !found.is_empty(),
+            by,
+        })
+    }
+
+    async fn virtual_volume(&self) -> Result<Option<PersistentVolume>, GateError> {
+        Ok(self.volumes().get(self.volume().as_str()).await?)
+    }
+
+    fn described(
+        &self,
+        volume: &PersistentVolume,
+        attached: Vec<String>,
+    ) -> Result<VirtualVolume, GateError> {
+        let mark = VolumeMark::read(volume.annotations());
+        Ok(VirtualVolume {
+            at: as_read(volume),
+            serves: self.serves(volume),
+            held_by: self.held_by(volume),
+            mark: mark.map_err(|error| GateError::Volume {
+                volume: volume.name_any(),
+                error,
+            })?,
+            policy: facts::reclaim_policy(Some(reclaim_policy(volume))),
+            bound: reading::is_bound(volume),
+            deleting: volume.metadata.deletion_timestamp.is_some(),
+            attached,
+        })
+    }
+
+    fn serves(&self, volume: &PersistentVolume) -> Serves {
+        let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        let Some(csi) = csi.filter(|csi| csi.driver == DRIVER_NAME) else {
+            return Serves::Else("another driver".to_owned());
+        };
+        let handle = csi.volume_handle.parse().ok();
+        if handle.as_ref() == Some(&self.source.handle) {
+            Serves::Source
+        } else if handle.as_ref() == Some(&self.target.handle) {
+            Serves::Target
+        } else {
+            Serves::Else(csi.volume_handle.clone())
+        }
+    }
+
+    fn held_by(&self, volume: &PersistentVolume) -> HeldBy {
+        let Some(holder) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+            return HeldBy::Else("nobody".to_owned());
+        };
+        let (name, uid) = (
+            facts::claim_name(holder),
+            holder.uid.as_deref().unwrap_or_default(),
+        );
+        if name == self.claim.name && uid == self.claim.uid {
+            HeldBy::Claim
+        } else if name == self.claim.name && uid == self.by.as_str() {
+            HeldBy::Move
+        } else {
+            HeldBy::Else(format!("the claim {name} with the uid {uid:?}"))
+        }
+    }
+
+    /// The twin at the source, too, if it is there. One of another epoch has its name again.
+    async fn source_now(&self) -> Result<(Live<SourceTwin>, Option<PersistentVolumeClaim>), GateError> {
+        let found = match live_twin(&self.source.place).await {
+            Live::Silent(why) => return Ok((Live::Silent(why), None)),
+            Live::Known(found) => found,
+        };
+        let Some((site, twin)) = found else {
+            return Ok((Live::Known(SourceTwin::Gone), None));
+        };
+        let unreadable = |error| unreadable(site, error);
+        let is_ours = site.is_twin(self.volume(), &twin)
+            && epoch_of(twin.annotations()).map_err(unreadable)? == self.source.handle.epoch;
+        if !is_ours {
+            return Ok((Live::Known(SourceTwin::Gone), None));
+        }
+        let there = SourceTwin::There {
+            at: as_read(&twin),
+            mark: SourceMark::read(twin.annotations()).map_err(unreadable)?,
+            deleting: twin.metadata.deletion_timestamp.is_some(),
+        };
+        Ok((Live::Known(there), Some(twin)))
+    }
+
+    async fn target_now(&self) -> Result<Live<TargetTwin>, GateError> {
+        if matches!(self.target.place, Place::Gone) {
+            return Ok(Live::Known(TargetTwin::Gone));
+        }
+        let found = match live_twin(&self.target.place).await {
+            Live::Silent(why) => return Ok(Live::Silent(why)),
+            Live::Known(found) => found,
+        };
+        let Some((site, twin)) = found else {
+            return Ok(Live::Known(TargetTwin::Absent));
+        };
+        let foreign = |what: String| {
+            Ok(Live::Known(TargetTwin::Foreign(format!(
+                "{}: {what}",
+                site.place()
+            ))))
+        };
+        let marks = match site
+            .owner(self.volume())
+            .recognise(twin.labels(), twin.annotations())
+        {
+            Ok(marks) => marks,
+            Err(other) => return foreign(other.to_string()),
+        };
+        if let Some(other) = self
+            .not_of_this_move(&marks, &twin)
+            .map_err(|error| unreadable(site, error))?
+        {
+            return foreign(other);
+        }
+        let retained = match twins_volume(site, &twin).await {
+            Ok(volume) => {
+                volume.is_none_or(|volume| reclaim_policy(&volume) == ReclaimPolicy::Retain.as_str())
+            }
+            Err(error) => return Ok(Live::Silent(error.to_string())),
+        };
+        Ok(Live::Known(TargetTwin::There {
+            at: as_read(&twin),
+            handed_over: marks.handed_over,
+            retained,
+            deleting: twin.metadata.deletion_timestamp.is_some(),
+        }))
+    }
+
+    /// Whose a twin of the volume is that this move has not made.
+    fn not_of_this_move(
+        &self,
+        marks: &Marks,
+        twin: &PersistentVolumeClaim,
+    ) -> Result<Option<String>, TwinMarkError> {
+        let epoch = epoch_of(twin.annotations())?;
+        if epoch != self.target.handle.epoch {
+            return Ok(Some(format!("it is the twin of the volume's epoch {epoch}")));
+        }
+        Ok(match TargetMark::read(twin.labels(), twin.annotations())? {
+            Some(mark) if mark.by != self.by => {
+                Some(format!("the VolumeMove with the uid {} has made it", mark.by))
+            }
+            None if !marks.handed_over => Some("no VolumeMove has made it".to_owned()),
+            Some(_) | None => None,
+        })
+    }
+}
+
+/// The twin of a place, if there is one.
+async fn live_twin(place: &Place) -> Live<Option<(&Site, PersistentVolumeClaim)>> {
+    let site = match place {
+        Place::Site(site) => site,
+        Place::Silent(why) => return Live::Silent(why.clone()),
+        Place::Gone => return Live::Known(None),
+    };
+    match site.twins().get(site.name()).await {
+        Ok(found) => Live::Known(found.map(|twin| (&**site, twin))),
+        Err(error) => Live::Silent(error.to_string()),
+    }
+}
+
+/// The PV of a twin, if it has one that this driver may change: where it may not, nothing is
+/// retained and nothing given back, as for every volume there.
+pub(super) async fn twins_volume(
+    site: &Site,
+    twin: &PersistentVolumeClaim,
+) -> Result<Option<PersistentVolume>, crate::cluster::ApiError> {
+    let rights = site.cluster().rights();
+    let name = reading::volume_name(twin).filter(|_| rights.volumes && rights.volume_changes);
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let found = site.volumes().get(name).await?;
+    Ok(found.filter(|found| reading::is_bound_to(found, twin)))
+}
+
+fn unreadable(site: &Site, error: TwinMarkError) -> GateError {
+    GateError::Twin {
+        twin: site.place(),
+        cluster: site.cluster_name(),
+        error,
+    }
+}
+
+pub(super) fn as_read(object: &impl ResourceExt) -> AsRead {
+    AsRead::new(
+        object.uid().unwrap_or_default(),
+        object.resource_version().unwrap_or_default(),
+    )
+}
+
+/// Whether size or attributes of a claim are not yet what it asks for.
+fn is_changing(claim: &PersistentVolumeClaim) -> bool {
+    let size = facts::claim_size(claim);
+    let wanted = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_attributes_class_name.as_ref());
+    let status = claim.status.as_ref();
+    let current = status.and_then(|status| status.current_volume_attributes_class_name.as_ref());
+    let modifies = status.is_some_and(|status| status.modify_volume_status.is_some());
+    let is_set = |class: Option<&String>| class.filter(|class| !class.is_empty()).cloned();
+    size.growing_to().is_some() || size.stage.is_some() || modifies || is_set(wanted) != is_set(current)
+}

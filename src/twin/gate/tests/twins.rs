@@ -1,0 +1,274 @@
+//! The twins: marked, handed over, deleted.
+
+use super::*;
+use crate::cluster::testing::{Act, Fault};
+
+fn source_version(world: &World) -> AsRead {
+    as_read(&world.api.object(&source_path()).unwrap())
+}
+
+fn target_version(world: &World) -> AsRead {
+    as_read(&world.there.object(TARGET).unwrap())
+}
+
+fn policy_of(api: &FakeApi, real: &str) -> Value {
+    api.object(&format!("{VOLUMES}/{real}")).unwrap()["spec"]["persistentVolumeReclaimPolicy"].clone()
+}
+
+#[tokio::test]
+async fn a_source_says_itself_what_has_become_of_it() {
+    let world = World::new().await;
+    let superseded = SourceMark::Superseded {
+        by: by(),
+        epoch: epoch(),
+    };
+    for mark in [SourceMark::Moving { by: by(), gate: GATE }, superseded] {
+        let step = ClaimStep::MarkSource {
+            source: source_version(&world),
+            mark: mark.clone(),
+        };
+        assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::Done);
+        let seen = world.look().await.source;
+        assert!(
+            matches!(&seen, Live::Known(SourceTwin::There { mark: Some(there), .. }) if *there == mark),
+            "{seen:?}"
+        );
+        assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::ChangedMeanwhile);
+    }
+    world.api.change(&source_path(), |twin| {
+        twin["metadata"]["annotations"][mark::SOURCE_OF] = "odd".into();
+    });
+    assert!(matches!(world.moved.observe().await, Err(GateError::Twin { .. })));
+}
+
+#[tokio::test]
+async fn a_twin_of_another_epoch_or_owner_is_not_the_source() {
+    let world = World::new().await;
+    world.api.change(&source_path(), |twin| {
+        twin["metadata"]["annotations"][mark::EPOCH] = "1".into();
+    });
+    assert_eq!(world.look().await.source, Live::Known(SourceTwin::Gone));
+    world.api.put(&source_path(), json!({"metadata": {"uid": "x"}}));
+    assert_eq!(world.look().await.source, Live::Known(SourceTwin::Gone));
+}
+
+#[tokio::test]
+async fn only_what_this_move_has_made_is_its_target() {
+    let world = World::new().await.with_target("Delete");
+    let seen = world.look().await.target;
+    let at = target_version(&world);
+    let ours = TargetTwin::There {
+        at,
+        handed_over: false,
+        retained: false,
+        deleting: false,
+    };
+    assert_eq!(seen, Live::Known(ours));
+    let changes: [fn(&mut Value); 4] = [
+        |twin| twin["metadata"]["labels"][mark::MOVE] = OTHER.into(),
+        |twin| twin["metadata"]["annotations"][mark::EPOCH] = "2".into(),
+        |twin| twin["metadata"]["labels"][mark::HOME_CLUSTER] = "rome".into(),
+        |twin| {
+            drop(
+                twin["metadata"]["labels"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove(mark::MOVE),
+            );
+        },
+    ];
+    for change in changes {
+        let world = World::new().await.with_target("Delete");
+        world.there.change(TARGET, change);
+        let seen = world.look().await.target;
+        assert!(
+            matches!(&seen, Live::Known(TargetTwin::Foreign(what)) if what.starts_with("shop-home/data: ")),
+            "{seen:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_answer_is_not_empty() {
+    let world = World::new().await.with_target("Delete");
+    let hand_over = ClaimStep::HandOver {
+        target: target_version(&world),
+        retain: false,
+    };
+    world.there.fault(Fault::new("GET", TARGET, Act::Refuse(500)));
+    assert!(matches!(world.look().await.target, Live::Silent(_)));
+    assert!(matches!(
+        world.moved.apply(&hand_over).await,
+        Err(GateError::Api(_))
+    ));
+
+    let mut world = World::new().await;
+    world.moved.target.place = Place::Silent("cut off".into());
+    assert_eq!(world.look().await.target, Live::Silent("cut off".into()));
+    assert!(matches!(
+        world.moved.apply(&hand_over).await,
+        Err(GateError::Silent { .. })
+    ));
+    world.moved.target.place = Place::Gone;
+    assert_eq!(world.look().await.target, Live::Known(TargetTwin::Gone));
+}
+
+#[tokio::test]
+async fn a_cluster_that_nobody_declares_is_gone_only_when_all_declarations_are_read() {
+    let unknown = || Err(Unreachable::Unknown("milan".parse().unwrap()));
+    assert!(matches!(Place::of(unknown(), &Registry::fixed([])), Place::Gone));
+    let partial = Registry::partial([], ["kosmos.io"]);
+    assert!(matches!(Place::of(unknown(), &partial), Place::Silent(_)));
+}
+
+#[tokio::test]
+async fn a_target_is_handed_over_in_one_write() {
+    let world = World::new().await.with_target("Delete");
+    let hand_over = ClaimStep::HandOver {
+        target: target_version(&world),
+        retain: false,
+    };
+    let writes = world.there.writes();
+    assert_eq!(world.moved.apply(&hand_over).await.unwrap(), Applied::Done);
+    assert_eq!(world.there.writes(), writes + 1);
+    let twin = world.there.object(TARGET).unwrap();
+    assert_eq!(twin["metadata"]["labels"][mark::MOVE], Value::Null);
+    assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
+    assert_eq!(twin["metadata"]["annotations"][mark::EPOCH], "1");
+    assert_eq!(twin["metadata"]["finalizers"], json!([mark::TWIN_FINALIZER]));
+    assert_eq!(policy_of(&world.there, "real-2"), "Delete");
+    let seen = world.look().await.target;
+    assert!(
+        matches!(
+            seen,
+            Live::Known(TargetTwin::There {
+                handed_over: true,
+                ..
+            })
+        ),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test]
+async fn data_that_is_to_be_retained_is_before_its_twin_is_handed_over() {
+    let world = World::new().await.with_target("Delete");
+    let hand_over = ClaimStep::HandOver {
+        target: target_version(&world),
+        retain: true,
+    };
+    world
+        .there
+        .fault(Fault::new("PATCH", VOLUMES, Act::Refuse(409)).times(1));
+    assert_eq!(
+        world.moved.apply(&hand_over).await.unwrap(),
+        Applied::ChangedMeanwhile
+    );
+    assert_eq!(
+        world.there.object(TARGET).unwrap()["metadata"]["annotations"][mark::HANDED_OVER],
+        Value::Null
+    );
+    assert_eq!(world.moved.apply(&hand_over).await.unwrap(), Applied::Done);
+    assert_eq!(policy_of(&world.there, "real-2"), "Retain");
+}
+
+#[tokio::test]
+async fn where_nothing_can_be_retained_a_twin_is_handed_over_all_the_same() {
+    let rights = Rights {
+        volume_changes: false,
+        ..Rights::ALL
+    };
+    let world = World::with(rights).await.with_target("Delete");
+    let hand_over = ClaimStep::HandOver {
+        target: target_version(&world),
+        retain: true,
+    };
+    assert_eq!(world.moved.apply(&hand_over).await.unwrap(), Applied::Done);
+    assert_eq!(policy_of(&world.there, "real-2"), "Delete");
+    let twin = world.there.object(TARGET).unwrap();
+    assert_eq!(twin["metadata"]["finalizers"], json!([]));
+    // Or else it would be tried for ever.
+    assert!(matches!(
+        world.look().await.target,
+        Live::Known(TargetTwin::There { retained: true, .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_target_that_is_given_up_goes_with_its_finalizer() {
+    let world = World::new().await.with_target("Delete");
+    world.there.change(TARGET, |twin| {
+        twin["metadata"]["finalizers"] = json!([mark::TWIN_FINALIZER]);
+    });
+    let delete = ClaimStep::DeleteTarget {
+        target: target_version(&world),
+    };
+    world
+        .there
+        .fault(Fault::new("DELETE", TARGET, Act::Refuse(409)).times(1));
+    assert_eq!(
+        world.moved.apply(&delete).await.unwrap(),
+        Applied::ChangedMeanwhile
+    );
+    let twin = world.there.object(TARGET).unwrap();
+    assert_eq!(twin["metadata"]["deletionTimestamp"], Value::Null);
+    // Whoever decides next has read another version.
+    assert_eq!(
+        world.moved.apply(&delete).await.unwrap(),
+        Applied::ChangedMeanwhile
+    );
+    let delete = ClaimStep::DeleteTarget {
+        target: target_version(&world),
+    };
+    assert_eq!(world.moved.apply(&delete).await.unwrap(), Applied::Done);
+    assert_eq!(world.there.object(TARGET), None);
+}
+
+#[tokio::test]
+async fn a_target_that_was_handed_over_meanwhile_stays() {
+    let world = World::new().await.with_target("Delete");
+    let late = ClaimStep::DeleteTarget {
+        target: target_version(&world),
+    };
+    world.there.before("DELETE", TARGET, |store| {
+        let mut twin = store.get(TARGET).unwrap();
+        twin["metadata"]["annotations"][mark::HANDED_OVER] = "true".into();
+        store.put(TARGET, twin);
+    });
+    assert_eq!(world.moved.apply(&late).await.unwrap(), Applied::ChangedMeanwhile);
+    assert!(world.there.object(TARGET).is_some());
+}
+
+#[tokio::test]
+async fn a_copy_that_is_kept_is_retained() {
+    let world = World::new().await.with_target("Delete");
+    let retain = ClaimStep::RetainTarget {
+        target: target_version(&world),
+    };
+    assert_eq!(world.moved.apply(&retain).await.unwrap(), Applied::Done);
+    assert!(matches!(
+        world.look().await.target,
+        Live::Known(TargetTwin::There { retained: true, .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_source_is_released_as_its_user_wants_it() {
+    let world = World::new().await;
+    let release = |world: &World, policy| ClaimStep::ReleaseSource {
+        source: source_version(world),
+        policy,
+    };
+    let step = release(&world, ReclaimPolicy::Retain);
+    assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::Done);
+    assert_eq!(world.api.object(&source_path()), None);
+    assert_eq!(policy_of(&world.api, "real-1"), "Retain");
+
+    let world = World::new().await;
+    let replaced = json!({mark::POLICY_BEFORE: "Delete"});
+    real_volume(&world.api, "real-1", &source_path(), "Retain", &replaced);
+    let step = release(&world, ReclaimPolicy::Delete);
+    assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::Done);
+    assert_eq!(world.api.object(&source_path()), None);
+    assert_eq!(policy_of(&world.api, "real-1"), "Delete");
+}

@@ -1,0 +1,215 @@
+//! Who is seen to use a volume, at home and in the cluster of a remote source.
+
+use super::*;
+use crate::{
+    cluster::testing::{Act, Fault},
+    placement::moving::{NodeHealth, UserNode, UserPod},
+};
+
+fn pod(api: &FakeApi, path: &str, node: Option<&str>, more: &Value) {
+    let mut pod = json!({
+        "metadata": {},
+        "spec": {"containers": [], "nodeName": node, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+        "status": {"phase": "Running"},
+    });
+    for part in ["metadata", "status"] {
+        let more = more[part].as_object().cloned().unwrap_or_default();
+        pod[part].as_object_mut().unwrap().extend(more);
+    }
+    api.put(path, pod);
+}
+
+fn node(api: &FakeApi, name: &str, ready: bool, in_use: &str, taints: &Value) {
+    let conditions = json!([{"type": "Ready", "status": if ready { "True" } else { "Unknown" }}]);
+    api.put(
+        &format!("/api/v1/nodes/{name}"),
+        json!({"spec": {"taints": taints}, "status": {"conditions": conditions, "volumesInUse": [in_use]}}),
+    );
+}
+
+fn attach(api: &FakeApi, name: &str, node: &str, volume: &str) {
+    let spec = json!({"attacher": "a", "nodeName": node, "source": {"persistentVolumeName": volume}});
+    api.put(&format!("{ATTACHMENTS}/{name}"), json!({"spec": spec}));
+}
+
+fn in_use() -> String {
+    format!("kubernetes.io/csi/storage.liqo.io^v1:home:{}", name())
+}
+
+async fn users(world: &World) -> Users {
+    match world.look().await.users {
+        Live::Known(users) => users,
+        Live::Silent(why) => panic!("{why}"),
+    }
+}
+
+#[tokio::test]
+async fn pods_use_a_claim_until_they_have_ended() {
+    let world = World::new().await;
+    let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
+    pod(&world.api, &path("a"), Some("n1"), &json!({}));
+    let going = json!({"metadata": {"deletionTimestamp": "2026-11-23T10:00:00Z", "finalizers": ["x"]}});
+    pod(&world.api, &path("b"), Some("n1"), &going);
+    pod(
+        &world.api,
+        &path("c"),
+        None,
+        &json!({"status": {"phase": "Pending"}}),
+    );
+    pod(
+        &world.api,
+        &path("d"),
+        Some("n1"),
+        &json!({"status": {"phase": "Succeeded"}}),
+    );
+    pod(
+        &world.api,
+        "/api/v1/namespaces/other/pods/e",
+        Some("n1"),
+        &json!({}),
+    );
+    let user = |name: &str, has_node, leaving| UserPod {
+        name: name.into(),
+        has_node,
+        leaving,
+    };
+    assert_eq!(
+        users(&world).await.pods,
+        [
+            user("shop/a", true, false),
+            user("shop/b", true, true),
+            user("shop/c", false, false)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
+    let world = World::new().await;
+    node(&world.api, "n1", true, &in_use(), &json!([]));
+    node(&world.api, "n2", false, &in_use(), &json!([]));
+    let off = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+    node(&world.api, "n3", false, &in_use(), &off);
+    node(
+        &world.api,
+        "n4",
+        true,
+        "kubernetes.io/csi/storage.liqo.io^other",
+        &json!([]),
+    );
+    node(&world.api, "n5", true, "", &json!([]));
+    // One of the virtual PV, one of the real one, one of a node that is gone.
+    attach(&world.api, "a", "n1", &name());
+    attach(&world.api, "b", "n5", "real-1");
+    attach(&world.api, "c", "n6", &name());
+    let has = |name: &str, attached, in_use, health| UserNode {
+        name: name.into(),
+        attached,
+        in_use,
+        health,
+    };
+    let seen = users(&world).await;
+    assert_eq!(
+        seen.nodes,
+        [
+            has("n1", true, true, NodeHealth::Ready),
+            has("n2", false, true, NodeHealth::NotReady),
+            has("n3", false, true, NodeHealth::OutOfService),
+            has("n5", true, false, NodeHealth::Ready),
+            has("n6", true, false, NodeHealth::NotReady),
+        ]
+    );
+    assert_eq!(seen.in_the_way(), ["n1", "n2", "n5", "n6"]);
+    assert_eq!(world.volume().await.attached, ["n1", "n6"]);
+}
+
+#[tokio::test]
+async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
+    let world = World::new().await;
+    world.api.put(
+        &format!("{VOLUMES}/temporary"),
+        json!({"metadata": {"labels": {mark::MOVE: MOVE}}, "spec": {}}),
+    );
+    node(&world.api, "n1", true, &in_use(), &json!([]));
+    attach(&world.api, "mover", "n1", "temporary");
+    attach(&world.api, "nested", "n1", "real-1");
+    assert!(users(&world).await.nodes.is_empty());
+    attach(&world.api, "user", "n1", &name());
+    assert_eq!(users(&world).await.in_the_way(), ["n1"]);
+}
+
+#[tokio::test]
+async fn a_set_that_deletes_claims_when_it_is_scaled_down_is_named() {
+    for (policy, expected) in [
+        ("Delete", Some("the StatefulSet db".to_owned())),
+        ("Retain", None),
+    ] {
+        let world = World::new().await;
+        world.api.remove(CLAIM);
+        world.api.put(
+            "/apis/apps/v1/namespaces/shop/statefulsets/db",
+            json!({"spec": {
+                "selector": {}, "serviceName": "db", "template": {"metadata": {}},
+                "persistentVolumeClaimRetentionPolicy": {"whenScaled": policy},
+                "volumeClaimTemplates": [{"metadata": {"name": "data"}}],
+            }}),
+        );
+        let mut moved = world.moved;
+        assert_eq!(users_of(&moved).await.deletes_claim, None);
+        moved.claim.name.name = "data-db-7".into();
+        assert_eq!(users_of(&moved).await.deletes_claim, expected);
+    }
+}
+
+async fn users_of(moved: &MovedVolume) -> Users {
+    match moved.observe().await.unwrap().users {
+        Live::Known(users) => users,
+        Live::Silent(why) => panic!("{why}"),
+    }
+}
+
+/// The same volume on its way back: its source is in the remote cluster.
+async fn remote_source(rights: Rights) -> World {
+    let mut world = World::with(rights).await.with_target("Delete");
+    world.moved.source.place = std::mem::replace(&mut world.moved.target.place, Place::Gone);
+    world.moved.source.handle = world.moved.target.handle.clone();
+    world.moved.target.handle = handle(&format!("v2:home:{}:2", name()));
+    world
+}
+
+#[tokio::test]
+async fn users_of_a_remote_source_are_looked_for_there_too() {
+    let world = remote_source(Rights::ALL).await;
+    let real = "kubernetes.io/csi/real.test^h-real-2";
+    node(&world.there, "r1", true, real, &json!([]));
+    node(&world.there, "r2", true, real, &json!([]));
+    attach(&world.there, "a", "r1", "real-2");
+    attach(&world.there, "b", "r2", "real-2");
+    let path = |name: &str| format!("/api/v1/namespaces/shop-home/pods/{name}");
+    pod(&world.there, &path("web"), Some("r1"), &json!({}));
+    pod(
+        &world.there,
+        &path("mover"),
+        Some("r2"),
+        &json!({"metadata": {"labels": {mark::MOVE: MOVE}}}),
+    );
+    let seen = users(&world).await;
+    assert_eq!(seen.running(), ["shop-home/web of cluster milan"]);
+    assert_eq!(seen.nodes.len(), 1);
+    assert_eq!(seen.nodes[0].name, "r1");
+    world.there.fault(Fault::new("GET", "/pods", Act::Refuse(500)));
+    assert!(matches!(world.look().await.users, Live::Silent(_)));
+}
+
+#[tokio::test]
+async fn where_only_pods_may_be_read_they_alone_tell() {
+    let world = remote_source(Rights::default()).await;
+    pod(
+        &world.there,
+        "/api/v1/namespaces/shop-home/pods/web",
+        Some("r1"),
+        &json!({}),
+    );
+    let seen = users(&world).await;
+    assert_eq!((seen.running().len(), seen.nodes.len()), (1, 0));
+}

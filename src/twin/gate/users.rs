@@ -1,0 +1,278 @@
+//! Who uses a volume that is being moved: pods that name the claim or, in a remote cluster, its
+//! twin; nodes that have it attached, or still mounted. The movers are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::VolumeAttachment,
+};
+use kube::ResourceExt;
+
+use super::{GateError, MovedVolume, Place, observe::twins_volume};
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        slim::{claims_of, has_ended},
+    },
+    placement::{
+        moving::{Live, NodeHealth, UserNode, UserPod, Users},
+        transfer::wanted_replica,
+    },
+    twin::{Site, reading},
+    volume::{DRIVER_NAME, mark},
+};
+
+/// Taint by which an administrator says that a node is off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// The nodes for which a cluster has attachments, by the PV that they name.
+pub(super) struct Attachments(BTreeMap<String, BTreeSet<String>>);
+
+impl Attachments {
+    async fn read(cluster: &Cluster) -> Result<Self, ApiError> {
+        let pair =
+            |one: VolumeAttachment| Some((one.spec.source.persistent_volume_name?, one.spec.node_name));
+        let found = cluster.all::<VolumeAttachment>().pick(None, None, pair).await?;
+        let mut nodes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (volume, node) in found {
+            nodes.entry(volume).or_default().insert(node);
+        }
+        Ok(Self(nodes))
+    }
+
+    pub(super) fn nodes_of(&self, volume: &str) -> Vec<String> {
+        let nodes = self.0.get(volume);
+        nodes
+            .map(|nodes| nodes.iter().cloned().collect())
+            .unwrap_or_default()
+    }
+}
+
+/// What is looked for on the nodes of a cluster.
+#[derive(Default)]
+struct Traces {
+    /// The nodes with an attachment.
+    attached: BTreeSet<String>,
+    /// How `volumesInUse` names the volume.
+    in_use: Option<String>,
+    /// Nodes where only a mover has it.
+    movers: BTreeSet<String>,
+}
+
+impl MovedVolume {
+    pub(super) async fn home_attachments(&self) -> Result<Attachments, GateError> {
+        Ok(Attachments::read(&self.home).await?)
+    }
+
+    /// All users. Those in the cluster of a remote source are read there; where attachments or
+    /// nodes may not be read, only its pods tell.
+    pub(super) async fn users(
+        &self,
+        attachments: &Attachments,
+        twin: Option<&PersistentVolumeClaim>,
+    ) -> Result<Live<Users>, GateError> {
+        let mut users = self.users_at_home(attachments, twin).await?;
+        let site = match &self.source.place {
+            Place::Silent(why) => return Ok(Live::Silent(why.clone())),
+            Place::Site(site) if site.remote_cluster().is_some() => site,
+            Place::Site(_) | Place::Gone => return Ok(Live::Known(users)),
+        };
+        match users_there(site, twin).await {
+            Ok((pods, nodes)) => {
+                users.pods.extend(pods);
+                users.nodes.extend(nodes);
+                Ok(Live::Known(users))
+            }
+            Err(error) => Ok(Live::Silent(error.to_string())),
+        }
+    }
+
+    async fn users_at_home(
+        &self,
+        attachments: &Attachments,
+        twin: Option<&PersistentVolumeClaim>,
+    ) -> Result<Users, GateError> {
+        let name = &self.claim.name;
+        let (pods, sets, temporary) = tokio::try_join!(
+            pods(&self.home, &name.namespace, &name.name),
+            self.deleting_set(),
+            self.temporary_volumes()
+        )?;
+        let outer = attachments.nodes_of(self.volume().as_str());
+        let real = match &self.source.place {
+            Place::Site(site) if site.remote_cluster().is_none() => twin.and_then(reading::volume_name),
+            _ => None,
+        };
+        let nested = real.map(|real| attachments.nodes_of(real)).unwrap_or_default();
+        let mut movers: BTreeSet<String> = temporary
+            .iter()
+            .flat_map(|volume| attachments.nodes_of(volume))
+            .collect();
+        movers.retain(|node| !outer.contains(node));
+        let traces = Traces {
+            attached: outer.into_iter().chain(nested).collect(),
+            in_use: Some(in_use_name(DRIVER_NAME, &self.source.handle.to_string())),
+            movers,
+        };
+        Ok(Users {
+            pods: pods.into_iter().map(|pod| user(&pod, None)).collect(),
+            nodes: nodes(&self.home, &traces).await?,
+            deletes_claim: sets,
+        })
+    }
+
+    /// The names of the PVs by which movers have the volume.
+    async fn temporary_volumes(&self) -> Result<Vec<String>, ApiError> {
+        let ours = format!("{}={}", mark::MOVE, self.by);
+        let name = |volume: PersistentVolume| volume.metadata.name;
+        self.volumes().pick(Some(&ours), None, name).await
+    }
+
+    /// The `StatefulSet` that deletes the claim when it is scaled down.
+    async fn deleting_set(&self) -> Result<Option<String>, ApiError> {
+        let sets = self.home.within::<StatefulSet>(&self.claim.name.namespace);
+        let deletes = |set: StatefulSet| deletes(&set, &self.claim.name.name).then(|| set.name_any());
+        let found = sets.pick(None, None, deletes).await?;
+        Ok(found.first().map(|name| format!("the StatefulSet {name}")))
+    }
+}
+
+fn deletes(set: &StatefulSet, claim: &str) -> bool {
+    let Some(spec) = &set.spec else { return false };
+    let policy = spec.persistent_volume_claim_retention_policy.as_ref();
+    let templates: Vec<String> = spec
+        .volume_claim_templates
+        .iter()
+        .flatten()
+        .map(ResourceExt::name_any)
+        .collect();
+    let is_its = wanted_replica(claim, &set.name_any(), &templates, 0, u64::MAX).is_some();
+    is_its && policy.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete"))
+}
+
+/// The pods and nodes of a remote source.
+async fn users_there(
+    site: &Site,
+    twin: Option<&PersistentVolumeClaim>,
+) -> Result<(Vec<UserPod>, Vec<UserNode>), ApiError> {
+    let cluster = site.cluster();
+    let all = pods(cluster, site.namespace(), site.name()).await?;
+    let (movers, users): (Vec<Pod>, Vec<Pod>) = all
+        .into_iter()
+        .partition(|pod| pod.labels().contains_key(mark::MOVE));
+    let found = users
+        .iter()
+        .map(|pod| user(pod, Some(cluster.id().as_str())))
+        .collect();
+    let real = match twin {
+        Some(twin) => twins_volume(site, twin).await?,
+        None => None,
+    };
+    let Some(real) = real.filter(|_| cluster.rights().nodes) else {
+        return Ok((found, Vec::new()));
+    };
+    let attached = match Attachments::read(cluster).await {
+        Ok(attachments) => attachments.nodes_of(&real.name_any()),
+        Err(error) if error.is_forbidden() => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
+    let (of_movers, of_users) = (on(&movers), on(&users));
+    let csi = real.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let traces = Traces {
+        attached: attached.into_iter().collect(),
+        in_use: csi.map(|csi| in_use_name(&csi.driver, &csi.volume_handle)),
+        movers: of_movers.difference(&of_users).cloned().collect(),
+    };
+    Ok((found, nodes(cluster, &traces).await?))
+}
+
+/// The pods of a namespace that use the claim of this name, and have not ended.
+async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec<Pod>, ApiError> {
+    cluster
+        .within::<Pod>(namespace)
+        .find(|pod| claims_of(pod).iter().any(|one| one == claim) && !has_ended(pod))
+        .await
+}
+
+/// Pods of another cluster are told apart: they go when those of home go, and cannot be evicted.
+fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
+    let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    UserPod {
+        name: match cluster {
+            Some(cluster) => format!("{name} of cluster {cluster}"),
+            None => name,
+        },
+        has_node: node_of(pod).is_some(),
+        leaving: pod.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+fn node_of(pod: &Pod) -> Option<String> {
+    let node = pod.spec.as_ref()?.node_name.clone()?;
+    (!node.is_empty()).then_some(node)
+}
+
+/// How kubelet names a CSI volume.
+fn in_use_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
+}
+
+/// The nodes that have the volume. One that is gone and still has an attachment counts as silent.
+async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiError> {
+    let seen = |node: Node| {
+        let name = node.name_any();
+        let (attached, in_use) = (
+            traces.attached.contains(&name),
+            uses_volume(&node, traces.in_use.as_deref()),
+        );
+        ((attached || in_use) && !traces.movers.contains(&name)).then(|| UserNode {
+            attached,
+            in_use,
+            health: health(&node),
+            name,
+        })
+    };
+    let mut found = cluster.all::<Node>().pick(None, None, seen).await?;
+    let gone: Vec<UserNode> = traces
+        .attached
+        .iter()
+        .filter(|name| !traces.movers.contains(*name) && found.iter().all(|node| node.name != **name))
+        .map(|name| UserNode {
+            name: name.clone(),
+            attached: true,
+            in_use: false,
+            health: NodeHealth::NotReady,
+        })
+        .collect();
+    found.extend(gone);
+    Ok(found)
+}
+
+fn uses_volume(node: &Node, wanted: Option<&str>) -> bool {
+    let in_use = node
+        .status
+        .iter()
+        .flat_map(|status| status.volumes_in_use.iter().flatten());
+    let mut in_use = in_use.map(String::as_str);
+    wanted.is_some_and(|wanted| in_use.any(|one| one == wanted))
+}
+
+fn health(node: &Node) -> NodeHealth {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let mut off = taints.filter(|taint| taint.key == OUT_OF_SERVICE);
+    if ready.next().is_some() {
+        NodeHealth::Ready
+    } else if off.next().is_some() {
+        NodeHealth::OutOfService
+    } else {
+        NodeHealth::NotReady
+    }
+}
