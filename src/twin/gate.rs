@@ -23,11 +23,8 @@ use crate::{
         ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, Side, SourceTwin, TargetTwin, Users, VolumeNow,
     },
     volume::{
-        RecordError, VolumeName,
-        moving::{
-            CommitRecord, Manifest, MoveUid, MoveUidError, MovedClaim, SourceRecord, TwinMarkError,
-            VolumeHandle,
-        },
+        RecordError, VolumeId, VolumeName,
+        moving::{CommitRecord, Manifest, MoveUid, MoveUidError, MovedClaim, SourceRecord, TwinMarkError},
     },
 };
 
@@ -50,7 +47,7 @@ pub struct MovedVolume {
 /// One side of a move.
 pub struct MovedSide {
     /// What the PV says that leads there.
-    pub handle: VolumeHandle,
+    pub id: VolumeId,
     /// Where the twin is.
     pub place: Place,
 }
@@ -207,7 +204,7 @@ impl ClaimObjects {
             volume: self.volume,
             source: self.source,
             target: self.target,
-            epoch: of.target.handle.epoch,
+            epoch: of.target.id.epoch,
             source_helpers: movers.source,
             target_helpers: movers.target,
             users: self.users,
@@ -220,7 +217,7 @@ impl ClaimObjects {
 impl MovedVolume {
     /// The volume, which is also the name of its PV.
     fn volume(&self) -> &VolumeName {
-        &self.source.handle.id.name
+        &self.source.id.name
     }
 
     fn claims(&self) -> Objects<PersistentVolumeClaim> {

@@ -6,7 +6,7 @@ use schemars::{Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{MoveStage, Route};
-use crate::{api::conditions, volume::moving::Epoch};
+use crate::{api::conditions, volume::Epoch};
 
 /// How far a move is.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@
 
 mod going;
 mod meanwhile;
-mod reverted;
 mod refused;
+mod reverted;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -113,9 +113,9 @@ impl MovedVolume {
             return Serves::Else("another driver".to_owned());
         };
         let handle = csi.volume_handle.parse().ok();
-        if handle.as_ref() == Some(&self.source.handle) {
+        if handle.as_ref() == Some(&self.source.id) {
             Serves::Source
-        } else if handle.as_ref() == Some(&self.target.handle) {
+        } else if handle.as_ref() == Some(&self.target.id) {
             Serves::Target
         } else {
             Serves::Else(csi.volume_handle.clone())
@@ -150,7 +150,7 @@ impl MovedVolume {
         };
         let unreadable = |error| unreadable(site, error);
         let is_ours = site.is_twin(self.volume(), &twin)
-            && epoch_of(twin.annotations()).map_err(unreadable)? == self.source.handle.epoch;
+            && epoch_of(twin.annotations()).map_err(unreadable)? == self.source.id.epoch;
         if !is_ours {
             return Ok((Live::Known(SourceTwin::Gone), None));
         }
@@ -213,7 +213,7 @@ impl MovedVolume {
         twin: &PersistentVolumeClaim,
     ) -> Result<Option<String>, TwinMarkError> {
         let epoch = epoch_of(twin.annotations())?;
-        if epoch != self.target.handle.epoch {
+        if epoch != self.target.id.epoch {
             return Ok(Some(format!("it is the twin of the volume's epoch {epoch}")));
         }
         Ok(match TargetMark::read(twin.labels(), twin.annotations())? {

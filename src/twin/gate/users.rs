@@ -113,7 +113,7 @@ impl MovedVolume {
         movers.retain(|node| !outer.contains(node));
         let traces = Traces {
             attached: outer.into_iter().chain(nested).collect(),
-            in_use: Some(in_use_name(DRIVER_NAME, &self.source.handle.to_string())),
+            in_use: Some(in_use_name(DRIVER_NAME, &self.source.id.to_string())),
             movers,
         };
         Ok(Users {

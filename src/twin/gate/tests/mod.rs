@@ -20,8 +20,8 @@ use crate::{
         },
     },
     volume::{
-        ClaimMark, Marks, ReclaimPolicy, mark,
-        moving::{Epoch, GateNote, GateNumber, Manifest, SourceMark, TargetMark},
+        ClaimMark, Epoch, Marks, ReclaimPolicy, mark,
+        moving::{GateNote, GateNumber, Manifest, SourceMark, TargetMark},
     },
 };
 
@@ -61,7 +61,7 @@ fn epoch() -> Epoch {
     Epoch::NEVER_MOVED.next().unwrap()
 }
 
-fn handle(of: &str) -> VolumeHandle {
+fn id(of: &str) -> VolumeId {
     of.parse().unwrap()
 }
 
@@ -86,6 +86,7 @@ fn marks(handed_over: bool) -> Marks {
         request_name: name(),
         fingerprint: None,
         handed_over,
+        epoch: Epoch::NEVER_MOVED,
     }
 }
 
@@ -146,8 +147,8 @@ impl World {
         let home = api.cluster().await;
         let registry = Registry::fixed([(Declared::plain("milan"), Link::up(&there, rights).await)]);
         let milan = registry.get(&"milan".parse().unwrap()).unwrap();
-        let target = Site::recorded(&home, milan, "shop-home".into(), "data".into());
-        let source = handle(&format!("v1:home:{}", name()));
+        let target = Site::recorded(&home, milan, "shop-home".into(), "data".into(), epoch());
+        let source = id(&format!("v1:home:{}", name()));
         let moved = MovedVolume {
             claim: MovedClaim {
                 name: "shop/data".parse().unwrap(),
@@ -155,12 +156,12 @@ impl World {
             },
             by: by(),
             source: MovedSide {
-                place: Place::Site(Box::new(Site::local(&home, &source.id.name))),
-                handle: source,
+                place: Place::Site(Box::new(Site::local(&home, &source.name, source.epoch))),
+                id: source,
             },
             target: MovedSide {
                 place: Place::of(target, &registry),
-                handle: handle(&format!("v2:milan:{}:1", name())),
+                id: id(&format!("v2:milan:{}:1", name())),
             },
             records: Records::Nothing,
             home,
@@ -195,7 +196,7 @@ impl World {
             policy: ReclaimPolicy::Delete,
             source: Manifest::of(&volume).unwrap(),
         };
-        volume["spec"]["csi"]["volumeHandle"] = self.moved.target.handle.to_string().into();
+        volume["spec"]["csi"]["volumeHandle"] = self.moved.target.id.to_string().into();
         self.moved.records = if committed {
             let target = Manifest::of(&volume).unwrap();
             Records::Committed(Box::new(CommitRecord::new(before, target).unwrap()))

@@ -172,8 +172,8 @@ async fn users_of(moved: &MovedVolume) -> Users {
 async fn remote_source(rights: Rights) -> World {
     let mut world = World::with(rights).await.with_target("Delete");
     world.moved.source.place = std::mem::replace(&mut world.moved.target.place, Place::Gone);
-    world.moved.source.handle = world.moved.target.handle.clone();
-    world.moved.target.handle = handle(&format!("v2:home:{}:2", name()));
+    world.moved.source.id = world.moved.target.id.clone();
+    world.moved.target.id = id(&format!("v2:home:{}:2", name()));
     world
 }
 
