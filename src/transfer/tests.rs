@@ -469,6 +469,8 @@ async fn an_undo_goes_on_wherever_it_died() {
         world.import_and_die_after(MADE).await;
         let claim = world.claim();
         let _unanswered = provision(&world.api, &world.home, &claim).await;
+        let uid = claim["metadata"]["uid"].as_str().unwrap();
+        world.api.remove(&format!("{VOLUMES}pvc-{uid}"));
         world.api.change(CLAIM, |claim| {
             claim["spec"].as_object_mut().unwrap().remove("volumeName");
             claim["status"] = json!({"phase": "Pending"});

@@ -493,7 +493,7 @@ async fn a_finalizer_that_no_sidecar_takes_off_is_taken_off() {
         claim: "shop/data".parse().unwrap(),
         force_managed: false,
     };
-    release(&context, &request).await.unwrap();
+    Box::pin(release(&context, &request)).await.unwrap();
     world.assert_released("Delete");
 }
 
@@ -565,7 +565,7 @@ async fn what_is_only_to_be_said_changes_nothing() {
         claim: "shop/data".parse().unwrap(),
         force_managed: false,
     };
-    release(&context, &request).await.unwrap();
+    Box::pin(release(&context, &request)).await.unwrap();
     world.assert_as_before("Delete");
 }
 
@@ -747,7 +747,7 @@ async fn snapshots_that_stay_are_named() {
         claim: "shop/data".parse().unwrap(),
         force_managed: false,
     };
-    release(&context, &request).await.unwrap();
+    Box::pin(release(&context, &request)).await.unwrap();
     let told = told.lock().unwrap();
     assert!(
         told.contains("the VolumeSnapshots nightly of the claim"),

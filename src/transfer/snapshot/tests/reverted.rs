@@ -12,7 +12,8 @@ async fn a_write_that_is_taken_back_ends_an_import_and_an_undo() {
         let ended = tokio::time::timeout(Duration::from_secs(30), run).await;
         let error = ended.expect("it goes on for ever").unwrap_err().to_string();
         let writes = world.api.writes() - before;
-        assert!(writes < 100, "{writes} writes in some seconds");
+        // Each of some twenty tries has a few, most of them dry runs.
+        assert!(writes < 250, "{writes} writes in some seconds");
         assert!(
             error.contains("VolumeSnapshotContent real does not stay"),
             "{error}"
