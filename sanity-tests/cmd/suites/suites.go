@@ -71,12 +71,15 @@ func (s suite) runsIn(all bool, turn string) bool {
 	}
 }
 
+// cargoTest runs eight tests at once however few cores there are: most of their time they wait.
+var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--", "--test-threads=8"}
+
 // suites are all there are, cheapest first: what is broken should show early.
 var suites = []suite{
 	check("rust format", nothing, "cargo", "fmt", "--all", "--check"),
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
 	check("go lints", nothing, "make", "lint-go"),
-	{"rust", ".", []string{"cargo", "test", "--locked", "--workspace"}, newCargoCounter, nothing, 20 * time.Minute, always},
+	{"rust", ".", cargoTest, newCargoCounter, nothing, 20 * time.Minute, always},
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),

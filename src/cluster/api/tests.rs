@@ -63,7 +63,7 @@ async fn a_hanging_server_costs_the_call_timeout() {
     let error = objects.get("x").await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot read ConfigMap ns/x in cluster home: no answer within 1s"
+        "cannot read ConfigMap ns/x in cluster home: no answer within 3s"
     );
     assert!(error.is_transient());
 }

@@ -19,6 +19,9 @@ pub(crate) use self::faults::{Act, Fault};
 pub(crate) use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
+/// How long a call to a fake API server may take. One that never answers is waited for so long.
+const ANSWER: Duration = Duration::from_secs(3);
+
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
     server: Arc<http::Server>,
@@ -49,7 +52,7 @@ impl FakeApi {
         }
     }
 
-    /// A cluster served by this API server, its views filled. Calls take at most a second.
+    /// A cluster served by this API server, its views filled. Calls take at most [`ANSWER`].
     pub(crate) async fn cluster(&self) -> Cluster {
         let cluster = self.cluster_unwatched().await;
         cluster.views().complete().await;
@@ -57,8 +60,7 @@ impl FakeApi {
     }
 
     pub(crate) async fn cluster_unwatched(&self) -> Cluster {
-        self.cluster_with(Calls::without_metrics(Duration::from_secs(1)))
-            .await
+        self.cluster_with(Calls::without_metrics(ANSWER)).await
     }
 
     /// The cluster, called like this.
@@ -79,7 +81,7 @@ impl FakeApi {
     pub(crate) async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
-        let calls = Calls::without_metrics(Duration::from_secs(1));
+        let calls = Calls::without_metrics(ANSWER);
         let (id, home) = (id.parse().unwrap(), "home".parse().unwrap());
         let client = connect::remote_client(config, &id, &calls).unwrap();
         let cluster = Cluster::remote(id, &home, client, rights, calls);
