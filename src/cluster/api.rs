@@ -377,6 +377,12 @@ fn unwrapped<K>(object: Option<Lean<K>>) -> Option<K> {
     object.map(|Lean(object)| object)
 }
 
+/// Whether nothing is served under a path. API servers say so in plain text, which kube's
+/// `is_not_found` does not recognize.
+pub(super) fn is_unserved(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
 fn absent_is_none<T>(outcome: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match outcome {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),

@@ -8,7 +8,10 @@ use kube::{
     discovery::{Scope, pinned_kind},
 };
 
-use super::{ApiError, Cluster, api::bounded};
+use super::{
+    ApiError, Cluster,
+    api::{bounded, is_unserved},
+};
 
 /// How it stands with the owner of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +50,7 @@ async fn owner_now(
     let (resource, capabilities) = match pinned_kind(client, &kind).await {
         Ok(found) => found,
         Err(kube::Error::Discovery(_)) => return Ok(OwnerNow::Unserved),
-        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(OwnerNow::Unserved),
+        Err(error) if is_unserved(&error) => return Ok(OwnerNow::Unserved),
         Err(error) => return Err(error),
     };
     let objects: Api<DynamicObject> = match capabilities.scope {

@@ -10,14 +10,10 @@ use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time},
 };
-use kube::{
-    CustomResource, Resource, ResourceExt,
-    api::ObjectMeta,
-    core::{ClusterResourceScope, Status},
-};
+use kube::{CustomResource, Resource, ResourceExt, api::ObjectMeta, core::ClusterResourceScope};
 use serde::{Deserialize, Serialize};
 
-use super::{ApiError, Cluster};
+use super::{ApiError, Cluster, api::is_unserved};
 use crate::placement::SnapshotClass;
 
 /// The API group of snapshots.
@@ -202,7 +198,7 @@ pub async fn not_installed(cluster: &Cluster) -> bool {
     let group = format!("{SNAPSHOT_GROUP}/{VERSION}");
     let asked = cluster.client().list_api_group_resources(&group);
     let answer = tokio::time::timeout(cluster.calls().timeout, asked).await;
-    matches!(answer, Ok(Err(kube::Error::Api(status))) if Status::is_not_found(&status))
+    matches!(answer, Ok(Err(error)) if is_unserved(&error))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ import (
 // A claim that is made again has those owners only that are there: Kubernetes would delete it for
 // one that is not, and for one of a kind that is not served as soon as that kind is served again.
 func TestImportKeepsOwnersThatAreThere(t *testing.T) {
-	t.Parallel()
 	n := home(t)
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}
 	settings, err := n.Client.CoreV1().ConfigMaps(n.Name).Create(t.Context(), settings, metav1.CreateOptions{})

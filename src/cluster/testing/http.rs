@@ -112,6 +112,9 @@ fn act(
     let object = path.strip_suffix("/status").unwrap_or(path);
     let outcome = match *method {
         Method::GET if is_collection(path) => return Json(list(store, path, query)).into_response(),
+        Method::GET if is_api(path) && store.get(path).is_none() => {
+            return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
+        }
         Method::GET => store.get(path).ok_or(Refused::Absent),
         // Whoever asks may do everything.
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
@@ -165,6 +168,11 @@ fn is_collection(path: &str) -> bool {
         ["namespaces", _, rest @ ..] if !rest.is_empty() => rest.len() == 1,
         rest => rest.len() == 1,
     }
+}
+
+/// `/apis/g/v1`.
+fn is_api(path: &str) -> bool {
+    path.starts_with("/apis/") && path.split('/').count() == 4
 }
 
 fn list(store: &Store, path: &str, query: &Parameters) -> Value {

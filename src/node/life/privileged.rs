@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -239,7 +240,11 @@ async fn a_device_with_anything_on_it_is_never_formatted() {
     let node = Node::new();
     let disk = Loop::new(&node, 64 << 20);
     disk.shown_to(&node, "disk");
-    fs::write(&disk.device, "no file system, yet somebody's").unwrap();
+    let mut device = File::options().write(true).open(&disk.device).unwrap();
+    device.write_all(b"no file system, yet somebody's").unwrap();
+    // Else it may get to the image between the two looks at that.
+    device.sync_all().unwrap();
+    drop(device);
     let before = fs::read(&disk.image).unwrap();
     let wish = stage(&node, local("/disk", VolumeMode::Filesystem));
     node.volumes().stage(wish).await.unwrap_err();
