@@ -120,7 +120,7 @@ impl Run<'_> {
         let claim = scene.claim_now();
         let progress = scene.progress();
         let mut facts = ImportFacts {
-            secured: scene.is_secured(),
+            secured: scene.is_secured() && scene.changed_record().is_none(),
             obstacles: Vec::new(),
             attached: None,
             unmakeable: self.making.unmakeable.clone(),
@@ -179,7 +179,7 @@ impl Run<'_> {
         match (step, &scene.claim, &scene.volume, &scene.record) {
             (ImportStep::Mark, claim, Some(volume), record) => {
                 let record = match (record, claim) {
-                    (Some(record), _) => record.clone(),
+                    (Some(record), _) => scene.changed_record().unwrap_or_else(|| record.clone()),
                     (None, Some(claim)) => self.record(claim, volume, &scene.namespace_uid).await?,
                     (None, None) => return Ok(()),
                 };

@@ -10,6 +10,7 @@ use super::{
     Context, TransferError,
     naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
     remembered::Remembered,
+    writing::changed_since,
 };
 use crate::{
     cluster::{ApiError, Cluster, facts},
@@ -177,6 +178,13 @@ impl Scene {
             (Some(_), _) => Progress::Withdrawn,
             (None, _) => Progress::NotRecorded,
         }
+    }
+
+    /// The record with the old claim as it is now, if somebody has changed that.
+    pub(super) fn changed_record(&self) -> Option<ImportRecord> {
+        let mut record = self.record.clone()?;
+        record.claim = changed_since(&record.claim, self.claim.as_ref(), &self.namespace_uid)?;
+        Some(record)
     }
 
     pub(super) fn is_secured(&self) -> bool {

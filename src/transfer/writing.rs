@@ -119,6 +119,20 @@ pub(super) fn old_claim(claim: &PersistentVolumeClaim, namespace_uid: &str) -> O
     }
 }
 
+/// The old claim as it is now, if somebody has changed it since it was recorded, and it is not being
+/// deleted.
+pub(super) fn changed_since(
+    recorded: &OldClaim,
+    claim: Option<&PersistentVolumeClaim>,
+    namespace_uid: &str,
+) -> Option<OldClaim> {
+    let is_old = |claim: &&PersistentVolumeClaim| {
+        claim.metadata.uid.as_deref() == Some(&recorded.uid) && claim.metadata.deletion_timestamp.is_none()
+    };
+    let now = old_claim(claim.filter(is_old)?, namespace_uid);
+    (now != *recorded).then_some(now)
+}
+
 /// How a PV names a claim that exists.
 pub(super) fn reference(claim: &PersistentVolumeClaim) -> Value {
     let mut reference = claim_ref(&claim.namespace().unwrap_or_default(), &claim.name_any());

@@ -114,7 +114,8 @@ pub struct SnapshotImportFacts {
     pub begun: bool,
     /// The real content, and what it leads to.
     pub data: StoredSnapshot,
-    /// Whether that content is retained.
+    /// Whether that content is retained, and has on record what the old snapshot is now, while that
+    /// is there.
     pub secured: bool,
     /// Whether it is being deleted, or gone since it was seen.
     pub leaving: bool,

@@ -16,7 +16,8 @@ pub struct ImportFacts {
     pub claim: ClaimNow,
     /// How far the import is.
     pub progress: Progress,
-    /// Whether the PV's reclaim policy is Retain, and nobody is offered it.
+    /// Whether the PV's reclaim policy is Retain, nobody is offered it, and the old claim, while it
+    /// is there, is as it is on record.
     pub secured: bool,
     /// What speaks against the import of the old claim.
     pub obstacles: Vec<Obstacle>,

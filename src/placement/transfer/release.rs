@@ -123,7 +123,8 @@ pub struct ReleaseFacts {
     pub claim: ReleasedClaim,
     /// How far the release is.
     pub progress: ReleaseProgress,
-    /// Whether the real PV's reclaim policy is Retain, and nobody is offered it.
+    /// Whether the real PV's reclaim policy is Retain, nobody is offered it, and the old claim,
+    /// while it is there, is as it is on record.
     pub secured: bool,
     /// The virtual PV.
     pub virtual_volume: VirtualNow,

@@ -16,6 +16,7 @@ use crate::{
         look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
         naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
         remembered::Remembered,
+        writing::changed_since,
     },
     twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
@@ -221,6 +222,13 @@ impl Scene {
             Some(record) if record.undone => ReleaseProgress::Back,
             Some(_) => ReleaseProgress::Onward,
         }
+    }
+
+    /// The record with the old claim as it is now, if somebody has changed that.
+    pub(super) fn changed_record(&self) -> Option<ReleaseRecord> {
+        let mut record = self.record.clone()?;
+        record.claim = changed_since(&record.claim, self.claim.as_ref(), &self.namespace_uid)?;
+        Some(record)
     }
 
     pub(super) fn is_secured(&self) -> bool {

@@ -182,7 +182,7 @@ impl Run<'_> {
         let progress = scene.progress();
         let mut facts = ReleaseFacts {
             progress,
-            secured: scene.is_secured(),
+            secured: scene.is_secured() && scene.changed_record().is_none(),
             virtual_volume: scene.virtual_now(),
             twin: scene.twin_now(),
             holder: scene.real_holder(),
@@ -274,7 +274,7 @@ impl Run<'_> {
             }
             (ReleaseStep::Record, claim, outer, twin, Some(real)) => {
                 let record = match (&scene.record, claim, outer, twin) {
-                    (Some(record), ..) => record.clone(),
+                    (Some(record), ..) => scene.changed_record().unwrap_or_else(|| record.clone()),
                     (None, Some(claim), Some(outer), Some(twin)) => {
                         record(old_claim(claim, &scene.namespace_uid), outer, twin, real)?
                     }

@@ -82,7 +82,7 @@ impl Looking {
         let classes = cluster.all::<VolumeSnapshotClass>().list(None).await?;
         let mut obstacles = Vec::new();
         let plan = match (&record, &user, &real) {
-            (Some(record), ..) => Some(record.clone()),
+            (Some(record), ..) => Some(as_it_is(record, user.as_ref())?),
             (None, Some(user), Some(real)) => match class_for(request.class.as_deref(), &classes) {
                 Ok(class) => Some(planned(name, namespace_uid, user, real, class)?),
                 Err(why) => {
@@ -125,7 +125,7 @@ impl Looking {
             (_, Some(real)) => stored_in(real),
             (_, None) => told_by_second(bound, of_twin.as_ref()),
         };
-        let secured = real.as_ref().is_some_and(is_retained);
+        let retained = real.as_ref().is_some_and(is_retained);
         let twin_place = (context.storage_namespace, key.twin());
         let twin_content = of_twin.as_ref().map_or(ImportedContent::Absent, |found| {
             imported(found, &data, &twin_place, twin.as_ref())
@@ -138,12 +138,13 @@ impl Looking {
             // Until then it had a policy of its own.
             self.retained = None;
         }
-        let all_retained = (record.is_none() || secured) && twin_content != ImportedContent::Unretained;
+        let all_retained = (record.is_none() || retained) && twin_content != ImportedContent::Unretained;
         let facts = SnapshotImportFacts {
             recorded: record.is_some(),
             begun,
             data,
-            secured,
+            // Else it is recorded once more.
+            secured: retained && (record.is_none() || plan == record),
             leaving: real.as_ref().map_or(begun || bound.is_some(), is_leaving),
             seen: self.seen(all_retained),
             user: user_fact(user.as_ref(), real.as_ref(), record.as_ref()),
@@ -262,6 +263,24 @@ fn refers_to(content: &VolumeSnapshotContent, name: &ClaimName) -> bool {
     of.namespace.as_ref() == Some(&name.namespace) && of.name.as_ref() == Some(&name.name)
 }
 
+/// The record with what its user has written on the snapshot since, while that is to be imported.
+fn as_it_is(
+    record: &SnapshotImport,
+    user: Option<&VolumeSnapshot>,
+) -> Result<SnapshotImport, serde_json::Error> {
+    let is_old = |user: &&VolumeSnapshot| user.uid().as_ref() == Some(&record.uid) && !is_leaving(*user);
+    match user.filter(is_old) {
+        Some(user) => with_user(record.clone(), user),
+        None => Ok(record.clone()),
+    }
+}
+
+fn with_user(record: SnapshotImport, user: &VolumeSnapshot) -> Result<SnapshotImport, serde_json::Error> {
+    let owners = user.metadata.owner_references.iter().flatten();
+    let owners = owners.map(serde_json::to_value).collect::<Result<_, _>>()?;
+    Ok(record.with(user.labels(), user.annotations(), owners))
+}
+
 fn planned(
     name: &ClaimName,
     namespace_uid: String,
@@ -269,8 +288,6 @@ fn planned(
     real: &VolumeSnapshotContent,
     class: String,
 ) -> Result<SnapshotImport, serde_json::Error> {
-    let owners = user.metadata.owner_references.iter().flatten();
-    let owners = owners.map(serde_json::to_value).collect::<Result<_, _>>()?;
     let record = SnapshotImport::new(
         name,
         namespace_uid,
@@ -278,7 +295,7 @@ fn planned(
         class,
         real.spec.deletion_policy.clone(),
     );
-    Ok(record.with(user.labels(), user.annotations(), owners))
+    with_user(record, user)
 }
 
 /// The class that is asked for, else the only one of this driver, else the usual one.

@@ -158,3 +158,18 @@ async fn an_undo_deletes_no_claim_that_was_not_made_for_the_volume() {
     );
     assert!(world.api.object(&format!("{TWINS}somebodys")).is_some());
 }
+
+#[tokio::test]
+async fn what_is_written_on_the_claim_until_it_is_deleted_is_kept() {
+    let world = World::new("Delete").await.with_driver();
+    world.api.before("DELETE", CLAIM, |store| {
+        let mut claim = store.get(CLAIM).unwrap();
+        claim["metadata"]["labels"]["tier"] = "gold".into();
+        claim["metadata"]["annotations"]["note"] = "keep".into();
+        store.put(CLAIM, claim);
+    });
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+    assert_eq!(world.claim()["metadata"]["labels"]["tier"], "gold");
+    assert_eq!(world.claim()["metadata"]["annotations"]["note"], "keep");
+}

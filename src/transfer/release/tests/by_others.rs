@@ -167,3 +167,16 @@ async fn an_undo_that_leaves_the_twin_to_the_driver_says_so_in_the_end() {
         "{told:?}"
     );
 }
+
+#[tokio::test]
+async fn what_is_written_on_the_claim_until_it_is_deleted_is_kept() {
+    let world = World::new("Delete", "Delete").await;
+    world.api.before("DELETE", CLAIM, |store| {
+        let mut claim = store.get(CLAIM).unwrap();
+        claim["metadata"]["labels"]["tier"] = "gold".into();
+        store.put(CLAIM, claim);
+    });
+    world.release().await.unwrap();
+    world.assert_released("Delete");
+    assert_eq!(world.claim()["metadata"]["labels"]["tier"], "gold");
+}

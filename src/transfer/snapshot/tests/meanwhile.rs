@@ -223,3 +223,17 @@ async fn a_name_that_is_taken_meanwhile_can_be_given_up() {
         "it is looked at itself: {said}"
     );
 }
+
+#[tokio::test]
+async fn what_is_written_on_the_snapshot_until_it_is_deleted_is_kept() {
+    let world = World::new("Delete").await;
+    world.api.before("DELETE", USER, |store| {
+        let mut user = store.get(USER).unwrap();
+        user["metadata"]["labels"]["tier"] = "gold".into();
+        store.put(USER, user);
+    });
+    world.import().await.unwrap();
+    world.assert_imported("Delete");
+    let user = world.api.object(USER).unwrap();
+    assert_eq!(user["metadata"]["labels"]["tier"], "gold");
+}
