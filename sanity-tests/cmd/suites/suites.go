@@ -71,8 +71,8 @@ func (s suite) runsIn(all bool, turn string) bool {
 	}
 }
 
-// cargoTest runs eight tests at once however few cores there are: most of their time they wait.
-var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--", "--test-threads=8"}
+// cargoTest runs four tests at once however few cores there are: most of their time they wait.
+var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--", "--test-threads=4"}
 
 // suites are all there are, cheapest first: what is broken should show early.
 var suites = []suite{

@@ -156,7 +156,7 @@ async fn a_cluster_that_sends_without_end_is_not_used() {
     api.cut_watches();
     let mut links = keeper.link.subscribe();
     let refused = links.wait_for(|link| matches!(link, Link::Refused(_)));
-    let link = tokio::time::timeout(LONG * 3, refused)
+    let link = tokio::time::timeout(LONG * 9, refused)
         .await
         .unwrap()
         .unwrap()

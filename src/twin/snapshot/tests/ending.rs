@@ -119,12 +119,15 @@ async fn what_the_user_retains_is_retained_behind_it() {
         // As the controllers do.
         store.remove(&seen);
     });
-    // The controller of snapshots is given time to see it.
-    assert!(matches!(
-        world.delete().await,
-        Ok(()) | Err(SnapshotDeleteError::StillWaiting { .. })
-    ));
-    world.delete().await.unwrap();
+    // The controller of snapshots is given time to see it, and a busy machine takes some.
+    let mut outcome = world.delete().await;
+    for _ in 0..5 {
+        if !matches!(outcome, Err(SnapshotDeleteError::StillWaiting { .. })) {
+            break;
+        }
+        outcome = world.delete().await;
+    }
+    outcome.unwrap();
     assert_eq!(world.twin(), None);
 }
 
