@@ -19,7 +19,7 @@ use crate::{
         log::{self, LogFormat},
     },
     reconcile,
-    twin::Policy,
+    twin::{Policy, movers::HelperSettings},
     volume::{CarriedAnnotations, ClusterId},
     wire::csi::controller_server::ControllerServer,
 };
@@ -69,6 +69,18 @@ pub(super) struct Args {
     /// believed.
     #[arg(long, value_delimiter = ',')]
     liqo_tenant_namespaces: Vec<String>,
+    /// Image of the pods that move volumes: this driver's; without it nothing is moved.
+    #[arg(long)]
+    mover_image: Option<String>,
+    /// When that image is pulled.
+    #[arg(long, default_value = "IfNotPresent")]
+    mover_pull_policy: String,
+    /// Secrets of --namespace to pull it with.
+    #[arg(long, value_delimiter = ',')]
+    mover_pull_secrets: Vec<String>,
+    /// Service account of the pods that connect movers through API servers.
+    #[arg(long, default_value = "liqo-csi-relay")]
+    relay_service_account: String,
     /// How log lines look.
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -132,6 +144,14 @@ async fn serve(args: Args) -> Outcome {
             .clone()
             .unwrap_or_else(|| args.namespace.clone()),
     };
+    let movers = args.mover_image.map(|image| HelperSettings {
+        namespace: args.namespace,
+        image,
+        pull_policy: args.mover_pull_policy,
+        pull_secrets: args.mover_pull_secrets,
+        relay_account: args.relay_service_account,
+        policy: policy.clone(),
+    });
     let loops = reconcile::run(
         home.clone(),
         registry.clone(),
@@ -141,6 +161,7 @@ async fn serve(args: Args) -> Outcome {
             identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
             grace: args.orphan_grace,
             allowed_classes: policy.allowed_classes.clone(),
+            movers,
         },
         loops_metrics,
         stop.clone(),

@@ -2,9 +2,13 @@
 //! then asked every now and then whether it answers and what we may do there.
 //! Each has a task of its own, so that one that hangs holds up no other.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use kube::{Client, Config, config::KubeConfigOptions};
+use secrecy::SecretString;
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
@@ -75,6 +79,8 @@ pub struct Connected {
     pub cluster: Cluster,
     /// Version of its API server.
     pub version: String,
+    /// The kubeconfig by which it is reached, as it was vetted.
+    pub kubeconfig: Option<SecretString>,
 }
 
 /// The credentials of a cluster and what they may contain.
@@ -103,6 +109,7 @@ pub(super) fn start(
         calls,
         rest: REST,
         link,
+        kubeconfig: OnceLock::new(),
     };
     tokio::spawn(async move {
         stop.run_until_cancelled(Box::pin(keeper.keep(access))).await;
@@ -119,6 +126,8 @@ struct Keeper {
     /// Between two questions to it while it answers.
     rest: Duration,
     link: watch::Sender<Link>,
+    /// What was vetted of its credentials.
+    kubeconfig: OnceLock<SecretString>,
 }
 
 impl Keeper {
@@ -194,6 +203,9 @@ impl Keeper {
 
     async fn client(&self, access: &Access) -> Result<Client, String> {
         let vetted = vet(&access.text, access.allowed).map_err(|refused| refused.to_string())?;
+        let text = serde_json::to_string(&vetted);
+        let text = text.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
+        self.kubeconfig.get_or_init(|| text.into());
         let proxied = vetted
             .clusters
             .iter()
@@ -237,7 +249,12 @@ impl Keeper {
         let cluster = connect(rights);
         self.fill(&cluster).await?;
         tracing::info!(cluster = %self.id, version, ?rights, "a remote cluster answers");
-        self.tell(Link::Up(Arc::new(Connected { cluster, version })));
+        let kubeconfig = self.kubeconfig.get().cloned();
+        self.tell(Link::Up(Arc::new(Connected {
+            cluster,
+            version,
+            kubeconfig,
+        })));
         Ok(())
     }
 
@@ -310,6 +327,7 @@ impl Link {
         Self::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", rights).await,
             version: "v1.36.3".into(),
+            kubeconfig: Some("{}".into()),
         }))
     }
 }

@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use secrecy::SecretString;
 use tokio::sync::watch;
 
 use super::link::{Changes, Link};
@@ -138,6 +139,15 @@ impl Remote {
                 cluster: cluster(),
                 why: why.clone(),
             }),
+        }
+    }
+
+    /// The kubeconfig by which it is reached, as it was vetted; `None` while it does not answer.
+    #[must_use]
+    pub fn kubeconfig(&self) -> Option<SecretString> {
+        match &*self.link.borrow() {
+            Link::Up(connected) => connected.kubeconfig.clone(),
+            Link::Connecting(_) | Link::Unreachable(_) | Link::Refused(_) | Link::Disputed(_) => None,
         }
     }
 

@@ -255,6 +255,26 @@ steps! {
     MoveRetainSource = "move-retain-source",
     /// The superseded twin is deleted.
     MoveReleaseSource = "move-release-source",
+    /// The twin at the target of a move is made.
+    MoveMakeTarget = "move-make-target",
+    /// The certificates of a move are issued.
+    MoveIssue = "move-issue",
+    /// The PV is made by which a mover has a twin at home.
+    MoveMakeMoverVolume = "move-make-mover-volume",
+    /// The claim of that PV is made.
+    MoveMakeMoverClaim = "move-make-mover-claim",
+    /// A pod of a move is made.
+    MoveMakePod = "move-make-pod",
+    /// What that pod proves itself with is made.
+    MoveMakePodSecret = "move-make-pod-secret",
+    /// A pod of a move is deleted.
+    MoveDeletePod = "move-delete-pod",
+    /// The claim of a mover is deleted.
+    MoveDeleteMoverClaim = "move-delete-mover-claim",
+    /// The PV of a mover is deleted.
+    MoveDeleteMoverVolume = "move-delete-mover-volume",
+    /// The certificates of a move are deleted.
+    MoveForgetCertificates = "move-forget-certificates",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

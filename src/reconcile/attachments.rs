@@ -199,6 +199,7 @@ mod tests {
             identity: "a".into(),
             grace: Duration::from_mins(10),
             allowed_classes: BTreeSet::new(),
+            movers: None,
         };
         let mut attachments = Attachments::new(&home, &watched, &settings);
         attachments.round().await?;

@@ -69,6 +69,8 @@ pub struct Settings {
     pub grace: Duration,
     /// Real classes a claim may choose by annotation.
     pub allowed_classes: BTreeSet<String>,
+    /// How movers are made; without it nothing is moved.
+    pub movers: Option<HelperSettings>,
 }
 
 /// Runs the loops whenever this replica holds the lease, until `stop`. To be
@@ -172,6 +174,7 @@ mod tests {
             identity: "a".into(),
             grace: Duration::from_mins(10),
             allowed_classes: BTreeSet::new(),
+            movers: None,
         };
         let stop = CancellationToken::new();
         let watching = async {

@@ -4,6 +4,7 @@
 //! said is the business of the crate `mover`.
 
 mod lane;
+mod lines;
 mod pod_port;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,10 @@ use mover::throttle::Throttle;
 use tokio_util::sync::CancellationToken;
 
 use self::lane::Lane;
-pub use self::pod_port::{BadPodPort, PodPort};
+pub use self::{
+    lines::{Lines, LinesError},
+    pod_port::{BadPodPort, PodPort},
+};
 
 /// One end of a move: a port of a pod, and the cluster where that is.
 #[derive(Clone)]

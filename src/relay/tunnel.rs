@@ -43,7 +43,7 @@ pub(super) const LONGEST: usize = 256 << 10;
 const BUFFER: usize = 64 << 10;
 
 /// The channel of the port's bytes. With one port the other is that of errors.
-const DATA: u8 = 0;
+pub(super) const DATA: u8 = 0;
 const ERRORS: u8 = 1;
 
 /// Why a port is not, or no longer, forwarded.
@@ -90,7 +90,7 @@ pub(super) struct TunnelWriter(SplitSink<Socket, Message>);
 
 /// Bytes from one pod in the form in which they go to the other: behind the channel's number.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Frame(Bytes);
+pub(super) struct Frame(pub(super) Bytes);
 
 impl Frame {
     pub(super) fn len(&self) -> usize {

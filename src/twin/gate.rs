@@ -1,7 +1,8 @@
 //! One claim whose volume is being moved, as its objects show it and as steps change it: the
 //! claim, its PV, both twins, and who uses them. What is done next is decided in
 //! `placement::moving`; here it is read live for that (`observe`, `users`), and one step is carried
-//! out (`apply`, `twins`). Movers, evictions and the making of the target's twin are not here.
+//! out (`apply`, `twins`). Movers and the making of the target's twin are in [`super::movers`];
+//! evictions are not here.
 //!
 //! Nothing but tests calls this yet: the loop `reconcile/moves` does not exist.
 
@@ -10,12 +11,21 @@ mod observe;
 mod twins;
 mod users;
 
+pub(super) use self::{
+    apply::outcome,
+    observe::twins_volume,
+    users::pods,
+};
+
 #[cfg(test)]
 mod tests;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
-use super::Site;
+use super::{
+    Site,
+    movers::{HelperError, TargetError},
+};
 use crate::{
     cluster::{ApiError, Cluster, Objects},
     fleet::{Registry, Unreachable},
@@ -158,6 +168,12 @@ pub enum GateError {
         "the status of the VolumeMove has no record of the PersistentVolume {0}, from which it could be made again"
     )]
     NoRecord(VolumeName),
+    /// The target cannot have a twin.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// Movers cannot be made.
+    #[error(transparent)]
+    Helpers(#[from] HelperError),
     /// What is to be written is none.
     #[error("the PersistentVolume {volume} cannot be written as JSON: {error}")]
     Unwritable {
@@ -216,20 +232,20 @@ impl ClaimObjects {
 
 impl MovedVolume {
     /// The volume, which is also the name of its PV.
-    fn volume(&self) -> &VolumeName {
+    pub(super) fn volume(&self) -> &VolumeName {
         &self.source.id.name
     }
 
-    fn claims(&self) -> Objects<PersistentVolumeClaim> {
+    pub(super) fn claims(&self) -> Objects<PersistentVolumeClaim> {
         self.home.within(&self.claim.name.namespace)
     }
 
-    fn volumes(&self) -> Objects<PersistentVolume> {
+    pub(super) fn volumes(&self) -> Objects<PersistentVolume> {
         self.home.all()
     }
 
     /// Where the twin of a side is, to change it.
-    fn site(&self, of: Side) -> Result<&Site, GateError> {
+    pub(super) fn site(&self, of: Side) -> Result<&Site, GateError> {
         let (name, side) = match of {
             Side::Source => ("source", &self.source),
             Side::Target => ("target", &self.target),

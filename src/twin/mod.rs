@@ -17,6 +17,7 @@ mod finalizer;
 pub mod gate;
 mod holder;
 mod list;
+pub mod movers;
 mod moves;
 mod not_taken;
 mod observation;

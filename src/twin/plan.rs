@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Cluster},
-    placement::{Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, Wishes, choose_class},
+    placement::{Ask, Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, Wishes, choose_class},
     topology::{CLUSTER_KEY, Node},
     volume::mark,
 };
@@ -48,7 +48,7 @@ pub(super) async fn plan(
         }));
     };
     Ok(
-        match node_for(home, request, &observation.facts.target, class).await? {
+        match node_for(home, &ask(request), &observation.facts.target, class).await? {
             Ok(node) => Plan::Make(Planned {
                 class: class.name.clone(),
                 provisioner: Some(class.provisioner.clone()),
@@ -61,20 +61,19 @@ pub(super) async fn plan(
 }
 
 /// The node the twin is told, or why there is none.
-async fn node_for(
+pub(super) async fn node_for(
     home: &Cluster,
-    request: &CreateRequest,
+    ask: &Ask<'_>,
     target: &Target,
     class: &Class,
 ) -> Result<Result<Option<String>, String>, ApiError> {
-    let ask = ask(request);
     match target {
         Target::Node(name) => {
             let Some(node) = node(home, name).await? else {
                 return Ok(Err(format!("the node {name} does not exist any more")));
             };
             let known = Known::about(home, class, Some(name)).await?;
-            let unfit = known.surroundings(class).unfit(&node, &ask);
+            let unfit = known.surroundings(class).unfit(&node, ask);
             Ok(unfit.map_or_else(|| Ok(Some(name.clone())), |unfit| Err(unfit.to_string())))
         }
         Target::Any | Target::Disagrees { .. } if class.binding == BindingMode::Immediate => Ok(Ok(None)),
@@ -83,7 +82,7 @@ async fn node_for(
             let mut nodes = nodes(home);
             nodes.retain(|node| is_of(home, node) && target.allows(&node.name));
             let surroundings = known.surroundings(class);
-            let choice = surroundings.choose_node(&nodes, &ask);
+            let choice = surroundings.choose_node(&nodes, ask);
             Ok(choice
                 .map(|node| Some(node.name.clone()))
                 .map_err(|none| none.to_string()))

@@ -116,6 +116,11 @@ pub const MOVE: &str = "storage.liqo.io/move";
 /// Attribute of the PV of a mover: which side of which move it is of, as `source:` or `target:`
 /// and the uid of the move. No other PV has it.
 pub const MOVER: &str = "storage.liqo.io/mover";
+/// Label of what a move makes for its movers: the side that it is for, `source` or `target`.
+pub const MOVE_SIDE: &str = "storage.liqo.io/move-side";
+/// Annotation of a pod of a move: a digest of what it was made as, by which one is known that is
+/// to be replaced.
+pub const MADE_AS: &str = "storage.liqo.io/made-as";
 /// Annotation of a claim: the change of its virtual PV for which Kubernetes was last made to look
 /// at the claim.
 pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";

@@ -42,6 +42,7 @@ fn keeper(registry: &Registry, call_timeout: Duration) -> Arc<Keeper> {
         calls: Calls::without_metrics(call_timeout),
         rest: Duration::from_millis(10),
         link: watch::Sender::new(Link::Connecting(String::new())),
+        kubeconfig: OnceLock::new(),
     })
 }
 
@@ -114,6 +115,7 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
     let connected = Connected {
         cluster: cluster.clone(),
         version: "1".into(),
+        kubeconfig: None,
     };
     keeper.tell(Link::Up(Arc::new(connected)));
     let passing = Arc::clone(&keeper);

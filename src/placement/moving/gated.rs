@@ -2,8 +2,8 @@
 //! fails here is undone by `back`; what was established holds for one gate only.
 
 use super::{
-    BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, Pass, Quiesce, Roots,
-    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
+    BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, MoveFacts, Pass, Quiesce,
+    Roots, Serves, Side, SourceTwin, TargetTwin, Users, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
     claim::{deleted_with_users, locked, silent, source_answers, with_helpers},
 };
 use crate::volume::{
@@ -29,9 +29,22 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
                 return Some(ClaimDecision::Do(ClaimStep::Evict(staying)));
             }
             let in_the_way = users.in_the_way();
-            (!in_the_way.is_empty()).then_some(ClaimDecision::Await(Waiting::Users(in_the_way)))
+            if in_the_way.is_empty() {
+                return None;
+            }
+            with_its_users(facts, users).or(Some(ClaimDecision::Await(Waiting::Users(in_the_way))))
         }
     })
+}
+
+/// The mover that reads beside the users leaves with the last of them: to Kubernetes it uses the
+/// same volume on the same node, which is not detached before it has gone.
+fn with_its_users(facts: &ClaimFacts, users: &Users) -> Option<ClaimDecision> {
+    let is_there = matches!(
+        facts.source_helpers,
+        Live::Known(Helpers::Incomplete | Helpers::Ready)
+    );
+    (is_there && users.running().is_empty()).then_some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
 }
 
 /// Row 6.

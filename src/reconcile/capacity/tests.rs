@@ -22,6 +22,7 @@ fn settings() -> Settings {
         identity: "a".into(),
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
+        movers: None,
     }
 }
 

@@ -72,6 +72,7 @@ fn settings() -> Settings {
         identity: "a".into(),
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
+        movers: None,
     }
 }
 

@@ -83,6 +83,7 @@ async fn round_with(
         identity: "a".into(),
         grace: Duration::from_mins(10),
         allowed_classes: BTreeSet::new(),
+        movers: None,
     };
     let metrics = Metrics::default();
     let reports = Reports::new(Events::new(home.client().clone()));

@@ -19,6 +19,7 @@ fn settings() -> Settings {
         identity: "a".into(),
         grace: Duration::ZERO,
         allowed_classes: BTreeSet::new(),
+        movers: None,
     }
 }
 

@@ -227,7 +227,7 @@ where
 
 /// An object that is gone, or has another version, or is another one of its name, or is there
 /// where none should be: it was changed meanwhile.
-pub(super) fn outcome<T>(written: Result<Option<T>, ApiError>) -> Result<Applied, GateError> {
+pub(in crate::twin) fn outcome<T>(written: Result<Option<T>, ApiError>) -> Result<Applied, GateError> {
     Ok(match crate::cluster::unless_conflict(written)? {
         Some(_) => Applied::Done,
         None => Applied::ChangedMeanwhile,

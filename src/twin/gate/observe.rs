@@ -241,7 +241,7 @@ async fn live_twin(place: &Place) -> Live<Option<(&Site, PersistentVolumeClaim)>
 
 /// The PV of a twin, if it has one that this driver may change: where it may not, nothing is
 /// retained and nothing given back, as for every volume there.
-pub(super) async fn twins_volume(
+pub(in crate::twin) async fn twins_volume(
     site: &Site,
     twin: &PersistentVolumeClaim,
 ) -> Result<Option<PersistentVolume>, crate::cluster::ApiError> {

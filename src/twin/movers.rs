@@ -1,0 +1,330 @@
+//! The hands of a move: the twin at its target, and on each side what reads or writes the volume.
+//! Everything is found again by names and labels; nothing is remembered but how far the copy is,
+//! which is asked again of whoever makes it.
+//!
+//! ```text
+//!            home (this driver's namespace)                remote (the twin's namespace)
+//!  Secret with certificates ── one for each pod ──────────▶ Secret, goes with its pod
+//!  PV, claim ── pod of the mover ◀── relay ── port-forward ──▶ pod of the mover ── the twin
+//! ```
+//!
+//! `target` makes the twin; `volume`, `certificates` and `pod` say what the objects are, `side`
+//! looks at those of one side, `making` makes and removes them, `relay` is about the pod between
+//! both, and `orders` has the target's program copy.
+
+mod certificates;
+mod making;
+mod names;
+mod orders;
+mod pod;
+mod relay;
+mod side;
+mod target;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
+pub use self::orders::CopyProgress;
+use self::{orders::Orders, side::Ground};
+use super::{
+    NoAttributes, Policy,
+    gate::{Applied, GateError, MovedVolume, Movers},
+};
+use crate::{
+    api::volume_move::{MoveRequest, MoveTarget, Warm},
+    cluster::ApiError,
+    placement::{
+        ClassError,
+        moving::{ClaimStep, Helpers, Live, Side, Stage},
+    },
+    volume::{AccessMode, SpecError, VolumeName},
+};
+
+/// What a move needs of clusters beside the objects of its gate.
+pub trait MoveHelpers: Send + Sync {
+    /// What is known of the movers of one claim.
+    fn observe(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        stage: &Stage,
+    ) -> impl Future<Output = Result<Movers, GateError>> + Send;
+
+    /// Takes a step that is about movers, or makes the target's twin.
+    fn apply(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        step: &ClaimStep,
+    ) -> impl Future<Output = Result<Applied, GateError>> + Send;
+}
+
+/// How the pods of moves are made.
+#[derive(Clone, Debug)]
+pub struct HelperSettings {
+    /// The namespace of this driver, where movers at home are.
+    pub namespace: String,
+    /// The image of movers and relays.
+    pub image: String,
+    /// When it is pulled.
+    pub pull_policy: String,
+    /// The Secrets to pull it with, in the namespace of this driver.
+    pub pull_secrets: Vec<String>,
+    /// The service account of relays.
+    pub relay_account: String,
+    /// What users may choose.
+    pub policy: Policy,
+}
+
+/// The movers in the clusters themselves.
+pub struct ClusterHelpers {
+    settings: HelperSettings,
+    orders: Orders,
+    /// The uids of pods whose Secrets are known to be there.
+    equipped: Mutex<BTreeSet<String>>,
+}
+
+/// Why the target of a move gets no twin.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// No real class.
+    #[error(transparent)]
+    Class(#[from] ClassError),
+    /// The class is not one that users may choose.
+    #[error(
+        "spec.target.storageClassName asks for the class {class:?}, which is not in the allow-list of the driver ({}): leave it out or have the class allowed",
+        if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
+    )]
+    NotAllowed {
+        /// The class.
+        class: String,
+        /// Those that may be chosen.
+        allowed: Vec<String>,
+    },
+    /// What the volume is cannot be had there.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Its attributes cannot be had there.
+    #[error(transparent)]
+    Attributes(#[from] NoAttributes),
+    /// Nobody makes volumes of that class.
+    #[error(
+        "the class {0} has volumes that were made by hand and are bound with their first pod, which a volume that is moved does not wait for: choose another class"
+    )]
+    MadeByHand(String),
+    /// The place cannot have it.
+    #[error("{0}")]
+    Unfit(String),
+    /// An API server does not answer, or refuses.
+    #[error(transparent)]
+    Api(ApiError),
+}
+
+/// Why movers cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    /// The PV from which that of the mover is made is not there.
+    #[error("the PersistentVolume {0} of the volume that is moved is gone, or leads elsewhere")]
+    NoVolume(VolumeName),
+    /// Movers copy trees of files.
+    #[error("the volume {0} is of mode Block, which movers cannot copy yet")]
+    Block(VolumeName),
+    /// Nobody makes a snapshot for a move yet.
+    #[error("copies are not made from snapshots yet: set spec.warm of the VolumeMove to Auto, Live or None")]
+    FromSnapshot,
+    /// Somebody else's object has the name.
+    #[error(
+        "{kind} {name} in cluster {cluster} was not made for this move, and has the name of what it needs: delete it, or find out whose it is"
+    )]
+    Foreign {
+        /// What kind of object.
+        kind: &'static str,
+        /// Its namespace, if it has one, and name.
+        name: String,
+        /// Its cluster.
+        cluster: String,
+    },
+    /// No certificates can be issued.
+    #[error("no certificates can be issued for the movers: {0}")]
+    Certificates(String),
+    /// The relay cannot reach a cluster.
+    #[error("the kubeconfig of the cluster {0} is not known: it does not answer")]
+    NoKubeconfig(String),
+}
+
+/// What is to become of the helpers of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aim {
+    /// They are needed, or will be.
+    Needed,
+    /// They are not, and need not be looked after.
+    NotYet,
+    /// They go, or have to be gone.
+    Gone,
+}
+
+impl ClusterHelpers {
+    /// Of this driver.
+    #[must_use]
+    pub fn new(settings: HelperSettings) -> Self {
+        Self {
+            settings,
+            orders: Orders::default(),
+            equipped: Mutex::default(),
+        }
+    }
+
+    /// How far the copy of a claim is, for people. What is decided does not rest on it.
+    #[must_use]
+    pub fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
+        self.orders.progress(moved)
+    }
+
+    fn is_equipped(&self, pod: &str) -> bool {
+        let equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
+        equipped.contains(pod)
+    }
+
+    fn equip(&self, pod: String) {
+        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
+        equipped.insert(pod);
+    }
+
+    fn unequip(&self, pod: &str) {
+        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
+        equipped.remove(pod);
+    }
+}
+
+impl MoveHelpers for ClusterHelpers {
+    async fn observe(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        stage: &Stage,
+    ) -> Result<Movers, GateError> {
+        let is_warm = is_warm(moved, of, stage).await?;
+        let (source, target) = tokio::try_join!(
+            Ground::find(moved, Side::Source, &self.settings),
+            Ground::find(moved, Side::Target, &self.settings)
+        )?;
+        let target_pod = target.as_known().and_then(Ground::address);
+        let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
+            Live::Silent(why) => Ok(Live::Silent(why.clone())),
+            Live::Known(_) if aim == Aim::NotYet => Ok(Live::Known(Helpers::Ready)),
+            Live::Known(ground) if aim == Aim::Gone => Ok(Live::Known(ground.presence())),
+            Live::Known(ground) => ground.state(self, of, target_pod).await,
+        };
+        Ok(Movers {
+            source: looks(&source, aim(stage, Side::Source, is_warm)).await?,
+            target: looks(&target, aim(stage, Side::Target, is_warm)).await?,
+            copied: self.orders.copied(moved, of, stage, is_warm),
+        })
+    }
+
+    async fn apply(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        step: &ClaimStep,
+    ) -> Result<Applied, GateError> {
+        match step {
+            ClaimStep::MakeTarget { mark } => {
+                Box::pin(target::make(moved, &self.settings.policy, of, mark)).await
+            }
+            ClaimStep::MakeHelpers(side) => Box::pin(self.make(moved, of, *side)).await,
+            ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side)).await,
+            ClaimStep::StartPass(pass) => self.orders.start(moved, of, *pass, &self.settings),
+            _ => Ok(Applied::NotHere),
+        }
+    }
+}
+
+impl ClusterHelpers {
+    async fn make(&self, moved: &MovedVolume, of: &MoveRequest, side: Side) -> Result<Applied, GateError> {
+        if of.warm == Warm::Snapshot {
+            return Err(HelperError::FromSnapshot.into());
+        }
+        if volume::is_block(&volume::outer(moved).await?) {
+            return Err(HelperError::Block(moved.volume().clone()).into());
+        }
+        let ground = Ground::find(moved, side, &self.settings).await?;
+        let target = match side {
+            Side::Source => Ground::find(moved, Side::Target, &self.settings).await?,
+            Side::Target => Live::Silent(String::new()),
+        };
+        let target = target.as_known().and_then(Ground::address);
+        ground.into_answer(side)?.make(self, of, target).await
+    }
+
+    async fn remove(&self, moved: &MovedVolume, side: Side) -> Result<Applied, GateError> {
+        if side == Side::Target {
+            self.orders.forget(moved);
+        }
+        let ground = Ground::find(moved, side, &self.settings).await?;
+        ground.into_answer(side)?.remove(self).await
+    }
+}
+
+impl<'a> Live<Ground<'a>> {
+    fn as_known(&self) -> Option<&Ground<'a>> {
+        match self {
+            Self::Known(ground) => Some(ground),
+            Self::Silent(_) => None,
+        }
+    }
+
+    fn into_answer(self, side: Side) -> Result<Ground<'a>, GateError> {
+        match self {
+            Self::Known(ground) => Ok(ground),
+            Self::Silent(why) => Err(GateError::Silent {
+                side: names::word(side),
+                why,
+            }),
+        }
+    }
+}
+
+/// Whether something is copied while the users have the volume. A volume for one pod cannot be had
+/// by a mover beside it.
+async fn is_warm(moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<bool, GateError> {
+    if of.warm == Warm::None {
+        return Ok(false);
+    }
+    if !matches!(stage, Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_)) {
+        return Ok(true);
+    }
+    let outer = moved.volumes().get(moved.volume().as_str()).await?;
+    Ok(outer.is_none_or(|outer| !volume::access_modes(&outer).contains(&AccessMode::ReadWriteOncePod)))
+}
+
+/// What is to become of the helpers of a side in this stage.
+fn aim(stage: &Stage, side: Side, is_warm: bool) -> Aim {
+    match (stage, side) {
+        (Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_), Side::Source) if !is_warm => Aim::NotYet,
+        // The mover beside the users goes with them.
+        (Stage::Draining(_), Side::Source) => Aim::Gone,
+        (
+            Stage::Preparing
+            | Stage::Copying { .. }
+            | Stage::Gating(_)
+            | Stage::Draining(_)
+            | Stage::Finishing(_)
+            | Stage::Verifying(_),
+            _,
+        ) => Aim::Needed,
+        (
+            Stage::Checking
+            | Stage::Back { .. }
+            | Stage::Committed(_)
+            | Stage::Retaining(_)
+            | Stage::Ended(_),
+            _,
+        ) => Aim::Gone,
+    }
+}

@@ -1,0 +1,378 @@
+//! The pods of a move as objects: what they may, what they see, and how their programs are told
+//! what to do. All are within the Pod Security Standard *baseline*, have no token of a service
+//! account (but the relay, which calls API servers), no shell to be called, and are replaced, not
+//! restarted.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{
+        Affinity, Capabilities, Container, LocalObjectReference, NodeAffinity,
+        NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
+        PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
+        SecurityContext, Toleration, Volume, VolumeMount,
+    },
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::api::ObjectMeta;
+
+use super::{
+    HelperSettings, MoveRequest, MovedVolume,
+    names::{Names, Role, word},
+};
+use crate::{
+    api::volume_move::Amounts,
+    placement::moving::Side,
+    volume::{digest, mark},
+};
+
+/// Where the programs listen.
+pub(super) const LANES_PORT: u16 = 7401;
+/// Where the target takes orders: on the loopback, so that only a forwarded port gets there.
+pub(super) const ORDERS_PORT: u16 = 7402;
+/// Connections for data.
+pub(super) const LANES: u32 = 4;
+
+const MOVER: &str = "/usr/local/bin/liqo-csi-mover";
+const DRIVER: &str = "/usr/local/bin/liqo-csi";
+const DATA: &str = "/data";
+const SECRETS: &str = "/secrets";
+/// The programs write nothing but the volume, and may be killed at any time. Without any time
+/// Kubernetes would forget a pod that may still write.
+const GRACE: i64 = 1;
+/// The user of the driver's image.
+const NOBODY: i64 = 65532;
+/// Kept of the digest of what a pod was made as.
+const DIGITS: usize = 16;
+
+/// How the two movers find each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Dialling {
+    /// Both wait on their loopback for the relay.
+    Relayed,
+    /// This one, the target, waits for the source.
+    Open,
+    /// This one, the source, dials the target.
+    To(String),
+}
+
+/// What a mover's pod is made of.
+pub(super) struct MoverPod<'a> {
+    pub(super) moved: &'a MovedVolume,
+    pub(super) of: &'a MoveRequest,
+    pub(super) side: Side,
+    pub(super) namespace: &'a str,
+    /// The claim by which it has the volume.
+    pub(super) claim: &'a str,
+    /// What it proves itself with, by the uid of what was issued.
+    pub(super) certificates: &'a str,
+    pub(super) dialling: Dialling,
+    /// The only nodes where it can have the volume; any if there are none.
+    pub(super) nodes: Vec<String>,
+}
+
+impl MoverPod<'_> {
+    /// The pod. `secret` is made after it, and goes with it.
+    pub(super) fn made(&self, settings: &HelperSettings, secret: &str) -> Pod {
+        let role = Role::Mover(self.side);
+        let user = self.of.mover.run_as_user;
+        let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: Some(read_only),
+            ..VolumeMount::default()
+        };
+        let container = Container {
+            name: "mover".to_owned(),
+            command: Some(vec![MOVER.to_owned()]),
+            args: Some(self.arguments()),
+            resources: Some(self.resources()),
+            security_context: Some(confined(match user {
+                Some(_) => &[],
+                None => capabilities(self.side),
+            })),
+            volume_mounts: Some(vec![
+                mount("data", DATA, self.side == Side::Source),
+                mount("secrets", SECRETS, true),
+            ]),
+            ..settings.container()
+        };
+        let data = Volume {
+            name: "data".to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: self.claim.to_owned(),
+                read_only: None,
+            }),
+            ..Volume::default()
+        };
+        let spec = PodSpec {
+            automount_service_account_token: Some(false),
+            containers: vec![container],
+            volumes: Some(vec![data, secrets(secret, user.is_some())]),
+            security_context: Some(PodSecurityContext {
+                run_as_user: Some(user.unwrap_or(0)),
+                run_as_group: user.is_none().then_some(0),
+                run_as_non_root: Some(user.is_some()),
+                seccomp_profile: Some(runtime_default()),
+                ..PodSecurityContext::default()
+            }),
+            affinity: on_one_of(&self.nodes),
+            tolerations: (!self.nodes.is_empty()).then(where_its_users_are),
+            ..settings.pod(self.namespace)
+        };
+        let names = Names::of(self.moved);
+        let form = self.form(settings);
+        pod(&names, role, self.namespace, form, spec)
+    }
+
+    /// By what a pod is known that is to be replaced. Where it has to be is seen on the pod.
+    pub(super) fn form(&self, settings: &HelperSettings) -> String {
+        let resources = serde_json::to_string(&self.resources()).unwrap_or_default();
+        let user = self.of.mover.run_as_user.unwrap_or_default().to_string();
+        let fixed = [
+            settings.image.as_str(),
+            self.claim,
+            self.certificates,
+            &resources,
+            &user,
+        ];
+        let arguments = self.arguments();
+        digest(DIGITS, fixed.into_iter().chain(arguments.iter().map(String::as_str)))
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
+            word(self.side).to_owned(),
+            format!("--root={DATA}"),
+            format!("--move={}", self.moved.by),
+            format!("--epoch={}", self.moved.target.id.epoch),
+            format!("--credentials={SECRETS}"),
+            match &self.dialling {
+                Dialling::Relayed => format!("--listen=127.0.0.1:{LANES_PORT}"),
+                Dialling::Open => format!("--listen=0.0.0.0:{LANES_PORT}"),
+                Dialling::To(address) => format!("--connect={address}:{LANES_PORT}"),
+            },
+        ];
+        match self.side {
+            Side::Target => arguments.push(format!("--control=127.0.0.1:{ORDERS_PORT}")),
+            Side::Source => {
+                arguments.push(format!("--lanes={LANES}"));
+                arguments.extend(self.of.bandwidth.map(|bytes| format!("--bandwidth={bytes}")));
+            }
+        }
+        arguments
+    }
+
+    fn resources(&self) -> ResourceRequirements {
+        let wished = self.of.mover.resources.clone().unwrap_or_default();
+        ResourceRequirements {
+            requests: Some(amounts(wished.requests, "128Mi")),
+            limits: Some(amounts(wished.limits, "256Mi")),
+            claims: None,
+        }
+    }
+}
+
+fn amounts(wished: Option<Amounts>, memory: &str) -> BTreeMap<String, Quantity> {
+    let wished = wished.unwrap_or_default();
+    let memory = wished.memory.map_or_else(|| memory.to_owned(), |amount| amount.0);
+    let cpu = wished.cpu.map(|amount| ("cpu".to_owned(), Quantity(amount.0)));
+    cpu.into_iter()
+        .chain([("memory".to_owned(), Quantity(memory))])
+        .collect()
+}
+
+/// What root of a container needs to copy files of all owners, and no more. Not `DAC_READ_SEARCH`:
+/// it is beyond *baseline*, and opens files of the node by their handles.
+fn capabilities(side: Side) -> &'static [&'static str] {
+    match side {
+        Side::Source => &["DAC_OVERRIDE"],
+        Side::Target => &["DAC_OVERRIDE", "CHOWN", "FOWNER", "FSETID", "SETFCAP", "MKNOD"],
+    }
+}
+
+fn confined(added: &[&str]) -> SecurityContext {
+    let added: Vec<String> = added.iter().map(ToString::to_string).collect();
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".to_owned()]),
+            add: (!added.is_empty()).then_some(added),
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+fn runtime_default() -> SeccompProfile {
+    SeccompProfile {
+        type_: "RuntimeDefault".to_owned(),
+        localhost_profile: None,
+    }
+}
+
+/// A Secret, readable for whoever the program runs as.
+fn secrets(secret: &str, for_others: bool) -> Volume {
+    Volume {
+        name: "secrets".to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.to_owned()),
+            default_mode: Some(if for_others { 0o444 } else { 0o400 }),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+pub(super) fn on_one_of(nodes: &[String]) -> Option<Affinity> {
+    let names = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: None,
+    };
+    let term = |node: &String| NodeSelectorTerm {
+        match_fields: Some(vec![NodeSelectorRequirement {
+            values: Some(vec![node.clone()]),
+            ..names.clone()
+        }]),
+        match_expressions: None,
+    };
+    (!nodes.is_empty()).then(|| Affinity {
+        node_affinity: Some(NodeAffinity {
+            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+                node_selector_terms: nodes.iter().map(term).collect(),
+            }),
+            preferred_during_scheduling_ignored_during_execution: None,
+        }),
+        ..Affinity::default()
+    })
+}
+
+/// The data is on that node, whatever it says to pods that have a choice.
+fn where_its_users_are() -> Vec<Toleration> {
+    vec![Toleration {
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoSchedule".to_owned()),
+        ..Toleration::default()
+    }]
+}
+
+/// What the relay's pod is made of.
+pub(super) struct RelayPod<'a> {
+    pub(super) moved: &'a MovedVolume,
+    pub(super) of: &'a MoveRequest,
+    pub(super) namespace: &'a str,
+    /// The port of each side, and whether a kubeconfig is needed to get there.
+    pub(super) source: (String, bool),
+    pub(super) target: (String, bool),
+    /// A digest of the kubeconfigs.
+    pub(super) kubeconfigs: String,
+}
+
+impl RelayPod<'_> {
+    pub(super) fn made(&self, settings: &HelperSettings, secret: &str) -> Pod {
+        let is_remote = self.source.1 || self.target.1;
+        let mounts = is_remote.then(|| {
+            vec![VolumeMount {
+                name: "secrets".to_owned(),
+                mount_path: SECRETS.to_owned(),
+                read_only: Some(true),
+                ..VolumeMount::default()
+            }]
+        });
+        let resources = |memory| Some(amounts(None, memory));
+        let container = Container {
+            name: "relay".to_owned(),
+            command: Some(vec![DRIVER.to_owned()]),
+            args: Some(self.arguments()),
+            resources: Some(ResourceRequirements {
+                requests: resources("32Mi"),
+                limits: resources("128Mi"),
+                claims: None,
+            }),
+            security_context: Some(confined(&[])),
+            volume_mounts: mounts,
+            ..settings.container()
+        };
+        let spec = PodSpec {
+            // Of the home cluster it needs ports of pods beside it, and nothing else.
+            automount_service_account_token: Some(!(self.source.1 && self.target.1)),
+            service_account_name: Some(settings.relay_account.clone()),
+            containers: vec![container],
+            volumes: is_remote.then(|| vec![secrets(secret, true)]),
+            security_context: Some(PodSecurityContext {
+                run_as_user: Some(NOBODY),
+                run_as_group: Some(NOBODY),
+                run_as_non_root: Some(true),
+                seccomp_profile: Some(runtime_default()),
+                ..PodSecurityContext::default()
+            }),
+            ..settings.pod(self.namespace)
+        };
+        let names = Names::of(self.moved);
+        pod(&names, Role::Relay, self.namespace, self.form(settings), spec)
+    }
+
+    pub(super) fn form(&self, settings: &HelperSettings) -> String {
+        let fixed = [settings.image.as_str(), self.kubeconfigs.as_str()];
+        let arguments = self.arguments();
+        digest(DIGITS, fixed.into_iter().chain(arguments.iter().map(String::as_str)))
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["relay".to_owned(), format!("--data-lanes={LANES}")];
+        for (side, (port, is_remote)) in [("source", &self.source), ("target", &self.target)] {
+            arguments.push(format!("--{side}={port}"));
+            if *is_remote {
+                arguments.push(format!("--{side}-kubeconfig={SECRETS}/{side}"));
+            }
+        }
+        // Without it the relay has a limit of its own.
+        arguments.extend(self.of.bandwidth.map(|bytes| format!("--bandwidth={bytes}")));
+        arguments
+    }
+}
+
+impl HelperSettings {
+    fn container(&self) -> Container {
+        Container {
+            image: Some(self.image.clone()),
+            image_pull_policy: Some(self.pull_policy.clone()),
+            ..Container::default()
+        }
+    }
+
+    fn pod(&self, namespace: &str) -> PodSpec {
+        // The Secrets of this namespace are in no other one.
+        let is_ours = namespace == self.namespace;
+        let pull = self.pull_secrets.iter().filter(|_| is_ours);
+        let pull = pull.map(|name| LocalObjectReference { name: name.clone() });
+        PodSpec {
+            restart_policy: Some("Never".to_owned()),
+            enable_service_links: Some(false),
+            termination_grace_period_seconds: Some(GRACE),
+            image_pull_secrets: Some(pull.collect()),
+            ..PodSpec::default()
+        }
+    }
+}
+
+fn pod(names: &Names<'_>, role: Role, namespace: &str, form: String, spec: PodSpec) -> Pod {
+    Pod {
+        metadata: ObjectMeta {
+            labels: Some(names.pod_labels(role)),
+            annotations: Some([(mark::MADE_AS.to_owned(), form)].into()),
+            ..names.metadata(names.of_role(role), Some(namespace), role.side())
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+/// The Secret that a pod waits for.
+pub(super) fn secret_of(pod: &Pod) -> Option<&str> {
+    let volumes = pod.spec.as_ref()?.volumes.as_ref()?;
+    volumes
+        .iter()
+        .find_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
+}

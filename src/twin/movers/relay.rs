@@ -1,0 +1,85 @@
+//! The relay between both movers, where they cannot reach each other: a pod of this driver's
+//! namespace that has a kubeconfig of each remote cluster, as it was vetted, and sees nothing but
+//! ciphertext. Whether there is one, and what it gets.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use secrecy::ExposeSecret;
+
+use super::{
+    HelperError, MoveRequest,
+    names::{Names, Role, word},
+    pod::{LANES_PORT, RelayPod},
+    side::{Ground, route},
+};
+use crate::{
+    api::volume_move::Route,
+    placement::moving::Side,
+    twin::gate::{MovedSide, Place},
+    volume::digest,
+};
+
+/// Kept of the digest of the kubeconfigs.
+const DIGITS: usize = 16;
+
+impl Ground<'_> {
+    /// The relay that is needed, if one is.
+    pub(super) fn relay<'g>(&'g self, of: &'g MoveRequest) -> Result<Option<RelayPod<'g>>, HelperError> {
+        if route(self.moved, of) == Route::Direct {
+            return Ok(None);
+        }
+        let kubeconfigs = self.kubeconfigs()?;
+        let parts = kubeconfigs
+            .iter()
+            .flat_map(|(side, text)| [side.as_str(), std::str::from_utf8(&text.0).unwrap_or_default()]);
+        Ok(Some(RelayPod {
+            moved: self.moved,
+            of,
+            namespace: self.ours,
+            source: self.port(Side::Source),
+            target: self.port(Side::Target),
+            kubeconfigs: digest(DIGITS, parts),
+        }))
+    }
+
+    /// The kubeconfig of each side that is in a remote cluster.
+    pub(super) fn kubeconfigs(&self) -> Result<BTreeMap<String, ByteString>, HelperError> {
+        let mut kubeconfigs = BTreeMap::new();
+        for side in [Side::Source, Side::Target] {
+            let place = self.place(side);
+            if place.id.cluster == *self.moved.home.id() {
+                continue;
+            }
+            let remote = match &place.place {
+                Place::Site(site) => site.remote_cluster(),
+                Place::Silent(_) | Place::Gone => None,
+            };
+            let kubeconfig = remote.and_then(|remote| remote.kubeconfig());
+            let unknown = || HelperError::NoKubeconfig(place.id.cluster.to_string());
+            let kubeconfig = kubeconfig.ok_or_else(unknown)?;
+            let text = kubeconfig.expose_secret().as_bytes().to_vec();
+            kubeconfigs.insert(word(side).to_owned(), ByteString(text));
+        }
+        Ok(kubeconfigs)
+    }
+
+    /// Where the mover of a side listens, and whether that is in a remote cluster.
+    fn port(&self, side: Side) -> (String, bool) {
+        let name = Names::of(self.moved).of_role(Role::Mover(side));
+        let place = self.place(side);
+        let namespace = match &place.place {
+            Place::Site(site) if site.remote_cluster().is_some() => site.namespace(),
+            Place::Site(_) | Place::Silent(_) | Place::Gone => self.ours,
+        };
+        let is_remote = place.id.cluster != *self.moved.home.id();
+        (format!("{namespace}/{name}:{LANES_PORT}"), is_remote)
+    }
+
+    fn place(&self, side: Side) -> &MovedSide {
+        match side {
+            Side::Source => &self.moved.source,
+            Side::Target => &self.moved.target,
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! The helpers of one side, as they are found: whether they are all there, what is missing, and
+//! what goes. Pods of a move are never mended but replaced, and never in one step: the old one is
+//! gone before there is a new one.
+
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret},
+    storage::v1::VolumeAttachment,
+};
+use kube::{Resource, ResourceExt};
+
+use super::{
+    ClusterHelpers, GateError, HelperSettings, MoveRequest, MovedVolume, certificates,
+    names::{COMPONENT, Names, Role},
+    pod::{Dialling, MoverPod},
+    volume,
+};
+use crate::{
+    api::volume_move::Route,
+    cluster::{ApiError, Cluster, slim::has_ended},
+    placement::moving::{Helpers, Live, Side},
+    twin::gate::{Place, pods},
+    volume::{AccessMode, mark},
+};
+
+/// Whoever has ended is not replaced before: it may well end again for the same reason.
+const PAUSE_SECONDS: i64 = 10;
+/// Finalizers by which csi-attacher keeps a PV until it is detached.
+const ATTACHER: &str = "external-attacher/";
+
+/// One side of a claim's move, and what is found there.
+pub(super) struct Ground<'a> {
+    pub(super) moved: &'a MovedVolume,
+    pub(super) side: Side,
+    /// Where its mover is; `None` if that is a cluster that nobody declares any more.
+    pub(super) cluster: Option<&'a Cluster>,
+    /// Whether that is the home cluster.
+    pub(super) is_home: bool,
+    /// The namespace of its mover.
+    pub(super) namespace: &'a str,
+    /// The claim by which its mover has the volume.
+    pub(super) claim_name: String,
+    /// The namespace of this driver.
+    pub(super) ours: &'a str,
+    pub(super) movers: Vec<Pod>,
+    pub(super) claim: Option<PersistentVolumeClaim>,
+    pub(super) volume: Option<PersistentVolume>,
+    pub(super) is_attached: bool,
+    pub(super) relays: Vec<Pod>,
+    pub(super) certificates: Option<Secret>,
+    /// Where the users of a source have it, if a mover can have it nowhere else.
+    pub(super) nodes: Vec<String>,
+}
+
+/// How it is with one pod.
+pub(super) enum PodNow<'p> {
+    Missing,
+    /// It is to be replaced.
+    Outdated(&'p Pod),
+    /// What it waits for may not have been made.
+    Unequipped(&'p Pod),
+    /// It is waited for, for this reason.
+    Waits(String),
+    Runs,
+}
+
+impl<'a> Ground<'a> {
+    /// Looks at a side. What cannot be read at home is an error.
+    pub(super) async fn find(
+        moved: &'a MovedVolume,
+        side: Side,
+        settings: &'a HelperSettings,
+    ) -> Result<Live<Self>, GateError> {
+        let place = match side {
+            Side::Source => &moved.source.place,
+            Side::Target => &moved.target.place,
+        };
+        let names = Names::of(moved);
+        let ours = settings.namespace.as_str();
+        let mut ground = Self {
+            moved,
+            side,
+            cluster: None,
+            is_home: false,
+            namespace: ours,
+            claim_name: names.of_role(Role::Mover(side)),
+            ours,
+            movers: Vec::new(),
+            claim: None,
+            volume: None,
+            is_attached: false,
+            relays: Vec::new(),
+            certificates: None,
+            nodes: Vec::new(),
+        };
+        match place {
+            Place::Silent(why) => return Ok(Live::Silent(why.clone())),
+            Place::Gone => {}
+            Place::Site(site) => {
+                ground.cluster = Some(site.cluster());
+                ground.is_home = site.remote_cluster().is_none();
+                if !ground.is_home {
+                    ground.namespace = site.namespace();
+                    site.name().clone_into(&mut ground.claim_name);
+                }
+            }
+        }
+        ground.look_at_home(&names.selector(side)).await?;
+        if let (false, Some(cluster)) = (ground.is_home, ground.cluster) {
+            let there = cluster.within::<Pod>(ground.namespace);
+            match there.list(Some(&names.selector(side))).await {
+                Ok(found) => ground.movers = found,
+                Err(error) => return Ok(Live::Silent(error.to_string())),
+            }
+        }
+        match ground.nodes_of_users().await {
+            Ok(nodes) => ground.nodes = nodes,
+            Err(error) => return Ok(Live::Silent(error.to_string())),
+        }
+        Ok(Live::Known(ground))
+    }
+
+    async fn look_at_home(&mut self, ours: &str) -> Result<(), ApiError> {
+        let home = &self.moved.home;
+        let found = home.within::<Pod>(self.ours).list(Some(ours)).await?;
+        let is_relay = |pod: &Pod| pod.labels().get(COMPONENT).is_some_and(|what| what == "relay");
+        (self.relays, self.movers) = found.into_iter().partition(is_relay);
+        if self.side == Side::Target {
+            let names = Names::of(self.moved);
+            self.certificates = home.within::<Secret>(self.ours).get(&names.certificates()).await?;
+        }
+        if !self.is_home && self.cluster.is_some() {
+            return Ok(());
+        }
+        let claims = home.within::<PersistentVolumeClaim>(self.ours).list(Some(ours)).await?;
+        self.claim = claims.into_iter().next();
+        let volumes = home.all::<PersistentVolume>().list(Some(ours)).await?;
+        self.volume = volumes.into_iter().next();
+        if let Some(volume) = &self.volume {
+            let name = volume.name_any();
+            let named = |one: VolumeAttachment| {
+                (one.spec.source.persistent_volume_name.as_ref() == Some(&name)).then_some(())
+            };
+            let found = home.all::<VolumeAttachment>().pick(None, None, named).await?;
+            self.is_attached = !found.is_empty();
+        }
+        Ok(())
+    }
+
+    /// A volume for one node can be read beside its users on that node only.
+    async fn nodes_of_users(&self) -> Result<Vec<String>, ApiError> {
+        let (Side::Source, Place::Site(site)) = (self.side, &self.moved.source.place) else {
+            return Ok(Vec::new());
+        };
+        let outer = self.moved.volumes().get(self.moved.volume().as_str()).await?;
+        let modes = outer.as_ref().map(volume::access_modes).unwrap_or_default();
+        if modes.contains(&AccessMode::ReadWriteMany) || modes.contains(&AccessMode::ReadOnlyMany) {
+            return Ok(Vec::new());
+        }
+        let users = if self.is_home {
+            let name = &self.moved.claim.name;
+            pods(&self.moved.home, &name.namespace, &name.name).await?
+        } else {
+            pods(site.cluster(), site.namespace(), site.name()).await?
+        };
+        let users = users.iter().filter(|pod| !pod.labels().contains_key(mark::MOVE));
+        let mut nodes: Vec<String> = users.filter_map(node_of).map(str::to_owned).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        Ok(nodes)
+    }
+
+    /// Whether any of it is there, once it is not needed.
+    pub(super) fn presence(&self) -> Helpers {
+        let volume = self.volume.as_ref();
+        let waits = volume.is_some_and(|volume| !is_going(volume));
+        let goes_now = self.pods().any(|pod| !is_going(pod))
+            || self.claim.as_ref().is_some_and(|claim| !is_going(claim))
+            || self.certificates.is_some()
+            || self.volume_may_go();
+        if goes_now {
+            Helpers::Incomplete
+        } else if self.pods().next().is_some() || self.claim.is_some() || waits {
+            Helpers::Leaving
+        } else {
+            // A PV that waits for nothing but its detachment goes by itself.
+            Helpers::Absent
+        }
+    }
+
+    /// Never while an attachment names it and nothing holds it: csi-attacher needs it to detach.
+    pub(super) fn volume_may_go(&self) -> bool {
+        let held = |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
+        let volume = self.volume.as_ref().filter(|volume| !is_going(*volume));
+        self.claim.is_none() && volume.is_some_and(|volume| !self.is_attached || held(volume))
+    }
+
+    pub(super) fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.movers.iter().chain(&self.relays)
+    }
+
+    /// Whether something of before is still on its way out.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.pods().any(is_going)
+            || self.claim.as_ref().is_some_and(is_going)
+            || self.volume.as_ref().is_some_and(is_going)
+    }
+
+    /// How it is with what is needed. `target` is where the other mover can be dialled.
+    pub(super) async fn state(
+        &self,
+        helpers: &ClusterHelpers,
+        of: &MoveRequest,
+        target: Option<&str>,
+    ) -> Result<Live<Helpers>, GateError> {
+        if self.is_leaving() {
+            return Ok(Live::Known(Helpers::Leaving));
+        }
+        let issued = match self.side {
+            Side::Target => self.certificates.clone(),
+            Side::Source => self.issued().await?,
+        };
+        let Some(issued) = issued.filter(|issued| !certificates::is_old(issued, Timestamp::now())) else {
+            return Ok(Live::Known(Helpers::Incomplete));
+        };
+        if self.is_home && (self.volume.is_none() || self.claim.is_none()) {
+            return match volume::volume(self.moved, self.side, self.ours).await {
+                Err(GateError::Helpers(error)) => Ok(Live::Silent(error.to_string())),
+                Ok(Err(why)) => Ok(Live::Silent(why)),
+                Ok(Ok(_)) => Ok(Live::Known(Helpers::Incomplete)),
+                Err(error) => Err(error),
+            };
+        }
+        let Some(wanted) = self.mover(of, target, &issued) else {
+            // The source dials the target: there is nothing to be done before that is there.
+            return Ok(Live::Known(Helpers::Ready));
+        };
+        let form = wanted.form(&helpers.settings);
+        let mut states = vec![self.pod_now(helpers, &self.movers, Some(&form))];
+        if self.side == Side::Target {
+            let relay = match self.relay(of) {
+                Ok(relay) => relay,
+                Err(error) => return Ok(Live::Silent(error.to_string())),
+            };
+            let form = relay.as_ref().map(|relay| relay.form(&helpers.settings));
+            states.push(self.pod_now(helpers, &self.relays, form.as_deref()));
+        }
+        let mut waits = None;
+        for state in states {
+            match state {
+                PodNow::Missing | PodNow::Outdated(_) | PodNow::Unequipped(_) => {
+                    return Ok(Live::Known(Helpers::Incomplete));
+                }
+                PodNow::Waits(why) => waits = Some(why),
+                PodNow::Runs => {}
+            }
+        }
+        Ok(waits.map_or(Live::Known(Helpers::Ready), Live::Silent))
+    }
+
+    /// How it is with the pod of one role, which is to be made as `form` says, or not to be there.
+    pub(super) fn pod_now<'p>(
+        &self,
+        helpers: &ClusterHelpers,
+        pods: &'p [Pod],
+        form: Option<&str>,
+    ) -> PodNow<'p> {
+        let (pod, form) = match (pods, form) {
+            ([], Some(_)) => return PodNow::Missing,
+            ([], None) => return PodNow::Runs,
+            ([pod], Some(form)) => (pod, form),
+            ([pod, ..], _) => return PodNow::Outdated(pod),
+        };
+        if pod.annotations().get(mark::MADE_AS).map(String::as_str) != Some(form) || self.is_astray(pod) {
+            return PodNow::Outdated(pod);
+        }
+        if has_ended(pod) {
+            return match ended_just_now(pod) {
+                Some(why) => PodNow::Waits(why),
+                None => PodNow::Outdated(pod),
+            };
+        }
+        if is_running(pod) {
+            return PodNow::Runs;
+        }
+        if super::pod::secret_of(pod).is_some() && !helpers.is_equipped(&pod.uid().unwrap_or_default()) {
+            return PodNow::Unequipped(pod);
+        }
+        PodNow::Waits(waits_for(pod))
+    }
+
+    /// Whether a mover is, or may only be, where the users of the volume are not.
+    fn is_astray(&self, pod: &Pod) -> bool {
+        if self.nodes.is_empty() {
+            return false;
+        }
+        match node_of(pod) {
+            Some(node) => !self.nodes.iter().any(|one| one == node),
+            None => {
+                let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+                affinity != super::pod::on_one_of(&self.nodes).as_ref()
+            }
+        }
+    }
+
+    /// The certificates, which belong to the target's side.
+    pub(super) async fn issued(&self) -> Result<Option<Secret>, ApiError> {
+        let secrets = self.moved.home.within::<Secret>(self.ours);
+        secrets.get(&Names::of(self.moved).certificates()).await
+    }
+
+    /// The pod that this side needs; `None` for a source that cannot dial its target yet.
+    pub(super) fn mover<'g>(
+        &'g self,
+        of: &'g MoveRequest,
+        target: Option<&str>,
+        issued: &'g Secret,
+    ) -> Option<MoverPod<'g>> {
+        let dialling = match (route(self.moved, of), self.side) {
+            (Route::ApiServer, _) => Dialling::Relayed,
+            (Route::Direct, Side::Target) => Dialling::Open,
+            (Route::Direct, Side::Source) => Dialling::To(target?.to_owned()),
+        };
+        Some(MoverPod {
+            moved: self.moved,
+            of,
+            side: self.side,
+            namespace: self.namespace,
+            claim: &self.claim_name,
+            certificates: issued.metadata.uid.as_deref().unwrap_or_default(),
+            dialling,
+            nodes: self.nodes.clone(),
+        })
+    }
+
+    /// Where the mover of this side can be dialled, while it runs.
+    pub(super) fn address(&self) -> Option<&str> {
+        let [pod] = self.movers.as_slice() else {
+            return None;
+        };
+        let status = pod.status.as_ref().filter(|_| is_running(pod) && !is_going(pod));
+        status?.pod_ip.as_deref()
+    }
+}
+
+/// How the data travels: from pod to pod within one cluster, where that may be; through the API
+/// servers between two of them.
+pub(super) fn route(moved: &MovedVolume, of: &MoveRequest) -> Route {
+    let is_within = moved.source.id.cluster == moved.target.id.cluster;
+    let may = |route| of.routes.contains(&route);
+    if (is_within || !may(Route::ApiServer)) && may(Route::Direct) {
+        Route::Direct
+    } else {
+        Route::ApiServer
+    }
+}
+
+pub(super) fn is_going(object: &impl Resource) -> bool {
+    object.meta().deletion_timestamp.is_some()
+}
+
+pub(super) fn is_running(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some("Running")
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    (!node.is_empty()).then_some(node)
+}
+
+/// Why a pod has ended, if that was a moment ago.
+fn ended_just_now(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let containers = status.container_statuses.iter().flatten();
+    let ended = containers
+        .filter_map(|container| container.state.as_ref()?.terminated.as_ref())
+        .next();
+    let since = ended.and_then(|ended| ended.finished_at.as_ref());
+    let since = since.or(pod.metadata.creation_timestamp.as_ref())?;
+    let age = Timestamp::now().duration_since(since.0).as_secs();
+    let what = match (ended, &status.message) {
+        (Some(ended), _) => format!("with exit code {}", ended.exit_code),
+        (None, Some(message)) => format!(": {message}"),
+        (None, None) => String::new(),
+    };
+    let name = pod.name_any();
+    let namespace = pod.namespace().unwrap_or_default();
+    (age < PAUSE_SECONDS).then(|| format!("the pod {namespace}/{name} has ended {what}, and will be made again"))
+}
+
+/// What a pod that does not run yet says.
+fn waits_for(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let containers = status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let mut waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());
+    let conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut unscheduled = conditions.filter(|one| one.type_ == "PodScheduled" && one.status == "False");
+    let said = waiting
+        .next()
+        .map(|waiting| waiting.message.clone().or_else(|| waiting.reason.clone()))
+        .or_else(|| unscheduled.next().map(|one| one.message.clone()))
+        .flatten();
+    let said = said.map_or_else(String::new, |said| format!(": {said}"));
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    format!("the pod {namespace}/{name} does not run yet{said}")
+}
