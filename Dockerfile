@@ -1,9 +1,10 @@
-# The image of controller and node plugin. The controller runs as user 65532; the
-# node plugin's pod asks for root, because it mounts.
+# The image of controller, node plugin and the pods that move volumes. The controller
+# runs as user 65532; the node plugin's pod asks for root, because it mounts, and so do
+# movers, because they copy files of all owners.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --release
+RUN cargo build --locked --release --workspace
 
 FROM debian:bookworm-slim
 # What the node plugin calls for twins that no CSI driver stands behind: file
@@ -14,6 +15,6 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends btrfs-progs e2fsprogs nfs-common xfsprogs \
  && rm -rf /var/lib/apt/lists/* \
  && for tool in $TOOLS; do command -v "$tool" || exit 1; done
-COPY --from=build /src/target/release/liqo-csi /usr/local/bin/liqo-csi
+COPY --from=build /src/target/release/liqo-csi /src/target/release/liqo-csi-mover /usr/local/bin/
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/liqo-csi"]

@@ -115,15 +115,23 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get volumesnapshots.snapshot.storage.k8s.io -n anywhere",
 		"get,list,watch,patch volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list volumesnapshotclasses.snapshot.storage.k8s.io",
+		"create,delete persistentvolumes",
+		"create,delete pods -n "+Namespace,
+		"create,delete persistentvolumeclaims -n "+Namespace,
+		"create,delete secrets -n "+Namespace,
+		"get,create pods:portforward -n "+Namespace,
 	)
 	controller.check(t, false,
+		"create,delete pods -n anywhere",
+		"get,create pods:portforward -n anywhere",
+		"create,delete pods -n "+StorageNamespace,
 		// One account for all containers: csi-provisioner has to keep a user's snapshot.
 		"create,patch,delete volumesnapshots.snapshot.storage.k8s.io -n anywhere",
 		"create,delete volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list,watch secrets",
 		"get,list,watch secrets -n liqo-tenant-turin",
 		"get,list,watch secrets -n "+StorageNamespace,
-		"create,patch,update,delete secrets -n "+Namespace,
+		"patch,update secrets -n "+Namespace,
 		"create,patch,update,delete secrets -n liqo-tenant-rome",
 		"get,patch,delete configmaps/other -n "+Namespace,
 		"list configmaps -n "+Namespace,
@@ -135,6 +143,54 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"patch clusters.kosmos.io",
 		"create,patch,update,delete volumeattributesclasses.storage.k8s.io",
 	)
+}
+
+// Who forwards ports between the pods of a move can do nothing else.
+func TestRelaysMayForwardPortsOnly(t *testing.T) {
+	relay := rights{"liqo-csi-relay", render(t, everything)}
+	relay.check(t, true, "get,create pods:portforward -n "+Namespace)
+	relay.check(t, false,
+		"get,create pods:portforward -n anywhere",
+		"get,list,create,delete pods -n "+Namespace,
+		"get,list,create secrets -n "+Namespace,
+		"create pods:exec -n "+Namespace,
+	)
+}
+
+func TestWithoutMovesThereAreNoRightsForThem(t *testing.T) {
+	objects := render(t, Values{"mover": Values{"enabled": false}})
+	for _, account := range []string{"liqo-csi-controller", "liqo-csi-relay"} {
+		rights{account, objects}.check(t, false,
+			"create,delete pods -n "+Namespace,
+			"create,delete secrets -n "+Namespace,
+			"create,delete persistentvolumeclaims -n "+Namespace,
+			"get,create pods:portforward -n "+Namespace,
+		)
+	}
+}
+
+func TestMovesInRemoteClustersAreOfNamedNamespaces(t *testing.T) {
+	questions := func(namespace string) []string {
+		return []string{
+			"get,list,watch,create,delete pods -n " + namespace,
+			"get,create pods:portforward -n " + namespace,
+			"create secrets -n " + namespace,
+		}
+	}
+	for _, level := range []string{"namespaced", "minimal"} {
+		values := remote(level, "a")
+		rights{"liqo-csi-remote", render(t, values)}.check(t, false, questions("a")...)
+		values["remoteAccess"].(Values)["move"] = true
+		account := rights{"liqo-csi-remote", render(t, values)}
+		account.check(t, true, questions("a")...)
+		account.check(t, false, questions("b")...)
+		account.check(t, false, "get,list,watch,update,patch,delete secrets -n a", "create pods:exec -n a")
+	}
+	values := remote("full")
+	values["remoteAccess"].(Values)["move"] = true
+	if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
+		t.Error("pods may be made in every namespace")
+	}
 }
 
 // Each sidecar has a role of its own, though all of them have one account.

@@ -41,6 +41,15 @@ func CompileMover(ctx context.Context) (binary string, err error) {
 	return build(ctx, io.Discard, profile(), program, "--package", program)
 }
 
+// compileMover is CompileMover for an image whose driver has these features: quickly, if any.
+func compileMover(ctx context.Context, progress io.Writer, features []string) (binary string, err error) {
+	if len(features) == 0 {
+		return CompileMover(ctx)
+	}
+	const program = "liqo-csi-mover"
+	return build(ctx, progress, "dev", program, "--package", program)
+}
+
 func profile() string { return cmp.Or(os.Getenv(ProfileVariable), "release") }
 
 func compile(ctx context.Context, progress io.Writer, features []string) (binary string, err error) {

@@ -25,9 +25,9 @@ var Tools = []string{"mkfs.ext2", "mkfs.ext3", "mkfs.ext4", "mkfs.xfs", "mkfs.bt
 var notInTheLab = map[string]bool{"mkfs.btrfs": true, "mount.nfs": true}
 
 // image is the content of the Dockerfile's image, taken from this machine.
-func image(binary string) (*images.Image, error) {
+func image(binary, mover string) (*images.Image, error) {
 	const program = "/usr/local/bin/liqo-csi"
-	built := images.New(imageName+":"+imageTag, program).AddProgram(binary, program)
+	built := images.New(imageName+":"+imageTag, program).AddProgram(binary, program).AddProgram(mover, program+"-mover")
 	for _, tool := range Tools {
 		if notInTheLab[tool] {
 			continue

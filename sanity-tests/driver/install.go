@@ -46,7 +46,7 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	step := func(what string) {
 		fmt.Fprintf(options.Progress, "%6.1fs  %s: %s\n", time.Since(started).Seconds(), cluster.Name(), what)
 	}
-	content, err := importImage(ctx, cluster, options)
+	content, err := ImportImage(ctx, cluster, options)
 	if err != nil {
 		return err
 	}
@@ -112,12 +112,21 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	})
 }
 
-func importImage(ctx context.Context, cluster *clusters.Cluster, options Options) (content string, err error) {
+// ImportImage builds the driver and gives its image to every node of a cluster: also of one
+// without the driver, where pods of a move run. It tells what is in it.
+func ImportImage(ctx context.Context, cluster *clusters.Cluster, options Options) (content string, err error) {
+	if options.Progress == nil {
+		options.Progress = io.Discard
+	}
 	binary, err := compile(ctx, options.Progress, options.Features)
 	if err != nil {
 		return "", err
 	}
-	built, err := image(binary)
+	mover, err := compileMover(ctx, options.Progress, options.Features)
+	if err != nil {
+		return "", err
+	}
+	built, err := image(binary, mover)
 	if err != nil {
 		return "", err
 	}

@@ -56,6 +56,7 @@ use self::{
 use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
+    twin::movers::HelperSettings,
 };
 
 /// How the loops behave.
