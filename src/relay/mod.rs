@@ -7,7 +7,7 @@ mod lane;
 mod lines;
 mod pod_port;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tunnel;
 
 use std::sync::Arc;

@@ -11,11 +11,7 @@ mod observe;
 mod twins;
 mod users;
 
-pub(super) use self::{
-    apply::outcome,
-    observe::twins_volume,
-    users::pods,
-};
+pub(super) use self::{apply::outcome, observe::twins_volume, users::pods};
 
 #[cfg(test)]
 mod tests;

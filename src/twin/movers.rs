@@ -10,13 +10,14 @@
 //!
 //! `target` makes the twin; `volume`, `certificates` and `pod` say what the objects are, `side`
 //! looks at those of one side, `making` makes and removes them, `relay` is about the pod between
-//! both, and `orders` has the target's program copy.
+//! both, `orders` has the target's program copy, and `rehearsal` asks the API servers beforehand.
 
 mod certificates;
 mod making;
 mod names;
 mod orders;
 mod pod;
+mod rehearsal;
 mod relay;
 mod side;
 mod target;
@@ -28,6 +29,9 @@ use std::{
     collections::BTreeSet,
     sync::{Mutex, PoisonError},
 };
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
 
 pub use self::orders::CopyProgress;
 use self::{orders::Orders, side::Ground};
@@ -42,7 +46,7 @@ use crate::{
         ClassError,
         moving::{ClaimStep, Helpers, Live, Side, Stage},
     },
-    volume::{AccessMode, SpecError, VolumeName},
+    volume::{AccessMode, SpecError, VolumeName, moving::is_gated},
 };
 
 /// What a move needs of clusters beside the objects of its gate.
@@ -160,9 +164,9 @@ pub enum HelperError {
 /// What is to become of the helpers of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
-    /// They are needed, or will be.
+    /// They are needed.
     Needed,
-    /// They are not, and need not be looked after.
+    /// They will be needed when the users have gone.
     NotYet,
     /// They go, or have to be gone.
     Gone,
@@ -208,23 +212,7 @@ impl MoveHelpers for ClusterHelpers {
         of: &MoveRequest,
         stage: &Stage,
     ) -> Result<Movers, GateError> {
-        let is_warm = is_warm(moved, of, stage).await?;
-        let (source, target) = tokio::try_join!(
-            Ground::find(moved, Side::Source, &self.settings),
-            Ground::find(moved, Side::Target, &self.settings)
-        )?;
-        let target_pod = target.as_known().and_then(Ground::address);
-        let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
-            Live::Silent(why) => Ok(Live::Silent(why.clone())),
-            Live::Known(_) if aim == Aim::NotYet => Ok(Live::Known(Helpers::Ready)),
-            Live::Known(ground) if aim == Aim::Gone => Ok(Live::Known(ground.presence())),
-            Live::Known(ground) => ground.state(self, of, target_pod).await,
-        };
-        Ok(Movers {
-            source: looks(&source, aim(stage, Side::Source, is_warm)).await?,
-            target: looks(&target, aim(stage, Side::Target, is_warm)).await?,
-            copied: self.orders.copied(moved, of, stage, is_warm),
-        })
+        Box::pin(self.look(moved, of, stage)).await
     }
 
     async fn apply(
@@ -246,12 +234,39 @@ impl MoveHelpers for ClusterHelpers {
 }
 
 impl ClusterHelpers {
+    async fn look(&self, moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<Movers, GateError> {
+        let is_warm = is_warm(moved, of, stage).await?;
+        let (source, target) = tokio::try_join!(
+            Ground::find(moved, Side::Source, &self.settings),
+            Ground::find(moved, Side::Target, &self.settings)
+        )?;
+        let dialled = target.as_known().and_then(Ground::address);
+        let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
+            Live::Silent(why) => Ok(Live::Silent(why.clone())),
+            Live::Known(ground) => match (aim, ground.presence()) {
+                (Aim::NotYet, Helpers::Absent) => Ok(Live::Known(Helpers::Ready)),
+                (Aim::NotYet | Aim::Gone, found) => Ok(Live::Known(found)),
+                (Aim::Needed, _) => ground.state(self, of, dialled).await,
+            },
+        };
+        Ok(Movers {
+            source: looks(&source, aim(stage, Side::Source, is_warm)).await?,
+            target: looks(&target, aim(stage, Side::Target, is_warm)).await?,
+            copied: self.orders.copied(moved, of, stage, is_warm),
+        })
+    }
+
     async fn make(&self, moved: &MovedVolume, of: &MoveRequest, side: Side) -> Result<Applied, GateError> {
         if of.warm == Warm::Snapshot {
             return Err(HelperError::FromSnapshot.into());
         }
-        if volume::is_block(&volume::outer(moved).await?) {
+        let outer = volume::outer(moved).await?;
+        if volume::is_block(&outer) {
             return Err(HelperError::Block(moved.volume().clone()).into());
+        }
+        if side == Side::Source && !may_be_warm(of, &outer) && !is_gated(outer.annotations()) {
+            // It was needed while nobody else had the volume, and they have it again.
+            return self.remove(moved, side).await;
         }
         let ground = Ground::find(moved, side, &self.settings).await?;
         let target = match side {
@@ -290,41 +305,38 @@ impl<'a> Live<Ground<'a>> {
     }
 }
 
-/// Whether something is copied while the users have the volume. A volume for one pod cannot be had
-/// by a mover beside it.
+/// Whether something is copied while the users have the volume.
 async fn is_warm(moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<bool, GateError> {
-    if of.warm == Warm::None {
-        return Ok(false);
-    }
     if !matches!(stage, Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_)) {
         return Ok(true);
     }
     let outer = moved.volumes().get(moved.volume().as_str()).await?;
-    Ok(outer.is_none_or(|outer| !volume::access_modes(&outer).contains(&AccessMode::ReadWriteOncePod)))
+    Ok(outer.is_none_or(|outer| may_be_warm(of, &outer)))
+}
+
+/// A volume for one pod cannot be had by a mover beside it.
+fn may_be_warm(of: &MoveRequest, outer: &PersistentVolume) -> bool {
+    of.warm != Warm::None && !volume::access_modes(outer).contains(&AccessMode::ReadWriteOncePod)
 }
 
 /// What is to become of the helpers of a side in this stage.
 fn aim(stage: &Stage, side: Side, is_warm: bool) -> Aim {
-    match (stage, side) {
-        (Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_), Side::Source) if !is_warm => Aim::NotYet,
+    match stage {
+        Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_) if side == Side::Source && !is_warm => {
+            Aim::NotYet
+        }
         // The mover beside the users goes with them.
-        (Stage::Draining(_), Side::Source) => Aim::Gone,
-        (
-            Stage::Preparing
-            | Stage::Copying { .. }
-            | Stage::Gating(_)
-            | Stage::Draining(_)
-            | Stage::Finishing(_)
-            | Stage::Verifying(_),
-            _,
-        ) => Aim::Needed,
-        (
-            Stage::Checking
-            | Stage::Back { .. }
-            | Stage::Committed(_)
-            | Stage::Retaining(_)
-            | Stage::Ended(_),
-            _,
-        ) => Aim::Gone,
+        Stage::Draining(_) if side == Side::Source => Aim::Gone,
+        Stage::Preparing
+        | Stage::Copying { .. }
+        | Stage::Gating(_)
+        | Stage::Draining(_)
+        | Stage::Finishing(_)
+        | Stage::Verifying(_) => Aim::Needed,
+        Stage::Checking
+        | Stage::Back { .. }
+        | Stage::Committed(_)
+        | Stage::Retaining(_)
+        | Stage::Ended(_) => Aim::Gone,
     }
 }

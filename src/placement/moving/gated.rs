@@ -44,7 +44,8 @@ fn with_its_users(facts: &ClaimFacts, users: &Users) -> Option<ClaimDecision> {
         facts.source_helpers,
         Live::Known(Helpers::Incomplete | Helpers::Ready)
     );
-    (is_there && users.running().is_empty()).then_some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
+    (is_there && users.running().is_empty())
+        .then_some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
 }
 
 /// Row 6.

@@ -31,7 +31,7 @@ use crate::relay::End;
 /// As containerd has it.
 const KUBELET_FRAME: usize = 32 << 10;
 
-pub(super) struct FakeCluster {
+pub(crate) struct FakeCluster {
     address: std::net::SocketAddr,
     counts: Arc<Counts>,
     connections: Arc<Mutex<Vec<AbortHandle>>>,
@@ -45,7 +45,7 @@ struct Counts {
 }
 
 impl FakeCluster {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -67,7 +67,7 @@ impl FakeCluster {
     }
 
     /// A pod of this cluster that listens on this port.
-    pub(super) fn end(&self, pod: &str, port: u16) -> End {
+    pub(crate) fn end(&self, pod: &str, port: u16) -> End {
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
         End {
             client: Client::try_from(config).unwrap(),

@@ -1,6 +1,6 @@
 //! The relay between real sockets, by way of fake API servers.
 
-mod cluster;
+pub(crate) mod cluster;
 mod tree;
 mod trouble;
 

@@ -190,7 +190,11 @@ async fn users_there(
 }
 
 /// The pods of a namespace that use the claim of this name, and have not ended.
-pub(in crate::twin) async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec<Pod>, ApiError> {
+pub(in crate::twin) async fn pods(
+    cluster: &Cluster,
+    namespace: &str,
+    claim: &str,
+) -> Result<Vec<Pod>, ApiError> {
     cluster
         .within::<Pod>(namespace)
         .find(|pod| claims_of(pod).iter().any(|one| one == claim) && !has_ended(pod))

@@ -47,7 +47,7 @@ impl Ground<'_> {
             Some(issued) => issued,
             None => self.issue().await?,
         };
-        if self.is_home && !self.has_volume().await? {
+        if self.is_home && !Box::pin(self.has_volume()).await? {
             return Ok(Applied::ChangedMeanwhile);
         }
         let Some(wanted) = self.mover(of, target, &issued) else {
@@ -169,17 +169,16 @@ impl Ground<'_> {
     /// Makes the PV of a mover at home, and its claim. False if the twin is not bound yet.
     async fn has_volume(&self) -> Result<bool, GateError> {
         let home = &self.moved.home;
-        let volume = match &self.volume {
-            Some(volume) => volume.clone(),
-            None => {
-                let Ok(wanted) = volume::volume(self.moved, self.side, self.ours).await? else {
-                    return Ok(false);
-                };
-                let volumes = home.all::<PersistentVolume>();
-                match crash::around(Step::MoveMakeMoverVolume, volumes.create(&wanted)).await? {
-                    Some(created) => created,
-                    None => self.made_before(&volumes, &wanted.name_any()).await?,
-                }
+        let volume = if let Some(volume) = &self.volume {
+            volume.clone()
+        } else {
+            let Ok(wanted) = volume::volume(self.moved, self.side, self.ours).await? else {
+                return Ok(false);
+            };
+            let volumes = home.all::<PersistentVolume>();
+            match crash::around(Step::MoveMakeMoverVolume, volumes.create(&wanted)).await? {
+                Some(created) => created,
+                None => self.made_before(&volumes, &wanted.name_any()).await?,
             }
         };
         if self.claim.is_none() {
@@ -206,7 +205,9 @@ impl Ground<'_> {
         let foreign = || HelperError::Foreign {
             kind: K::KIND,
             name: name.to_owned(),
-            cluster: self.cluster.map_or_else(String::new, |cluster| cluster.id().to_string()),
+            cluster: self
+                .cluster
+                .map_or_else(String::new, |cluster| cluster.id().to_string()),
         };
         Ok(found.filter(ours).ok_or_else(foreign)?)
     }

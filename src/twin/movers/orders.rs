@@ -107,18 +107,18 @@ impl Orders {
                 ..Copied::default()
             });
         };
-        let state = lock(&copying.state);
-        let losses = state.last.as_ref().and_then(|(_, passed)| unaccepted(passed, of));
+        let now = lock(&copying.state);
+        let losses = now.last.as_ref().and_then(|(_, passed)| unaccepted(passed, of));
         let is_due = matches!(
             stage,
             Stage::Preparing | Stage::Copying { .. } | Stage::Finishing(_) | Stage::Verifying(_)
         );
-        if let (true, None) = (is_due, state.running) {
-            let failed = state.failed.as_ref();
+        if let (true, None) = (is_due, now.running) {
+            let failed = now.failed.as_ref();
             if let Some((_, why)) = failed.filter(|(at, _)| at.elapsed() < PAUSE) {
                 return Live::Silent(why.clone());
             }
-            let (ended, lost) = (state.last.as_ref().map(|(at, _)| at), losses.as_ref());
+            let (ended, lost) = (now.last.as_ref().map(|(at, _)| at), losses.as_ref());
             if let (Some(ended), Some(lost)) = (ended, lost)
                 && ended.elapsed() < LOSS_PAUSE
             {
@@ -127,11 +127,10 @@ impl Orders {
         }
         let is_accepted = losses.is_none();
         Live::Known(Copied {
-            running: state.running,
-            converged: is_accepted
-                && (!is_warm || state.converged.is_some_and(|until| Instant::now() < until)),
-            finished: state.finished.filter(|_| is_accepted),
-            compared: state.compared.clone().filter(|_| is_accepted),
+            running: now.running,
+            converged: is_accepted && (!is_warm || now.converged.is_some_and(|until| Instant::now() < until)),
+            finished: now.finished.filter(|_| is_accepted),
+            compared: now.compared.clone().filter(|_| is_accepted),
         })
     }
 
@@ -143,7 +142,11 @@ impl Orders {
         pass: Pass,
         settings: &HelperSettings,
     ) -> Result<Applied, GateError> {
-        let end = end(moved, settings)?;
+        Ok(self.begin(moved, of, pass, end(moved, settings)?))
+    }
+
+    /// The same, where the target takes its orders here.
+    pub(super) fn begin(&self, moved: &MovedVolume, of: &MoveRequest, pass: Pass, end: End) -> Applied {
         let mut all = lock(&self.0);
         let copying = all.entry(key(moved)).or_insert_with(|| Copying {
             state: Arc::default(),
@@ -152,17 +155,17 @@ impl Orders {
         let mut state = lock(&copying.state);
         let gate = gate_of(pass);
         if gate < state.heard && gate.is_some() {
-            return Ok(Applied::ChangedMeanwhile);
+            return Applied::ChangedMeanwhile;
         }
         state.heard = state.heard.max(gate);
         if state.running.is_some() {
             let is_known = state.running == Some(pass) || state.next == Some(pass);
             state.next = Some(pass).filter(|_| state.running != Some(pass));
-            return Ok(if is_known {
+            return if is_known {
                 Applied::ChangedMeanwhile
             } else {
                 Applied::Done
-            });
+            };
         }
         state.running = Some(pass);
         state.failed = None;
@@ -174,7 +177,7 @@ impl Orders {
             most_passes: of.max_passes,
         };
         copying.giver = Some(AbortOnDropHandle::new(tokio::spawn(giver.give(pass))));
-        Ok(Applied::Done)
+        Applied::Done
     }
 
     /// Forgets a copy, and gives no more orders for it.
@@ -327,7 +330,11 @@ impl State {
 /// What would be lost, and was not accepted.
 fn unaccepted(passed: &Passed, of: &MoveRequest) -> Option<String> {
     let word = |kind| match kind {
-        LostKind::Xattrs => (Loss::ExtendedAttributes, "extended attributes", "ExtendedAttributes"),
+        LostKind::Xattrs => (
+            Loss::ExtendedAttributes,
+            "extended attributes",
+            "ExtendedAttributes",
+        ),
         LostKind::Flags => (Loss::InodeFlags, "inode flags", "InodeFlags"),
     };
     let lost = passed.losses.iter().find(|lost| {
@@ -358,7 +365,11 @@ fn key(moved: &MovedVolume) -> (MoveUid, VolumeName) {
 fn end(moved: &MovedVolume, settings: &HelperSettings) -> Result<End, GateError> {
     let site = moved.site(Side::Target)?;
     let is_home = site.remote_cluster().is_none();
-    let namespace = if is_home { &settings.namespace } else { site.namespace() };
+    let namespace = if is_home {
+        &settings.namespace
+    } else {
+        site.namespace()
+    };
     let pod = Names::of(moved).of_role(Role::Mover(Side::Target));
     let port = format!("{namespace}/{pod}:{ORDERS_PORT}").parse();
     let port = port.map_err(|error: crate::relay::BadPodPort| GateError::Silent {

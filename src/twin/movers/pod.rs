@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::{
-        Affinity, Capabilities, Container, LocalObjectReference, NodeAffinity,
-        NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
+        Affinity, Capabilities, Container, LocalObjectReference, NodeAffinity, NodeSelector,
+        NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
         PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
         SecurityContext, Toleration, Volume, VolumeMount,
     },
@@ -23,6 +23,7 @@ use super::{
 use crate::{
     api::volume_move::Amounts,
     placement::moving::Side,
+    topology::VIRTUAL_NODE,
     volume::{digest, mark},
 };
 
@@ -137,7 +138,10 @@ impl MoverPod<'_> {
             &user,
         ];
         let arguments = self.arguments();
-        digest(DIGITS, fixed.into_iter().chain(arguments.iter().map(String::as_str)))
+        digest(
+            DIGITS,
+            fixed.into_iter().chain(arguments.iter().map(String::as_str)),
+        )
     }
 
     fn arguments(&self) -> Vec<String> {
@@ -225,27 +229,39 @@ fn secrets(secret: &str, for_others: bool) -> Volume {
 }
 
 pub(super) fn on_one_of(nodes: &[String]) -> Option<Affinity> {
-    let names = NodeSelectorRequirement {
-        key: "metadata.name".to_owned(),
-        operator: "In".to_owned(),
-        values: None,
-    };
+    // The name of a node is compared with one value only.
     let term = |node: &String| NodeSelectorTerm {
         match_fields: Some(vec![NodeSelectorRequirement {
+            key: "metadata.name".to_owned(),
+            operator: "In".to_owned(),
             values: Some(vec![node.clone()]),
-            ..names.clone()
         }]),
         match_expressions: None,
     };
-    (!nodes.is_empty()).then(|| Affinity {
+    (!nodes.is_empty()).then(|| required(nodes.iter().map(term).collect()))
+}
+
+/// What calls API servers for this driver runs in its own cluster. Movers go where their volume is.
+fn on_real_nodes() -> Affinity {
+    let real = NodeSelectorRequirement {
+        key: VIRTUAL_NODE.to_owned(),
+        operator: "DoesNotExist".to_owned(),
+        values: None,
+    };
+    required(vec![NodeSelectorTerm {
+        match_expressions: Some(vec![real]),
+        match_fields: None,
+    }])
+}
+
+fn required(node_selector_terms: Vec<NodeSelectorTerm>) -> Affinity {
+    Affinity {
         node_affinity: Some(NodeAffinity {
-            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
-                node_selector_terms: nodes.iter().map(term).collect(),
-            }),
+            required_during_scheduling_ignored_during_execution: Some(NodeSelector { node_selector_terms }),
             preferred_during_scheduling_ignored_during_execution: None,
         }),
         ..Affinity::default()
-    })
+    }
 }
 
 /// The data is on that node, whatever it says to pods that have a choice.
@@ -300,6 +316,7 @@ impl RelayPod<'_> {
             service_account_name: Some(settings.relay_account.clone()),
             containers: vec![container],
             volumes: is_remote.then(|| vec![secrets(secret, true)]),
+            affinity: Some(on_real_nodes()),
             security_context: Some(PodSecurityContext {
                 run_as_user: Some(NOBODY),
                 run_as_group: Some(NOBODY),
@@ -316,7 +333,10 @@ impl RelayPod<'_> {
     pub(super) fn form(&self, settings: &HelperSettings) -> String {
         let fixed = [settings.image.as_str(), self.kubeconfigs.as_str()];
         let arguments = self.arguments();
-        digest(DIGITS, fixed.into_iter().chain(arguments.iter().map(String::as_str)))
+        digest(
+            DIGITS,
+            fixed.into_iter().chain(arguments.iter().map(String::as_str)),
+        )
     }
 
     fn arguments(&self) -> Vec<String> {

@@ -47,16 +47,16 @@ impl Ground<'_> {
     pub(super) fn kubeconfigs(&self) -> Result<BTreeMap<String, ByteString>, HelperError> {
         let mut kubeconfigs = BTreeMap::new();
         for side in [Side::Source, Side::Target] {
-            let place = self.place(side);
-            if place.id.cluster == *self.moved.home.id() {
+            let end = self.place(side);
+            if end.id.cluster == *self.moved.home.id() {
                 continue;
             }
-            let remote = match &place.place {
-                Place::Site(site) => site.remote_cluster(),
+            let remote = match &end.place {
+                Place::Site(twin) => twin.remote_cluster(),
                 Place::Silent(_) | Place::Gone => None,
             };
             let kubeconfig = remote.and_then(|remote| remote.kubeconfig());
-            let unknown = || HelperError::NoKubeconfig(place.id.cluster.to_string());
+            let unknown = || HelperError::NoKubeconfig(end.id.cluster.to_string());
             let kubeconfig = kubeconfig.ok_or_else(unknown)?;
             let text = kubeconfig.expose_secret().as_bytes().to_vec();
             kubeconfigs.insert(word(side).to_owned(), ByteString(text));
@@ -67,12 +67,12 @@ impl Ground<'_> {
     /// Where the mover of a side listens, and whether that is in a remote cluster.
     fn port(&self, side: Side) -> (String, bool) {
         let name = Names::of(self.moved).of_role(Role::Mover(side));
-        let place = self.place(side);
-        let namespace = match &place.place {
-            Place::Site(site) if site.remote_cluster().is_some() => site.namespace(),
+        let end = self.place(side);
+        let namespace = match &end.place {
+            Place::Site(twin) if twin.remote_cluster().is_some() => twin.namespace(),
             Place::Site(_) | Place::Silent(_) | Place::Gone => self.ours,
         };
-        let is_remote = place.id.cluster != *self.moved.home.id();
+        let is_remote = end.id.cluster != *self.moved.home.id();
         (format!("{namespace}/{name}:{LANES_PORT}"), is_remote)
     }
 

@@ -96,12 +96,12 @@ impl<'a> Ground<'a> {
         match place {
             Place::Silent(why) => return Ok(Live::Silent(why.clone())),
             Place::Gone => {}
-            Place::Site(site) => {
-                ground.cluster = Some(site.cluster());
-                ground.is_home = site.remote_cluster().is_none();
+            Place::Site(twin) => {
+                ground.cluster = Some(twin.cluster());
+                ground.is_home = twin.remote_cluster().is_none();
                 if !ground.is_home {
-                    ground.namespace = site.namespace();
-                    site.name().clone_into(&mut ground.claim_name);
+                    ground.namespace = twin.namespace();
+                    twin.name().clone_into(&mut ground.claim_name);
                 }
             }
         }
@@ -127,12 +127,18 @@ impl<'a> Ground<'a> {
         (self.relays, self.movers) = found.into_iter().partition(is_relay);
         if self.side == Side::Target {
             let names = Names::of(self.moved);
-            self.certificates = home.within::<Secret>(self.ours).get(&names.certificates()).await?;
+            self.certificates = home
+                .within::<Secret>(self.ours)
+                .get(&names.certificates())
+                .await?;
         }
         if !self.is_home && self.cluster.is_some() {
             return Ok(());
         }
-        let claims = home.within::<PersistentVolumeClaim>(self.ours).list(Some(ours)).await?;
+        let claims = home
+            .within::<PersistentVolumeClaim>(self.ours)
+            .list(Some(ours))
+            .await?;
         self.claim = claims.into_iter().next();
         let volumes = home.all::<PersistentVolume>().list(Some(ours)).await?;
         self.volume = volumes.into_iter().next();
@@ -190,7 +196,8 @@ impl<'a> Ground<'a> {
 
     /// Never while an attachment names it and nothing holds it: csi-attacher needs it to detach.
     pub(super) fn volume_may_go(&self) -> bool {
-        let held = |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
+        let held =
+            |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
         let volume = self.volume.as_ref().filter(|volume| !is_going(*volume));
         self.claim.is_none() && volume.is_some_and(|volume| !self.is_attached || held(volume))
     }
@@ -294,13 +301,11 @@ impl<'a> Ground<'a> {
         if self.nodes.is_empty() {
             return false;
         }
-        match node_of(pod) {
-            Some(node) => !self.nodes.iter().any(|one| one == node),
-            None => {
-                let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
-                affinity != super::pod::on_one_of(&self.nodes).as_ref()
-            }
+        if let Some(node) = node_of(pod) {
+            return !self.nodes.iter().any(|one| one == node);
         }
+        let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+        affinity != super::pod::on_one_of(&self.nodes).as_ref()
     }
 
     /// The certificates, which belong to the target's side.
@@ -372,10 +377,8 @@ fn node_of(pod: &Pod) -> Option<&str> {
 /// Why a pod has ended, if that was a moment ago.
 fn ended_just_now(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
-    let containers = status.container_statuses.iter().flatten();
-    let ended = containers
-        .filter_map(|container| container.state.as_ref()?.terminated.as_ref())
-        .next();
+    let mut containers = status.container_statuses.iter().flatten();
+    let ended = containers.find_map(|container| container.state.as_ref()?.terminated.as_ref());
     let since = ended.and_then(|ended| ended.finished_at.as_ref());
     let since = since.or(pod.metadata.creation_timestamp.as_ref())?;
     let age = Timestamp::now().duration_since(since.0).as_secs();
@@ -386,15 +389,20 @@ fn ended_just_now(pod: &Pod) -> Option<String> {
     };
     let name = pod.name_any();
     let namespace = pod.namespace().unwrap_or_default();
-    (age < PAUSE_SECONDS).then(|| format!("the pod {namespace}/{name} has ended {what}, and will be made again"))
+    (age < PAUSE_SECONDS)
+        .then(|| format!("the pod {namespace}/{name} has ended {what}, and will be made again"))
 }
 
 /// What a pod that does not run yet says.
 fn waits_for(pod: &Pod) -> String {
     let status = pod.status.as_ref();
-    let containers = status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let containers = status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten());
     let mut waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());
-    let conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let conditions = status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
     let mut unscheduled = conditions.filter(|one| one.type_ == "PodScheduled" && one.status == "False");
     let said = waiting
         .next()

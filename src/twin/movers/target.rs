@@ -15,8 +15,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{
         Asked, BindingMode, ChosenClass, KnownClasses, NO_PROVISIONER, Target, Wishes, access_modes,
-        choose_class,
-        moving::Side,
+        choose_class, moving::Side,
     },
     twin::{
         CreateRequest, Policy, Site,
@@ -31,8 +30,7 @@ use crate::{
     },
     volume::{
         Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeMode, VolumeSpec,
-        attributes_class, mark,
-        moving::TargetMark,
+        attributes_class, mark, moving::TargetMark,
     },
 };
 
@@ -51,9 +49,23 @@ pub(super) async fn make(
     of: &MoveRequest,
     mark: &TargetMark,
 ) -> Result<Applied, GateError> {
+    let Some(twin) = wanted(moved, policy, of, mark).await? else {
+        return Ok(Applied::ChangedMeanwhile);
+    };
+    let twins = moved.site(Side::Target)?.twins();
+    outcome(crash::around(Step::MoveMakeTarget, twins.create(&twin)).await)
+}
+
+/// The twin to make; `None` if claim or PV are gone: what becomes of the move is decided anew.
+pub(super) async fn wanted(
+    moved: &MovedVolume,
+    policy: &Policy,
+    of: &MoveRequest,
+    mark: &TargetMark,
+) -> Result<Option<PersistentVolumeClaim>, GateError> {
     let site = moved.site(Side::Target)?;
     let Some(origin) = Origin::read(moved).await? else {
-        return Ok(Applied::ChangedMeanwhile);
+        return Ok(None);
     };
     let request = origin.request(moved, of).await?;
     let planned = match site.remote_cluster() {
@@ -81,11 +93,10 @@ pub(super) async fn make(
     twin.annotations_mut().remove(mark::FINGERPRINT);
     // It holds nothing but a copy: the hand-over gives it what protects the data of users.
     twin.metadata.finalizers = None;
-    outcome(crash::around(Step::MoveMakeTarget, site.twins().create(&twin)).await)
+    Ok(Some(twin))
 }
 
 impl Origin {
-    /// `None` if claim or PV are gone: what becomes of the move is decided anew.
     async fn read(moved: &MovedVolume) -> Result<Option<Self>, GateError> {
         let claim = moved.claims().get(&moved.claim.name.name).await?;
         let claim = claim.filter(|claim| claim.uid().as_ref() == Some(&moved.claim.uid));
@@ -118,7 +129,9 @@ impl Origin {
     async fn request(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<CreateRequest, GateError> {
         let class = reading::class(&moved.home, &self.claim);
         let parameters = Parameters {
-            real_class: class.as_ref().and_then(|class| class.real_class().map(str::to_owned)),
+            real_class: class
+                .as_ref()
+                .and_then(|class| class.real_class().map(str::to_owned)),
             shared_namespace: class.is_some_and(|class| class.shares_namespace()),
             claim: Some(moved.claim.name.clone()),
             ..Parameters::default()
@@ -248,22 +261,18 @@ fn plan_there(
     } else {
         KnownClasses::Unreadable
     };
-    let chosen = match named(of, policy)? {
-        Some(class) => choose_class(
-            &Wishes {
-                annotation: None,
-                allowed: &policy.allowed_classes,
-                parameter: Some(class),
-                mapping: None,
-                one_namespace: false,
-            },
-            known,
-            &remote.id,
-        ),
-        None => {
-            let parameter = request.spec.parameters.real_class.as_deref();
-            remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
-        }
+    let chosen = if let Some(class) = named(of, policy)? {
+        let wishes = Wishes {
+            annotation: None,
+            allowed: &policy.allowed_classes,
+            parameter: Some(class),
+            mapping: None,
+            one_namespace: false,
+        };
+        choose_class(&wishes, known, &remote.id)
+    } else {
+        let parameter = request.spec.parameters.real_class.as_deref();
+        remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
     }?;
     let provisioner = match &chosen {
         ChosenClass::Known(class) if class.binding == BindingMode::Immediate => Some(&class.provisioner),

@@ -147,7 +147,10 @@ async fn target(
         Err(error) => return Ok(Err(format!("the twin {}: {error}", site.place()))),
     };
     let spec = twin.spec.clone().unwrap_or_default();
-    let fs_type = outer.spec.as_ref().and_then(|spec| spec.csi.as_ref()?.fs_type.clone());
+    let fs_type = outer
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.csi.as_ref()?.fs_type.clone());
     let attributes = BTreeMap::from([
         (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),
         (TWIN_NAME.to_owned(), site.name().to_owned()),

@@ -1,0 +1,99 @@
+//! What speaks against the objects of a move, as the API servers say that are to take them: quota,
+//! Pod Security, rights and webhooks, asked in a dry run of every kind of object. Nothing is made.
+
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Pod, Secret},
+};
+use kube::ResourceExt;
+
+use super::{
+    ClusterHelpers, GateError, HelperError, MoveRequest, MovedVolume, certificates,
+    names::{Names, Role},
+    side::Ground,
+    target, volume,
+};
+use crate::{
+    api::volume_move::Warm,
+    cluster::{ApiError, Cause},
+    placement::moving::{Live, Side},
+    volume::moving::TargetMark,
+};
+
+impl ClusterHelpers {
+    /// What speaks against the move, in sentences; all that is found. A cluster that does not
+    /// answer is not an obstacle but an error.
+    pub async fn obstacles(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Vec<String>, GateError> {
+        let mut found = Vec::new();
+        if of.warm == Warm::Snapshot {
+            found.push(HelperError::FromSnapshot.to_string());
+        }
+        if volume::is_block(&volume::outer(moved).await?) {
+            found.push(HelperError::Block(moved.volume().clone()).to_string());
+        }
+        found.extend(Box::pin(self.twin_refused(moved, of)).await?);
+        for side in [Side::Source, Side::Target] {
+            found.extend(Box::pin(self.mover_refused(moved, of, side)).await?);
+        }
+        Ok(found)
+    }
+
+    async fn twin_refused(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Option<String>, GateError> {
+        let mark = TargetMark {
+            by: moved.by.clone(),
+            epoch: moved.target.id.epoch,
+        };
+        let wanted = match target::wanted(moved, &self.settings.policy, of, &mark).await {
+            Ok(Some(wanted)) => wanted,
+            Ok(None) => return Ok(None),
+            Err(GateError::Target(error)) => return Ok(Some(error.to_string())),
+            Err(error) => return Err(error),
+        };
+        let twins = moved.site(Side::Target)?.twins();
+        Ok(refusal(twins.try_create(&wanted).await)?)
+    }
+
+    async fn mover_refused(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+        side: Side,
+    ) -> Result<Vec<String>, GateError> {
+        let ground = match Ground::find(moved, side, &self.settings).await? {
+            Live::Known(ground) => ground,
+            // That it does not answer is seen by the gate.
+            Live::Silent(_) => return Ok(Vec::new()),
+        };
+        let Some(cluster) = ground.cluster else {
+            return Ok(Vec::new());
+        };
+        let name = Names::of(moved).of_role(Role::Mover(side));
+        let nobody = Secret::default();
+        let Some(wanted) = ground.mover(of, Some("192.0.2.1"), &nobody) else {
+            return Ok(Vec::new());
+        };
+        let pod = wanted.made(&self.settings, &name);
+        let tried = cluster.within::<Pod>(ground.namespace).try_create(&pod).await;
+        let mut found: Vec<String> = refusal(tried)?.into_iter().collect();
+        let data = [("key.pem".to_owned(), ByteString(Vec::new()))].into();
+        let mut secret = certificates::secret_of_pod(moved, side, &pod, &name, data);
+        // The pod that it would go with has no uid.
+        secret.metadata.owner_references = None;
+        let namespace = secret.namespace().unwrap_or_default();
+        let tried = cluster.within::<Secret>(&namespace).try_create(&secret).await;
+        found.extend(refusal(tried)?);
+        Ok(found)
+    }
+}
+
+/// Why an object would not be taken. That one of its name is there is looked at elsewhere.
+fn refusal(tried: Result<(), ApiError>) -> Result<Option<String>, ApiError> {
+    match tried {
+        Ok(()) => Ok(None),
+        Err(error) if error.is_conflict() => Ok(None),
+        Err(error) if error.is_refusal() || matches!(error.cause, Cause::NotFound(_)) => {
+            Ok(Some(error.to_string()))
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,229 @@
+//! What is replaced, waited for and removed.
+
+use super::*;
+
+fn path(pod: &Value) -> String {
+    let text = |key: &str| pod["metadata"][key].as_str().unwrap().to_owned();
+    format!("/api/v1/namespaces/{}/pods/{}", text("namespace"), text("name"))
+}
+
+fn user(node: &str) -> Value {
+    json!({
+        "spec": {"nodeName": node, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+/// Removes both sides as a move does that goes back.
+async fn removed(world: &World) {
+    for _ in 0..10 {
+        let seen = world.look(&BACK).await;
+        let sides = [(Side::Source, seen.source), (Side::Target, seen.target)];
+        let left = sides
+            .into_iter()
+            .find(|(_, seen)| *seen == Live::Known(Helpers::Incomplete));
+        let Some((side, _)) = left else { return };
+        world.step(ClaimStep::RemoveHelpers(side)).await.unwrap();
+    }
+    panic!("it does not come to an end");
+}
+
+#[tokio::test]
+async fn nothing_is_left_but_what_goes_with_the_pods() {
+    for way in [Way::Out, Way::Home, Way::Within] {
+        let world = World::new(way).await;
+        world.prepare().await;
+        removed(&world).await;
+        let seen = world.look(&BACK).await;
+        assert_eq!(
+            (seen.source, seen.target),
+            (Live::Known(Helpers::Absent), Live::Known(Helpers::Absent))
+        );
+        for left in world.all() {
+            // Kubernetes collects these.
+            assert_eq!(left["metadata"]["ownerReferences"][0]["kind"], "Pod", "{left}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_mover_that_has_ended_is_made_again_after_a_while() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let pod = path(&world.target_pod());
+    let ended = |at: String| {
+        json!({"phase": "Failed", "containerStatuses": [{
+            "name": "mover", "state": {"terminated": {"exitCode": 3, "finishedAt": at}},
+            "ready": false, "restartCount": 0, "image": "", "imageID": "",
+        }]})
+    };
+    let now = jiff::Timestamp::now();
+    world
+        .there
+        .change(&pod, |pod| pod["status"] = ended(now.to_string()));
+    let Live::Silent(why) = world.look(&PREPARING).await.target else {
+        panic!("it is made again at once");
+    };
+    assert!(why.contains("exit code 3"), "{why}");
+    let before = now - std::time::Duration::from_mins(1);
+    world
+        .there
+        .change(&pod, |pod| pod["status"] = ended(before.to_string()));
+    assert_eq!(
+        world.look(&PREPARING).await.target,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.prepare().await;
+    assert_eq!(world.look(&PREPARING).await.target, ready());
+    assert_eq!(world.there.object(&pod).unwrap()["status"]["phase"], "Running");
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_start_says_why() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let pod = path(&world.target_pod());
+    world.there.change(&pod, |pod| {
+        pod["status"] = json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"},
+        ]});
+    });
+    let seen = world.look(&PREPARING).await.target;
+    assert!(
+        matches!(&seen, Live::Silent(why) if why.ends_with("0/3 nodes are available")),
+        "{seen:?}"
+    );
+    // On the way back that keeps nobody from removing it.
+    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
+}
+
+#[tokio::test]
+async fn a_mover_follows_the_users_of_its_volume() {
+    let world = World::new(Way::Out).await;
+    world.api.put("/api/v1/namespaces/shop/pods/db", user("n1"));
+    world.prepare().await;
+    let terms = |pod: &Value| {
+        let required =
+            &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        required["nodeSelectorTerms"][0]["matchFields"][0]["values"].clone()
+    };
+    assert_eq!(terms(&world.source_pod()), json!(["n1"]));
+    let first = world.source_pod()["metadata"]["uid"].clone();
+    world.api.put("/api/v1/namespaces/shop/pods/db", user("n2"));
+    assert_eq!(
+        world.look(&PREPARING).await.source,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
+    assert!(
+        world
+            .api
+            .store()
+            .below(&format!("{OURS}/pods/move-source"))
+            .is_empty()
+    );
+    world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
+    assert_eq!(terms(&world.source_pod()), json!(["n2"]));
+    assert_ne!(world.source_pod()["metadata"]["uid"], first);
+}
+
+#[tokio::test]
+async fn while_users_are_drained_the_source_counts_as_there_or_gone() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let draining = Stage::Draining(GateNumber::FIRST);
+    let seen = world.look(&draining).await;
+    assert_eq!(
+        (seen.source, seen.target),
+        (Live::Known(Helpers::Incomplete), ready())
+    );
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    let seen = world.look(&draining).await;
+    assert_eq!(
+        (seen.source, seen.target),
+        (Live::Known(Helpers::Absent), ready())
+    );
+    // The target keeps its certificates, and the new source gets the same ones.
+    let target = world.target_pod()["metadata"]["uid"].clone();
+    world.prepare().await;
+    assert_eq!(world.target_pod()["metadata"]["uid"], target);
+}
+
+#[tokio::test]
+async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let volume = only(&world.api, VOLUMES)["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    world.api.put(
+        "/apis/storage.k8s.io/v1/volumeattachments/csi-1",
+        json!({"spec": {"attacher": "storage.liqo.io", "nodeName": "n1", "source": {"persistentVolumeName": volume}}}),
+    );
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    let at = format!("{VOLUMES}/{volume}");
+    assert!(world.api.object(&at).is_some());
+    assert_eq!(world.look(&BACK).await.source, Live::Known(Helpers::Leaving));
+    world.api.change(&at, |volume| {
+        volume["metadata"]["finalizers"] = json!(["external-attacher/storage-liqo-io"]);
+    });
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
+    // It goes by itself: whoever cancels does not wait for a user that has it attached so.
+    assert_eq!(world.look(&BACK).await.source, Live::Known(Helpers::Absent));
+    assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
+}
+
+#[tokio::test]
+async fn old_certificates_are_issued_anew_for_new_pods() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let issued = world
+        .api
+        .store()
+        .below(&format!("{OURS}/secrets/move-certificates"));
+    let at = format!(
+        "{OURS}/secrets/{}",
+        issued[0]["metadata"]["name"].as_str().unwrap()
+    );
+    let pods = [world.source_pod(), world.target_pod()];
+    world.api.change(&at, |secret| {
+        let then = jiff::Timestamp::now() - std::time::Duration::from_hours(21);
+        secret["metadata"]["creationTimestamp"] = then.strftime("%FT%TZ").to_string().into();
+    });
+    assert_eq!(
+        world.look(&PREPARING).await.source,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.prepare().await;
+    assert_ne!(world.api.object(&at).unwrap()["data"], issued[0]["data"]);
+    for (before, after) in pods.iter().zip([world.source_pod(), world.target_pod()]) {
+        assert_ne!(before["metadata"]["uid"], after["metadata"]["uid"]);
+    }
+}
+
+#[tokio::test]
+async fn a_remote_cluster_that_does_not_answer_is_not_empty() {
+    let mut world = World::new(Way::Out).await;
+    world.prepare().await;
+    world
+        .there
+        .fault(Fault::new("GET", "/shop-home/pods", Act::Refuse(500)));
+    for stage in [PREPARING, BACK] {
+        assert!(matches!(world.look(&stage).await.target, Live::Silent(_)));
+    }
+    let made = world.step(ClaimStep::MakeHelpers(Side::Target)).await;
+    assert!(matches!(made, Err(GateError::Silent { .. })), "{made:?}");
+    assert!(matches!(
+        world.step(ClaimStep::RemoveHelpers(Side::Target)).await,
+        Err(GateError::Silent { .. })
+    ));
+    // Of one that is gone for good only what is here is removed.
+    world.moved.target.place = Place::Gone;
+    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
+    removed(&world).await;
+    assert!(world.api.store().below(&format!("{OURS}/pods/")).is_empty());
+}

@@ -1,0 +1,325 @@
+//! What is made is what the contract of a move says.
+
+use super::*;
+
+fn container(pod: &Value) -> &Value {
+    &pod["spec"]["containers"][0]
+}
+
+fn arguments(pod: &Value) -> Vec<String> {
+    let arguments = container(pod)["args"].as_array().unwrap();
+    arguments
+        .iter()
+        .map(|one| one.as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn has(pod: &Value, argument: &str) {
+    let arguments = arguments(pod);
+    assert!(
+        arguments.iter().any(|one| one == argument),
+        "{argument} is not in {arguments:?}"
+    );
+}
+
+#[tokio::test]
+async fn both_sides_are_made_and_then_ready() {
+    for way in [Way::Out, Way::Home, Way::Within] {
+        let world = World::new(way).await;
+        let before = world.look(&PREPARING).await;
+        assert_eq!(before.copied, Live::Known(Copied::default()));
+        world.prepare().await;
+        let seen = world.look(&PREPARING).await;
+        assert_eq!((seen.source, seen.target), (ready(), ready()));
+        let made = world.all();
+        world.prepare().await;
+        assert_eq!(world.all(), made, "something was made twice");
+    }
+}
+
+#[tokio::test]
+async fn movers_may_do_what_copying_needs_and_no_more() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    for (pod, added, read_only) in [
+        (world.source_pod(), json!(["DAC_OVERRIDE"]), true),
+        (
+            world.target_pod(),
+            json!(["DAC_OVERRIDE", "CHOWN", "FOWNER", "FSETID", "SETFCAP", "MKNOD"]),
+            false,
+        ),
+    ] {
+        let context = &container(&pod)["securityContext"];
+        assert_eq!(context["capabilities"], json!({"drop": ["ALL"], "add": added}));
+        assert_eq!(context["allowPrivilegeEscalation"], false);
+        assert_eq!(context["readOnlyRootFilesystem"], true);
+        assert_eq!(context["privileged"], Value::Null);
+        let spec = &pod["spec"];
+        assert_eq!(
+            spec["securityContext"]["seccompProfile"]["type"],
+            "RuntimeDefault"
+        );
+        assert_eq!(spec["securityContext"]["runAsUser"], 0);
+        assert_eq!(spec["securityContext"]["fsGroup"], Value::Null);
+        assert_eq!(spec["automountServiceAccountToken"], false);
+        assert_eq!(spec["restartPolicy"], "Never");
+        for forbidden in ["hostNetwork", "hostPID", "hostIPC", "serviceAccountName"] {
+            assert_eq!(spec[forbidden], Value::Null, "{forbidden}");
+        }
+        assert_eq!(container(&pod)["resources"]["requests"]["memory"], "128Mi");
+        assert_eq!(container(&pod)["resources"]["limits"]["memory"], "256Mi");
+        assert_eq!(container(&pod)["image"], "example.test/driver:1");
+        assert_eq!(container(&pod)["volumeMounts"][0]["readOnly"], read_only);
+        assert_eq!(container(&pod)["volumeMounts"][1]["readOnly"], true);
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_owns_all_files_needs_no_root() {
+    let mut world = World::new(Way::Out).await;
+    world.of = request(json!({
+        "target": {"cluster": "milan"},
+        "mover": {"runAsUser": 1000, "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}},
+    }));
+    world.prepare().await;
+    let pod = world.target_pod();
+    assert_eq!(
+        container(&pod)["securityContext"]["capabilities"],
+        json!({"drop": ["ALL"]})
+    );
+    assert_eq!(pod["spec"]["securityContext"]["runAsUser"], 1000);
+    assert_eq!(pod["spec"]["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(
+        container(&pod)["resources"]["requests"],
+        json!({"cpu": "1", "memory": "128Mi"})
+    );
+    assert_eq!(container(&pod)["resources"]["limits"], json!({"memory": "1Gi"}));
+}
+
+#[tokio::test]
+async fn a_source_at_home_is_read_by_a_second_pv_of_the_same_handle() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let volume = only(&world.api, VOLUMES);
+    let claim = only(&world.api, &format!("{OURS}/persistentvolumeclaims/"));
+    let spec = &volume["spec"];
+    assert_eq!(spec["csi"]["volumeHandle"], format!("v1:home:{}", name()));
+    assert_eq!(spec["csi"]["readOnly"], true);
+    assert_eq!(
+        spec["csi"]["volumeAttributes"][mark::MOVER],
+        format!("source:{MOVE}")
+    );
+    assert_eq!(spec["csi"]["volumeAttributes"][TWIN_CLASS], "real");
+    assert_eq!(spec["persistentVolumeReclaimPolicy"], "Retain");
+    assert_eq!(spec["storageClassName"], Value::Null);
+    assert_eq!(spec["claimRef"]["namespace"], "liqo-csi");
+    assert_eq!(spec["claimRef"]["name"], claim["metadata"]["name"]);
+    assert_eq!(
+        spec["nodeAffinity"]["required"]["nodeSelectorTerms"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(claim["spec"]["volumeName"], volume["metadata"]["name"]);
+    assert_eq!(claim["spec"]["storageClassName"], "");
+    let pod = world.source_pod();
+    assert_eq!(pod["metadata"]["namespace"], "liqo-csi");
+    assert_eq!(
+        pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"],
+        claim["metadata"]["name"]
+    );
+    // To the views of this driver it is the mover's.
+    let seen = world.moved.home.views().volumes.clone();
+    world.api.until(|_| !seen.of_movers().is_empty()).await;
+    assert_eq!(seen.of_movers()[0].id, world.moved.source.id);
+}
+
+#[tokio::test]
+async fn a_target_at_home_is_written_by_a_pv_of_its_own_epoch() {
+    let world = World::new(Way::Home).await;
+    world.prepare().await;
+    let spec = only(&world.api, VOLUMES)["spec"].clone();
+    assert_eq!(spec["csi"]["volumeHandle"], format!("v2:home:{}:1", name()));
+    assert_eq!(spec["csi"]["readOnly"], Value::Null);
+    assert_eq!(
+        spec["csi"]["volumeAttributes"][mark::MOVER],
+        format!("target:{MOVE}")
+    );
+    assert_eq!(
+        spec["csi"]["volumeAttributes"]["storage.liqo.io/twin-name"],
+        format!("{UID}-1")
+    );
+    assert_eq!(spec["capacity"]["storage"], "2Gi");
+    let terms = &spec["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"];
+    let key = |one: &Value| one["key"].as_str().unwrap().to_owned();
+    let keys: Vec<String> = terms.as_array().unwrap().iter().map(key).collect();
+    assert_eq!(keys, ["kubernetes.io/hostname", CLUSTER_KEY]);
+    // In the remote cluster the mover is on the twin itself.
+    let source = world.source_pod();
+    assert_eq!(source["metadata"]["namespace"], "shop-home");
+    assert_eq!(
+        source["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"],
+        "data"
+    );
+    assert_eq!(source["spec"]["imagePullSecrets"], json!([]));
+}
+
+#[tokio::test]
+async fn certificates_go_with_their_pods_and_fit_each_other() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let secret = |api: &FakeApi, pod: &Value| {
+        let name = pod["spec"]["volumes"][1]["secret"]["secretName"]
+            .as_str()
+            .unwrap();
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap();
+        api.object(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"))
+            .unwrap()
+    };
+    let (source, target) = (world.source_pod(), world.target_pod());
+    let secrets = [secret(&world.api, &source), secret(&world.there, &target)];
+    for (secret, pod) in secrets.iter().zip([&source, &target]) {
+        let owner = &secret["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["kind"], &owner["uid"]),
+            (&json!("Pod"), &pod["metadata"]["uid"])
+        );
+        assert_eq!(secret["immutable"], true);
+        let keys: Vec<&String> = secret["data"].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["authority.pem", "certificate.pem", "key.pem"]);
+    }
+    let part = |at: usize, key: &str| secrets[at]["data"][key].clone();
+    assert_eq!(part(0, "authority.pem"), part(1, "authority.pem"));
+    assert_ne!(part(0, "certificate.pem"), part(1, "certificate.pem"));
+}
+
+#[tokio::test]
+async fn between_clusters_a_relay_connects_two_loopbacks() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    for pod in [world.source_pod(), world.target_pod()] {
+        has(&pod, "--listen=127.0.0.1:7401");
+        has(&pod, "--epoch=1");
+        has(&pod, &format!("--move={MOVE}"));
+    }
+    has(&world.target_pod(), "--control=127.0.0.1:7402");
+    let relay = world.pod("move-relay");
+    has(
+        &relay,
+        &format!(
+            "--source=liqo-csi/{}:7401",
+            world.source_pod()["metadata"]["name"].as_str().unwrap()
+        ),
+    );
+    has(
+        &relay,
+        &format!(
+            "--target=shop-home/{}:7401",
+            world.target_pod()["metadata"]["name"].as_str().unwrap()
+        ),
+    );
+    has(&relay, "--target-kubeconfig=/secrets/target");
+    assert!(
+        !arguments(&relay)
+            .iter()
+            .any(|one| one.starts_with("--source-kubeconfig"))
+    );
+    assert_eq!(relay["spec"]["serviceAccountName"], "liqo-csi-relay");
+    assert_eq!(relay["spec"]["automountServiceAccountToken"], true);
+    assert_eq!(relay["spec"]["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(
+        container(&relay)["securityContext"]["capabilities"],
+        json!({"drop": ["ALL"]})
+    );
+}
+
+#[tokio::test]
+async fn within_a_cluster_the_source_dials_the_target() {
+    let world = World::new(Way::Within).await;
+    world.prepare().await;
+    has(&world.source_pod(), "--connect=10.0.0.7:7401");
+    has(&world.target_pod(), "--listen=0.0.0.0:7401");
+    assert!(
+        world
+            .api
+            .store()
+            .below(&format!("{OURS}/pods/move-relay"))
+            .is_empty()
+    );
+    // A target that comes up elsewhere is dialled there.
+    let target = format!(
+        "{OURS}/pods/{}",
+        world.target_pod()["metadata"]["name"].as_str().unwrap()
+    );
+    world
+        .api
+        .change(&target, |pod| pod["status"]["podIP"] = "10.0.0.8".into());
+    assert_eq!(
+        world.look(&PREPARING).await.source,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.prepare().await;
+    has(&world.source_pod(), "--connect=10.0.0.8:7401");
+}
+
+#[tokio::test]
+async fn a_block_volume_and_a_copy_from_a_snapshot_are_refused_in_words() {
+    let mut world = World::new(Way::Out).await;
+    world.of = request(json!({"target": {"cluster": "milan"}, "warm": "Snapshot"}));
+    let refused = world.try_prepare().await.unwrap_err().to_string();
+    assert!(refused.contains("spec.warm"), "{refused}");
+    let world = World::new(Way::Out).await;
+    world.api.change(&format!("{VOLUMES}/{}", name()), |volume| {
+        volume["spec"]["volumeMode"] = "Block".into();
+    });
+    let refused = world.try_prepare().await.unwrap_err().to_string();
+    assert!(refused.contains("mode Block"), "{refused}");
+}
+
+#[tokio::test]
+async fn what_one_pod_alone_may_have_is_not_read_before_its_users_have_gone() {
+    for cold in [
+        json!({"target": {"cluster": "milan"}, "warm": "None"}),
+        json!({"target": {"cluster": "milan"}}),
+    ] {
+        let mut world = World::new(Way::Out).await;
+        if cold["warm"].is_null() {
+            world.api.change(&format!("{VOLUMES}/{}", name()), |volume| {
+                volume["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+            });
+        }
+        world.of = request(cold);
+        world.prepare().await;
+        let seen = world.look(&Stage::Copying { last: None }).await;
+        assert_eq!((seen.source, seen.target), (ready(), ready()));
+        assert!(matches!(seen.copied, Live::Known(Copied { converged: true, .. })));
+        assert!(
+            world
+                .api
+                .store()
+                .below(&format!("{OURS}/pods/move-source"))
+                .is_empty()
+        );
+        let seen = world.look(&Stage::Finishing(GateNumber::FIRST)).await;
+        assert_eq!(seen.source, Live::Known(Helpers::Incomplete));
+        // Nobody else has it: it is made. When they have it again, it goes.
+        let gate =
+            json!({"version": 1, "move": MOVE, "gate": 1, "gated": {"policy": "Delete", "claimUid": UID}});
+        let outer = format!("{VOLUMES}/{}", name());
+        world.api.change(&outer, |volume| {
+            volume["metadata"]["annotations"][mark::GATE] = gate.to_string().into();
+        });
+        world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
+        world.source_pod();
+        world.api.change(&outer, |volume| {
+            volume["metadata"]["annotations"] = json!({});
+        });
+        for _ in 0..2 {
+            let seen = world.look(&PREPARING).await.source;
+            assert_eq!(seen, Live::Known(Helpers::Incomplete));
+            world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
+        }
+        assert_eq!(world.look(&PREPARING).await.source, ready());
+    }
+}

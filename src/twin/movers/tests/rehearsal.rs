@@ -1,0 +1,47 @@
+//! What is found beforehand, without anything being made.
+
+use super::*;
+
+#[tokio::test]
+async fn nothing_is_made_to_find_out_what_would_be_refused() {
+    let mut world = World::new(Way::Out).await;
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert_eq!(found, Vec::<String>::new());
+    world.of =
+        request(json!({"target": {"cluster": "milan", "storageClassName": "gold"}, "warm": "Snapshot"}));
+    for (collection, why) in [
+        ("/shop-home/pods", "violates PodSecurity \"restricted:latest\""),
+        ("/shop-home/secrets", "secrets is forbidden"),
+    ] {
+        world
+            .there
+            .fault(Fault::new("POST", collection, Act::Forbid(why)));
+    }
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    let said = |part: &str| assert!(found.iter().any(|one| one.contains(part)), "{part}: {found:?}");
+    said("spec.warm");
+    said("\"gold\", which is not in the allow-list");
+    said("restricted:latest");
+    said("secrets is forbidden");
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert!(world.all().is_empty());
+    assert_eq!(world.there.object(TWIN_THERE), None);
+}
+
+#[tokio::test]
+async fn a_quota_refuses_the_twin_and_a_silent_cluster_is_an_error() {
+    let world = World::new(Way::Out).await;
+    let quota = Act::Forbid("exceeded quota: storage");
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/persistentvolumeclaims", quota).times(1));
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert!(
+        matches!(found.as_slice(), [one] if one.contains("exceeded quota")),
+        "{found:?}"
+    );
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
+    assert!(world.helpers.obstacles(&world.moved, &world.of).await.is_err());
+}

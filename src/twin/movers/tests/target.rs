@@ -1,0 +1,108 @@
+//! The twin at the target.
+
+use super::*;
+
+#[tokio::test]
+async fn a_remote_twin_has_the_mapped_class_the_claims_name_and_the_larger_size() {
+    let world = World::new(Way::Out).await;
+    assert_eq!(world.make_target().await.unwrap(), Applied::Done);
+    let twin = world.there.object(TWIN_THERE).unwrap();
+    assert_eq!(twin["spec"]["storageClassName"], "mapped");
+    assert_eq!(twin["spec"]["resources"]["requests"]["storage"], "2Gi");
+    assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteOnce"]));
+    assert_eq!(twin["spec"]["volumeMode"], "Filesystem");
+    assert_eq!(twin["metadata"]["finalizers"], Value::Null);
+    let (labels, annotations) = (&twin["metadata"]["labels"], &twin["metadata"]["annotations"]);
+    assert_eq!(labels[mark::MOVE], MOVE);
+    assert_eq!(
+        (&labels["app"], &annotations["team"]),
+        (&json!("db"), &json!("blue"))
+    );
+    assert_eq!(annotations[mark::EPOCH], "1");
+    assert_eq!(annotations[mark::HANDED_OVER], Value::Null);
+    // No node: its mover brings it one.
+    assert_eq!(annotations["volume.kubernetes.io/selected-node"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_twin_at_home_has_its_epoch_in_its_name_and_is_told_the_node() {
+    for way in [Way::Home, Way::Within] {
+        let world = World::new(way).await;
+        assert_eq!(world.make_target().await.unwrap(), Applied::Done);
+        let twin = world.api.object(&twin_at_home(first())).unwrap();
+        assert_eq!(twin["metadata"]["name"], format!("{UID}-1"));
+        assert_eq!(twin["spec"]["storageClassName"], "real");
+        let annotations = &twin["metadata"]["annotations"];
+        assert_eq!(annotations["volume.kubernetes.io/selected-node"], "n2");
+        assert_eq!(
+            annotations["volume.kubernetes.io/storage-provisioner"],
+            "real.test"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
+    let mut world = World::new(Way::Out).await;
+    let target = |class: &str| json!({"target": {"cluster": "milan", "storageClassName": class, "accessModes": ["ReadWriteMany"]}});
+    world.of = request(target("real"));
+    let refused = world.make_target().await.unwrap_err().to_string();
+    assert!(
+        refused.contains("\"real\", which is not in the allow-list"),
+        "{refused}"
+    );
+    world.of = request(target("instant"));
+    world.make_target().await.unwrap();
+    let twin = world.there.object(TWIN_THERE).unwrap();
+    assert_eq!(twin["spec"]["storageClassName"], "instant");
+    assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteMany"]));
+}
+
+#[tokio::test]
+async fn what_is_in_its_place_is_left_and_named() {
+    let world = World::new(Way::Out).await;
+    world.there.put(TWIN_THERE, json!({"metadata": {"uid": "x"}}));
+    assert_eq!(world.make_target().await.unwrap(), Applied::ChangedMeanwhile);
+    let seen = world.moved.observe().await.unwrap().target;
+    let crate::placement::moving::TargetTwin::Foreign(what) = known(seen) else {
+        panic!("it is taken for our own");
+    };
+    assert!(what.starts_with("shop-home/data: "), "{what}");
+}
+
+#[tokio::test]
+async fn one_that_was_made_before_a_crash_is_found_again() {
+    let world = World::new(Way::Out).await;
+    let lost = Fault::new("POST", "/shop-home/persistentvolumeclaims", Act::DoAndRefuse(422)).times(1);
+    world.there.fault(lost);
+    assert!(world.make_target().await.is_err());
+    assert_eq!(world.make_target().await.unwrap(), Applied::ChangedMeanwhile);
+    let seen = known(world.moved.observe().await.unwrap().target);
+    assert!(
+        matches!(
+            seen,
+            crate::placement::moving::TargetTwin::There {
+                handed_over: false,
+                ..
+            }
+        ),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_have_it_and_a_cluster_that_is_silent_are_said() {
+    let mut world = World::new(Way::Within).await;
+    world.of = request(json!({"target": {"nodeName": "n9"}}));
+    let refused = world.make_target().await.unwrap_err().to_string();
+    assert!(refused.contains("n9"), "{refused}");
+    world.moved.target.place = Place::Silent("cut off".into());
+    assert!(matches!(world.make_target().await, Err(GateError::Silent { .. })));
+}
+
+fn known<T>(live: Live<T>) -> T {
+    match live {
+        Live::Known(known) => known,
+        Live::Silent(why) => panic!("{why}"),
+    }
+}
