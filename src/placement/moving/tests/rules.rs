@@ -461,6 +461,44 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
     );
 }
 
+/// To Kubernetes a mover that reads beside the users uses their volume on their node.
+#[test]
+fn a_mover_leaves_with_the_last_user_and_only_if_it_is_in_the_way() {
+    let with = |pods: Vec<UserPod>, attached, helpers| {
+        gated(GATE).with(|facts| {
+            facts.source_helpers = Live::Known(helpers);
+            facts.users = Live::Known(Users {
+                pods,
+                nodes: vec![UserNode {
+                    name: "n1".into(),
+                    attached,
+                    in_use: false,
+                    health: NodeHealth::Ready,
+                }],
+                deletes_claim: None,
+            });
+        })
+    };
+    let awaits = |who: &[&str]| {
+        let who = who.iter().map(ToString::to_string).collect();
+        ClaimDecision::Await(Waiting::Users(who))
+    };
+    let leaves = ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source));
+    for (facts, expected) in [
+        (
+            with(vec![pod(true)], true, Helpers::Ready),
+            awaits(&["shop/db-0", "n1"]),
+        ),
+        (with(vec![], true, Helpers::Ready), leaves.clone()),
+        (with(vec![], true, Helpers::Incomplete), leaves),
+        (with(vec![], true, Helpers::Leaving), awaits(&["n1"])),
+        (with(vec![], true, Helpers::Absent), awaits(&["n1"])),
+        (with(vec![], false, Helpers::Ready), ClaimDecision::Reached),
+    ] {
+        assert_eq!(step(&of(Stage::Draining(GATE)), &facts), expected, "{facts:?}");
+    }
+}
+
 #[test]
 fn rule_6_a_mover_is_known_by_its_volume() {
     assert_eq!(Caller::read(None), Ok(Caller::User));
