@@ -183,6 +183,12 @@ impl ClusterHelpers {
         }
     }
 
+    /// Gives no more orders: another replica moves the volumes from now on. What was told to movers
+    /// before, they may still do.
+    pub fn rest(&self) {
+        self.orders.forget_all();
+    }
+
     /// How far the copy of a claim is, for people. What is decided does not rest on it.
     #[must_use]
     pub fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {

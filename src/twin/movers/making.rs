@@ -55,6 +55,8 @@ impl Ground<'_> {
         };
         let (settings, role) = (&helpers.settings, Role::Mover(self.side));
         let state = self.pod_now(helpers, &self.movers, Some(&wanted.form(settings)));
+        // Where another cluster gives the right to ShadowPods only, this is what is to become one:
+        // Liqo makes the pod of it, under the same name.
         let pods = cluster.within::<Pod>(self.namespace);
         let pod = |secret: &str| wanted.made(settings, secret);
         let made = self.make_pod(helpers, &pods, role, state, pod).await?;

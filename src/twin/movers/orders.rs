@@ -185,6 +185,11 @@ impl Orders {
         lock(&self.0).remove(&key(moved));
     }
 
+    /// Forgets all copies.
+    pub(super) fn forget_all(&self) {
+        lock(&self.0).clear();
+    }
+
     pub(super) fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
         let all = lock(&self.0);
         let state = lock(&all.get(&key(moved))?.state);
