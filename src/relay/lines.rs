@@ -8,8 +8,9 @@ use super::{
     tunnel::{Frame, Tunnel, TunnelError},
 };
 
-/// The longest line that is listened to. A pod is not believed to come to an end.
-const LONGEST_LINE: usize = 64 << 10;
+/// The longest line that is listened to: with the paths of some differences, each as long as a
+/// path can be. A pod is not believed to come to an end.
+const LONGEST_LINE: usize = 256 << 10;
 
 /// Why there is no conversation, or none any more.
 #[derive(Debug, thiserror::Error)]

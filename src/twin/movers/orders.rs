@@ -238,7 +238,12 @@ impl Giver {
                 if lock(&self.state).finished != Some(gate) {
                     self.last_pass(gate).await?;
                 }
-                self.compare(gate).await
+                let compared = self.compare(gate).await;
+                if compared.is_err() {
+                    // Its mover may be another one by now, which knows of no pass.
+                    lock(&self.state).finished = None;
+                }
+                compared
             }
         }
     }
@@ -280,7 +285,8 @@ impl Giver {
             Roots::Equal
         } else {
             let named = verified.differences.join(", ");
-            Roots::Differ(format!("{} differences: {named}", verified.different))
+            let said = format!("{} differences: {named}", verified.different);
+            Roots::Differ(crate::cluster::short(&said))
         };
         lock(&self.state).compared = Some((gate, roots));
         Ok(())

@@ -188,6 +188,24 @@ async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
 }
 
 #[tokio::test]
+async fn a_comparison_that_fails_is_made_again_after_another_pass() {
+    let (pass, end) = (passed(0, &json!([])), json!("finished"));
+    let cut = json!({"failed": {"reason": "target", "message": "cut"}});
+    let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0), end]).await;
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&BACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!((seen.finished, seen.compared), (None, None));
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&BACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
+    assert_eq!(copies.target.heard().len(), 5);
+}
+
+#[tokio::test]
 async fn differences_are_named_and_end_nothing() {
     let copies = Copies::with(vec![passed(0, &json!([])), verified(2)]).await;
     let seen = copies.ended(Pass::Verify(GATE)).await;
