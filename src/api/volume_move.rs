@@ -1,11 +1,8 @@
 //! `VolumeMove`: the wish that the volumes of some claims be moved, and how far that is. The type
 //! is the custom resource definition: its comments are what `kubectl explain` says, its rules are
 //! what the API server enforces. What a spec says is parsed in `request`; the status is in
-//! `status`, and what the driver reads of it in `stage` and `memory`. What is done next is decided
-//! in `placement::moving`.
-//!
-//! The definition is not installed: neither the chart nor `liqo-csi crds` has it, because no loop
-//! follows these objects yet.
+//! `status`, and what the driver reads of it in `stage`, `plan` and `memory`. What is done next is decided
+//! in `placement::moving`, and done by `reconcile::moves`.
 
 // KubeSchema copies each struct into a function to read its schema.
 #![allow(unreachable_pub)]
@@ -13,6 +10,7 @@
 #![allow(clippy::doc_markdown)]
 
 mod memory;
+mod plan;
 mod request;
 mod stage;
 mod status;
@@ -23,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     memory::UnreadableMove,
+    plan::{PlannedClaim, PlannedTwin},
     request::{MoveRequest, MoveTarget, RequestError},
     stage::{BackReason, Cause, Destination, MoveStage, StageName, UnreadableStage},
     status::{ClaimStatus, Downtime, Progress, RootHashes, TwinReference, VolumeMoveStatus},

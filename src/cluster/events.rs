@@ -15,7 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use tokio::time::Instant;
@@ -24,7 +24,10 @@ use super::{
     plain,
     snapshots::{SNAPSHOT_GROUP, VolumeSnapshotContent},
 };
-use crate::volume::{ClaimMark, DRIVER_NAME};
+use crate::{
+    api::volume_move::VolumeMove,
+    volume::{ClaimMark, DRIVER_NAME},
+};
 
 /// An event is a courtesy: nobody waits long for it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -117,6 +120,19 @@ impl Events {
             ..snapshot.clone()
         };
         self.write(about, Weight::Warning, reason, note).await;
+    }
+
+    /// Tells something on a `VolumeMove`. Never fails: what cannot be written is logged.
+    pub async fn tell_move(&self, of: &VolumeMove, weight: Weight, reason: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some(VolumeMove::api_version(&()).into_owned()),
+            kind: Some(VolumeMove::kind(&()).into_owned()),
+            namespace: of.namespace(),
+            name: Some(of.name_any()),
+            uid: of.uid(),
+            ..ObjectReference::default()
+        };
+        self.write(about, weight, reason, note).await;
     }
 
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) {

@@ -9,6 +9,7 @@ mod calls;
 mod cap;
 mod connect;
 pub mod events;
+mod evict;
 pub mod facts;
 mod finalizers;
 mod lean;
@@ -40,6 +41,7 @@ pub use self::{
     awaited::AwaitedVolumes,
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings, client_for},
+    evict::Eviction,
     finalizers::has_finalizer,
     lean::Lean,
     owners::OwnerNow,

@@ -1,5 +1,6 @@
 //! What this driver keeps of the objects of a cluster.
 
+mod moves;
 mod pods;
 mod volumes;
 
@@ -12,10 +13,12 @@ use k8s_openapi::api::{
 use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
+    moves::SeenMove,
     pods::{OpenNode, PendingPod, claims_of, has_ended},
     volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume},
 };
 pub(super) use self::{
+    moves::seen_move,
     pods::{open_node, pending_pod},
     volumes::volume,
 };

@@ -9,8 +9,8 @@ use super::{
     facts,
     rights::Rights,
     slim::{
-        Attachment, CsiNode, Driver, OpenNode, PendingPod, Twin, Volume, attachment, csi_node, driver, node,
-        open_node, pending_pod, twin, volume,
+        Attachment, CsiNode, Driver, OpenNode, PendingPod, SeenMove, Twin, Volume, attachment, csi_node, driver,
+        node, open_node, pending_pod, seen_move, twin, volume,
     },
     view::View,
 };
@@ -33,6 +33,9 @@ pub struct Views {
     pub open_nodes: View<OpenNode>,
     /// All `RemoteCluster`s, at home only. Nobody may have installed their kind.
     pub remote_clusters: View<RemoteCluster>,
+    /// All `VolumeMove`s, at home only, for the loop that follows them. Nobody may have installed
+    /// their kind.
+    pub moves: View<SeenMove>,
     /// Pods that wait for claims, at home only. Few installations need all of them.
     pub pending_pods: View<PendingPod>,
     /// All `CSINodes`.
@@ -76,6 +79,7 @@ impl Views {
             ),
             open_nodes: View::start(Api::all(client()), everything(), |it| open_node(&it), stop),
             remote_clusters: View::start(Api::all(client()), everything(), Some, stop),
+            moves: View::start(Api::all(client()), everything(), |it| Some(seen_move(&it)), stop),
             pending_pods: View::start(
                 Api::all(client()),
                 everything().fields("status.phase=Pending"),
@@ -150,6 +154,7 @@ impl Views {
             nodes: View::none(),
             open_nodes: View::none(),
             remote_clusters: View::none(),
+            moves: View::none(),
             pending_pods: View::none(),
             csi_nodes: View::none(),
             classes: View::none(),

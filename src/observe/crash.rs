@@ -219,6 +219,14 @@ steps! {
     UnreleaseUntouch = "unrelease-untouch",
     /// The volume is to be imported again, because its twin is gone.
     UnreleaseImport = "unrelease-import",
+    /// A `VolumeMove` is held by our finalizer, before anything is done for it.
+    MoveHold = "move-hold",
+    /// The status of a `VolumeMove` is written.
+    MoveStatus = "move-status",
+    /// Our finalizer is taken off a `VolumeMove` that is over.
+    MoveLetGo = "move-let-go",
+    /// The eviction of a pod that uses a claim is asked for.
+    MoveEvict = "move-evict",
     /// A claim that is to be moved is locked.
     MoveLock = "move-lock",
     /// A claim that was to be moved, or was, is unlocked.

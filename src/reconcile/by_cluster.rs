@@ -1,21 +1,9 @@
 //! A loop of its own for each cluster: one that answers slowly, or not at all, delays what
 //! is done for its own volumes and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use futures::{
-    StreamExt,
-    future::{pending, select_all},
-    stream::FuturesUnordered,
-};
-use tokio::time;
-use tokio_util::sync::{CancellationToken, DropGuard};
-
-use super::{
-    Metrics,
-    rounds::{Rounds, SETTLE, drive},
-    watched::Watched,
-};
+use super::{Metrics, keyed::drive_keyed, rounds::Rounds, watched::Watched};
 use crate::{
     cluster::{
         Cluster,
@@ -37,42 +25,14 @@ pub(super) async fn drive_each<R: Rounds>(
 ) {
     let mut populated = Populated::new(&watched.volumes);
     let of_virtual = |volume: &Volume| volume.as_virtual().is_some();
-    let mut triggers = [registry.changes(), watched.volumes.changes_of(of_virtual)];
-    let mut ends: BTreeMap<ClusterId, DropGuard> = BTreeMap::new();
-    let mut running = FuturesUnordered::new();
-    loop {
-        for trigger in &mut triggers {
-            trigger.mark_unchanged();
-        }
+    let triggers = vec![registry.changes(), watched.volumes.changes_of(of_virtual)];
+    let clusters = || {
         let mut clusters = populated.now().clone();
         clusters.extend(registry.all().iter().map(|remote| remote.id.clone()));
         clusters.insert(home.id().clone());
-        ends.retain(|id, _| clusters.contains(id));
-        for id in clusters {
-            if !ends.contains_key(&id) {
-                let stop = CancellationToken::new();
-                let rounds = make(id.clone());
-                ends.insert(id.clone(), stop.clone().drop_guard());
-                running.push(async move {
-                    stop.run_until_cancelled(drive(rounds, metrics)).await;
-                    metrics.forget(&id);
-                });
-            }
-        }
-        let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
-        let news = async {
-            let _changed = select_all(changes).await;
-            time::sleep(SETTLE).await;
-        };
-        let all = async {
-            while running.next().await.is_some() {}
-            pending::<()>().await;
-        };
-        tokio::select! {
-            () = news => {}
-            () = all => {}
-        }
-    }
+        clusters
+    };
+    drive_keyed(clusters, triggers, make, |id| metrics.forget(id), metrics).await;
 }
 
 /// The clusters that there are volumes in.
@@ -108,9 +68,9 @@ impl<'a> Populated<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Mutex, time::Duration};
+    use std::{future::pending, sync::Mutex, time::Duration};
 
-    use tokio::sync::watch;
+    use tokio::{sync::watch, time};
 
     use super::*;
     use crate::{

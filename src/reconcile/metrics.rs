@@ -12,6 +12,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use super::moves::MoveMetrics;
 use crate::volume::ClusterId;
 
 /// From a look at what is watched to a round that asks a slow cluster.
@@ -27,6 +28,7 @@ pub struct Metrics {
     unread: Family<ApiGroup, Gauge>,
     volumes: Family<Volumes, Gauge>,
     orphans: Family<Reason, Gauge>,
+    moves: MoveMetrics,
     /// The labels that were used, to be removed with their cluster.
     used: Arc<Mutex<Used>>,
 }
@@ -77,6 +79,7 @@ impl Default for Metrics {
             unread: Family::default(),
             volumes: Family::default(),
             orphans: Family::default(),
+            moves: MoveMetrics::default(),
             used: Arc::default(),
         }
     }
@@ -127,7 +130,13 @@ impl Metrics {
             "Twins that look forgotten and are left alone, by reason and cluster",
             metrics.orphans.clone(),
         );
+        metrics.moves.register(registry);
         metrics
+    }
+
+    /// Those of moves.
+    pub(super) fn moves(&self) -> &MoveMetrics {
+        &self.moves
     }
 
     pub(super) fn leads(&self, leads: bool) {
@@ -138,6 +147,7 @@ impl Metrics {
             self.orphans.clear();
             self.reachable.clear();
             self.unread.clear();
+            self.moves.clear();
         }
     }
 

@@ -168,11 +168,14 @@ impl<'a> Orphans<'a> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
         let same = |twin: &PersistentVolumeClaim| {
-            twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin) && !is_of_move(twin)
+            twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin)
         };
         let Some(twin) = found.filter(same) else {
             return Ok(());
         };
+        if is_of_move(self.home, &twin).await {
+            return Ok(());
+        }
         let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) else {
             return Ok(());
         };

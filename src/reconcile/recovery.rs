@@ -120,11 +120,18 @@ fn is_still(outer: &PersistentVolume, volume: &VirtualVolume) -> bool {
     id.is_some_and(|id| id == volume.id()) && !is_gated(outer.annotations())
 }
 
-/// Whether this is the twin of the volume, and somebody deletes it. One that is released or moved
-/// is deleted on purpose, and its data is seen to.
-fn is_dying(site: &Site, volume: &VirtualVolume, twin: &PersistentVolumeClaim) -> bool {
-    let on_purpose = is_releasing(twin) || is_of_move(twin);
-    twin.metadata.deletion_timestamp.is_some() && !on_purpose && site.is_twin(&volume.volume, twin)
+/// The twin of the volume, if somebody deletes it. One that is released or moved is deleted on
+/// purpose, and its data is seen to.
+async fn dying(
+    site: &Site,
+    volume: &VirtualVolume,
+    twin: Option<PersistentVolumeClaim>,
+) -> Option<PersistentVolumeClaim> {
+    let is_its = |twin: &PersistentVolumeClaim| {
+        twin.metadata.deletion_timestamp.is_some() && !is_releasing(twin) && site.is_twin(&volume.volume, twin)
+    };
+    let twin = twin.filter(is_its)?;
+    (!is_of_move(site.home(), &twin).await).then_some(twin)
 }
 
 /// Finds the PV of a twin that is being deleted. `is_its` recognises one that no longer
@@ -190,10 +197,9 @@ async fn try_rescue(
         }
         other => other?,
     };
-    let Some(twin) = scene
-        .and_then(|scene| scene.twin)
-        .filter(|twin| is_dying(site, volume, twin))
-    else {
+    let twin = scene.and_then(|scene| scene.twin);
+    let twin = dying(site, volume, twin).await;
+    let Some(twin) = twin else {
         return Ok(Some(Rescue::FalseAlarm));
     };
     let its_own = |real: &PersistentVolume| whose(site, volume, real) == Holder::Ours;
@@ -330,10 +336,14 @@ pub(super) async fn reunite(site: &Site, volume: &VirtualVolume) -> Result<Rescu
         let phase = twin.status.as_ref().and_then(|status| status.phase.as_deref());
         twin.metadata.deletion_timestamp.is_none()
             && phase.unwrap_or("Pending") == "Pending"
-            && !is_of_move(twin)
             && site.is_twin(&volume.volume, twin)
     };
     let twin = scene.twin.filter(waits);
+    if let Some(twin) = &twin
+        && is_of_move(site.home(), twin).await
+    {
+        return Ok(Rescue::FalseAlarm);
+    }
     let name = twin
         .as_ref()
         .and_then(|twin| twin.spec.as_ref()?.volume_name.as_deref());
@@ -448,7 +458,7 @@ pub(super) async fn release(site: &Site, volume: &VirtualVolume) -> Result<(), A
 async fn try_release(site: &Site, volume: &VirtualVolume) -> Result<bool, ApiError> {
     let (twins, outers) = (site.twins(), site.home().all::<PersistentVolume>());
     let (twin, outer) = tokio::try_join!(twins.get(site.name()), outers.get(&volume.name))?;
-    let twin = twin.filter(|twin| is_dying(site, volume, twin));
+    let twin = dying(site, volume, twin).await;
     let left = |outer: &PersistentVolume| !is_bound(outer) && is_kept(outer) && is_still(outer, volume);
     let (Some(twin), true) = (twin, outer.as_ref().is_some_and(left)) else {
         return Ok(true);

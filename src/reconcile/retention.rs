@@ -37,7 +37,7 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
         bound: is_bound_to(&real, &twin)
             && twin.metadata.deletion_timestamp.is_none()
             && !is_releasing(&twin)
-            && !is_of_move(&twin)
+            && !is_of_move(site.home(), &twin).await
             && !real.annotations().contains_key(mark::RELEASE),
     };
     match policy_step(facts) {

@@ -19,7 +19,7 @@ use crate::{
         snapshots::SNAPSHOT_GROUP,
         view::{Slim, View},
     },
-    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME},
+    volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, mark},
 };
 
 const PROVISIONERS: [&str; 2] = [
@@ -60,6 +60,10 @@ pub(super) struct Claim {
     pub(super) carried: String,
     /// What it says about its twin.
     pub(super) said: Option<Said>,
+    /// Whether Kubernetes calls it Lost.
+    pub(super) lost: bool,
+    /// The uid of the move that has locked it.
+    pub(super) locked_by: Option<String>,
 }
 
 /// What a claim is to be a copy of: an object of its namespace.
@@ -151,6 +155,8 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         size: facts::claim_size(claim),
         carried: rules.carried(claim.labels(), annotations).digest(),
         said: twin_condition::said(claim),
+        lost: phase == Some("Lost"),
+        locked_by: annotations.get(mark::MOVE).cloned(),
     })
 }
 

@@ -74,7 +74,7 @@ impl Changing {
             return Err(self
                 .not_now("is being released (liqo-csi release pvc): change the claim when that has ended"));
         }
-        match may_change(&self.id, &twin, false) {
+        match may_change(site.home(), &self.id, &twin, false).await {
             ChangeBeside::Go => {}
             ChangeBeside::Later => {
                 return Err(

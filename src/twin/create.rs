@@ -104,7 +104,9 @@ async fn take_step(
     if observation.twin.as_ref().is_some_and(reading::is_releasing) {
         return Err(refused(site, Refusal::Releasing));
     }
-    if observation.twin.as_ref().is_some_and(is_of_move) {
+    if let Some(twin) = &observation.twin
+        && is_of_move(site.home(), twin).await
+    {
         return Err(refused(site, Refusal::Moves));
     }
     Ok(match observation.step(site, request).await? {

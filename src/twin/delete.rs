@@ -209,6 +209,10 @@ async fn look(
     let outer = outer.as_deref();
     let claim = claim.existing(site.home(), outer).await?;
     let owner = site.owner(volume);
+    let is_moves = match &found {
+        Some(found) => is_of_move(site.home(), found).await,
+        None => false,
+    };
     let twin = match &found {
         None => DeleteTwin::Absent,
         Some(found) => match owner.recognise(found.labels(), found.annotations()) {
@@ -216,7 +220,7 @@ async fn look(
             Err(_) if site.remote_cluster().is_some() => DeleteTwin::Absent,
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
-            Ok(_) if is_of_move(found) => DeleteTwin::OfMove,
+            Ok(_) if is_moves => DeleteTwin::OfMove,
             Ok(_) => DeleteTwin::Ours {
                 deleting: found.metadata.deletion_timestamp.is_some(),
             },

@@ -1,13 +1,12 @@
 //! One claim whose volume is being moved, as its objects show it and as steps change it: the
 //! claim, its PV, both twins, and who uses them. What is done next is decided in
 //! `placement::moving`; here it is read live for that (`observe`, `users`), and one step is carried
-//! out (`apply`, `twins`). Movers and the making of the target's twin are in [`super::movers`];
-//! evictions are not here.
-//!
-//! Nothing but tests calls this yet: the loop `reconcile/moves` does not exist.
+//! out (`apply`, `twins`); and what the status of the move is to remember of its PV (`records`).
+//! Movers and the making of the target's twin are in [`super::movers`]; evictions are not here.
 
 mod apply;
 mod observe;
+mod records;
 mod twins;
 mod users;
 
@@ -28,9 +27,13 @@ use crate::{
     placement::moving::{
         ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, Side, SourceTwin, TargetTwin, Users, VolumeNow,
     },
+    topology::AffinityError,
     volume::{
         RecordError, VolumeId, VolumeName,
-        moving::{CommitRecord, Manifest, MoveUid, MoveUidError, MovedClaim, SourceRecord, TwinMarkError},
+        moving::{
+            CommitRecord, Manifest, MoveRecordError, MoveUid, MoveUidError, MovedClaim, SourceRecord,
+            TwinMarkError,
+        },
     },
 };
 
@@ -170,6 +173,30 @@ pub enum GateError {
     /// Movers cannot be made.
     #[error(transparent)]
     Helpers(#[from] HelperError),
+    /// A PV cannot be recorded, or not be replaced by one that leads to the target.
+    #[error("the PersistentVolume {volume} cannot be noted in the status of the VolumeMove: {error}")]
+    Record {
+        /// The PV.
+        volume: VolumeName,
+        /// Why not.
+        error: MoveRecordError,
+    },
+    /// It is not known from where the twin at the target can be used.
+    #[error("the new twin {twin} in cluster {cluster} is not bound to a PersistentVolume yet")]
+    Unbound {
+        /// The twin.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
+    },
+    /// The twin at the target can be used from nowhere.
+    #[error("the new twin {twin}: {error}")]
+    Nowhere {
+        /// The twin.
+        twin: String,
+        /// Why not.
+        error: AffinityError,
+    },
     /// What is to be written is none.
     #[error("the PersistentVolume {volume} cannot be written as JSON: {error}")]
     Unwritable {

@@ -57,7 +57,7 @@ pub use self::{
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{Holder, data_of, holder, mark_holder},
     list::{Listed, list, validate},
-    moves::{highest, is_of_move, is_seen_of_move, may_publish_elsewhere},
+    moves::{exists, highest, is_of_move, is_seen_of_move, may_publish_elsewhere},
     reading::{
         holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
     },

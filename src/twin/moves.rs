@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::ResourceExt;
+use kube::{ResourceExt, core::PartialObjectMeta};
 use tokio::time::Instant;
 
 use super::{PublishError, Site};
 use crate::{
+    api::volume_move::VolumeMove,
     cluster::{Cluster, slim},
     fleet::Registry,
     placement::moving::{
@@ -25,22 +26,45 @@ use crate::{
 /// not show them is like one that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether there may be a move of this uid. As long as there is no kind `VolumeMove`, nothing
-/// shows that one is gone, and its marks count.
-fn may_exist(_: &MoveUid) -> bool {
-    true
+/// Whether there may be a `VolumeMove` of this uid, which makes its marks count. They are few, and
+/// asked for only where there is a mark. What cannot be read, or has no kind, is no absence.
+pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
+    let moves = home.all::<PartialObjectMeta<VolumeMove>>();
+    let is_it = |one: PartialObjectMeta<VolumeMove>| (one.metadata.uid.as_deref() == Some(by.as_str())).then_some(());
+    let found = moves.pick(None, None, is_it).await;
+    found.map_or(true, |found| !found.is_empty())
+}
+
+/// Whether there may be one of the moves that these marks are of.
+async fn any_exists(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) -> bool {
+    let Ok(marks) = marks else { return true };
+    let source = marks.source.as_ref().map(SourceMark::by);
+    let target = marks.target.as_ref().map(|target| &target.by);
+    for by in source.into_iter().chain(target) {
+        if exists(home, by).await {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether a twin is nobody's but a move's, as it was read.
-#[must_use]
-pub fn is_of_move(twin: &PersistentVolumeClaim) -> bool {
-    is_left_alone(&marks_of(twin), may_exist)
+pub async fn is_of_move(home: &Cluster, twin: &PersistentVolumeClaim) -> bool {
+    is_left_alone_now(home, &marks_of(twin)).await
 }
 
-/// The same of a twin as it was seen.
+/// Only where that matters it is asked whether there is the move.
+async fn is_left_alone_now(home: &Cluster, marks: &Result<TwinMarks, TwinMarkError>) -> bool {
+    if is_left_alone(marks, |_| false) {
+        return true;
+    }
+    is_left_alone(marks, |_| true) && any_exists(home, marks).await
+}
+
+/// The same of a twin as it was seen: a move of its marks may exist.
 #[must_use]
 pub fn is_seen_of_move(twin: &slim::Twin) -> bool {
-    is_left_alone(&twin.moves, may_exist)
+    is_left_alone(&twin.moves, |_| true)
 }
 
 fn marks_of(twin: &PersistentVolumeClaim) -> Result<TwinMarks, TwinMarkError> {
@@ -48,7 +72,12 @@ fn marks_of(twin: &PersistentVolumeClaim) -> Result<TwinMarks, TwinMarkError> {
 }
 
 /// Whether the twin may be changed, or its data be copied or snapshotted if that is what is asked.
-pub(super) fn may_change(id: &VolumeId, twin: &PersistentVolumeClaim, snapshot: bool) -> ChangeBeside {
+pub(super) async fn may_change(
+    home: &Cluster,
+    id: &VolumeId,
+    twin: &PersistentVolumeClaim,
+    snapshot: bool,
+) -> ChangeBeside {
     let marks = marks_of(twin);
     let current = match &marks {
         Ok(TwinMarks {
@@ -57,7 +86,8 @@ pub(super) fn may_change(id: &VolumeId, twin: &PersistentVolumeClaim, snapshot: 
         }) => *epoch,
         _ => id.epoch,
     };
-    change_beside(id.epoch, current, is_left_alone(&marks, may_exist), snapshot)
+    let locked = is_left_alone_now(home, &marks).await;
+    change_beside(id.epoch, current, locked, snapshot)
 }
 
 /// Whether a volume at home may be attached, by its twin as it was read just now.
@@ -124,13 +154,16 @@ async fn decide(
             id.cluster
         ))
     })?;
+    let exists = match caller {
+        Caller::User => any_exists(home, seen.moves).await,
+        Caller::Mover { by, .. } => exists(home, by).await,
+    };
     let facts = Beside {
         asked: id.epoch,
         epoch: seen.epoch,
         source: marks.source.clone(),
         target: marks.target.clone(),
-        // As `may_exist` says of every move.
-        exists: true,
+        exists,
         highest: highest(home, registry, id, seen.claim).await,
     };
     match publish_beside(&Live::Known(facts), caller) {

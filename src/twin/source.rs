@@ -329,7 +329,7 @@ async fn volume(there: &Site, name: &str, id: &VolumeId) -> Result<PersistentVol
             there.cluster_name()
         )));
     };
-    if let ChangeBeside::MovedOn(_) = may_change(id, &twin, true) {
+    if let ChangeBeside::MovedOn(_) = may_change(there.home(), id, &twin, true).await {
         return Err(not_usable(name, "has moved, and this is what is left of before").into());
     }
     if twin.metadata.deletion_timestamp.is_some() {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use gate::{GateNote, Touch, VolumeMark, is_gated};
 pub use phase::{Condition, Phase};
-pub use record::{CommitRecord, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord};
+pub use record::{CommitRecord, Leads, MANIFEST_MAX, Manifest, MoveRecordError, MovedClaim, SourceRecord};
 pub use twin::{SourceMark, TargetMark, TwinMarkError, TwinMarks, epoch_mark, epoch_of};
 
 /// The uid of a `VolumeMove`, which alone identifies it: names are used again.

@@ -8,7 +8,7 @@ use super::{
     ClaimStatus, MoveRequest, MoveStage, UnreadableStage, VolumeMove, VolumeMoveStatus, request::RequestError,
 };
 use crate::{
-    placement::moving::{AsRead, MoveFacts, Recorded, Stage},
+    placement::moving::{AsRead, MoveFacts, Recorded, Stage, Wishes},
     volume::{
         mark,
         moving::{CommitRecord, MoveRecordError, MoveUid, MoveUidError, SourceRecord},
@@ -27,6 +27,14 @@ pub enum UnreadableMove {
     /// Its stage.
     #[error("the status of the VolumeMove cannot be read: {0}. Use the liqo-csi that began the move")]
     Stage(#[from] UnreadableStage),
+    /// Which volume it is about.
+    #[error("the status of the VolumeMove, claim {claim}: {why}. Use the liqo-csi that began the move")]
+    Plan {
+        /// The claim.
+        claim: String,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// What it remembers of a claim.
     #[error("the status of the VolumeMove, claim {claim}: {error}")]
     Record {
@@ -71,7 +79,11 @@ impl VolumeMove {
             stage: self.stage()?,
             finalizer: self.finalizers().iter().any(|one| one == mark::MOVE),
             deleting: self.metadata.deletion_timestamp.is_some(),
-            wishes: request.wishes(held_off),
+            wishes: Wishes {
+                // When it is known what speaks against it, a trial has served its purpose.
+                cancel: request.cancel || (request.dry_run && status.preflight.is_some()),
+                ..request.wishes(held_off)
+            },
             obstacles: status.preflight.clone(),
             overdue: request.overdue(status, now),
         })

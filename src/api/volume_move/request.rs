@@ -113,6 +113,33 @@ impl MoveRequest {
         }
     }
 
+    /// What is left to ask for when a `VolumeMove` is gone: nothing but that all be as before.
+    #[must_use]
+    pub fn of_nobody(claim: &ClaimName, cluster: &ClusterId) -> Self {
+        Self {
+            claims: vec![claim.clone()],
+            target: MoveTarget::Cluster(cluster.clone()),
+            storage_class: None,
+            access_modes: None,
+            cuts_over_by_itself: false,
+            cutover_requested: false,
+            max_downtime: Duration::ZERO,
+            max_passes: 1,
+            quiesce: Quiesce::Wait,
+            drain_deadline: Duration::ZERO,
+            warm: Warm::None,
+            verify: Verify::Incremental,
+            routes: Vec::new(),
+            bandwidth: None,
+            accept_loss: Vec::new(),
+            mover: Mover::default(),
+            retain_source: Duration::ZERO,
+            paused: true,
+            cancel: true,
+            dry_run: false,
+        }
+    }
+
     /// What has lasted too long, as far as the status says when it has begun.
     #[must_use]
     pub fn overdue(&self, status: &VolumeMoveStatus, now: Timestamp) -> OverDue {

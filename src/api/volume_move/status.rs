@@ -80,6 +80,14 @@ pub struct ClaimStatus {
     /// Its name.
     pub name: String,
 
+    /// Its uid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+
+    /// The volumeHandle that its PersistentVolume had before the move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_handle: Option<String>,
+
     /// How often its volume has moved, this move included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>", range(min = 1))]

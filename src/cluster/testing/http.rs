@@ -122,6 +122,10 @@ fn act(
             review["status"] = json!({"allowed": true});
             return (StatusCode::CREATED, Json(review)).into_response();
         }
+        Method::POST if path.ends_with("/eviction") => {
+            let dry = query.contains_key("dryRun");
+            store.evict(path.trim_end_matches("/eviction"), dry)
+        }
         Method::POST => {
             let sent = sent();
             let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();

@@ -178,6 +178,16 @@ impl Store {
         Ok(object)
     }
 
+    /// A pod that is evicted is being deleted, until its kubelet has stopped it.
+    pub(super) fn evict(&self, path: &str, dry: bool) -> Result<Value, Refused> {
+        let mut pod = self.get(path).ok_or(Refused::Absent)?;
+        if !dry {
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            self.put(path, pod);
+        }
+        Ok(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+    }
+
     fn record(&self, inner: &mut Inner, path: &str, kind: &'static str, mut object: Value) -> Value {
         let version = self.version() + 1;
         object["metadata"]["resourceVersion"] = version.to_string().into();

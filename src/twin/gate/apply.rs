@@ -154,7 +154,7 @@ impl MovedVolume {
         outcome(crash::around(Step::MoveMakeVolume, self.volumes().create(&volume)).await)
     }
 
-    async fn exact_volume(&self, at: &AsRead) -> Result<Option<Exact<PersistentVolume>>, ApiError> {
+    pub(super) async fn exact_volume(&self, at: &AsRead) -> Result<Option<Exact<PersistentVolume>>, ApiError> {
         exactly(self.volumes(), self.volume().as_str(), at).await
     }
 
@@ -166,7 +166,7 @@ impl MovedVolume {
         mark.to_annotation().map_err(|error| self.unwritable(error))
     }
 
-    fn unwritable(&self, error: serde_json::Error) -> GateError {
+    pub(super) fn unwritable(&self, error: serde_json::Error) -> GateError {
         GateError::Unwritable {
             volume: self.volume().to_string(),
             error,

@@ -104,7 +104,7 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
              has ended"
         ));
     }
-    if let ChangeBeside::MovedOn(current) = may_change(id, &claim, true) {
+    if let ChangeBeside::MovedOn(current) = may_change(site.home(), id, &claim, true).await {
         return unsuitable(format!(
             "it has moved, and {place} in the cluster {cluster} is what is left of before; the epoch of its data, which counts its \
              moves, is {current}"

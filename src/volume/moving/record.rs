@@ -2,11 +2,13 @@
 //! before it is gated, and since the commit also the PV that replaces it. From these either can be
 //! made again, whoever has deleted it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{GateNote, VolumeMark};
-use crate::volume::{ClaimName, ReclaimPolicy, VolumeId, VolumeIdError, mark};
+use crate::volume::{ClaimName, ReclaimPolicy, VolumeId, VolumeIdError, mark, parse_quantity, quantity};
 
 /// Longest manifest that is kept, in bytes: the status of eight claims with two of them each has
 /// to fit into one object of at most 1.5 MiB.
@@ -109,6 +111,26 @@ impl Manifest {
         &self.handle
     }
 
+    /// How large it is, if it says so.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let size = self.spec["capacity"]["storage"].as_str();
+        size.and_then(parse_quantity).unwrap_or_default()
+    }
+
+    /// The PV of the same name and labels that leads to another twin of the volume.
+    pub fn leading_to(&self, there: &Leads) -> Result<Self, MoveRecordError> {
+        let mut volume = self.kept();
+        let csi = &mut volume["spec"]["csi"];
+        csi["volumeHandle"] = there.handle.to_string().into();
+        for (key, value) in &there.attributes {
+            csi["volumeAttributes"][key] = value.as_str().into();
+        }
+        volume["spec"]["nodeAffinity"] = there.affinity.clone();
+        volume["spec"]["capacity"] = json!({"storage": quantity(there.bytes)});
+        Self::of(&volume)
+    }
+
     /// The PV to make: retained and marked as gated, but naming its claim. Only when Kubernetes
     /// has bound the two it gets its reclaim policy, like one that is given back: a claim that
     /// was deleted meanwhile would take the data with it.
@@ -136,6 +158,19 @@ impl Manifest {
             "spec": self.spec,
         })
     }
+}
+
+/// What a PV says of the twin that it leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leads {
+    /// The handle.
+    pub handle: VolumeId,
+    /// The attributes that name the twin.
+    pub attributes: BTreeMap<String, String>,
+    /// From which nodes it can be used, as the PV says it.
+    pub affinity: Value,
+    /// How large it is.
+    pub bytes: u64,
 }
 
 fn own(map: &Value) -> serde_json::Map<String, Value> {
@@ -353,6 +388,23 @@ mod tests {
         renamed["metadata"]["name"] = "temporary".into();
         let renamed = Manifest::of(&renamed).unwrap();
         assert!(CommitRecord::new(source(), renamed).is_err());
+    }
+
+    #[test]
+    fn a_volume_that_leads_elsewhere_keeps_what_users_wrote() {
+        let there = Leads {
+            handle: format!("v2:milan:{NAME}:1").parse().unwrap(),
+            attributes: [("twin".to_owned(), "data".to_owned())].into(),
+            affinity: json!({"required": {"nodeSelectorTerms": []}}),
+            bytes: 2 << 30,
+        };
+        let target = source().source.leading_to(&there).unwrap();
+        assert_eq!(*target.handle(), there.handle);
+        let kept = target.kept();
+        assert_eq!(kept["metadata"]["labels"]["team"], "blue");
+        assert_eq!(kept["spec"]["csi"]["volumeAttributes"]["twin"], "data");
+        assert_eq!(kept["spec"]["capacity"]["storage"], "2Gi");
+        assert!(CommitRecord::new(source(), target).is_ok());
     }
 
     #[test]

@@ -1,0 +1,55 @@
+//! Evicting a pod: Kubernetes deletes it, unless a `PodDisruptionBudget` has it stay for now.
+
+use http::{Request, header::CONTENT_TYPE};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, core::Status};
+use serde_json::json;
+
+use super::{ApiError, Cluster, api::bounded, short};
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Eviction {
+    /// The pod goes, or is gone.
+    Accepted,
+    /// It stays for now, for this reason.
+    Refused(String),
+}
+
+impl Cluster {
+    /// Asks for the eviction of exactly this pod, or only whether it would be accepted.
+    pub async fn evict(
+        &self,
+        namespace: &str,
+        pod: &str,
+        uid: &str,
+        only_ask: bool,
+    ) -> Result<Eviction, ApiError> {
+        let described = || format!("Pod {namespace}/{pod}");
+        let asks = if only_ask { "?dryRun=All" } else { "" };
+        let path = format!("{}/{pod}/eviction{asks}", Pod::url_path(&(), Some(namespace)));
+        // kube's own request names the options as the API does not: the uid would be ignored.
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let ask = || async {
+            let request = Request::post(&path)
+                .header(CONTENT_TYPE, "application/json")
+                .body(eviction.to_string().into_bytes())
+                .map_err(kube::Error::HttpError)?;
+            match self.client().request::<Status>(request).await {
+                Ok(_) => Ok(Eviction::Accepted),
+                // It is gone, or another one has its name by now.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Eviction::Accepted),
+                Err(kube::Error::Api(status)) if status.code == 429 => {
+                    Ok(Eviction::Refused(short(&status.message)))
+                }
+                Err(other) => Err(other),
+            }
+        };
+        bounded(self.calls(), self.id().as_str(), "evict", described, ask).await
+    }
+}

@@ -1,0 +1,62 @@
+//! A loop of its own for each of many things that come and go: one that hangs, or waits, delays
+//! no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{
+    StreamExt,
+    future::{pending, select_all},
+    stream::FuturesUnordered,
+};
+use tokio::{sync::watch, time};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    Metrics,
+    rounds::{Rounds, SETTLE, drive},
+};
+
+/// Drives one loop for each of these keys, which are looked at whenever a trigger changes. A loop
+/// whose key is gone ends, and is then told of.
+pub(super) async fn drive_keyed<K: Ord + Clone, R: Rounds>(
+    mut keys: impl FnMut() -> BTreeSet<K>,
+    mut triggers: Vec<watch::Receiver<u64>>,
+    make: impl Fn(K) -> R,
+    ended: impl Fn(&K),
+    metrics: &Metrics,
+) {
+    let mut ends: BTreeMap<K, DropGuard> = BTreeMap::new();
+    let mut running = FuturesUnordered::new();
+    let ended = &ended;
+    loop {
+        for trigger in &mut triggers {
+            trigger.mark_unchanged();
+        }
+        let now = keys();
+        ends.retain(|key, _| now.contains(key));
+        for key in now {
+            if !ends.contains_key(&key) {
+                let stop = CancellationToken::new();
+                let rounds = make(key.clone());
+                ends.insert(key.clone(), stop.clone().drop_guard());
+                running.push(async move {
+                    stop.run_until_cancelled(drive(rounds, metrics)).await;
+                    ended(&key);
+                });
+            }
+        }
+        let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
+        let news = async {
+            let _changed = select_all(changes).await;
+            time::sleep(SETTLE).await;
+        };
+        let all = async {
+            while running.next().await.is_some() {}
+            pending::<()>().await;
+        };
+        tokio::select! {
+            () = news => {}
+            () = all => {}
+        }
+    }
+}

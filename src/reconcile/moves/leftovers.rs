@@ -1,0 +1,304 @@
+//! What is left of moves whose `VolumeMove` is gone: somebody took its finalizer off by force, or
+//! a leader was late. Locks and marks do not count then, but they are in the way of users and of
+//! other loops, so they are taken off: the claim is given back where its data is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt;
+use tokio::sync::watch;
+
+use super::{
+    Context,
+    follow::Trouble,
+    helpers::MoveHelpers,
+    volumes::{recorded, side},
+};
+use crate::{
+    api::volume_move::{MoveRequest, PlannedTwin},
+    cluster::{ApiError, slim::Twin},
+    placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
+    reconcile::rounds::{Rounds, each},
+    twin::{
+        exists, twin_in,
+        gate::{Applied, MovedSide, MovedVolume, Place, Records},
+    },
+    volume::{
+        ClaimMark, ClaimName, DRIVER_NAME, Epoch, VolumeId, VolumeName,
+        moving::{MoveUid, MovedClaim, SourceMark, TwinMarks, VolumeMark},
+    },
+};
+
+/// Steps for one claim in one round.
+const STEPS: usize = 30;
+
+/// The loop that cleans up after moves that are gone.
+pub(super) struct Leftovers<'a, H> {
+    context: &'a Context<'a, H>,
+}
+
+/// A claim, or what was one, on whose objects there is something of a move.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Left {
+    by: MoveUid,
+    namespace: String,
+    name: String,
+    claim_uid: String,
+    volume: String,
+}
+
+impl<'a, H: MoveHelpers> Leftovers<'a, H> {
+    pub(super) fn new(context: &'a Context<'a, H>) -> Self {
+        Self { context }
+    }
+
+    /// The twins that are watched, in whatever cluster.
+    fn twins(&self) -> Vec<(crate::volume::ClusterId, Arc<Twin>)> {
+        let home = self.context.home;
+        let mut twins: Vec<_> = home.all_twins().into_iter().map(|twin| (home.id().clone(), twin)).collect();
+        for remote in self.context.registry.all() {
+            if let Ok(cluster) = remote.reach() {
+                twins.extend(cluster.all_twins().into_iter().map(|twin| (remote.id.clone(), twin)));
+            }
+        }
+        twins
+    }
+
+    /// What bears the mark of a move that is not seen. What cannot be read is left alone.
+    async fn found(&self) -> Result<BTreeSet<Left>, ApiError> {
+        let Context { home, watched, .. } = self.context;
+        let seen: BTreeSet<String> = home.views().moves.all().iter().map(|one| one.uid.clone()).collect();
+        let is_unseen = |by: &MoveUid| !seen.contains(by.as_str());
+        let mut found = BTreeSet::new();
+        for (_, twin) in self.twins() {
+            let (Ok(marks), Some(claim)) = (&twin.moves, &twin.claim) else {
+                continue;
+            };
+            for by in movers_of(marks).into_iter().filter(is_unseen) {
+                found.insert(Left::of(by, claim, twin.volume.as_str()));
+            }
+        }
+        for claim in watched.claims.all() {
+            let by = claim.locked_by.as_deref().and_then(|by| by.parse().ok());
+            let Some(by) = by.filter(is_unseen) else { continue };
+            let volumes = watched.volumes.virtual_volumes();
+            let is_its = |mark: &ClaimMark| mark.namespace == claim.name.namespace && mark.name == claim.name.name;
+            let volume = volumes.iter().find(|volume| volume.claim.as_ref().is_some_and(is_its));
+            let volume = volume.map_or_else(|| VolumeName::requested_for(&claim.uid), |volume| volume.name.clone());
+            let mark = ClaimMark {
+                namespace: claim.name.namespace.clone(),
+                name: claim.name.name.clone(),
+                uid: claim.uid.clone(),
+            };
+            found.insert(Left::of(by, &mark, &volume));
+        }
+        for volume in watched.volumes.virtual_volumes().iter().filter(|volume| volume.gated) {
+            let Some(read) = home.all::<PersistentVolume>().get(&volume.name).await? else {
+                continue;
+            };
+            let note = match VolumeMark::read(read.annotations()) {
+                Ok(Some(VolumeMark::Gated(note))) if is_unseen(&note.by) => note,
+                _ => continue,
+            };
+            let claim = read.spec.and_then(|spec| spec.claim_ref).unwrap_or_default();
+            let mark = ClaimMark {
+                namespace: claim.namespace.unwrap_or_default(),
+                name: claim.name.unwrap_or_default(),
+                uid: note.claim_uid.clone(),
+            };
+            found.insert(Left::of(note.by, &mark, &volume.name));
+        }
+        Ok(found)
+    }
+
+    async fn clean(&self, left: &Left) -> Result<(), Trouble> {
+        let stage = Stage::Ended(Outcome::Failed);
+        for _ in 0..STEPS {
+            let Some(moved) = self.moved(left).await? else {
+                return Ok(());
+            };
+            let request = MoveRequest::of_nobody(&moved.claim.name, &moved.target.id.cluster);
+            let movers = self.context.helpers.observe(&moved, &request, &stage).await?;
+            let recorded = recorded(&moved.records);
+            let facts = moved.observe().await?.facts(&moved, movers, recorded);
+            let step = match leftover_step(&left.by, &facts) {
+                ClaimDecision::Do(step) => step,
+                ClaimDecision::Await(what) => {
+                    tracing::warn!(claim = %moved.claim.name, by = %left.by, %what, "something is left of a move whose VolumeMove is gone");
+                    return Ok(());
+                }
+                ClaimDecision::Reached | ClaimDecision::Back(..) | ClaimDecision::GateAnew => return Ok(()),
+            };
+            tracing::info!(claim = %moved.claim.name, by = %left.by, ?step, "cleaning up after a move whose VolumeMove is gone");
+            if moved.apply(&step).await? == Applied::NotHere {
+                self.context.helpers.apply(&moved, &request, &step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume, as its PV and the marks on its twins have it: there is no status any more. `None`
+    /// if neither is there.
+    async fn moved(&self, left: &Left) -> Result<Option<MovedVolume>, Trouble> {
+        let Some(volume) = VolumeName::parse(&left.volume) else {
+            return Ok(None);
+        };
+        let outer = self.context.home.all::<PersistentVolume>().get(&left.volume).await?;
+        let served = outer.as_ref().and_then(|outer| served(&volume, outer));
+        let mut twins = BTreeMap::new();
+        let (mut source, mut target) = (None, None);
+        for (cluster, twin) in self.twins() {
+            if twin.volume != volume {
+                continue;
+            }
+            let id = VolumeId {
+                cluster,
+                name: volume.clone(),
+                epoch: twin.epoch,
+            };
+            if let Ok(marks) = &twin.moves {
+                if marks.source.as_ref().is_some_and(|mark| *mark.by() == left.by) {
+                    source = Some(id.clone());
+                }
+                if marks.target.as_ref().is_some_and(|mark| mark.by == left.by) {
+                    target = Some(id.clone());
+                }
+                if let Some(SourceMark::Superseded { by, epoch }) = &marks.source
+                    && *by == left.by
+                {
+                    target = target.or_else(|| served.clone().map(|twin| twin.id).filter(|id| id.epoch == *epoch));
+                }
+            }
+            twins.insert(
+                id.clone(),
+                PlannedTwin {
+                    id,
+                    place: ClaimName {
+                        namespace: twin.namespace.clone(),
+                        name: twin.name.clone(),
+                    },
+                },
+            );
+        }
+        if let Some(served) = served {
+            let is_target = target.as_ref() == Some(&served.id);
+            if !is_target {
+                source = source.or_else(|| Some(served.id.clone()));
+            }
+            twins.entry(served.id.clone()).or_insert(served);
+        }
+        let (home, registry) = (self.context.home, self.context.registry);
+        let known = |id: &VolumeId| twins.get(id).map(|twin| side(home, registry, twin));
+        let nowhere = |epoch| MovedSide {
+            id: VolumeId {
+                cluster: home.id().clone(),
+                name: volume.clone(),
+                epoch,
+            },
+            place: Place::Gone,
+        };
+        let source = source.and_then(|id| known(&id));
+        let target = target.and_then(|id| known(&id));
+        let epoch = source.as_ref().map_or(Epoch::NEVER_MOVED, |source| source.id.epoch);
+        let Some(next) = epoch.next() else {
+            return Ok(None);
+        };
+        if source.is_none() && target.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(MovedVolume {
+            home: home.clone(),
+            by: left.by.clone(),
+            claim: MovedClaim {
+                name: ClaimName {
+                    namespace: left.namespace.clone(),
+                    name: left.name.clone(),
+                },
+                uid: left.claim_uid.clone(),
+            },
+            source: source.unwrap_or_else(|| nowhere(epoch)),
+            target: target.unwrap_or_else(|| nowhere(next)),
+            records: Records::Nothing,
+        }))
+    }
+}
+
+impl Left {
+    fn of(by: MoveUid, claim: &ClaimMark, volume: &str) -> Self {
+        Self {
+            by,
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            claim_uid: claim.uid.clone(),
+            volume: volume.to_owned(),
+        }
+    }
+}
+
+/// The moves by which a twin is kept from its users. What was given back or superseded is not.
+fn movers_of(marks: &TwinMarks) -> Vec<MoveUid> {
+    let source = match &marks.source {
+        Some(SourceMark::Moving { by, .. }) => Some(by.clone()),
+        Some(SourceMark::GivenBack { .. } | SourceMark::Superseded { .. }) | None => None,
+    };
+    let target = marks.target.as_ref().map(|target| target.by.clone());
+    source.into_iter().chain(target).collect()
+}
+
+/// The twin that a PV leads to.
+fn served(volume: &VolumeName, outer: &PersistentVolume) -> Option<PlannedTwin> {
+    let csi = outer.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
+    let id: VolumeId = csi.volume_handle.parse().ok()?;
+    let place = csi.volume_attributes.as_ref().and_then(twin_in).unwrap_or(ClaimName {
+        namespace: String::new(),
+        name: id.name.home_twin(id.epoch),
+    });
+    (id.name == *volume).then_some(PlannedTwin { id, place })
+}
+
+impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
+    const NAME: &'static str = "moves_left";
+    const RESYNC: Duration = Duration::from_mins(2);
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let Context { home, registry, watched, .. } = self.context;
+        vec![
+            home.views().moves.version(),
+            watched.claims.changes_of(|claim| claim.locked_by.is_some()),
+            watched.volumes.changes_of(|volume| volume.as_virtual().is_some_and(|volume| volume.gated)),
+            registry.changes(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        let mut gone = BTreeMap::new();
+        let mut all = Vec::new();
+        for left in self.found().await? {
+            // What is not seen may have been made a moment ago.
+            let is_gone = match gone.get(&left.by) {
+                Some(is_gone) => *is_gone,
+                None => !exists(self.context.home, &left.by).await,
+            };
+            gone.insert(left.by.clone(), is_gone);
+            if is_gone {
+                all.push(left);
+            }
+        }
+        let this = &*self;
+        each(all, |left| async move {
+            match this.clean(&left).await {
+                Ok(()) => Ok(()),
+                Err(Trouble::Api(error)) => Err(error),
+                Err(trouble) => {
+                    tracing::warn!(claim = left.name, namespace = left.namespace, by = %left.by, %trouble, "what is left of a move cannot be cleaned up");
+                    Ok(())
+                }
+            }
+        })
+        .await
+    }
+}

@@ -1,0 +1,102 @@
+//! The pods that use the claims of a move: whether they come back after they were sent away, and
+//! whether they find all that they mount in one place then.
+
+use std::collections::BTreeSet;
+
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+
+use super::target::{Asked, Whereto};
+use crate::{
+    api::volume_move::MoveRequest,
+    cluster::{
+        Cluster, Eviction, facts,
+        slim::{claims_of, has_ended},
+    },
+    placement::moving::Quiesce,
+    volume::DRIVER_NAME,
+};
+
+/// What the users of the claims have against their move.
+pub(super) async fn findings(
+    home: &Cluster,
+    request: &MoveRequest,
+    whereto: Option<&Whereto>,
+) -> Asked<Vec<String>> {
+    let Some(namespace) = request.claims.first().map(|claim| claim.namespace.as_str()) else {
+        return Ok(Vec::new());
+    };
+    let moved: BTreeSet<&str> = request.claims.iter().map(|claim| claim.name.as_str()).collect();
+    let uses = |pod: &Pod| !has_ended(pod) && claims_of(pod).iter().any(|one| moved.contains(one.as_str()));
+    let pods = home.within::<Pod>(namespace).find(uses).await?;
+    let mut findings = Vec::new();
+    if request.quiesce == Quiesce::Evict {
+        let asked = pods.iter().map(|pod| eviction(home, namespace, pod));
+        findings.extend(try_join_all(asked).await?.into_iter().flatten());
+    }
+    let mut others: BTreeSet<(String, String)> = BTreeSet::new();
+    for pod in &pods {
+        let names = claims_of(pod).into_iter().filter(|name| !moved.contains(name.as_str()));
+        others.extend(names.map(|name| (name, pod.name_any())));
+    }
+    let looks = others
+        .iter()
+        .map(|(claim, pod)| sibling(home, namespace, claim, pod, whereto));
+    findings.extend(try_join_all(looks).await?.into_iter().flatten());
+    Ok(findings)
+}
+
+/// What speaks against evicting a pod.
+async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> Asked<Option<String>> {
+    let name = pod.name_any();
+    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let stays_away = match controller {
+        None => Some("nobody would make it again".to_owned()),
+        Some(owner) if owner.kind == "Job" => Some(format!("it would count as a failure of the Job {}", owner.name)),
+        Some(_) => None,
+    };
+    if let Some(why) = stays_away {
+        return Ok(Some(format!(
+            "the pod {name} uses a claim, and is not to be evicted, for {why}: stop it yourself, with quiesce.mode Wait"
+        )));
+    }
+    let runs = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    if !runs || pod.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    let uid = pod.uid().unwrap_or_default();
+    Ok(match home.evict(namespace, &name, &uid, true).await? {
+        Eviction::Accepted => None,
+        Eviction::Refused(why) => Some(format!("the pod {name} cannot be evicted now: {why}")),
+    })
+}
+
+/// Whether another claim of a pod can be used where the moved ones are to be.
+async fn sibling(
+    home: &Cluster,
+    namespace: &str,
+    claim: &str,
+    pod: &str,
+    whereto: Option<&Whereto>,
+) -> Asked<Option<String>> {
+    let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {
+        return Ok(None);
+    };
+    let Some(volume) = found.spec.and_then(|spec| spec.volume_name).filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let Some(volume) = home.all::<PersistentVolume>().get(&volume).await? else {
+        return Ok(None);
+    };
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let is_ours = csi.is_some_and(|csi| csi.driver == DRIVER_NAME);
+    let stays = match (facts::affinity(&volume), whereto) {
+        (None, _) | (_, None) => false,
+        (Some(affinity), Some(whereto)) => !super::target::nodes(home, whereto).iter().any(|node| affinity.admits(node)),
+    };
+    Ok(stays.then(|| {
+        let way_out = if is_ours { ": move it together with the others" } else { "" };
+        format!("the pod {pod} mounts the claim {claim}, too, which cannot be used at the target{way_out}")
+    }))
+}
