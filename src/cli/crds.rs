@@ -6,7 +6,7 @@ use std::io::Write;
 use kube::CustomResourceExt;
 
 use super::Outcome;
-use crate::api::remote_cluster::RemoteCluster;
+use crate::api::{remote_cluster::RemoteCluster, volume_move::VolumeMove};
 
 const HEADER: &str = "# Printed by `liqo-csi crds`; do not edit.\n";
 
@@ -16,18 +16,19 @@ pub(super) fn run() -> Outcome {
 }
 
 fn text() -> Result<String, serde_saphyr::ser::Error> {
-    let definition = serde_saphyr::to_string(&RemoteCluster::crd())?;
-    Ok(format!("{HEADER}{definition}"))
+    let definitions = [RemoteCluster::crd(), VolumeMove::crd()];
+    let texts: Result<Vec<String>, _> = definitions.iter().map(serde_saphyr::to_string).collect();
+    Ok(format!("{HEADER}{}", texts?.join("---\n")))
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_chart_carries_what_is_printed() {
-        let path = "deploy/chart/liqo-csi/crds/remoteclusters.yaml";
+        let path = "deploy/chart/liqo-csi/crds/definitions.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/deploy/chart/liqo-csi/crds/remoteclusters.yaml"
+            "/deploy/chart/liqo-csi/crds/definitions.yaml"
         ))
         .unwrap_or_default();
         assert!(

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     faults::{Act, Deeds, Faults},
+    life::Lives,
     store::{Happened, Lists, Refused, Store},
 };
 
@@ -26,6 +27,7 @@ pub(super) struct Server {
     pub(super) store: Store,
     pub(super) faults: Faults,
     pub(super) deeds: Deeds,
+    pub(super) lives: Lives,
     pub(super) requests: Mutex<Vec<String>>,
 }
 
@@ -54,6 +56,9 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         .unwrap();
     if let Some(deed) = server.deeds.due(method.as_str(), &path) {
         deed(&server.store);
+    }
+    if !watch && !server.lives.go_on(method.as_str(), &path) {
+        return std::future::pending().await;
     }
     match server.faults.hit(method.as_str(), &path, watch) {
         None if watch => follow(server, path, query),

@@ -7,6 +7,7 @@
 
 mod faults;
 mod http;
+mod life;
 mod store;
 
 use std::{sync::Arc, time::Duration};
@@ -16,6 +17,7 @@ use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
+pub(crate) use self::life::Life;
 pub(crate) use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
@@ -124,6 +126,11 @@ impl FakeApi {
     /// Takes all faults away.
     pub(crate) fn heal(&self) {
         self.server.faults.clear();
+    }
+
+    /// Has everybody who calls it live as long as this; for ever, if it is `None`.
+    pub(crate) fn live(&self, life: Option<Life>) {
+        self.server.lives.set(life);
     }
 
     /// Does this to the objects once, just before a request of this method to this very path.

@@ -93,7 +93,7 @@ pub(super) struct Following<'a, H> {
 
 /// What came of a look.
 #[derive(Debug, PartialEq, Eq)]
-enum Looked {
+pub(super) enum Looked {
     /// Something was done, or has changed meanwhile.
     Again,
     /// Something is waited for.
@@ -169,7 +169,7 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
     }
 
     /// One look, and what follows from it.
-    async fn look(&mut self) -> Result<Looked, Trouble> {
+    pub(super) async fn look(&mut self) -> Result<Looked, Trouble> {
         let Some(first) = self.read().await? else {
             return Ok(Looked::Over);
         };

@@ -1,0 +1,62 @@
+use super::world::*;
+use crate::{
+    placement::moving::Stage,
+    reconcile::{moves::leftovers::Leftovers, rounds::Rounds},
+};
+
+/// Somebody takes the finalizer off a move, and deletes it.
+async fn forced(at: impl Fn(&Stage) -> bool) -> World {
+    let world = World::evicting().await;
+    world.carry(|world| at(&world.stage())).await;
+    world.home_api.remove(THE_MOVE);
+    let seen = world.home.views().moves.clone();
+    while !seen.all().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    world
+}
+
+async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
+    let context = world.context();
+    let mut leftovers = Leftovers::new(&context);
+    let cleaning = async {
+        while !is_clean(world) {
+            leftovers.round().await.unwrap();
+            world.check();
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let cleaned = tokio::time::timeout(std::time::Duration::from_secs(10), cleaning).await;
+    assert!(cleaned.is_ok(), "{:#?}\n{:#?}", world.home_api.object(CLAIM), world.home_api.object(&volume_path()));
+}
+
+fn is_unlocked(world: &World) -> bool {
+    let claim = world.home_api.object(CLAIM).unwrap();
+    claim["metadata"]["annotations"][crate::volume::mark::MOVE].is_null()
+}
+
+#[tokio::test]
+async fn a_move_that_was_deleted_by_force_is_undone() {
+    for stage in [
+        (|stage: &Stage| *stage == Stage::Preparing) as fn(&Stage) -> bool,
+        |stage| matches!(stage, Stage::Copying { .. }),
+        |stage| matches!(stage, Stage::Gating(_)),
+        |stage| matches!(stage, Stage::Draining(_)),
+        |stage| matches!(stage, Stage::Verifying(_)),
+    ] {
+        let world = forced(stage).await;
+        // Whoever has just begun has locked nothing yet.
+        clean(&world, |world| is_unlocked(world) && world.there.object(TARGET).is_none()).await;
+        world.assert_back();
+    }
+}
+
+#[tokio::test]
+async fn a_move_that_exists_is_left_to_its_own_loop() {
+    let world = World::evicting().await;
+    world.carry(|world| matches!(world.stage(), Stage::Draining(_))).await;
+    let before = world.home_api.store().version();
+    let context = world.context();
+    Leftovers::new(&context).round().await.unwrap();
+    assert_eq!(world.home_api.store().version(), before);
+}

@@ -1,0 +1,128 @@
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::world::*;
+use crate::{
+    placement::moving::{BackTo, Outcome, Stage, Why},
+    volume::{mark, moving::GateNumber},
+};
+
+const GATE: GateNumber = GateNumber::FIRST;
+
+fn delete(world: &World, path: &str) {
+    world.home_api.change(path, |object| {
+        object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+}
+
+#[tokio::test]
+async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
+    let world = World::new(json!({
+        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
+    }))
+    .await;
+    world.carry(|world| matches!(world.stage(), Stage::Finishing(_))).await;
+    delete(&world, CLAIM);
+    let kept = |world: &World| world.read().unwrap().status.unwrap().retained_until.is_some();
+    world.carry(kept).await;
+    assert_eq!(world.home_api.object(CLAIM), None, "its deletion is held up");
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+    assert!(world.home_api.object(&source_path()).is_some());
+    let target = world.there.object(TARGET).unwrap();
+    let real = format!("/api/v1/persistentvolumes/{}", target["spec"]["volumeName"].as_str().unwrap());
+    world.carry(|world| {
+        world.there.object(&real).unwrap()["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+    })
+    .await;
+    assert!(matches!(
+        world.stage(),
+        Stage::Back { to: BackTo::Start, why: Why::ClaimDeleted, .. }
+    ));
+    // When the time is over, the deletion takes its course.
+    world.home_api.change(THE_MOVE, |of| of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into());
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
+    assert_eq!(world.there.object(TARGET), None);
+}
+
+#[tokio::test]
+async fn users_that_do_not_go_in_time_get_their_volume_back() {
+    let world = World::evicting().await;
+    world.carry(|world| world.stage() == Stage::Gating(GATE)).await;
+    // It has a node again, and nobody can send it away.
+    world.home_api.change(POD, |pod| {
+        pod["spec"]["nodeName"] = "n1".into();
+        pod["metadata"]["deletionTimestamp"] = serde_json::Value::Null;
+    });
+    world.home_api.fault(crate::cluster::testing::Fault::new(
+        "POST",
+        "/eviction",
+        crate::cluster::testing::Act::Refuse(429),
+    ));
+    let told = |world: &World| {
+        let events = world.home_api.store().below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        events.iter().any(|event| event["reason"] == "MoveReturns")
+    };
+    world.home_api.change(THE_MOVE, |of| of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into());
+    world.carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) })).await;
+    assert!(told(&world));
+    world.check();
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+    // Not at once again, by itself.
+    world.home_api.heal();
+    let status = world.read().unwrap().status.unwrap();
+    assert!(status.gated_at.is_none() && status.downtime.is_none());
+}
+
+#[tokio::test]
+async fn a_pause_counts_while_users_have_their_volumes() {
+    let world = World::evicting().await;
+    world.carry(|world| world.stage() == Stage::Preparing).await;
+    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
+    let goes_on = tokio::time::timeout(Duration::from_millis(500), world.carry(|_| false));
+    assert!(goes_on.await.is_err(), "it is not paused");
+    assert!(matches!(world.stage(), Stage::Preparing));
+    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = false.into());
+    world.carry(|world| matches!(world.stage(), Stage::Draining(_))).await;
+    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
+    world.to_the_end().await;
+    world.assert_moved();
+}
+
+#[tokio::test]
+async fn what_has_the_name_of_the_new_twin_is_left_alone() {
+    let world = World::evicting().await;
+    world.carry(|world| world.stage() == Stage::Preparing).await;
+    world.there.put(TARGET, json!({"metadata": {"labels": {"app": "theirs"}}, "spec": {"volumeName": "v"}}));
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
+    let theirs = world.there.object(TARGET).unwrap();
+    assert_eq!(theirs["metadata"]["labels"], json!({"app": "theirs"}));
+    world.there.remove(TARGET);
+    world.assert_back();
+}
+
+#[tokio::test]
+async fn a_claim_is_moved_by_one_move_at_a_time() {
+    const OTHER: &str = "7c5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a333";
+    let world = World::evicting().await;
+    world.carry(|world| world.read().unwrap().status.is_some_and(|status| status.preflight.is_some())).await;
+    let other = json!({
+        "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+        "metadata": {"uid": OTHER}, "spec": {"claims": ["data"], "target": {"cluster": "milan"}},
+    });
+    world.home_api.put("/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/other", other);
+    world.home_api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"][mark::MOVE] = OTHER.into();
+        claim["metadata"]["finalizers"] = json!([mark::MOVE]);
+    });
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
+    let claim = world.home_api.object(CLAIM).unwrap();
+    assert_eq!(claim["metadata"]["annotations"][mark::MOVE], OTHER, "its lock was taken");
+}

@@ -1,0 +1,138 @@
+use serde_json::{Value, json};
+
+use super::world::*;
+use crate::{
+    placement::moving::{Outcome, Pass, Stage},
+    volume::{mark, moving::GateNumber},
+};
+
+fn condition(world: &World, wanted: &str) -> Option<String> {
+    let of = world.read().unwrap();
+    let conditions = of.status.unwrap().conditions;
+    let found = conditions.into_iter().find(|one| one.type_ == wanted);
+    found.map(|one| one.status)
+}
+
+#[tokio::test]
+async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
+    let world = World::evicting().await;
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
+    world.assert_moved();
+    let gate = GateNumber::FIRST;
+    assert_eq!(
+        world.movers.lock().passes,
+        [Pass::Warm, Pass::Final(gate), Pass::Verify(gate)]
+    );
+    for (wanted, status) in [
+        ("Checked", "True"),
+        ("Gated", "False"),
+        ("Drained", "True"),
+        ("Verified", "True"),
+        ("Committed", "True"),
+        ("SourceReleased", "True"),
+    ] {
+        assert_eq!(condition(&world, wanted).as_deref(), Some(status), "{wanted}");
+    }
+    let of = world.home_api.object(THE_MOVE).unwrap();
+    assert_eq!(of["metadata"]["finalizers"], json!([]));
+    assert_eq!(of["status"]["phase"], "Done");
+    assert!(of["status"]["downtime"]["actual"].is_string(), "{}", of["status"]);
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["metadata"]["labels"]["team"], "blue");
+    let attributes = &volume["spec"]["csi"]["volumeAttributes"];
+    assert_eq!(attributes[crate::twin::TWIN_NAMESPACE], "shop");
+    let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
+    assert_eq!(terms[0]["matchExpressions"][0]["values"], json!(["milan"]));
+}
+
+#[tokio::test]
+async fn what_is_done_is_told_on_the_claim_and_on_the_move() {
+    let world = World::evicting().await;
+    world.to_the_end().await;
+    let events = world.home_api.store().below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let told = |kind: &str| -> Vec<String> {
+        let about = events.iter().filter(|event| event["regarding"]["kind"] == kind);
+        about.map(|event| event["reason"].as_str().unwrap().to_owned()).collect()
+    };
+    for kind in ["VolumeMove", "PersistentVolumeClaim"] {
+        for reason in ["MoveGated", "MoveDrained", "MoveVerified", "MoveCommitted", "MoveDone"] {
+            assert!(told(kind).iter().any(|one| one == reason), "{kind} {reason}");
+        }
+    }
+    let gated = events.iter().find(|event| event["reason"] == "MoveGated").unwrap();
+    assert!(gated["note"].as_str().unwrap().contains("ClaimLost"), "{gated}");
+}
+
+#[tokio::test]
+async fn users_that_are_waited_for_keep_their_volume() {
+    let world = World::new(json!({"claims": ["data"], "target": {"nodeName": "milan"}, "retainSource": "0s"})).await;
+    world.carry(|world| world.stage() == Stage::Copying { last: None }).await;
+    let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
+    assert!(waits.await.is_err(), "it went on beside its users");
+    assert_eq!(world.stage(), Stage::Copying { last: None });
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+    // Their user stops them.
+    world.home_api.change(POD, |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    world.to_the_end().await;
+    world.assert_moved();
+}
+
+#[tokio::test]
+async fn nothing_is_cut_over_before_that_is_asked_for() {
+    let spec = json!({
+        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
+        "cutover": {"mode": "Manual"}, "retainSource": "0s",
+    });
+    let world = World::new(spec).await;
+    let phase = |world: &World| world.read().unwrap().status.and_then(|status| status.phase);
+    world.carry(|world| phase(world).as_deref() == Some("Ready")).await;
+    assert_eq!(condition(&world, "Converged").as_deref(), Some("True"));
+    world.home_api.change(THE_MOVE, |of| of["spec"]["cutover"]["requested"] = true.into());
+    world.to_the_end().await;
+    world.assert_moved();
+}
+
+#[tokio::test]
+async fn the_source_is_kept_for_as_long_as_is_asked_for() {
+    let world = World::new(json!({
+        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
+    }))
+    .await;
+    world.carry(|world| matches!(world.stage(), Stage::Retaining(_))).await;
+    let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
+    assert!(waits.await.is_err(), "the source is not kept");
+    let source = world.home_api.object(&source_path()).expect("it is gone");
+    let marked = source["metadata"]["annotations"][mark::SOURCE_OF].as_str().unwrap();
+    assert!(marked.starts_with("superseded"), "{marked}");
+    world.home_api.change(THE_MOVE, |of| of["spec"]["retainSource"] = "0s".into());
+    world.to_the_end().await;
+    world.assert_moved();
+}
+
+#[tokio::test]
+async fn what_differs_goes_back() {
+    let world = World::evicting().await;
+    world.movers.lock().differs = true;
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
+    assert_eq!(condition(&world, "Verified").as_deref(), Some("False"));
+    world.assert_back();
+}
+
+#[tokio::test]
+async fn a_dry_run_changes_nothing() {
+    let world = World::new(json!({
+        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}, "dryRun": true,
+    }))
+    .await;
+    world.to_the_end().await;
+    assert_eq!(world.stage(), Stage::Ended(Outcome::Cancelled));
+    assert_eq!(condition(&world, "Checked").as_deref(), Some("True"));
+    let of = world.home_api.object(THE_MOVE).unwrap();
+    assert_eq!(of["status"]["preflight"], json!([]));
+    let claim = world.home_api.object(CLAIM).unwrap();
+    assert_eq!(claim["metadata"]["finalizers"], Value::Null, "it was locked");
+    world.assert_back();
+}

@@ -1,0 +1,513 @@
+//! A home cluster with a claim in use, the cluster `milan` that it is to be moved to, and those
+//! who act there beside this driver.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::{Value, from_value, json};
+use tokio::time;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    api::volume_move::{MoveRequest, VolumeMove},
+    cluster::{
+        Cluster, Rights,
+        events::Events,
+        testing::{FakeApi, Life},
+    },
+    fleet::{Link, Registry},
+    placement::{
+        Declared,
+        moving::{ClaimStep, Copied, Helpers, Live, Outcome, Pass, Roots, Side, Stage},
+    },
+    reconcile::{
+        Metrics, Settings,
+        moves::{
+            Context,
+            follow::{Following, Looked, MoveKey, Trouble},
+            helpers::MoveHelpers,
+        },
+        watched::Watched,
+    },
+    twin::gate::{Applied, GateError, MovedVolume, Movers, Place},
+    volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
+};
+
+pub(super) const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+pub(super) const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+pub(super) const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+pub(super) const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
+pub(super) const POD: &str = "/api/v1/namespaces/shop/pods/web-0";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+/// In the remote cluster.
+pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+/// For a move to come to its end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) fn name() -> String {
+    format!("pvc-{UID}")
+}
+
+pub(super) fn volume_path() -> String {
+    format!("{VOLUMES}/{}", name())
+}
+
+pub(super) fn source_path() -> String {
+    format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}")
+}
+
+/// A world that goes on by itself until it is dropped.
+pub(super) struct World {
+    pub(super) home_api: Arc<FakeApi>,
+    pub(super) there: Arc<FakeApi>,
+    pub(super) home: Cluster,
+    pub(super) registry: Registry,
+    pub(super) watched: Watched,
+    pub(super) events: Events,
+    pub(super) settings: Settings,
+    pub(super) metrics: Metrics,
+    pub(super) movers: FakeMovers,
+    broken: Arc<Mutex<Vec<String>>>,
+    _stops: DropGuard,
+}
+
+/// What movers would do, at once.
+#[derive(Default)]
+pub(super) struct FakeMovers(Mutex<State>);
+
+#[derive(Default)]
+pub(super) struct State {
+    present: [bool; 2],
+    copied: Copied,
+    /// Whether the target is made otherwise than the source is.
+    pub(super) differs: bool,
+    /// Whether the passes beside the users come to an end.
+    pub(super) never_converges: bool,
+    pub(super) passes: Vec<Pass>,
+}
+
+pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
+    Marks {
+        home: "home".parse().unwrap(),
+        volume: VolumeName::from_request(&name()),
+        claim: Some(ClaimMark {
+            namespace: "shop".into(),
+            name: "data".into(),
+            uid: UID.into(),
+        }),
+        request_name: name(),
+        fingerprint: None,
+        handed_over,
+        epoch,
+    }
+}
+
+impl World {
+    /// A claim that a pod uses, and a move of it that has just been asked for.
+    pub(super) async fn new(spec: Value) -> Self {
+        let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
+        populate(&home_api);
+        ask(&home_api, spec);
+        let home = home_api.cluster().await;
+        let declared = Declared::with_same_names("milan");
+        let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        home.views().moves.complete().await;
+        let stop = CancellationToken::new();
+        let broken = Arc::default();
+        for api in [&home_api, &there] {
+            let kubernetes = keep(Arc::clone(api), Arc::clone(&broken));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(kubernetes));
+        }
+        Self {
+            events: Events::new(home.client().clone()),
+            settings: Settings {
+                namespace: "ours".into(),
+                identity: "a".into(),
+                grace: Duration::from_mins(10),
+                allowed_classes: BTreeSet::from(["fast".to_owned()]),
+            },
+            metrics: Metrics::default(),
+            movers: FakeMovers::default(),
+            home_api,
+            there,
+            home,
+            registry,
+            watched,
+            broken,
+            _stops: stop.drop_guard(),
+        }
+    }
+
+    /// To the cluster, with its users sent away, and nothing kept after that.
+    pub(super) async fn evicting() -> Self {
+        Self::new(json!({
+            "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}, "retainSource": "0s",
+        }))
+        .await
+    }
+
+    pub(super) fn context(&self) -> Context<'_, FakeMovers> {
+        Context {
+            home: &self.home,
+            registry: &self.registry,
+            watched: &self.watched,
+            events: &self.events,
+            settings: &self.settings,
+            metrics: &self.metrics,
+            helpers: &self.movers,
+        }
+    }
+
+    pub(super) fn read(&self) -> Option<VolumeMove> {
+        from_value(self.home_api.object(THE_MOVE)?).unwrap()
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        self.read().expect("the move is gone").stage().unwrap()
+    }
+
+    /// Carries the move on until `enough`, or it is over.
+    pub(super) async fn carry(&self, enough: impl Fn(&Self) -> bool) {
+        let carried = time::timeout(PATIENCE, self.carry_on(enough)).await;
+        assert!(carried.is_ok(), "it does not end: {:#?}", self.read().map(|of| of.status));
+    }
+
+    async fn carry_on(&self, enough: impl Fn(&Self) -> bool) {
+        let context = self.context();
+        let key = MoveKey {
+            namespace: "shop".into(),
+            name: "m".into(),
+            uid: MOVE.into(),
+        };
+        let mut following = Following::new(&context, key);
+        while !enough(self) {
+            match following.look().await {
+                Ok(Looked::Again) => {}
+                Ok(Looked::Over) => return,
+                Ok(Looked::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
+                Err(Trouble::Api(error)) => panic!("{error}"),
+                Err(trouble) => panic!("{trouble}"),
+            }
+            self.check();
+        }
+    }
+
+    /// Carries it to its end.
+    pub(super) async fn to_the_end(&self) {
+        self.carry(|_| false).await;
+    }
+
+    /// Carries it on with a controller that dies with the write after so many. False if it was
+    /// over before that.
+    pub(super) async fn die_after(&self, writes: usize) -> bool {
+        let life = Life::of_writes(writes);
+        for api in [&self.home_api, &self.there] {
+            api.live(Some(life.clone()));
+        }
+        let died = tokio::select! {
+            () = self.carry(|_| false) => false,
+            () = life.over() => true,
+        };
+        for api in [&self.home_api, &self.there] {
+            api.live(None);
+        }
+        died
+    }
+
+    /// What must always be true.
+    pub(super) fn check(&self) {
+        let broken = self.broken.lock().unwrap().clone();
+        assert!(broken.is_empty(), "{broken:?}");
+    }
+
+    /// The claim is like any other, and its data at the target.
+    pub(super) fn assert_moved(&self) {
+        self.check();
+        self.assert_whole("v2:milan:", ":1");
+        let target = self.there.object(TARGET).expect("there is no twin");
+        assert_eq!(target["metadata"]["labels"][mark::MOVE], Value::Null);
+        assert_eq!(target["metadata"]["annotations"][mark::HANDED_OVER], "true");
+        assert_eq!(self.home_api.object(&source_path()), None, "the source was not released");
+    }
+
+    /// The claim is like any other, and its data where it was.
+    pub(super) fn assert_back(&self) {
+        self.check();
+        self.assert_whole("v1:home:", "");
+        assert_eq!(self.there.object(TARGET), None, "the unfinished copy is left");
+        let source = self.home_api.object(&source_path()).expect("the source is gone");
+        let marked = source["metadata"]["annotations"][mark::SOURCE_OF].as_str().unwrap_or_default();
+        assert!(!marked.starts_with("moving"), "{marked}");
+    }
+
+    fn assert_whole(&self, start: &str, end: &str) {
+        let claim = self.home_api.object(CLAIM).expect("the claim is gone");
+        let volume = self.home_api.object(&volume_path()).expect("the PV is gone");
+        assert_eq!(claim["status"]["phase"], "Bound");
+        assert_eq!(claim["metadata"]["uid"], UID);
+        assert_eq!(claim["metadata"]["annotations"][mark::MOVE], Value::Null);
+        assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+        assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
+        assert_eq!(volume["status"]["phase"], "Bound");
+        assert_eq!(volume["spec"]["csi"]["volumeHandle"], format!("{start}{}{end}", name()));
+        for object in [&claim, &volume] {
+            let finalizers = object["metadata"]["finalizers"].as_array().into_iter().flatten();
+            assert!(finalizers.clone().all(|one| one != mark::MOVE), "{object}");
+        }
+        assert_eq!(self.movers.lock().present, [false; 2], "movers are left");
+    }
+}
+
+/// The claim `data`, which the pod `web-0` of a `StatefulSet` uses on the node `n1`.
+fn populate(api: &FakeApi) {
+    let served = json!({"groupVersion": "storage.liqo.io/v1alpha1", "resources": []});
+    api.put("/apis/storage.liqo.io/v1alpha1", served);
+    let labels = |more: Value| {
+        let mut labels = json!({"topology.storage.liqo.io/node": "n1"});
+        labels.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        labels
+    };
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    let mut in_use = ready.clone();
+    in_use["volumesInUse"] = json!([format!("kubernetes.io/csi/storage.liqo.io^v1:home:{}", name())]);
+    let here = json!({"topology.storage.liqo.io/cluster": "home"});
+    api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels(here)}, "status": in_use}));
+    let stands = json!({"to": "milan", "topology.storage.liqo.io/cluster": "milan"});
+    api.put("/api/v1/nodes/milan", json!({"metadata": {"labels": stands}, "status": ready}));
+    api.put(
+        CLAIM,
+        json!({
+            "metadata": {"uid": UID, "annotations": {"volume.kubernetes.io/storage-provisioner": "storage.liqo.io"}},
+            "spec": {
+                "volumeName": name(), "storageClassName": "liqo", "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        }),
+    );
+    let here = json!({"key": "topology.storage.liqo.io/cluster", "operator": "In", "values": ["home"]});
+    api.put(
+        &volume_path(),
+        json!({
+            "metadata": {"finalizers": ["kubernetes.io/pv-protection"], "labels": {"team": "blue"}},
+            "spec": {
+                "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:home:{}", name())},
+                "claimRef": {"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "data", "uid": UID},
+                "capacity": {"storage": "1Gi"},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+                "persistentVolumeReclaimPolicy": "Delete",
+                "storageClassName": "liqo",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+    let marks = claim_marks(true, Epoch::NEVER_MOVED);
+    api.put(
+        &source_path(),
+        json!({
+            "metadata": {"labels": marks.labels(), "annotations": marks.annotations(), "finalizers": [mark::TWIN_FINALIZER]},
+            "spec": {"volumeName": "real-1", "storageClassName": "slow"},
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        }),
+    );
+    real_volume(api, "real-1", &source_path());
+    let owner = json!({"kind": "StatefulSet", "name": "web", "uid": "s", "apiVersion": "apps/v1", "controller": true});
+    api.put(
+        POD,
+        json!({
+            "metadata": {"ownerReferences": [owner]},
+            "spec": {
+                "nodeName": "n1", "containers": [],
+                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
+            "status": {"phase": "Running"},
+        }),
+    );
+    let source = json!({"persistentVolumeName": name()});
+    let attacher = json!({"spec": {"attacher": "storage.liqo.io", "nodeName": "n1", "source": source}});
+    api.put(&format!("{ATTACHMENTS}/outer"), attacher);
+}
+
+/// What a user writes.
+fn ask(api: &FakeApi, spec: Value) {
+    api.put(
+        THE_MOVE,
+        json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+            "metadata": {"uid": MOVE, "generation": 1}, "spec": spec,
+        }),
+    );
+}
+
+/// The real PV of a twin.
+fn real_volume(api: &FakeApi, real: &str, twin: &str) {
+    let uid = api.object(twin).unwrap()["metadata"]["uid"].clone();
+    api.put(
+        &format!("{VOLUMES}/{real}"),
+        json!({
+            "spec": {
+                "csi": {"driver": "real.test", "volumeHandle": format!("h-{real}")},
+                "claimRef": {"uid": uid, "namespace": "liqo-storage", "name": "x"},
+                "capacity": {"storage": "1Gi"},
+                "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Bound"},
+        }),
+    );
+}
+
+/// Kubernetes and the sidecars, for ever: each of them acts on what it sees.
+async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
+    let mut changes = api.store().changes();
+    loop {
+        changes.borrow_and_update();
+        while bind(&api, &broken) || stop_pods(&api) || provision(&api) || let_go(&api) {}
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The PV controller; and csi-provisioner, which deletes what it sees Released.
+fn bind(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
+    let (claim, volume) = (api.object(CLAIM), api.object(&volume_path()));
+    let is_its = |volume: &Value| claim.as_ref().is_some_and(|claim| volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"]);
+    if let Some(volume) = &volume {
+        let phase = if is_its(volume) { "Bound" } else { "Released" };
+        if phase == "Released" && volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" && claim.is_some() {
+            broken.lock().unwrap().push("csi-provisioner deletes the volume of a claim".into());
+        }
+        if volume["status"]["phase"] != phase {
+            return api.change(&volume_path(), |volume| volume["status"]["phase"] = phase.into());
+        }
+    }
+    // In the remote cluster this is the twin, which the provisioner there binds.
+    let Some(claim) = claim.as_ref().filter(|claim| claim["spec"]["volumeName"] == name().as_str()) else {
+        return false;
+    };
+    let phase = if volume.as_ref().is_some_and(is_its) { "Bound" } else { "Lost" };
+    claim["status"]["phase"] != phase && api.change(CLAIM, |claim| claim["status"]["phase"] = phase.into())
+}
+
+/// The kubelet, csi-attacher, and the `StatefulSet` that makes the pod again. It gets no node: the
+/// scheduler does not find its claim bound.
+fn stop_pods(api: &FakeApi) -> bool {
+    let Some(pod) = api.object(POD).filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null()) else {
+        return false;
+    };
+    api.remove(POD);
+    api.change("/api/v1/nodes/n1", |node| node["status"]["volumesInUse"] = json!([]));
+    api.remove(&format!("{ATTACHMENTS}/outer"));
+    let mut again = pod;
+    again["metadata"] = json!({"ownerReferences": again["metadata"]["ownerReferences"]});
+    again["spec"]["nodeName"] = Value::Null;
+    again["status"]["phase"] = "Pending".into();
+    api.put(POD, again);
+    true
+}
+
+/// The real provisioner of the remote cluster.
+fn provision(api: &FakeApi) -> bool {
+    let waits = |twin: &Value| twin["spec"]["volumeName"].is_null() && !twin["metadata"]["labels"][mark::VOLUME].is_null();
+    let Some(twin) = api.object(TARGET).filter(waits) else {
+        return false;
+    };
+    let real = format!("real-of-{}", twin["metadata"]["uid"].as_str().unwrap());
+    real_volume(api, &real, TARGET);
+    api.change(TARGET, |twin| {
+        twin["spec"]["volumeName"] = real.as_str().into();
+        twin["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+    })
+}
+
+/// The protection of PVs: one that is being deleted and not Bound goes.
+fn let_go(api: &FakeApi) -> bool {
+    let goes = |volume: &Value| {
+        let only = volume["metadata"]["finalizers"] == json!(["kubernetes.io/pv-protection"]);
+        !volume["metadata"]["deletionTimestamp"].is_null() && only && volume["status"]["phase"] != "Bound"
+    };
+    let is_gone = api.object(&volume_path()).is_some_and(|volume| goes(&volume));
+    if is_gone {
+        api.remove(&volume_path());
+    }
+    is_gone
+}
+
+impl FakeMovers {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+}
+
+fn index(side: Side) -> usize {
+    match side {
+        Side::Source => 0,
+        Side::Target => 1,
+    }
+}
+
+impl MoveHelpers for FakeMovers {
+    async fn observe(&self, moved: &MovedVolume, _: &MoveRequest, stage: &Stage) -> Result<Movers, GateError> {
+        let state = self.lock();
+        let helpers = |side, place: &Place| match place {
+            Place::Silent(why) => Live::Silent(why.clone()),
+            _ if state.present[index(side)] => Live::Known(Helpers::Ready),
+            _ => Live::Known(Helpers::Absent),
+        };
+        let mut movers = Movers {
+            source: helpers(Side::Source, &moved.source.place),
+            target: helpers(Side::Target, &moved.target.place),
+            copied: Live::Known(state.copied.clone()),
+        };
+        if *stage == Stage::Ended(Outcome::Failed) {
+            movers.copied = Live::Known(Copied::default());
+        }
+        Ok(movers)
+    }
+
+    async fn apply(&self, moved: &MovedVolume, _: &MoveRequest, step: &ClaimStep) -> Result<Applied, GateError> {
+        match step {
+            ClaimStep::MakeTarget { mark } => return make_target(moved, mark).await,
+            ClaimStep::MakeHelpers(side) => self.lock().present[index(*side)] = true,
+            ClaimStep::RemoveHelpers(side) => self.lock().present[index(*side)] = false,
+            ClaimStep::StartPass(pass) => {
+                let mut state = self.lock();
+                state.passes.push(*pass);
+                match pass {
+                    Pass::Warm => state.copied.converged = !state.never_converges,
+                    Pass::Final(gate) => state.copied.finished = Some(*gate),
+                    Pass::Verify(gate) => {
+                        let roots = if state.differs { Roots::Differ("a/b".into()) } else { Roots::Equal };
+                        state.copied.compared = Some((*gate, roots));
+                    }
+                }
+            }
+            other => panic!("{other:?} is not asked of movers"),
+        }
+        Ok(Applied::Done)
+    }
+}
+
+async fn make_target(moved: &MovedVolume, mark: &crate::volume::moving::TargetMark) -> Result<Applied, GateError> {
+    let Place::Site(site) = &moved.target.place else {
+        panic!("the target is not reached");
+    };
+    let marks = claim_marks(false, mark.epoch);
+    let (mut labels, mut annotations) = (marks.labels(), marks.annotations());
+    labels.extend(mark.labels());
+    annotations.extend(mark.annotations());
+    let twin: PersistentVolumeClaim = from_value(json!({
+        "metadata": {"name": site.name(), "namespace": site.namespace(), "labels": labels, "annotations": annotations},
+        "spec": {"storageClassName": "fast"},
+    }))
+    .unwrap();
+    let made = site.twins().create(&twin).await?;
+    Ok(if made.is_some() { Applied::Done } else { Applied::ChangedMeanwhile })
+}
