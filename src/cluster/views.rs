@@ -9,8 +9,8 @@ use super::{
     facts,
     rights::Rights,
     slim::{
-        Attachment, CsiNode, Driver, OpenNode, PendingPod, SeenMove, Twin, Volume, attachment, csi_node, driver,
-        node, open_node, pending_pod, seen_move, twin, volume,
+        Attachment, CsiNode, Driver, OpenNode, PendingPod, SeenMove, Twin, Volume, attachment, csi_node,
+        driver, node, open_node, pending_pod, seen_move, twin, volume,
     },
     view::View,
 };

@@ -14,8 +14,10 @@
 //! | `health` | notices twins that vanish, rescues their data, makes them again, keeps them in sync, ends imports |
 //! | `snapshots` | keeps the data of snapshots whose twins somebody else deletes, and says so |
 //! | `attachments` | removes attachments of twins that no pod needs any more |
+//! | `moves` | carries each `VolumeMove` from its check to its end, cleans up after those that are gone |
 //!
-//! `orphans`, `health` and `snapshots` have a loop for each cluster, so that a slow one delays only itself.
+//! `orphans`, `health` and `snapshots` have a loop for each cluster, `moves` one for each move, so that a slow
+//! one delays only itself.
 
 mod attachments;
 mod by_cluster;
@@ -52,8 +54,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
-    health::Health, lease::Lease, orphans::Orphans, pinned::Pinned, reports::Reports, rounds::drive,
-    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    health::Health, lease::Lease, moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports,
+    rounds::drive, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
+    watched::Watched,
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -150,6 +153,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             metrics
         ),
         drive(Attachments::new(home, &watched, settings), metrics),
+        drive_moves(home, registry, &watched, events, settings, metrics),
     );
 }
 

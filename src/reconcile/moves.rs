@@ -4,12 +4,11 @@
 //! when to look again: the next leader goes on from the same objects.
 //!
 //! What speaks against a move is found in `preflight`, what its status says is in `status`. The
-//! movers, and the twins that they write to, are made by whoever is behind `helpers`. What is left
-//! of a move whose `VolumeMove` is gone is `leftovers`' business.
+//! movers, and the twins that they write to, are `twin::movers`' business. What is left of a move
+//! whose `VolumeMove` is gone is that of `leftovers`.
 
 mod evict;
 mod follow;
-mod helpers;
 mod leftovers;
 mod metrics;
 mod preflight;
@@ -25,7 +24,7 @@ use std::{collections::BTreeSet, time::Duration};
 use kube::Resource;
 use tokio::time;
 
-pub(super) use self::{helpers::MoveHelpers, metrics::MoveMetrics};
+pub(super) use self::metrics::MoveMetrics;
 use self::{
     follow::{Following, MoveKey},
     leftovers::Leftovers,
@@ -35,6 +34,7 @@ use crate::{
     api::volume_move::VolumeMove,
     cluster::{Cluster, events::Events},
     fleet::Registry,
+    twin::movers::{ClusterHelpers, MoveHelpers},
 };
 
 /// Until it is looked again whether the kind `VolumeMove` is installed.
@@ -51,8 +51,31 @@ pub(super) struct Context<'a, H> {
     pub(super) helpers: &'a H,
 }
 
-/// Follows all moves, from when their kind is installed.
-pub(super) async fn drive_moves<H: MoveHelpers>(context: &Context<'_, H>) {
+/// Follows all moves, if this driver may make movers, from when their kind is installed.
+pub(super) async fn drive_moves(
+    home: &Cluster,
+    registry: &Registry,
+    watched: &Watched,
+    events: &Events,
+    settings: &Settings,
+    metrics: &Metrics,
+) {
+    let Some(movers) = &settings.movers else {
+        return;
+    };
+    let context = Context {
+        home,
+        registry,
+        watched,
+        events,
+        settings,
+        metrics,
+        helpers: &ClusterHelpers::new(movers.clone()),
+    };
+    follow_all(&context).await;
+}
+
+async fn follow_all<H: MoveHelpers>(context: &Context<'_, H>) {
     while !is_served(context.home).await {
         time::sleep(NOT_SERVED).await;
     }

@@ -167,9 +167,8 @@ impl<'a> Orphans<'a> {
     async fn collect(&self, cluster: &Cluster, seen: &Twin) -> Result<(), ApiError> {
         let twins = cluster.within::<PersistentVolumeClaim>(&seen.namespace);
         let found = twins.get(&seen.name).await?;
-        let same = |twin: &PersistentVolumeClaim| {
-            twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin)
-        };
+        let same =
+            |twin: &PersistentVolumeClaim| twin.uid().as_deref() == Some(&seen.uid) && !is_releasing(twin);
         let Some(twin) = found.filter(same) else {
             return Ok(());
         };

@@ -128,7 +128,9 @@ async fn dying(
     twin: Option<PersistentVolumeClaim>,
 ) -> Option<PersistentVolumeClaim> {
     let is_its = |twin: &PersistentVolumeClaim| {
-        twin.metadata.deletion_timestamp.is_some() && !is_releasing(twin) && site.is_twin(&volume.volume, twin)
+        twin.metadata.deletion_timestamp.is_some()
+            && !is_releasing(twin)
+            && site.is_twin(&volume.volume, twin)
     };
     let twin = twin.filter(is_its)?;
     (!is_of_move(site.home(), &twin).await).then_some(twin)

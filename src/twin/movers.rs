@@ -34,6 +34,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 
 pub use self::orders::CopyProgress;
+pub(super) use self::volume::node_affinity;
 use self::{orders::Orders, side::Ground};
 use super::{
     NoAttributes, Policy,

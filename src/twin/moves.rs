@@ -30,7 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// asked for only where there is a mark. What cannot be read, or has no kind, is no absence.
 pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
     let moves = home.all::<PartialObjectMeta<VolumeMove>>();
-    let is_it = |one: PartialObjectMeta<VolumeMove>| (one.metadata.uid.as_deref() == Some(by.as_str())).then_some(());
+    let is_it =
+        |one: PartialObjectMeta<VolumeMove>| (one.metadata.uid.as_deref() == Some(by.as_str())).then_some(());
     let found = moves.pick(None, None, is_it).await;
     found.map_or(true, |found| !found.is_empty())
 }

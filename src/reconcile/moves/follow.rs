@@ -16,7 +16,6 @@ use tokio::{
 use super::{
     Context,
     evict::evict,
-    helpers::MoveHelpers,
     preflight::preflight,
     status::{self, Entered, entered, is_held_off},
     telling::tell,
@@ -37,7 +36,10 @@ use crate::{
         move_step,
     },
     reconcile::rounds::Rounds,
-    twin::gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Records},
+    twin::{
+        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Records},
+        movers::MoveHelpers,
+    },
     volume::{
         ClaimName, mark,
         moving::{CommitRecord, SourceRecord},
@@ -203,7 +205,10 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             facts,
             of,
         };
-        self.context.metrics.moves().seen(&seen.of, &seen.stage, recorded_bytes(&seen.moved));
+        self.context
+            .metrics
+            .moves()
+            .seen(&seen.of, &seen.stage, recorded_bytes(&seen.moved));
         let status = seen.of.facts(now, is_held_off(&seen.of, now))?;
         match move_step(&status, &seen.facts) {
             MoveStep::Write { change, .. } => self.change(&seen, &status, change).await,
@@ -260,10 +265,7 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
 
     /// The PVs of all claims, none of which has changed since it was decided on. Whether they can
     /// be replaced is found out before anybody is kept away.
-    async fn source_records(
-        &self,
-        seen: &Seen,
-    ) -> Result<Option<Vec<SourceRecord>>, GateError> {
+    async fn source_records(&self, seen: &Seen) -> Result<Option<Vec<SourceRecord>>, GateError> {
         let mut records = Vec::new();
         for (moved, facts) in seen.moved.iter().zip(&seen.facts) {
             let VolumeNow::There(volume) = &facts.volume else {
@@ -351,7 +353,12 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
     /// What only people can mend, they have to hear.
     async fn complain(&self, trouble: &Trouble) {
         let why = trouble.to_string();
-        tracing::warn!(namespace = self.key.namespace, name = self.key.name, why, "a move does not go on");
+        tracing::warn!(
+            namespace = self.key.namespace,
+            name = self.key.name,
+            why,
+            "a move does not go on"
+        );
         if let Ok(Some(of)) = self.read().await {
             let events = self.context.events;
             events.tell_move(&of, Weight::Warning, "MoveStalled", &why).await;
@@ -379,13 +386,21 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 }
             }
             Stage::Retaining(_) => {
-                let since = seen.of.status.as_ref().and_then(|status| status.downtime.as_ref()?.since.clone());
+                let since = seen
+                    .of
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.downtime.as_ref()?.since.clone());
                 if let Some(since) = since {
                     metrics.kept_users_away(Timestamp::now().duration_since(since.0));
                 }
             }
             stage => tracing::info!(
-                namespace = self.key.namespace, name = self.key.name, ?stage, phase = next.phase, "a move goes on"
+                namespace = self.key.namespace,
+                name = self.key.name,
+                ?stage,
+                phase = next.phase,
+                "a move goes on"
             ),
         }
     }
@@ -405,7 +420,12 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let Context { home, registry, watched, .. } = self.context;
+        let Context {
+            home,
+            registry,
+            watched,
+            ..
+        } = self.context;
         let namespace = self.key.namespace.clone();
         let of_claims = move |volume: &Volume| {
             let claim = volume.as_virtual().and_then(|volume| volume.claim.as_ref());
@@ -414,7 +434,9 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
         let namespace = self.key.namespace.clone();
         vec![
             self.own.clone(),
-            watched.claims.changes_of(move |claim| claim.name.namespace == namespace),
+            watched
+                .claims
+                .changes_of(move |claim| claim.name.namespace == namespace),
             watched.volumes.changes_of(of_claims),
             watched.outer.version(),
             home.twin_changes(),
@@ -441,7 +463,12 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
                 Ok(Looked::Over) => return Ok(self.rest(Self::RESYNC)),
                 Err(Trouble::Api(error)) => return Err(error),
                 Err(Trouble::NotYet(why)) => {
-                    tracing::info!(namespace = self.key.namespace, name = self.key.name, why, "a move waits");
+                    tracing::info!(
+                        namespace = self.key.namespace,
+                        name = self.key.name,
+                        why,
+                        "a move waits"
+                    );
                     return Ok(self.rest(LEAST_PAUSE));
                 }
                 Err(trouble) => {

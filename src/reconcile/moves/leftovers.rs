@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use super::{
     Context,
     follow::Trouble,
-    helpers::MoveHelpers,
     volumes::{recorded, side},
 };
 use crate::{
@@ -24,8 +23,10 @@ use crate::{
     placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
     reconcile::rounds::{Rounds, each},
     twin::{
-        exists, twin_in,
+        exists,
         gate::{Applied, MovedSide, MovedVolume, Place, Records},
+        movers::MoveHelpers,
+        twin_in,
     },
     volume::{
         ClaimMark, ClaimName, DRIVER_NAME, Epoch, VolumeId, VolumeName,
@@ -59,10 +60,19 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
     /// The twins that are watched, in whatever cluster.
     fn twins(&self) -> Vec<(crate::volume::ClusterId, Arc<Twin>)> {
         let home = self.context.home;
-        let mut twins: Vec<_> = home.all_twins().into_iter().map(|twin| (home.id().clone(), twin)).collect();
+        let mut twins: Vec<_> = home
+            .all_twins()
+            .into_iter()
+            .map(|twin| (home.id().clone(), twin))
+            .collect();
         for remote in self.context.registry.all() {
             if let Ok(cluster) = remote.reach() {
-                twins.extend(cluster.all_twins().into_iter().map(|twin| (remote.id.clone(), twin)));
+                twins.extend(
+                    cluster
+                        .all_twins()
+                        .into_iter()
+                        .map(|twin| (remote.id.clone(), twin)),
+                );
             }
         }
         twins
@@ -71,7 +81,13 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
     /// What bears the mark of a move that is not seen. What cannot be read is left alone.
     async fn found(&self) -> Result<BTreeSet<Left>, ApiError> {
         let Context { home, watched, .. } = self.context;
-        let seen: BTreeSet<String> = home.views().moves.all().iter().map(|one| one.uid.clone()).collect();
+        let seen: BTreeSet<String> = home
+            .views()
+            .moves
+            .all()
+            .iter()
+            .map(|one| one.uid.clone())
+            .collect();
         let is_unseen = |by: &MoveUid| !seen.contains(by.as_str());
         let mut found = BTreeSet::new();
         for (_, twin) in self.twins() {
@@ -86,9 +102,15 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             let by = claim.locked_by.as_deref().and_then(|by| by.parse().ok());
             let Some(by) = by.filter(is_unseen) else { continue };
             let volumes = watched.volumes.virtual_volumes();
-            let is_its = |mark: &ClaimMark| mark.namespace == claim.name.namespace && mark.name == claim.name.name;
-            let volume = volumes.iter().find(|volume| volume.claim.as_ref().is_some_and(is_its));
-            let volume = volume.map_or_else(|| VolumeName::requested_for(&claim.uid), |volume| volume.name.clone());
+            let is_its =
+                |mark: &ClaimMark| mark.namespace == claim.name.namespace && mark.name == claim.name.name;
+            let volume = volumes
+                .iter()
+                .find(|volume| volume.claim.as_ref().is_some_and(is_its));
+            let volume = volume.map_or_else(
+                || VolumeName::requested_for(&claim.uid),
+                |volume| volume.name.clone(),
+            );
             let mark = ClaimMark {
                 namespace: claim.name.namespace.clone(),
                 name: claim.name.name.clone(),
@@ -96,7 +118,12 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             };
             found.insert(Left::of(by, &mark, &volume));
         }
-        for volume in watched.volumes.virtual_volumes().iter().filter(|volume| volume.gated) {
+        for volume in watched
+            .volumes
+            .virtual_volumes()
+            .iter()
+            .filter(|volume| volume.gated)
+        {
             let Some(read) = home.all::<PersistentVolume>().get(&volume.name).await? else {
                 continue;
             };
@@ -147,7 +174,12 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         let Some(volume) = VolumeName::parse(&left.volume) else {
             return Ok(None);
         };
-        let outer = self.context.home.all::<PersistentVolume>().get(&left.volume).await?;
+        let outer = self
+            .context
+            .home
+            .all::<PersistentVolume>()
+            .get(&left.volume)
+            .await?;
         let served = outer.as_ref().and_then(|outer| served(&volume, outer));
         let mut twins = BTreeMap::new();
         let (mut source, mut target) = (None, None);
@@ -170,7 +202,8 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
                 if let Some(SourceMark::Superseded { by, epoch }) = &marks.source
                     && *by == left.by
                 {
-                    target = target.or_else(|| served.clone().map(|twin| twin.id).filter(|id| id.epoch == *epoch));
+                    target =
+                        target.or_else(|| served.clone().map(|twin| twin.id).filter(|id| id.epoch == *epoch));
                 }
             }
             twins.insert(
@@ -203,7 +236,9 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         };
         let source = source.and_then(|id| known(&id));
         let target = target.and_then(|id| known(&id));
-        let epoch = source.as_ref().map_or(Epoch::NEVER_MOVED, |source| source.id.epoch);
+        let epoch = source
+            .as_ref()
+            .map_or(Epoch::NEVER_MOVED, |source| source.id.epoch);
         let Some(next) = epoch.next() else {
             return Ok(None);
         };
@@ -251,12 +286,21 @@ fn movers_of(marks: &TwinMarks) -> Vec<MoveUid> {
 
 /// The twin that a PV leads to.
 fn served(volume: &VolumeName, outer: &PersistentVolume) -> Option<PlannedTwin> {
-    let csi = outer.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
+    let csi = outer
+        .spec
+        .as_ref()?
+        .csi
+        .as_ref()
+        .filter(|csi| csi.driver == DRIVER_NAME)?;
     let id: VolumeId = csi.volume_handle.parse().ok()?;
-    let place = csi.volume_attributes.as_ref().and_then(twin_in).unwrap_or(ClaimName {
-        namespace: String::new(),
-        name: id.name.home_twin(id.epoch),
-    });
+    let place = csi
+        .volume_attributes
+        .as_ref()
+        .and_then(twin_in)
+        .unwrap_or(ClaimName {
+            namespace: String::new(),
+            name: id.name.home_twin(id.epoch),
+        });
     (id.name == *volume).then_some(PlannedTwin { id, place })
 }
 
@@ -265,11 +309,18 @@ impl<H: MoveHelpers> Rounds for Leftovers<'_, H> {
     const RESYNC: Duration = Duration::from_mins(2);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let Context { home, registry, watched, .. } = self.context;
+        let Context {
+            home,
+            registry,
+            watched,
+            ..
+        } = self.context;
         vec![
             home.views().moves.version(),
             watched.claims.changes_of(|claim| claim.locked_by.is_some()),
-            watched.volumes.changes_of(|volume| volume.as_virtual().is_some_and(|volume| volume.gated)),
+            watched
+                .volumes
+                .changes_of(|volume| volume.as_virtual().is_some_and(|volume| volume.gated)),
             registry.changes(),
         ]
     }

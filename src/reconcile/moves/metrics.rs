@@ -19,7 +19,7 @@ const SECONDS: [f64; 11] = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 
 /// The families of moves. Cheap to clone.
 #[derive(Clone)]
-pub struct MoveMetrics {
+pub(in crate::reconcile) struct MoveMetrics {
     active: Family<Phase, Gauge>,
     retained: Gauge,
     downtime: Histogram,
@@ -87,10 +87,16 @@ impl MoveMetrics {
 
     /// How a move is. `bytes` is the size of its volumes.
     pub(super) fn seen(&self, of: &VolumeMove, stage: &Stage, bytes: u64) {
-        let Some(uid) = of.metadata.uid.clone() else { return };
+        let Some(uid) = of.metadata.uid.clone() else {
+            return;
+        };
         let seen = Seen {
             phase: (!matches!(stage, Stage::Ended(_))).then(|| stage.phase(false).to_string()),
-            retained: if stage.is_committed() && !matches!(stage, Stage::Ended(_)) { bytes } else { 0 },
+            retained: if stage.is_committed() && !matches!(stage, Stage::Ended(_)) {
+                bytes
+            } else {
+                0
+            },
         };
         self.lock().insert(uid, seen);
         self.count();
@@ -134,7 +140,9 @@ impl MoveMetrics {
             let phase = phase.to_owned();
             self.active.get_or_create(&Phase { phase }).set(count);
         }
-        let retained = seen.values().fold(0_u64, |sum, one| sum.saturating_add(one.retained));
+        let retained = seen
+            .values()
+            .fold(0_u64, |sum, one| sum.saturating_add(one.retained));
         self.retained.set(retained.try_into().unwrap_or(i64::MAX));
     }
 

@@ -12,19 +12,14 @@ use futures::future::try_join_all;
 use jiff::Timestamp;
 
 use self::claims::look_at;
-use super::{
-    Context,
-    follow::Trouble,
-    helpers::MoveHelpers,
-    status::checked,
-    volumes::side,
-};
+use super::{Context, follow::Trouble, status::checked, volumes::side};
 use crate::{
     api::volume_move::{MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
-    placement::moving::{
-        ClaimNow, HeldBy, Live, Lock, Quiesce, Serves, SourceTwin, TargetTwin, VolumeNow,
+    placement::moving::{ClaimNow, HeldBy, Live, Lock, Quiesce, Serves, SourceTwin, TargetTwin, VolumeNow},
+    twin::{
+        gate::{ClaimObjects, MovedVolume, Records},
+        movers::MoveHelpers,
     },
-    twin::gate::{ClaimObjects, MovedVolume, Records},
     volume::moving::{SourceMark, VolumeMark},
 };
 
@@ -100,7 +95,9 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
     if let VolumeNow::There(volume) = objects.volume {
         if let Some(VolumeMark::Gated(note)) = &volume.mark {
             let by = &note.by;
-            find(format!("its PersistentVolume is gated by the VolumeMove with the uid {by}"));
+            find(format!(
+                "its PersistentVolume is gated by the VolumeMove with the uid {by}"
+            ));
         } else if volume.held_by != HeldBy::Claim || volume.serves != Serves::Source || !volume.bound {
             find("its PersistentVolume is not bound to it".to_owned());
         }
@@ -115,12 +112,16 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
         Live::Known(SourceTwin::There {
             mark: Some(SourceMark::Superseded { epoch, .. }),
             ..
-        }) => find(format!("its data is elsewhere by now, in epoch {epoch}: the cluster was restored from a backup")),
+        }) => find(format!(
+            "its data is elsewhere by now, in epoch {epoch}: the cluster was restored from a backup"
+        )),
         Live::Known(SourceTwin::There { .. }) => {}
     }
     match objects.target {
         Live::Silent(why) => find(format!("the place of its new twin cannot be read: {why}")),
-        Live::Known(TargetTwin::Gone) => find("the cluster of the target is not declared any more".to_owned()),
+        Live::Known(TargetTwin::Gone) => {
+            find("the cluster of the target is not declared any more".to_owned())
+        }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
         Live::Known(TargetTwin::There { .. }) => {
             find("there is a twin of its next epoch already, which another move has left".to_owned());

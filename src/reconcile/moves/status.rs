@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::volume_move::{Downtime, MoveRequest, UnreadableMove, VolumeMove, VolumeMoveStatus},
-    placement::moving::{BackTo, Outcome, Stage, Why},
+    placement::moving::{Outcome, Stage, Why},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
 
@@ -42,7 +42,12 @@ impl Entered {
 pub(super) fn checked(of: &VolumeMove, findings: &[String], now: Timestamp) -> VolumeMoveStatus {
     let mut next = Next::of(of, now);
     if findings.is_empty() {
-        next.say(Condition::Checked, true, "NothingFound", "nothing speaks against it");
+        next.say(
+            Condition::Checked,
+            true,
+            "NothingFound",
+            "nothing speaks against it",
+        );
     } else {
         let message = findings.join("; ");
         next.say(Condition::Checked, false, "Refused", &message);
@@ -62,9 +67,13 @@ pub(super) fn entered(
 ) -> Result<VolumeMoveStatus, UnreadableMove> {
     let mut next = Next::of(of, now);
     match change {
-        Entered::Gate(_, records) => next.remember(records, |record| (&record.claim.name.name, record.to_text()))?,
+        Entered::Gate(_, records) => {
+            next.remember(records, |record| (&record.claim.name.name, record.to_text()))?
+        }
         Entered::Commit(_, records) => {
-            next.remember(records, |record| (&record.source().claim.name.name, record.to_text()))?;
+            next.remember(records, |record| {
+                (&record.source().claim.name.name, record.to_text())
+            })?;
         }
         Entered::Stage(_) => {}
     }
@@ -86,7 +95,12 @@ pub(super) fn waiting(
 ) -> VolumeMoveStatus {
     let mut next = Next::of(of, now);
     if told.ready {
-        next.say(Condition::Converged, true, "LittleLeft", "the last pass found little to copy");
+        next.say(
+            Condition::Converged,
+            true,
+            "LittleLeft",
+            "the last pass found little to copy",
+        );
     }
     match &told.stalled {
         Some(why) => next.say(Condition::Stalled, true, "NothingHappens", why),
@@ -125,7 +139,10 @@ pub(super) fn is_held_off(of: &VolumeMove, now: Timestamp) -> bool {
 }
 
 /// The merge patch that makes the status this one: what it does not say is taken out.
-pub(super) fn patch(before: Option<&VolumeMoveStatus>, after: &VolumeMoveStatus) -> Result<Value, serde_json::Error> {
+pub(super) fn patch(
+    before: Option<&VolumeMoveStatus>,
+    after: &VolumeMoveStatus,
+) -> Result<Value, serde_json::Error> {
     let before = before.map_or(Ok(json!({})), serde_json::to_value)?;
     let change = difference(&before, &serde_json::to_value(after)?);
     Ok(json!({"status": change.unwrap_or(json!({}))}))
@@ -229,7 +246,12 @@ impl Next {
         self.no_longer(Condition::Stalled, "GoesOn", "it goes on");
         match after {
             Stage::Gating(gate) => {
-                self.say(Condition::Converged, true, "LittleLeft", "the last pass found little to copy");
+                self.say(
+                    Condition::Converged,
+                    true,
+                    "LittleLeft",
+                    "the last pass found little to copy",
+                );
                 let message = format!("the claims are being taken from their users, for the time {gate}");
                 self.no_longer(Condition::Drained, "NotYet", &message);
                 self.no_longer(Condition::Verified, "NotYet", &message);
@@ -242,13 +264,19 @@ impl Next {
                 self.say(Condition::Gated, true, "Gated", &message);
             }
             Stage::Finishing(gate) => {
-                let message = format!("nobody uses the claims (gate {gate}): what was written last is copied");
+                let message =
+                    format!("nobody uses the claims (gate {gate}): what was written last is copied");
                 self.say(Condition::Drained, true, "Unused", &message);
             }
             Stage::Committed(gate) => {
                 let message = format!("both sides hold the same (gate {gate})");
                 self.say(Condition::Verified, true, "Equal", &message);
-                self.say(Condition::Committed, true, "Committed", "the volumes are at the target");
+                self.say(
+                    Condition::Committed,
+                    true,
+                    "Committed",
+                    "the volumes are at the target",
+                );
             }
             Stage::Retaining(_) => {
                 let message = "the claims are bound to their volumes at the target";
@@ -325,11 +353,6 @@ pub(super) fn is_gated(stage: &Stage) -> bool {
 /// Whether users wait for their volumes in this stage.
 pub(super) fn keeps_users_away(stage: &Stage) -> bool {
     is_gated(stage) || matches!(stage, Stage::Committed(_) | Stage::Back { gate: Some(_), .. })
-}
-
-/// Whether a move goes back to its beginning.
-pub(super) fn is_given_up(stage: &Stage) -> bool {
-    matches!(stage, Stage::Back { to: BackTo::Start, .. })
 }
 
 /// A time that lies further away than there are times is the last one.

@@ -20,7 +20,10 @@ struct News {
 pub(super) async fn tell(events: &Events, before: &VolumeMove, after: &VolumeMove) {
     for News { weight, reason, note } in news(before, after) {
         tracing::info!(
-            namespace = after.metadata.namespace, name = after.metadata.name, reason, "{note}"
+            namespace = after.metadata.namespace,
+            name = after.metadata.name,
+            reason,
+            "{note}"
         );
         events.tell_move(after, weight, reason, &note).await;
         for claim in claims(after) {
@@ -96,7 +99,10 @@ fn of_condition(said: &Said) -> Option<News> {
 }
 
 fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
-    let why = of.status.as_ref().and_then(|status| status.stage.as_ref()?.why.as_ref());
+    let why = of
+        .status
+        .as_ref()
+        .and_then(|status| status.stage.as_ref()?.why.as_ref());
     let (weight, reason, note) = match stage? {
         StageName::Returning => {
             let cause = why?;
@@ -104,9 +110,20 @@ fn of_stage(of: &VolumeMove, stage: Option<StageName>) -> Option<News> {
             if cause.reason == BackReason::Refused {
                 return None;
             }
-            let weight = if cause.reason == BackReason::Cancelled { Weight::Normal } else { Weight::Warning };
-            let details = if cause.details.is_empty() { String::new() } else { format!(" ({})", cause.details.join(", ")) };
-            let note = format!("the claims are given back where they were: {:?}{details}", cause.reason);
+            let weight = if cause.reason == BackReason::Cancelled {
+                Weight::Normal
+            } else {
+                Weight::Warning
+            };
+            let details = if cause.details.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", cause.details.join(", "))
+            };
+            let note = format!(
+                "the claims are given back where they were: {:?}{details}",
+                cause.reason
+            );
             (weight, "MoveReturns", note)
         }
         StageName::Done => (Weight::Normal, "MoveDone", "the move is done".to_owned()),

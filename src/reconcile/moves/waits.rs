@@ -41,7 +41,9 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
     let away = keeps_users_away(stage);
     match what {
         Waiting::Lost | Waiting::Bound => Look::Soon,
-        Waiting::HelpersGone(_) | Waiting::TwinGone(_) | Waiting::Detached(_) | Waiting::ClaimGone if away => {
+        Waiting::HelpersGone(_) | Waiting::TwinGone(_) | Waiting::Detached(_) | Waiting::ClaimGone
+            if away =>
+        {
             Look::Soon
         }
         Waiting::Users(_) if away => Look::Within(SECOND),
@@ -66,7 +68,9 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
 /// Whether this may take as long as it takes.
 fn is_meant(stage: &Stage, what: &Waiting) -> bool {
     match what {
-        Waiting::Retention | Waiting::BothKept | Waiting::Paused | Waiting::CutOver | Waiting::Pass(_) => true,
+        Waiting::Retention | Waiting::BothKept | Waiting::Paused | Waiting::CutOver | Waiting::Pass(_) => {
+            true
+        }
         // They are stopped by whoever began the move.
         Waiting::Users(_) => !keeps_users_away(stage),
         _ => false,

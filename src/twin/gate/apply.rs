@@ -154,7 +154,10 @@ impl MovedVolume {
         outcome(crash::around(Step::MoveMakeVolume, self.volumes().create(&volume)).await)
     }
 
-    pub(super) async fn exact_volume(&self, at: &AsRead) -> Result<Option<Exact<PersistentVolume>>, ApiError> {
+    pub(super) async fn exact_volume(
+        &self,
+        at: &AsRead,
+    ) -> Result<Option<Exact<PersistentVolume>>, ApiError> {
         exactly(self.volumes(), self.volume().as_str(), at).await
     }
 

@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use serde_json::{Value, json};
 
 use super::{GateError, MovedVolume, observe::twins_volume};
 use crate::{
     cluster::facts,
     placement::moving::{Side, VirtualVolume, policy_wanted},
     topology::{Segments, accessible},
-    twin::{Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, reading},
+    twin::{Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, movers::node_affinity, reading},
     volume::moving::{CommitRecord, Leads, Manifest, MoveRecordError, SourceRecord},
 };
 
@@ -54,10 +53,11 @@ impl MovedVolume {
                 error,
             })?
         };
+        let affinity = serde_json::to_value(node_affinity(places)).map_err(|error| self.unwritable(error))?;
         let there = Leads {
             handle: self.target.id.clone(),
             attributes: attributes(site, &twin, real.as_ref()),
-            affinity: affinity(places),
+            affinity,
             bytes: bytes(&twin, real.as_ref()),
         };
         let target = of.source.leading_to(&there);
@@ -92,16 +92,6 @@ fn attributes(
             reading::class_name(twin).unwrap_or_default().to_owned(),
         ),
     ])
-}
-
-/// As csi-provisioner writes it: any of the places, each with all its conditions.
-fn affinity(places: Vec<Segments>) -> Value {
-    let terms = places.into_iter().map(|place| {
-        let conditions = place.into_map().into_iter();
-        let conditions = conditions.map(|(key, value)| json!({"key": key, "operator": "In", "values": [value]}));
-        json!({"matchExpressions": conditions.collect::<Vec<_>>()})
-    });
-    json!({"required": {"nodeSelectorTerms": terms.collect::<Vec<_>>()}})
 }
 
 /// What is not bound yet will be as large as it was asked to be.

@@ -183,7 +183,7 @@ fn caller(moved: &MovedVolume, side: Side) -> String {
 }
 
 /// The affinity of a PV that can be reached from these places, as csi-provisioner writes it.
-fn node_affinity(places: Vec<Segments>) -> VolumeNodeAffinity {
+pub(in crate::twin) fn node_affinity(places: Vec<Segments>) -> VolumeNodeAffinity {
     let requirement = |(key, value)| NodeSelectorRequirement {
         key,
         operator: "In".to_owned(),

@@ -22,7 +22,11 @@ pub(super) struct Source {
 /// Looks at a claim; or says what speaks against moving it.
 pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<Source, Vec<String>>> {
     let refused = |why: &str| Ok(Err(vec![format!("the claim {name}: {why}")]));
-    let Some(claim) = home.within::<PersistentVolumeClaim>(&name.namespace).get(&name.name).await? else {
+    let Some(claim) = home
+        .within::<PersistentVolumeClaim>(&name.namespace)
+        .get(&name.name)
+        .await?
+    else {
         return refused("there is none");
     };
     if claim.metadata.deletion_timestamp.is_some() {
@@ -110,12 +114,16 @@ impl Source {
                 let class = attributes.and_then(|attributes| attributes.get(TWIN_CLASS));
                 let same_class = request.storage_class.is_none() || request.storage_class.as_ref() == class;
                 let affinity = facts::affinity(&self.volume);
-                let reaches = node.as_ref().is_none_or(|node| {
-                    affinity.as_ref().is_none_or(|affinity| affinity.admits(node))
-                });
+                let reaches = node
+                    .as_ref()
+                    .is_none_or(|node| affinity.as_ref().is_none_or(|affinity| affinity.admits(node)));
                 if is_home && same_class && reaches {
-                    let there = node.as_ref().map_or("this cluster".to_owned(), |node| format!("the node {}", node.name));
-                    return refused(&format!("its volume can be used from {there} already: name another node, or a class"));
+                    let there = node.as_ref().map_or("this cluster".to_owned(), |node| {
+                        format!("the node {}", node.name)
+                    });
+                    return refused(&format!(
+                        "its volume can be used from {there} already: name another node, or a class"
+                    ));
                 }
                 home_twin(home, &target)
             }
@@ -134,7 +142,13 @@ impl Source {
     }
 
     fn attributes(&self) -> Option<&std::collections::BTreeMap<String, String>> {
-        self.volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
+        self.volume
+            .spec
+            .as_ref()?
+            .csi
+            .as_ref()?
+            .volume_attributes
+            .as_ref()
     }
 }
 
@@ -156,7 +170,11 @@ pub(super) async fn snapshots_left_behind(
     }
     let contents = home.all::<VolumeSnapshotContent>();
     let of_ours = |content: VolumeSnapshotContent| {
-        let of = content.spec.source.volume_handle.filter(|_| content.spec.driver == DRIVER_NAME)?;
+        let of = content
+            .spec
+            .source
+            .volume_handle
+            .filter(|_| content.spec.driver == DRIVER_NAME)?;
         Some((of, content.spec.volume_snapshot_ref))
     };
     let found = match contents.pick(None, None, of_ours).await {

@@ -63,7 +63,11 @@ pub(super) async fn find<H>(
     if let Some(class) = class {
         findings.extend(class_missing(home, &whereto, class));
     }
-    Ok(if findings.is_empty() { Ok(whereto) } else { Err(findings) })
+    Ok(if findings.is_empty() {
+        Ok(whereto)
+    } else {
+        Err(findings)
+    })
 }
 
 async fn of_node<H>(
@@ -98,7 +102,10 @@ async fn of_node<H>(
 }
 
 fn is_ready(node: &KubeNode) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
     let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
     ready.next().is_some()
 }
@@ -107,7 +114,10 @@ fn is_ready(node: &KubeNode) -> bool {
 fn of_remote(remote: Arc<Remote>, request: &MoveRequest) -> Result<Result<Whereto, Vec<String>>, Trouble> {
     let mut findings = Vec::new();
     if let Some(closed) = remote.closed() {
-        findings.push(format!("the cluster {} takes no new volumes: {closed}", remote.id));
+        findings.push(format!(
+            "the cluster {} takes no new volumes: {closed}",
+            remote.id
+        ));
     }
     match remote.reach() {
         Ok(_) => {}
@@ -115,7 +125,11 @@ fn of_remote(remote: Arc<Remote>, request: &MoveRequest) -> Result<Result<Wheret
         Err(error) => findings.push(error.to_string()),
     }
     // All claims are of the namespace of the move.
-    let namespace = request.claims.first().map(|claim| claim.namespace.as_str()).unwrap_or_default();
+    let namespace = request
+        .claims
+        .first()
+        .map(|claim| claim.namespace.as_str())
+        .unwrap_or_default();
     let mapped = remote.namespaces.remote(namespace, &remote.id).map(str::to_owned);
     Ok(match mapped {
         Ok(namespace) if findings.is_empty() => Ok(Whereto::Remote(Arc::clone(&remote), namespace)),
@@ -138,7 +152,9 @@ fn class_missing(home: &Cluster, whereto: &Whereto, class: &str) -> Option<Strin
     }
     let id = cluster.id();
     match cluster.views().classes.get(class) {
-        None => Some(format!("the storage class {class:?} does not exist in the cluster {id}")),
+        None => Some(format!(
+            "the storage class {class:?} does not exist in the cluster {id}"
+        )),
         Some(found) if found.is_loop() => Some(format!(
             "the storage class {class:?} of the cluster {id} is virtual itself: name a real one"
         )),

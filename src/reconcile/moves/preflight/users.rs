@@ -37,7 +37,9 @@ pub(super) async fn findings(
     }
     let mut others: BTreeSet<(String, String)> = BTreeSet::new();
     for pod in &pods {
-        let names = claims_of(pod).into_iter().filter(|name| !moved.contains(name.as_str()));
+        let names = claims_of(pod)
+            .into_iter()
+            .filter(|name| !moved.contains(name.as_str()));
         others.extend(names.map(|name| (name, pod.name_any())));
     }
     let looks = others
@@ -50,10 +52,15 @@ pub(super) async fn findings(
 /// What speaks against evicting a pod.
 async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> Asked<Option<String>> {
     let name = pod.name_any();
-    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let controller = pod
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true));
     let stays_away = match controller {
         None => Some("nobody would make it again".to_owned()),
-        Some(owner) if owner.kind == "Job" => Some(format!("it would count as a failure of the Job {}", owner.name)),
+        Some(owner) if owner.kind == "Job" => {
+            Some(format!("it would count as a failure of the Job {}", owner.name))
+        }
         Some(_) => None,
     };
     if let Some(why) = stays_away {
@@ -83,7 +90,11 @@ async fn sibling(
     let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {
         return Ok(None);
     };
-    let Some(volume) = found.spec.and_then(|spec| spec.volume_name).filter(|name| !name.is_empty()) else {
+    let Some(volume) = found
+        .spec
+        .and_then(|spec| spec.volume_name)
+        .filter(|name| !name.is_empty())
+    else {
         return Ok(None);
     };
     let Some(volume) = home.all::<PersistentVolume>().get(&volume).await? else {
@@ -93,10 +104,16 @@ async fn sibling(
     let is_ours = csi.is_some_and(|csi| csi.driver == DRIVER_NAME);
     let stays = match (facts::affinity(&volume), whereto) {
         (None, _) | (_, None) => false,
-        (Some(affinity), Some(whereto)) => !super::target::nodes(home, whereto).iter().any(|node| affinity.admits(node)),
+        (Some(affinity), Some(whereto)) => !super::target::nodes(home, whereto)
+            .iter()
+            .any(|node| affinity.admits(node)),
     };
     Ok(stays.then(|| {
-        let way_out = if is_ours { ": move it together with the others" } else { "" };
+        let way_out = if is_ours {
+            ": move it together with the others"
+        } else {
+            ""
+        };
         format!("the pod {pod} mounts the claim {claim}, too, which cannot be used at the target{way_out}")
     }))
 }

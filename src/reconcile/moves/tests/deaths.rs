@@ -43,7 +43,9 @@ async fn two_controllers_at_once_do_what_one_does() {
 #[tokio::test]
 async fn whoever_cancels_gets_his_volume_back_or_it_has_moved() {
     let cancel = |world: &World| {
-        world.home_api.change(THE_MOVE, |of| of["spec"]["cancel"] = true.into());
+        world
+            .home_api
+            .change(THE_MOVE, |of| of["spec"]["cancel"] = true.into());
     };
     let check = |world: &World| match world.stage() {
         Stage::Ended(Outcome::Done) => world.assert_moved(),
@@ -69,7 +71,9 @@ async fn a_move_that_is_deleted_is_cancelled_or_ends() {
 /// As the API server does it.
 fn delete_move(world: &World) {
     let of = world.home_api.object(THE_MOVE).unwrap();
-    let is_held = of["metadata"]["finalizers"].as_array().is_some_and(|held| !held.is_empty());
+    let is_held = of["metadata"]["finalizers"]
+        .as_array()
+        .is_some_and(|held| !held.is_empty());
     if is_held {
         world.home_api.change(THE_MOVE, |of| {
             of["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();

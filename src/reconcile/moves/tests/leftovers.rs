@@ -27,7 +27,12 @@ async fn clean(world: &World, is_clean: impl Fn(&World) -> bool) {
         }
     };
     let cleaned = tokio::time::timeout(std::time::Duration::from_secs(10), cleaning).await;
-    assert!(cleaned.is_ok(), "{:#?}\n{:#?}", world.home_api.object(CLAIM), world.home_api.object(&volume_path()));
+    assert!(
+        cleaned.is_ok(),
+        "{:#?}\n{:#?}",
+        world.home_api.object(CLAIM),
+        world.home_api.object(&volume_path())
+    );
 }
 
 fn is_unlocked(world: &World) -> bool {
@@ -46,7 +51,10 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
     ] {
         let world = forced(stage).await;
         // Whoever has just begun has locked nothing yet.
-        clean(&world, |world| is_unlocked(world) && world.there.object(TARGET).is_none()).await;
+        clean(&world, |world| {
+            is_unlocked(world) && world.there.object(TARGET).is_none()
+        })
+        .await;
         world.assert_back();
     }
 }
@@ -54,7 +62,9 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
 #[tokio::test]
 async fn a_move_that_exists_is_left_to_its_own_loop() {
     let world = World::evicting().await;
-    world.carry(|world| matches!(world.stage(), Stage::Draining(_))).await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Draining(_)))
+        .await;
     let before = world.home_api.store().version();
     let context = world.context();
     Leftovers::new(&context).round().await.unwrap();

@@ -22,7 +22,9 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
     }))
     .await;
-    world.carry(|world| matches!(world.stage(), Stage::Finishing(_))).await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Finishing(_)))
+        .await;
     delete(&world, CLAIM);
     let kept = |world: &World| world.read().unwrap().status.unwrap().retained_until.is_some();
     world.carry(kept).await;
@@ -31,17 +33,27 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
     assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain");
     assert!(world.home_api.object(&source_path()).is_some());
     let target = world.there.object(TARGET).unwrap();
-    let real = format!("/api/v1/persistentvolumes/{}", target["spec"]["volumeName"].as_str().unwrap());
-    world.carry(|world| {
-        world.there.object(&real).unwrap()["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-    })
-    .await;
+    let real = format!(
+        "/api/v1/persistentvolumes/{}",
+        target["spec"]["volumeName"].as_str().unwrap()
+    );
+    world
+        .carry(|world| {
+            world.there.object(&real).unwrap()["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+        })
+        .await;
     assert!(matches!(
         world.stage(),
-        Stage::Back { to: BackTo::Start, why: Why::ClaimDeleted, .. }
+        Stage::Back {
+            to: BackTo::Start,
+            why: Why::ClaimDeleted,
+            ..
+        }
     ));
     // When the time is over, the deletion takes its course.
-    world.home_api.change(THE_MOVE, |of| of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into());
+    world.home_api.change(THE_MOVE, |of| {
+        of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into()
+    });
     world.to_the_end().await;
     assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
     let volume = world.home_api.object(&volume_path()).unwrap();
@@ -64,11 +76,18 @@ async fn users_that_do_not_go_in_time_get_their_volume_back() {
         crate::cluster::testing::Act::Refuse(429),
     ));
     let told = |world: &World| {
-        let events = world.home_api.store().below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = world
+            .home_api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
         events.iter().any(|event| event["reason"] == "MoveReturns")
     };
-    world.home_api.change(THE_MOVE, |of| of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into());
-    world.carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) })).await;
+    world.home_api.change(THE_MOVE, |of| {
+        of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into()
+    });
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))
+        .await;
     assert!(told(&world));
     world.check();
     let volume = world.home_api.object(&volume_path()).unwrap();
@@ -83,13 +102,21 @@ async fn users_that_do_not_go_in_time_get_their_volume_back() {
 async fn a_pause_counts_while_users_have_their_volumes() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Preparing).await;
-    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
     let goes_on = tokio::time::timeout(Duration::from_millis(500), world.carry(|_| false));
     assert!(goes_on.await.is_err(), "it is not paused");
     assert!(matches!(world.stage(), Stage::Preparing));
-    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = false.into());
-    world.carry(|world| matches!(world.stage(), Stage::Draining(_))).await;
-    world.home_api.change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["paused"] = false.into());
+    world
+        .carry(|world| matches!(world.stage(), Stage::Draining(_)))
+        .await;
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
     world.to_the_end().await;
     world.assert_moved();
 }
@@ -98,7 +125,10 @@ async fn a_pause_counts_while_users_have_their_volumes() {
 async fn what_has_the_name_of_the_new_twin_is_left_alone() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Preparing).await;
-    world.there.put(TARGET, json!({"metadata": {"labels": {"app": "theirs"}}, "spec": {"volumeName": "v"}}));
+    world.there.put(
+        TARGET,
+        json!({"metadata": {"labels": {"app": "theirs"}}, "spec": {"volumeName": "v"}}),
+    );
     world.to_the_end().await;
     assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
     let theirs = world.there.object(TARGET).unwrap();
@@ -111,12 +141,23 @@ async fn what_has_the_name_of_the_new_twin_is_left_alone() {
 async fn a_claim_is_moved_by_one_move_at_a_time() {
     const OTHER: &str = "7c5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a333";
     let world = World::evicting().await;
-    world.carry(|world| world.read().unwrap().status.is_some_and(|status| status.preflight.is_some())).await;
+    world
+        .carry(|world| {
+            world
+                .read()
+                .unwrap()
+                .status
+                .is_some_and(|status| status.preflight.is_some())
+        })
+        .await;
     let other = json!({
         "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
         "metadata": {"uid": OTHER}, "spec": {"claims": ["data"], "target": {"cluster": "milan"}},
     });
-    world.home_api.put("/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/other", other);
+    world.home_api.put(
+        "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/other",
+        other,
+    );
     world.home_api.change(CLAIM, |claim| {
         claim["metadata"]["annotations"][mark::MOVE] = OTHER.into();
         claim["metadata"]["finalizers"] = json!([mark::MOVE]);
@@ -124,5 +165,9 @@ async fn a_claim_is_moved_by_one_move_at_a_time() {
     world.to_the_end().await;
     assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
     let claim = world.home_api.object(CLAIM).unwrap();
-    assert_eq!(claim["metadata"]["annotations"][mark::MOVE], OTHER, "its lock was taken");
+    assert_eq!(
+        claim["metadata"]["annotations"][mark::MOVE],
+        OTHER,
+        "its lock was taken"
+    );
 }

@@ -21,7 +21,9 @@ async fn findings(spec: Value, change: impl Fn(&World)) -> Vec<String> {
 
 fn to_milan(more: Value) -> Value {
     let mut spec = json!({"claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}});
-    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     spec
 }
 
@@ -35,11 +37,19 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
         "claims": ["data", "logs"], "target": {"cluster": "milan", "storageClassName": "odd"},
     }));
     let found = findings(spec, |world| {
-        world.home_api.change(CLAIM, |claim| claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into());
-        world.home_api.change(POD, |pod| pod["metadata"]["ownerReferences"] = json!([]));
+        world.home_api.change(CLAIM, |claim| {
+            claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+        });
+        world
+            .home_api
+            .change(POD, |pod| pod["metadata"]["ownerReferences"] = json!([]));
     })
     .await;
-    for words in ["class \"odd\" is not in the allow-list", "shop/logs: there is none", "the pod web-0"] {
+    for words in [
+        "class \"odd\" is not in the allow-list",
+        "shop/logs: there is none",
+        "the pod web-0",
+    ] {
         assert!(says(&found, words), "{words}: {found:?}");
     }
 }
@@ -49,14 +59,22 @@ async fn where_a_volume_cannot_go_is_said() {
     let elsewhere = |target: Value| to_milan(json!({"target": target}));
     for (target, words) in [
         (json!({"cluster": "rome"}), "the cluster rome is not known"),
-        (json!({"cluster": "home"}), "can be used from this cluster already"),
+        (
+            json!({"cluster": "home"}),
+            "can be used from this cluster already",
+        ),
         (json!({"nodeName": "n1"}), "can be used from the node n1 already"),
         (json!({"nodeName": "n7"}), "there is no node n7"),
-        (json!({"nodeName": "bare"}), "this driver is not registered on the node bare"),
+        (
+            json!({"nodeName": "bare"}),
+            "this driver is not registered on the node bare",
+        ),
         (json!({"nodeName": "bare"}), "the node bare is not Ready"),
     ] {
         let found = findings(elsewhere(target), |world| {
-            world.home_api.put("/api/v1/nodes/bare", json!({"metadata": {"labels": {}}}));
+            world
+                .home_api
+                .put("/api/v1/nodes/bare", json!({"metadata": {"labels": {}}}));
         })
         .await;
         assert!(says(&found, words), "{words}: {found:?}");
@@ -67,36 +85,69 @@ async fn where_a_volume_cannot_go_is_said() {
 async fn claims_that_cannot_be_moved_are_named() {
     type Change = fn(&World);
     let table: [(Change, &str); 8] = [
-        (|world| drop(world.home_api.change(CLAIM, |claim| claim["spec"]["volumeName"] = Value::Null)), "no volume yet"),
         (
-            |world| drop(world.home_api.change(CLAIM, |claim| claim["metadata"]["ownerReferences"] = json!([{"kind": "Pod", "name": "p", "uid": "u", "apiVersion": "v1"}]))),
+            |world| {
+                world
+                    .home_api
+                    .change(CLAIM, |claim| claim["spec"]["volumeName"] = Value::Null);
+            },
+            "no volume yet",
+        ),
+        (
+            |world| {
+                world.home_api.change(CLAIM, |claim| {
+                    claim["metadata"]["ownerReferences"] =
+                        json!([{"kind": "Pod", "name": "p", "uid": "u", "apiVersion": "v1"}])
+                });
+            },
             "ephemeral",
         ),
         (
-            |world| drop(world.home_api.change(CLAIM, |claim| claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into())),
+            |world| {
+                world.home_api.change(CLAIM, |claim| {
+                    claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+                });
+            },
             "being changed",
         ),
         (
-            |world| drop(world.home_api.change(&volume_path(), |volume| volume["spec"]["csi"]["driver"] = "real.test".into())),
+            |world| {
+                world.home_api.change(&volume_path(), |volume| {
+                    volume["spec"]["csi"]["driver"] = "real.test".into()
+                });
+            },
             "not of this driver",
         ),
         (|world| world.home_api.remove(&source_path()), "its twin is gone"),
         (
-            |world| drop(world.there.put(TARGET, json!({"metadata": {}, "spec": {"volumeName": "v"}}))),
+            |world| {
+                world
+                    .there
+                    .put(TARGET, json!({"metadata": {}, "spec": {"volumeName": "v"}}));
+            },
             "the place of its new twin is taken",
         ),
         (
-            |world| drop(world.home_api.put("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c", json!({
-                "spec": {
-                    "driver": "storage.liqo.io", "deletionPolicy": "Delete",
-                    "source": {"volumeHandle": format!("v1:home:{}", name())},
-                    "volumeSnapshotRef": {"namespace": "shop", "name": "nightly"},
-                },
-            }))),
+            |world| {
+                world.home_api.put(
+                    "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c",
+                    json!({
+                        "spec": {
+                            "driver": "storage.liqo.io", "deletionPolicy": "Delete",
+                            "source": {"volumeHandle": format!("v1:home:{}", name())},
+                            "volumeSnapshotRef": {"namespace": "shop", "name": "nightly"},
+                        },
+                    }),
+                );
+            },
             "shop/nightly",
         ),
         (
-            |world| world.home_api.fault(Fault::new("POST", "/eviction", Act::Refuse(429))),
+            |world| {
+                world
+                    .home_api
+                    .fault(Fault::new("POST", "/eviction", Act::Refuse(429)))
+            },
             "cannot be evicted now",
         ),
     ];
@@ -110,7 +161,9 @@ async fn claims_that_cannot_be_moved_are_named() {
 async fn what_one_pod_mounts_is_moved_together() {
     let found = findings(to_milan(json!({})), |world| {
         let other = "/api/v1/namespaces/shop/persistentvolumeclaims/logs";
-        world.home_api.put(other, json!({"spec": {"volumeName": "pv-of-logs"}}));
+        world
+            .home_api
+            .put(other, json!({"spec": {"volumeName": "pv-of-logs"}}));
         let mut volume = world.home_api.object(&volume_path()).unwrap();
         volume["metadata"] = json!({});
         world.home_api.put("/api/v1/persistentvolumes/pv-of-logs", volume);

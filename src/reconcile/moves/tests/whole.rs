@@ -50,31 +50,50 @@ async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
 async fn what_is_done_is_told_on_the_claim_and_on_the_move() {
     let world = World::evicting().await;
     world.to_the_end().await;
-    let events = world.home_api.store().below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world
+        .home_api
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
     let told = |kind: &str| -> Vec<String> {
         let about = events.iter().filter(|event| event["regarding"]["kind"] == kind);
-        about.map(|event| event["reason"].as_str().unwrap().to_owned()).collect()
+        about
+            .map(|event| event["reason"].as_str().unwrap().to_owned())
+            .collect()
     };
     for kind in ["VolumeMove", "PersistentVolumeClaim"] {
-        for reason in ["MoveGated", "MoveDrained", "MoveVerified", "MoveCommitted", "MoveDone"] {
+        for reason in [
+            "MoveGated",
+            "MoveDrained",
+            "MoveVerified",
+            "MoveCommitted",
+            "MoveDone",
+        ] {
             assert!(told(kind).iter().any(|one| one == reason), "{kind} {reason}");
         }
     }
-    let gated = events.iter().find(|event| event["reason"] == "MoveGated").unwrap();
+    let gated = events
+        .iter()
+        .find(|event| event["reason"] == "MoveGated")
+        .unwrap();
     assert!(gated["note"].as_str().unwrap().contains("ClaimLost"), "{gated}");
 }
 
 #[tokio::test]
 async fn users_that_are_waited_for_keep_their_volume() {
-    let world = World::new(json!({"claims": ["data"], "target": {"nodeName": "milan"}, "retainSource": "0s"})).await;
-    world.carry(|world| world.stage() == Stage::Copying { last: None }).await;
+    let world =
+        World::new(json!({"claims": ["data"], "target": {"nodeName": "milan"}, "retainSource": "0s"})).await;
+    world
+        .carry(|world| world.stage() == Stage::Copying { last: None })
+        .await;
     let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
     assert!(waits.await.is_err(), "it went on beside its users");
     assert_eq!(world.stage(), Stage::Copying { last: None });
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
     // Their user stops them.
-    world.home_api.change(POD, |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    world.home_api.change(POD, |pod| {
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()
+    });
     world.to_the_end().await;
     world.assert_moved();
 }
@@ -87,9 +106,13 @@ async fn nothing_is_cut_over_before_that_is_asked_for() {
     });
     let world = World::new(spec).await;
     let phase = |world: &World| world.read().unwrap().status.and_then(|status| status.phase);
-    world.carry(|world| phase(world).as_deref() == Some("Ready")).await;
+    world
+        .carry(|world| phase(world).as_deref() == Some("Ready"))
+        .await;
     assert_eq!(condition(&world, "Converged").as_deref(), Some("True"));
-    world.home_api.change(THE_MOVE, |of| of["spec"]["cutover"]["requested"] = true.into());
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["cutover"]["requested"] = true.into());
     world.to_the_end().await;
     world.assert_moved();
 }
@@ -100,13 +123,19 @@ async fn the_source_is_kept_for_as_long_as_is_asked_for() {
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
     }))
     .await;
-    world.carry(|world| matches!(world.stage(), Stage::Retaining(_))).await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Retaining(_)))
+        .await;
     let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
     assert!(waits.await.is_err(), "the source is not kept");
     let source = world.home_api.object(&source_path()).expect("it is gone");
-    let marked = source["metadata"]["annotations"][mark::SOURCE_OF].as_str().unwrap();
+    let marked = source["metadata"]["annotations"][mark::SOURCE_OF]
+        .as_str()
+        .unwrap();
     assert!(marked.starts_with("superseded"), "{marked}");
-    world.home_api.change(THE_MOVE, |of| of["spec"]["retainSource"] = "0s".into());
+    world
+        .home_api
+        .change(THE_MOVE, |of| of["spec"]["retainSource"] = "0s".into());
     world.to_the_end().await;
     world.assert_moved();
 }

@@ -29,11 +29,13 @@ use crate::{
         moves::{
             Context,
             follow::{Following, Looked, MoveKey, Trouble},
-            helpers::MoveHelpers,
         },
         watched::Watched,
     },
-    twin::gate::{Applied, GateError, MovedVolume, Movers, Place},
+    twin::{
+        gate::{Applied, GateError, MovedVolume, Movers, Place},
+        movers::MoveHelpers,
+    },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
 };
 
@@ -132,6 +134,7 @@ impl World {
                 identity: "a".into(),
                 grace: Duration::from_mins(10),
                 allowed_classes: BTreeSet::from(["fast".to_owned()]),
+                movers: None,
             },
             metrics: Metrics::default(),
             movers: FakeMovers::default(),
@@ -176,7 +179,11 @@ impl World {
     /// Carries the move on until `enough`, or it is over.
     pub(super) async fn carry(&self, enough: impl Fn(&Self) -> bool) {
         let carried = time::timeout(PATIENCE, self.carry_on(enough)).await;
-        assert!(carried.is_ok(), "it does not end: {:#?}", self.read().map(|of| of.status));
+        assert!(
+            carried.is_ok(),
+            "it does not end: {:#?}",
+            self.read().map(|of| of.status)
+        );
     }
 
     async fn carry_on(&self, enough: impl Fn(&Self) -> bool) {
@@ -234,7 +241,11 @@ impl World {
         let target = self.there.object(TARGET).expect("there is no twin");
         assert_eq!(target["metadata"]["labels"][mark::MOVE], Value::Null);
         assert_eq!(target["metadata"]["annotations"][mark::HANDED_OVER], "true");
-        assert_eq!(self.home_api.object(&source_path()), None, "the source was not released");
+        assert_eq!(
+            self.home_api.object(&source_path()),
+            None,
+            "the source was not released"
+        );
     }
 
     /// The claim is like any other, and its data where it was.
@@ -243,7 +254,9 @@ impl World {
         self.assert_whole("v1:home:", "");
         assert_eq!(self.there.object(TARGET), None, "the unfinished copy is left");
         let source = self.home_api.object(&source_path()).expect("the source is gone");
-        let marked = source["metadata"]["annotations"][mark::SOURCE_OF].as_str().unwrap_or_default();
+        let marked = source["metadata"]["annotations"][mark::SOURCE_OF]
+            .as_str()
+            .unwrap_or_default();
         assert!(!marked.starts_with("moving"), "{marked}");
     }
 
@@ -256,7 +269,10 @@ impl World {
         assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
         assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Delete");
         assert_eq!(volume["status"]["phase"], "Bound");
-        assert_eq!(volume["spec"]["csi"]["volumeHandle"], format!("{start}{}{end}", name()));
+        assert_eq!(
+            volume["spec"]["csi"]["volumeHandle"],
+            format!("{start}{}{end}", name())
+        );
         for object in [&claim, &volume] {
             let finalizers = object["metadata"]["finalizers"].as_array().into_iter().flatten();
             assert!(finalizers.clone().all(|one| one != mark::MOVE), "{object}");
@@ -271,16 +287,25 @@ fn populate(api: &FakeApi) {
     api.put("/apis/storage.liqo.io/v1alpha1", served);
     let labels = |more: Value| {
         let mut labels = json!({"topology.storage.liqo.io/node": "n1"});
-        labels.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        labels
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         labels
     };
     let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
     let mut in_use = ready.clone();
     in_use["volumesInUse"] = json!([format!("kubernetes.io/csi/storage.liqo.io^v1:home:{}", name())]);
     let here = json!({"topology.storage.liqo.io/cluster": "home"});
-    api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels(here)}, "status": in_use}));
+    api.put(
+        "/api/v1/nodes/n1",
+        json!({"metadata": {"labels": labels(here)}, "status": in_use}),
+    );
     let stands = json!({"to": "milan", "topology.storage.liqo.io/cluster": "milan"});
-    api.put("/api/v1/nodes/milan", json!({"metadata": {"labels": stands}, "status": ready}));
+    api.put(
+        "/api/v1/nodes/milan",
+        json!({"metadata": {"labels": stands}, "status": ready}),
+    );
     api.put(
         CLAIM,
         json!({
@@ -378,32 +403,54 @@ async fn keep(api: Arc<FakeApi>, broken: Arc<Mutex<Vec<String>>>) {
 /// The PV controller; and csi-provisioner, which deletes what it sees Released.
 fn bind(api: &FakeApi, broken: &Mutex<Vec<String>>) -> bool {
     let (claim, volume) = (api.object(CLAIM), api.object(&volume_path()));
-    let is_its = |volume: &Value| claim.as_ref().is_some_and(|claim| volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"]);
+    let is_its = |volume: &Value| {
+        claim
+            .as_ref()
+            .is_some_and(|claim| volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"])
+    };
     if let Some(volume) = &volume {
         let phase = if is_its(volume) { "Bound" } else { "Released" };
-        if phase == "Released" && volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" && claim.is_some() {
-            broken.lock().unwrap().push("csi-provisioner deletes the volume of a claim".into());
+        if phase == "Released"
+            && volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+            && claim.is_some()
+        {
+            broken
+                .lock()
+                .unwrap()
+                .push("csi-provisioner deletes the volume of a claim".into());
         }
         if volume["status"]["phase"] != phase {
             return api.change(&volume_path(), |volume| volume["status"]["phase"] = phase.into());
         }
     }
     // In the remote cluster this is the twin, which the provisioner there binds.
-    let Some(claim) = claim.as_ref().filter(|claim| claim["spec"]["volumeName"] == name().as_str()) else {
+    let Some(claim) = claim
+        .as_ref()
+        .filter(|claim| claim["spec"]["volumeName"] == name().as_str())
+    else {
         return false;
     };
-    let phase = if volume.as_ref().is_some_and(is_its) { "Bound" } else { "Lost" };
+    let phase = if volume.as_ref().is_some_and(is_its) {
+        "Bound"
+    } else {
+        "Lost"
+    };
     claim["status"]["phase"] != phase && api.change(CLAIM, |claim| claim["status"]["phase"] = phase.into())
 }
 
 /// The kubelet, csi-attacher, and the `StatefulSet` that makes the pod again. It gets no node: the
 /// scheduler does not find its claim bound.
 fn stop_pods(api: &FakeApi) -> bool {
-    let Some(pod) = api.object(POD).filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null()) else {
+    let Some(pod) = api
+        .object(POD)
+        .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+    else {
         return false;
     };
     api.remove(POD);
-    api.change("/api/v1/nodes/n1", |node| node["status"]["volumesInUse"] = json!([]));
+    api.change("/api/v1/nodes/n1", |node| {
+        node["status"]["volumesInUse"] = json!([])
+    });
     api.remove(&format!("{ATTACHMENTS}/outer"));
     let mut again = pod;
     again["metadata"] = json!({"ownerReferences": again["metadata"]["ownerReferences"]});
@@ -415,7 +462,9 @@ fn stop_pods(api: &FakeApi) -> bool {
 
 /// The real provisioner of the remote cluster.
 fn provision(api: &FakeApi) -> bool {
-    let waits = |twin: &Value| twin["spec"]["volumeName"].is_null() && !twin["metadata"]["labels"][mark::VOLUME].is_null();
+    let waits = |twin: &Value| {
+        twin["spec"]["volumeName"].is_null() && !twin["metadata"]["labels"][mark::VOLUME].is_null()
+    };
     let Some(twin) = api.object(TARGET).filter(waits) else {
         return false;
     };
@@ -454,7 +503,12 @@ fn index(side: Side) -> usize {
 }
 
 impl MoveHelpers for FakeMovers {
-    async fn observe(&self, moved: &MovedVolume, _: &MoveRequest, stage: &Stage) -> Result<Movers, GateError> {
+    async fn observe(
+        &self,
+        moved: &MovedVolume,
+        _: &MoveRequest,
+        stage: &Stage,
+    ) -> Result<Movers, GateError> {
         let state = self.lock();
         let helpers = |side, place: &Place| match place {
             Place::Silent(why) => Live::Silent(why.clone()),
@@ -472,7 +526,12 @@ impl MoveHelpers for FakeMovers {
         Ok(movers)
     }
 
-    async fn apply(&self, moved: &MovedVolume, _: &MoveRequest, step: &ClaimStep) -> Result<Applied, GateError> {
+    async fn apply(
+        &self,
+        moved: &MovedVolume,
+        _: &MoveRequest,
+        step: &ClaimStep,
+    ) -> Result<Applied, GateError> {
         match step {
             ClaimStep::MakeTarget { mark } => return make_target(moved, mark).await,
             ClaimStep::MakeHelpers(side) => self.lock().present[index(*side)] = true,
@@ -484,7 +543,11 @@ impl MoveHelpers for FakeMovers {
                     Pass::Warm => state.copied.converged = !state.never_converges,
                     Pass::Final(gate) => state.copied.finished = Some(*gate),
                     Pass::Verify(gate) => {
-                        let roots = if state.differs { Roots::Differ("a/b".into()) } else { Roots::Equal };
+                        let roots = if state.differs {
+                            Roots::Differ("a/b".into())
+                        } else {
+                            Roots::Equal
+                        };
                         state.copied.compared = Some((*gate, roots));
                     }
                 }
@@ -495,7 +558,10 @@ impl MoveHelpers for FakeMovers {
     }
 }
 
-async fn make_target(moved: &MovedVolume, mark: &crate::volume::moving::TargetMark) -> Result<Applied, GateError> {
+async fn make_target(
+    moved: &MovedVolume,
+    mark: &crate::volume::moving::TargetMark,
+) -> Result<Applied, GateError> {
     let Place::Site(site) = &moved.target.place else {
         panic!("the target is not reached");
     };
@@ -509,5 +575,9 @@ async fn make_target(moved: &MovedVolume, mark: &crate::volume::moving::TargetMa
     }))
     .unwrap();
     let made = site.twins().create(&twin).await?;
-    Ok(if made.is_some() { Applied::Done } else { Applied::ChangedMeanwhile })
+    Ok(if made.is_some() {
+        Applied::Done
+    } else {
+        Applied::ChangedMeanwhile
+    })
 }
