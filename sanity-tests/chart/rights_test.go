@@ -116,6 +116,10 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list,watch,patch volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list volumesnapshotclasses.snapshot.storage.k8s.io",
 		"create,delete persistentvolumes",
+		"get,list,watch,patch volumemoves.storage.liqo.io -n anywhere",
+		"patch volumemoves.storage.liqo.io:status -n anywhere",
+		"create pods:eviction -n anywhere",
+		"list statefulsets.apps -n anywhere",
 		"create,delete pods -n "+Namespace,
 		"create,delete persistentvolumeclaims -n "+Namespace,
 		"create,delete secrets -n "+Namespace,
@@ -123,6 +127,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 	)
 	controller.check(t, false,
 		"create,delete pods -n anywhere",
+		"create,update,delete volumemoves.storage.liqo.io -n anywhere",
 		"get,create pods:portforward -n anywhere",
 		"create,delete pods -n "+StorageNamespace,
 		// One account for all containers: csi-provisioner has to keep a user's snapshot.
@@ -165,6 +170,8 @@ func TestWithoutMovesThereAreNoRightsForThem(t *testing.T) {
 			"create,delete secrets -n "+Namespace,
 			"create,delete persistentvolumeclaims -n "+Namespace,
 			"get,create pods:portforward -n "+Namespace,
+			"patch volumemoves.storage.liqo.io -n anywhere",
+			"create pods:eviction -n anywhere",
 		)
 	}
 }

@@ -46,13 +46,14 @@ impl VolumeMove {
             .iter()
             .all(|name| plan.iter().any(|planned| planned.claim.name.name == *name));
         let has_others = plan.len() > self.spec.claims.len();
-        match plan.is_empty() && may_be_unsettled || is_whole && !has_others {
-            true => Ok(plan),
-            false => Err(UnreadableMove::Plan {
-                claim: self.spec.claims.join(", "),
-                why: "they are not those of the spec",
-            }),
+        let is_unsettled = plan.is_empty() && may_be_unsettled;
+        if is_unsettled || (is_whole && !has_others) {
+            return Ok(plan);
         }
+        Err(UnreadableMove::Plan {
+            claim: self.spec.claims.join(", "),
+            why: "they are not those of the spec",
+        })
     }
 }
 

@@ -31,8 +31,8 @@ impl Life {
     }
 
     fn goes_on(&self, is_write: bool) -> bool {
-        let takes = |left: usize| left.checked_sub(usize::from(is_write));
-        let taken = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, takes);
+        let fewer = |left: usize| left.checked_sub(usize::from(is_write));
+        let taken = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
         let goes_on = !*self.over.borrow() && taken.is_ok();
         if !goes_on {
             self.over.send_replace(true);

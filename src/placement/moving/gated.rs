@@ -134,7 +134,7 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
         Live::Silent(why) => return silent(Side::Source, why),
         Live::Known(users) => users,
     };
-    let (running, staying) = (users.running(), users.staying());
+    let running = users.running();
     match of.wishes.quiesce {
         Quiesce::Wait => {
             if let Some(refused) = deleted_with_users(facts) {
@@ -146,7 +146,9 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
         }
         // A pod that nobody can send away would be gated for nothing, and a kubelet that starts
         // again meanwhile takes the volume from under it.
-        Quiesce::Evict if !staying.is_empty() => return ClaimDecision::Do(ClaimStep::Evict(staying)),
+        Quiesce::Evict if !users.holding().is_empty() => {
+            return ClaimDecision::Do(ClaimStep::Evict(users.staying()));
+        }
         Quiesce::Evict => {}
     }
     close(

@@ -20,6 +20,9 @@ pub struct UserPod {
     pub has_node: bool,
     /// Whether it is being deleted: its eviction was accepted.
     pub leaving: bool,
+    /// Whether none of its containers has started: it writes nothing, and no budget of disruptions
+    /// counts it, so its eviction is always accepted.
+    pub pending: bool,
 }
 
 /// A node that has a volume, or had it.
@@ -57,6 +60,14 @@ impl Users {
     #[must_use]
     pub fn staying(&self) -> Vec<String> {
         names(self.pods.iter().filter(|pod| pod.has_node && !pod.leaving))
+    }
+
+    /// Those of these that may have reason to stay. What a controller makes anew while the others
+    /// are leaving has none: it would be sent away for ever before the volume is gated.
+    #[must_use]
+    pub fn holding(&self) -> Vec<String> {
+        let holds = |pod: &&UserPod| pod.has_node && !pod.leaving && !pod.pending;
+        names(self.pods.iter().filter(holds))
     }
 
     /// What is still in the way: empty when the volume is drained.

@@ -317,13 +317,11 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 Applied::NotHere => {}
                 Applied::Done | Applied::ChangedMeanwhile => return Ok(Vec::new()),
             }
-            match step {
-                ClaimStep::Evict(pods) => Ok::<_, GateError>(evict(self.context.home, pods).await?),
-                _ => {
-                    self.context.helpers.apply(moved, &seen.request, step).await?;
-                    Ok(Vec::new())
-                }
+            if let ClaimStep::Evict(pods) = step {
+                return Ok::<_, GateError>(evict(self.context.home, pods).await?);
             }
+            self.context.helpers.apply(moved, &seen.request, step).await?;
+            Ok(Vec::new())
         });
         let mut stay = Vec::new();
         for taken in join_all(taken).await {
@@ -348,6 +346,24 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             return self.write_status(&seen.of, &next).await;
         }
         Ok(Looked::Wait(look(&seen.stage, waiting)))
+    }
+
+    /// Goes on until something is waited for, and for how long.
+    async fn go_on(&mut self) -> Result<Duration, Trouble> {
+        let mut soon = 0;
+        for _ in 0..LOOKS {
+            match Box::pin(self.look()).await? {
+                Looked::Again => {}
+                Looked::Wait(Look::Soon) if soon < SOON_LOOKS => {
+                    soon += 1;
+                    sleep(SOON).await;
+                }
+                Looked::Wait(Look::Soon) => return Ok(LEAST_PAUSE),
+                Looked::Wait(Look::Within(pause)) => return Ok(pause),
+                Looked::Over => return Ok(Self::RESYNC),
+            }
+        }
+        Ok(Duration::ZERO)
     }
 
     /// What only people can mend, they have to hear.
@@ -450,34 +466,21 @@ impl<H: MoveHelpers> Rounds for Following<'_, H> {
         }
         self.own.mark_unchanged();
         (self.troubled, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
-        let mut soon = 0;
-        for _ in 0..LOOKS {
-            match self.look().await {
-                Ok(Looked::Again) => {}
-                Ok(Looked::Wait(Look::Soon)) if soon < SOON_LOOKS => {
-                    soon += 1;
-                    sleep(SOON).await;
-                }
-                Ok(Looked::Wait(Look::Soon)) => return Ok(self.rest(LEAST_PAUSE)),
-                Ok(Looked::Wait(Look::Within(pause))) => return Ok(self.rest(pause)),
-                Ok(Looked::Over) => return Ok(self.rest(Self::RESYNC)),
-                Err(Trouble::Api(error)) => return Err(error),
-                Err(Trouble::NotYet(why)) => {
-                    tracing::info!(
-                        namespace = self.key.namespace,
-                        name = self.key.name,
-                        why,
-                        "a move waits"
-                    );
-                    return Ok(self.rest(LEAST_PAUSE));
-                }
-                Err(trouble) => {
-                    self.troubled = true;
-                    self.complain(&trouble).await;
-                    return Ok(self.rest(TROUBLED));
-                }
+        let pause = match self.go_on().await {
+            Ok(pause) => pause,
+            Err(Trouble::Api(error)) => return Err(error),
+            Err(Trouble::NotYet(why)) => {
+                let (namespace, name) = (&self.key.namespace, &self.key.name);
+                tracing::info!(namespace, name, why, "a move waits");
+                LEAST_PAUSE
             }
-        }
+            Err(trouble) => {
+                self.troubled = true;
+                self.complain(&trouble).await;
+                TROUBLED
+            }
+        };
+        self.rest(pause);
         Ok(())
     }
 }

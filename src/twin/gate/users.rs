@@ -211,7 +211,13 @@ fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
         },
         has_node: node_of(pod).is_some(),
         leaving: pod.metadata.deletion_timestamp.is_some(),
+        pending: is_pending(pod),
     }
+}
+
+fn is_pending(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some("Pending")
 }
 
 fn node_of(pod: &Pod) -> Option<String> {

@@ -25,7 +25,11 @@ async fn world(mark: &str) -> World {
     world
 }
 
+/// The move of these marks, without which they do not count.
+const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
+
 fn mark_twin(world: &World, text: &str) {
+    world.api.put(THE_MOVE, json!({"metadata": {"uid": MOVE}}));
     world.api.change(&twin_path(), |twin| {
         twin["metadata"]["annotations"][mark::SOURCE_OF] = text.into();
     });
@@ -89,12 +93,32 @@ async fn what_is_moving_is_attached_for_its_mover_only() {
     world.publish("n1").await.unwrap();
 }
 
+#[tokio::test]
+async fn the_mark_of_a_move_that_is_gone_keeps_nobody_away() {
+    let world = world(&moving()).await;
+    world.api.remove(THE_MOVE);
+    world.publish("n1").await.unwrap();
+    let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
+    assert_eq!(
+        refused(publish_as(&world, &Registry::default(), &mover).await),
+        PublishBeside::MoveOver
+    );
+    // Data that is elsewhere is elsewhere.
+    mark_twin(&world, &superseded());
+    world.api.remove(THE_MOVE);
+    assert!(matches!(
+        refused(world.publish("n1").await),
+        PublishBeside::MovedOn { .. }
+    ));
+}
+
 /// Whoever gates a volume looks for attachments, and sees none that is made after that.
 #[tokio::test]
 async fn what_is_gated_while_it_is_attached_is_not_answered_for() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     let name = attachment_name(&made.context[TWIN_VOLUME], "n1");
+    world.api.put(THE_MOVE, json!({"metadata": {"uid": MOVE}}));
     world.api.before("POST", ATTACHMENTS, |store| {
         let mut twin = store.get(&twin_path()).unwrap();
         twin["metadata"]["annotations"][mark::SOURCE_OF] = moving().into();

@@ -272,6 +272,7 @@ fn pod(leaving: bool) -> UserPod {
         name: "shop/db-0".into(),
         has_node: true,
         leaving,
+        pending: false,
     }
 }
 

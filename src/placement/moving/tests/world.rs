@@ -242,6 +242,7 @@ impl World {
             name: "pod".into(),
             has_node: true,
             leaving: pod.leaving,
+            pending: !matches!(pod.state, PodState::Running(_)),
         });
         let node = UserNode {
             name: "node".into(),

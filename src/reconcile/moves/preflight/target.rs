@@ -40,7 +40,7 @@ pub(super) async fn find<H>(
     let found = match &request.target {
         MoveTarget::Cluster(id) if id == home.id() => Ok(Whereto::Home(None)),
         MoveTarget::Cluster(id) => match context.registry.get(id) {
-            Ok(remote) => of_remote(remote, request)?,
+            Ok(remote) => of_remote(&remote, request)?,
             Err(error) if context.registry.is_complete() => Err(vec![error.to_string()]),
             Err(error) => return Err(Trouble::NotYet(error.to_string())),
         },
@@ -81,7 +81,7 @@ async fn of_node<H>(
     let is_ready = is_ready(&found);
     let node = context.home.node(found.metadata);
     let whereto = match context.registry.behind(&node) {
-        NodeKind::Virtual(remote) => of_remote(remote, request)?,
+        NodeKind::Virtual(remote) => of_remote(&remote, request)?,
         NodeKind::Disputed(clusters) => Err(vec![format!(
             "the node {name} is claimed by several clusters ({clusters}): their node selectors must not overlap"
         )]),
@@ -111,7 +111,7 @@ fn is_ready(node: &KubeNode) -> bool {
 }
 
 /// A cluster that was not asked yet is waited for.
-fn of_remote(remote: Arc<Remote>, request: &MoveRequest) -> Result<Result<Whereto, Vec<String>>, Trouble> {
+fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Whereto, Vec<String>>, Trouble> {
     let mut findings = Vec::new();
     if let Some(closed) = remote.closed() {
         findings.push(format!(
@@ -132,7 +132,7 @@ fn of_remote(remote: Arc<Remote>, request: &MoveRequest) -> Result<Result<Wheret
         .unwrap_or_default();
     let mapped = remote.namespaces.remote(namespace, &remote.id).map(str::to_owned);
     Ok(match mapped {
-        Ok(namespace) if findings.is_empty() => Ok(Whereto::Remote(Arc::clone(&remote), namespace)),
+        Ok(namespace) if findings.is_empty() => Ok(Whereto::Remote(Arc::clone(remote), namespace)),
         Ok(_) => Err(findings),
         Err(error) => {
             findings.push(error.to_string());

@@ -507,7 +507,7 @@ impl MoveHelpers for FakeMovers {
         &self,
         moved: &MovedVolume,
         _: &MoveRequest,
-        stage: &Stage,
+        during: &Stage,
     ) -> Result<Movers, GateError> {
         let state = self.lock();
         let helpers = |side, place: &Place| match place {
@@ -520,7 +520,7 @@ impl MoveHelpers for FakeMovers {
             target: helpers(Side::Target, &moved.target.place),
             copied: Live::Known(state.copied.clone()),
         };
-        if *stage == Stage::Ended(Outcome::Failed) {
+        if *during == Stage::Ended(Outcome::Failed) {
             movers.copied = Live::Known(Copied::default());
         }
         Ok(movers)

@@ -72,6 +72,7 @@ async fn pods_use_a_claim_until_they_have_ended() {
         name: name.into(),
         has_node,
         leaving,
+        pending: false,
     };
     assert_eq!(
         users(&world).await.pods,
