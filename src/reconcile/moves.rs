@@ -63,6 +63,7 @@ pub(super) async fn drive_moves(
     let Some(movers) = &settings.movers else {
         return;
     };
+    let helpers = Leading(ClusterHelpers::new(movers.clone()));
     let context = Context {
         home,
         registry,
@@ -70,9 +71,18 @@ pub(super) async fn drive_moves(
         events,
         settings,
         metrics,
-        helpers: &ClusterHelpers::new(movers.clone()),
+        helpers: &helpers.0,
     };
     follow_all(&context).await;
+}
+
+/// The movers, as long as this replica leads.
+struct Leading(ClusterHelpers);
+
+impl Drop for Leading {
+    fn drop(&mut self) {
+        self.0.rest();
+    }
 }
 
 async fn follow_all<H: MoveHelpers>(context: &Context<'_, H>) {

@@ -45,6 +45,10 @@ pub(super) struct Watched {
 /// A claim that is provisioned by us, or bound by name to a PV that may be ours, or not
 /// bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts about one object, each seen by itself"
+)]
 pub(super) struct Claim {
     pub(super) name: ClaimName,
     pub(super) uid: String,

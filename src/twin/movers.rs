@@ -60,6 +60,14 @@ pub trait MoveHelpers: Send + Sync {
         stage: &Stage,
     ) -> impl Future<Output = Result<Movers, GateError>> + Send;
 
+    /// What speaks against the move, in sentences; all that is found, and nothing is made. A cluster
+    /// that does not answer is not an obstacle but an error.
+    fn obstacles(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+    ) -> impl Future<Output = Result<Vec<String>, GateError>> + Send;
+
     /// Takes a step that is about movers, or makes the target's twin.
     fn apply(
         &self,
@@ -213,6 +221,10 @@ impl ClusterHelpers {
 }
 
 impl MoveHelpers for ClusterHelpers {
+    async fn obstacles(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Vec<String>, GateError> {
+        Box::pin(self.refused(moved, of)).await
+    }
+
     async fn observe(
         &self,
         moved: &MovedVolume,

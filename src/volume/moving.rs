@@ -3,8 +3,7 @@
 //! once, into what cannot contradict itself; what cannot be read is an error, never an absence.
 //!
 //! What is done next is decided in `placement::moving`. What stands on twins and virtual PVs is
-//! read by every operation and loop; `twin/gate` and `api::volume_move` write it, which no loop
-//! calls yet.
+//! read by every operation and loop; `twin/gate` and `api::volume_move` write it.
 
 mod gate;
 mod phase;

@@ -26,8 +26,8 @@
 //! One claim is decided in `claim` (and, by rows, `gated`, `back`, `committed`), all together in
 //! `whole`, what is left without a `VolumeMove` in `leftovers`, and what other calls may do beside
 //! a move in `beside`, which the calls and loops of this driver ask. Claims, PVs and twins are
-//! observed and changed by `twin/gate`; the loop `reconcile/moves` does not exist yet, so nothing
-//! calls the rest.
+//! observed and changed by `twin/gate`, movers by `twin/movers`; the loop `reconcile/moves` carries
+//! out what is decided.
 
 mod back;
 mod beside;

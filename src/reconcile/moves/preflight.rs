@@ -2,7 +2,7 @@
 //! anything is done, and noted in the status in one write. Nothing here changes anything.
 //!
 //! Where the volumes are to be is found in `target`, where they are in `claims`, who uses them in
-//! `users`. Whether the API servers would take twins and movers is not asked here.
+//! `users`. Whether the API servers would take twins and movers is asked by those who make them.
 
 mod claims;
 mod target;
@@ -52,7 +52,14 @@ pub(super) async fn preflight<H: MoveHelpers>(
     for planned in &plan {
         let moved = moved(context, of, planned)?;
         let objects = moved.observe().await?;
-        findings.extend(of_objects(planned, &request, objects));
+        let against = of_objects(planned, &request, objects);
+        if against.is_empty() {
+            // Who cannot have the twin or a mover says so to a trial of it.
+            let refused = context.helpers.obstacles(&moved, &request).await?;
+            let name = &planned.claim.name;
+            findings.extend(refused.iter().map(|why| format!("the claim {name}: {why}")));
+        }
+        findings.extend(against);
     }
     findings.extend(users::findings(context.home, &request, whereto.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
@@ -120,7 +127,7 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
     match objects.target {
         Live::Silent(why) => find(format!("the place of its new twin cannot be read: {why}")),
         Live::Known(TargetTwin::Gone) => {
-            find("the cluster of the target is not declared any more".to_owned())
+            find("the cluster of the target is not declared any more".to_owned());
         }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
         Live::Known(TargetTwin::There { .. }) => {

@@ -68,7 +68,7 @@ pub(super) fn entered(
     let mut next = Next::of(of, now);
     match change {
         Entered::Gate(_, records) => {
-            next.remember(records, |record| (&record.claim.name.name, record.to_text()))?
+            next.remember(records, |record| (&record.claim.name.name, record.to_text()))?;
         }
         Entered::Commit(_, records) => {
             next.remember(records, |record| {

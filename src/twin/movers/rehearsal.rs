@@ -21,9 +21,12 @@ use crate::{
 };
 
 impl ClusterHelpers {
-    /// What speaks against the move, in sentences; all that is found. A cluster that does not
-    /// answer is not an obstacle but an error.
-    pub async fn obstacles(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Vec<String>, GateError> {
+    /// All that is refused.
+    pub(super) async fn refused(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+    ) -> Result<Vec<String>, GateError> {
         let mut found = Vec::new();
         if of.warm == Warm::Snapshot {
             found.push(HelperError::FromSnapshot.to_string());

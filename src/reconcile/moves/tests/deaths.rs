@@ -9,9 +9,9 @@ const MOST_WRITES: usize = 80;
 async fn dies_at(deaths: impl Iterator<Item = usize>, meanwhile: impl Fn(&World), check: impl Fn(&World)) {
     for writes in deaths {
         let world = World::evicting().await;
-        let died = world.die_after(writes).await;
+        let died = Box::pin(world.die_after(writes)).await;
         meanwhile(&world);
-        world.to_the_end().await;
+        Box::pin(world.to_the_end()).await;
         check(&world);
         if !died {
             assert!(writes > 15, "a move of {writes} writes is none");

@@ -158,6 +158,15 @@ async fn claims_that_cannot_be_moved_are_named() {
 }
 
 #[tokio::test]
+async fn what_movers_are_refused_is_said_before_anything_is_done() {
+    let found = findings(to_milan(json!({})), |world| {
+        world.movers.lock().refused = Some("exceeded quota".into());
+    })
+    .await;
+    assert_eq!(found, ["the claim shop/data: exceeded quota"]);
+}
+
+#[tokio::test]
 async fn what_one_pod_mounts_is_moved_together() {
     let found = findings(to_milan(json!({})), |world| {
         let other = "/api/v1/namespaces/shop/persistentvolumeclaims/logs";

@@ -91,6 +91,8 @@ pub(super) struct State {
     /// Whether the passes beside the users come to an end.
     pub(super) never_converges: bool,
     pub(super) passes: Vec<Pass>,
+    /// What an API server has against them.
+    pub(super) refused: Option<String>,
 }
 
 pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
@@ -178,7 +180,7 @@ impl World {
 
     /// Carries the move on until `enough`, or it is over.
     pub(super) async fn carry(&self, enough: impl Fn(&Self) -> bool) {
-        let carried = time::timeout(PATIENCE, self.carry_on(enough)).await;
+        let carried = time::timeout(PATIENCE, Box::pin(self.carry_on(enough))).await;
         assert!(
             carried.is_ok(),
             "it does not end: {:#?}",
@@ -195,7 +197,7 @@ impl World {
         };
         let mut following = Following::new(&context, key);
         while !enough(self) {
-            match following.look().await {
+            match Box::pin(following.look()).await {
                 Ok(Looked::Again) => {}
                 Ok(Looked::Over) => return,
                 Ok(Looked::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
@@ -219,7 +221,7 @@ impl World {
             api.live(Some(life.clone()));
         }
         let died = tokio::select! {
-            () = self.carry(|_| false) => false,
+            () = Box::pin(self.carry(|_| false)) => false,
             () = life.over() => true,
         };
         for api in [&self.home_api, &self.there] {
@@ -503,6 +505,10 @@ fn index(side: Side) -> usize {
 }
 
 impl MoveHelpers for FakeMovers {
+    async fn obstacles(&self, _: &MovedVolume, _: &MoveRequest) -> Result<Vec<String>, GateError> {
+        Ok(self.lock().refused.iter().cloned().collect())
+    }
+
     async fn observe(
         &self,
         moved: &MovedVolume,

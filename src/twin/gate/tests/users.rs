@@ -68,18 +68,18 @@ async fn pods_use_a_claim_until_they_have_ended() {
         Some("n1"),
         &json!({}),
     );
-    let user = |name: &str, has_node, leaving| UserPod {
+    let user = |name: &str, has_node, leaving, pending| UserPod {
         name: name.into(),
         has_node,
         leaving,
-        pending: false,
+        pending,
     };
     assert_eq!(
         users(&world).await.pods,
         [
-            user("shop/a", true, false),
-            user("shop/b", true, true),
-            user("shop/c", false, false)
+            user("shop/a", true, false, false),
+            user("shop/b", true, true, false),
+            user("shop/c", false, false, true)
         ]
     );
 }
