@@ -49,7 +49,7 @@ const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 /// In the remote cluster.
 pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 /// For a move to come to its end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(super) fn name() -> String {
     format!("pvc-{UID}")
