@@ -6,6 +6,7 @@ mod controller;
 mod crds;
 mod doctor;
 mod import;
+mod moves;
 mod node;
 mod process;
 mod relay;
@@ -41,6 +42,8 @@ enum Command {
     Import(import::Args),
     /// Give claims of the driver their real class, and take that back.
     Release(release::Args),
+    /// Move volumes to another node, cluster or storage class while their pods run.
+    Move(moves::Args),
     /// Connect the two ends of a move through the API servers of their clusters.
     Relay(relay::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
@@ -64,6 +67,7 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Import(args) => import::run(args).map(success),
         Command::Release(args) => release::run(args).map(success),
+        Command::Move(args) => moves::run(args),
         Command::Relay(args) => relay::run(args).map(success),
         Command::Crds => crds::run().map(success),
         #[cfg(feature = "crash-points")]

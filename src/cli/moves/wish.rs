@@ -1,0 +1,297 @@
+//! `liqo-csi move volume`: the flags, and the `VolumeMove` that they ask for.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use kube::ResourceExt;
+
+use super::{Place, PlaceArgs, follow::follow, words};
+use crate::{
+    api::volume_move::{
+        Amounts, Cutover, CutoverMode, Loss, MoveRequest, Mover, MoverResources, Quantity, QuiesceMode,
+        QuiesceSpec, Target, Transport, Verify, VolumeMove, VolumeMoveSpec, Warm,
+    },
+    cli::Outcome,
+};
+
+/// How many characters tell the moves of one claim apart.
+const SUFFIX: usize = 5;
+
+#[derive(clap::Args)]
+pub(super) struct VolumeArgs {
+    /// The claim.
+    #[arg(value_name = "PVC")]
+    claim: String,
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// The node from which the volume is to be used, a virtual one for another cluster.
+    #[arg(
+        long,
+        value_name = "NODE",
+        required_unless_present = "target_cluster",
+        conflicts_with = "target_cluster"
+    )]
+    target_node: Option<String>,
+    /// The cluster in which it is to be, whichever node.
+    #[arg(long, value_name = "ID")]
+    target_cluster: Option<String>,
+    /// The real storage class there [default: as for a new claim].
+    #[arg(long, value_name = "CLASS")]
+    storage_class: Option<String>,
+    /// Another claim that the same pods mount: it is moved with this one.
+    #[arg(long, value_name = "PVC")]
+    with: Vec<String>,
+    /// Only say what speaks against the move.
+    #[arg(long)]
+    dry_run: bool,
+    /// Evict the pods, which start again at the target. Without it they have to be stopped by you.
+    #[arg(long)]
+    evict: bool,
+    /// When the pods have to go: as soon as little is left to copy, or when `move cutover` says so.
+    #[arg(long, value_enum, default_value = "auto")]
+    cutover: When,
+    /// For how long nobody may be able to use the volumes; after that they are given back.
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    max_downtime: String,
+    /// How many bytes are sent in a second at most, such as 64Mi.
+    #[arg(long, value_name = "QUANTITY")]
+    bandwidth: Option<String>,
+    /// What is compared at the end: what the last pass has touched, or everything once more.
+    #[arg(long, value_enum, default_value = "incremental")]
+    verify: Compared,
+    /// For how long the source is kept after the move.
+    #[arg(long, value_name = "DURATION", default_value = "24h")]
+    retain_source: String,
+    /// What may be lost, as the move says before it begins.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    accept_loss: Vec<MayBeLost>,
+    /// Return when the move was asked for, without following it.
+    #[arg(long)]
+    no_wait: bool,
+    /// What the pods that copy request, as processor time.
+    #[arg(long, value_name = "QUANTITY")]
+    containers_cpu_requests: Option<String>,
+    /// The most processor time that they get.
+    #[arg(long, value_name = "QUANTITY")]
+    containers_cpu_limits: Option<String>,
+    /// What they request, as memory.
+    #[arg(long, value_name = "QUANTITY")]
+    containers_ram_requests: Option<String>,
+    /// The most memory that they get.
+    #[arg(long, value_name = "QUANTITY")]
+    containers_ram_limits: Option<String>,
+    /// liqoctl has these.
+    #[arg(long, hide = true)]
+    restic_image: Option<String>,
+    #[arg(long, hide = true)]
+    restic_server_image: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum When {
+    Auto,
+    Manual,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Compared {
+    Incremental,
+    Full,
+}
+
+/// See [`Loss`].
+#[derive(Clone, Copy, ValueEnum)]
+enum MayBeLost {
+    Xattrs,
+    Flags,
+    Snapshots,
+    Live,
+}
+
+/// Asks for the move, or finds the same one under way, and follows it.
+pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
+    for (flag, value) in [
+        ("--restic-image", &args.restic_image),
+        ("--restic-server-image", &args.restic_server_image),
+    ] {
+        if value.is_some() {
+            eprintln!("{flag} has no effect: the data is copied by this driver's own image, not by restic");
+        }
+    }
+    let spec = spec(&args);
+    let waits = !args.no_wait;
+    let place = args.place.find().await?;
+    let under_way = place.moves.find(|one| concerns(one, &spec)).await?;
+    if let Some(found) = under_way.first() {
+        let name = found.name_any();
+        if found.spec.claims == spec.claims && found.spec.target == spec.target {
+            eprintln!("the move {name} does that already: it is followed");
+            return follow(&place, &name, waits).await;
+        }
+        return Err(format!(
+            "the VolumeMove {}/{name} moves {} already: wait for its end, or give it up with liqo-csi move cancel {name} -n {}",
+            place.namespace,
+            found.spec.claims.join(", "),
+            place.namespace
+        )
+        .into());
+    }
+    let name = ask(&place, spec).await?;
+    follow(&place, &name, waits).await
+}
+
+/// Makes the object; its name.
+pub(super) async fn ask(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
+    let random = uuid::Uuid::new_v4().simple().to_string();
+    let first = spec.claims.first().map_or("move", String::as_str);
+    let name = format!("{first}-{}", &random[..SUFFIX]);
+    let mut wanted = VolumeMove::new(&name, spec);
+    wanted.metadata.namespace = Some(place.namespace.clone());
+    // The API server says the same, in more words.
+    MoveRequest::try_from(&wanted)?;
+    let made = place.moves.create(&wanted).await?;
+    made.ok_or_else(|| format!("the VolumeMove {name} exists already: run the command again"))?;
+    Ok(name)
+}
+
+/// Whether a move that goes on is about one of these claims.
+fn concerns(one: &VolumeMove, spec: &VolumeMoveSpec) -> bool {
+    let shares = one.spec.claims.iter().any(|claim| spec.claims.contains(claim));
+    shares && !words::is_over(one)
+}
+
+fn spec(args: &VolumeArgs) -> VolumeMoveSpec {
+    let amounts = |cpu: &Option<String>, memory: &Option<String>| {
+        let amount = |text: &Option<String>| text.clone().map(Quantity);
+        let some = cpu.is_some() || memory.is_some();
+        some.then(|| Amounts {
+            cpu: amount(cpu),
+            memory: amount(memory),
+        })
+    };
+    let requests = amounts(&args.containers_cpu_requests, &args.containers_ram_requests);
+    let limits = amounts(&args.containers_cpu_limits, &args.containers_ram_limits);
+    let sizes_movers = requests.is_some() || limits.is_some();
+    VolumeMoveSpec {
+        claims: [&args.claim].into_iter().chain(&args.with).cloned().collect(),
+        target: Target {
+            node_name: args.target_node.clone(),
+            cluster: args.target_cluster.clone(),
+            storage_class_name: args.storage_class.clone(),
+            access_modes: Vec::new(),
+        },
+        cutover: Cutover {
+            mode: match args.cutover {
+                When::Auto => CutoverMode::Auto,
+                When::Manual => CutoverMode::Manual,
+            },
+            max_downtime: args.max_downtime.clone(),
+            ..Cutover::default()
+        },
+        quiesce: QuiesceSpec {
+            mode: if args.evict {
+                QuiesceMode::Evict
+            } else {
+                QuiesceMode::Wait
+            },
+            ..QuiesceSpec::default()
+        },
+        warm: Warm::default(),
+        verify: match args.verify {
+            Compared::Incremental => Verify::Incremental,
+            Compared::Full => Verify::Full,
+        },
+        transport: Transport {
+            bandwidth: args.bandwidth.clone().map(Quantity),
+            ..Transport::default()
+        },
+        accept_loss: args.accept_loss.iter().map(|loss| Loss::from(*loss)).collect(),
+        mover: sizes_movers.then_some(Mover {
+            resources: Some(MoverResources { requests, limits }),
+            run_as_user: None,
+        }),
+        retain_source: args.retain_source.clone(),
+        paused: false,
+        cancel: false,
+        dry_run: args.dry_run,
+    }
+}
+
+impl From<MayBeLost> for Loss {
+    fn from(loss: MayBeLost) -> Self {
+        match loss {
+            MayBeLost::Xattrs => Self::ExtendedAttributes,
+            MayBeLost::Flags => Self::InodeFlags,
+            MayBeLost::Snapshots => Self::Snapshots,
+            MayBeLost::Live => Self::LiveWrites,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        volume: VolumeArgs,
+    }
+
+    fn asked(line: &[&str]) -> VolumeMoveSpec {
+        let args = ["move"].iter().chain(line);
+        spec(&Line::try_parse_from(args).unwrap().volume)
+    }
+
+    #[test]
+    fn what_liqoctl_takes_is_taken() {
+        let spec = asked(&[
+            "data",
+            "--namespace",
+            "shop",
+            "--target-node",
+            "liqo-milan",
+            "--containers-cpu-limits",
+            "500m",
+            "--containers-ram-requests",
+            "64Mi",
+            "--restic-image",
+            "restic/restic:0.14.0",
+        ]);
+        assert_eq!(spec.claims, ["data"]);
+        assert_eq!(spec.target.node_name.as_deref(), Some("liqo-milan"));
+        assert_eq!(spec.quiesce.mode, QuiesceMode::Wait);
+        let sizes = spec.mover.unwrap().resources.unwrap();
+        assert_eq!(sizes.limits.unwrap().cpu, Some(Quantity("500m".into())));
+        assert_eq!(sizes.requests.unwrap().memory, Some(Quantity("64Mi".into())));
+    }
+
+    #[test]
+    fn one_target_is_named() {
+        for (line, is_right) in [
+            (vec!["data"], false),
+            (vec!["data", "--target-node", "a", "--target-cluster", "b"], false),
+            (vec!["data", "--target-cluster", "b"], true),
+        ] {
+            let args = ["move"].iter().chain(&line);
+            assert_eq!(Line::try_parse_from(args).is_ok(), is_right, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_move_that_goes_on_concerns_its_claims() {
+        let mut one = VolumeMove::new(
+            "data-1",
+            asked(&["data", "--with", "log", "--target-cluster", "b"]),
+        );
+        assert!(concerns(&one, &asked(&["log", "--target-cluster", "c"])));
+        assert!(!concerns(&one, &asked(&["other", "--target-cluster", "c"])));
+        one.status = Some(crate::api::volume_move::VolumeMoveStatus {
+            phase: Some("Cancelled".into()),
+            ..Default::default()
+        });
+        assert!(!concerns(&one, &asked(&["log", "--target-cluster", "c"])));
+    }
+}

@@ -1,0 +1,248 @@
+//! What is said of a move: its line in the table, what it is doing, how far the copying is, and how it
+//! has ended. All of it from its object.
+
+use kube::ResourceExt;
+
+use crate::{
+    api::volume_move::{BackReason, CutoverMode, Progress, QuiesceMode, VolumeMove},
+    placement::moving::Stage,
+    volume::moving::Phase,
+};
+
+/// How a move has ended, for whoever waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The volumes are at the target.
+    Moved,
+    /// Nothing speaks against a move that was only tried.
+    Possible,
+    /// Something speaks against it. Nothing was changed.
+    Refused,
+    /// Somebody gave it up.
+    Cancelled,
+    /// It could not be done.
+    Failed,
+}
+
+impl End {
+    /// The exit status.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Moved | Self::Possible => 0,
+            Self::Refused => 2,
+            Self::Cancelled => 3,
+            Self::Failed => 4,
+        }
+    }
+}
+
+/// The phase; `None` before the controller has seen it, or if a later version wrote it.
+pub(super) fn phase(of: &VolumeMove) -> Option<Phase> {
+    of.status.as_ref()?.phase.as_ref()?.parse().ok()
+}
+
+/// Whether it does nothing any more for which its claims would be locked.
+pub(super) fn is_over(of: &VolumeMove) -> bool {
+    matches!(
+        phase(of),
+        Some(Phase::Done | Phase::Cancelled | Phase::Failed | Phase::Retaining)
+    )
+}
+
+/// How it has ended, if it has. That its source is still kept is nothing to wait for.
+pub(super) fn end(of: &VolumeMove) -> Option<End> {
+    let status = of.status.as_ref()?;
+    let found = status.preflight.as_ref();
+    if of.spec.dry_run
+        && let Some(found) = found
+    {
+        return Some(if found.is_empty() {
+            End::Possible
+        } else {
+            End::Refused
+        });
+    }
+    match phase(of)? {
+        Phase::Retaining | Phase::Done => Some(End::Moved),
+        Phase::Cancelled => Some(End::Cancelled),
+        Phase::Failed if why(of) == Some(BackReason::Refused) => Some(End::Refused),
+        Phase::Failed if found.is_some_and(|found| !found.is_empty()) => Some(End::Refused),
+        Phase::Failed => Some(End::Failed),
+        _ => None,
+    }
+}
+
+fn why(of: &VolumeMove) -> Option<BackReason> {
+    let stage = of.status.as_ref()?.stage.as_ref()?;
+    Some(stage.why.as_ref()?.reason)
+}
+
+/// What it is doing, or what has become of it, in a sentence.
+pub(super) fn sentence(of: &VolumeMove) -> String {
+    let Some(phase) = phase(of) else {
+        return "the controller has not seen it yet".to_owned();
+    };
+    let status = of.status.clone().unwrap_or_default();
+    let is_paused = of.spec.paused && matches!(phase, Phase::Preparing | Phase::Copying | Phase::Ready);
+    if is_paused {
+        return "it is paused: liqo-csi move resume goes on".to_owned();
+    }
+    match phase {
+        Phase::Checking => "what speaks against it is looked for".to_owned(),
+        Phase::Preparing => "the twins at the target and the pods that copy are made".to_owned(),
+        Phase::Copying => "the data is copied while its pods run".to_owned(),
+        Phase::Ready => ready(of).to_owned(),
+        Phase::Draining => "no pod is started with the volumes any more; those that use them go".to_owned(),
+        Phase::Finishing => "what was written last is copied and compared".to_owned(),
+        Phase::Committing => "the volumes are at the target; their pods are given them there".to_owned(),
+        Phase::Retaining | Phase::Done => {
+            let downtime = status.downtime.and_then(|downtime| downtime.actual);
+            let kept = status.retained_until.filter(|_| phase == Phase::Retaining);
+            let away = downtime.map(|downtime| format!("; nobody could use them for {downtime}"));
+            let kept = kept.map(|until| format!("; the source is kept until {}", until.0));
+            let more: String = [away, kept].into_iter().flatten().collect();
+            format!("the volumes have moved{more}")
+        }
+        Phase::Returning => format!(
+            "the pods are given their volumes back where they were{}",
+            because(of)
+        ),
+        Phase::Cancelled => "it was given up, and the volumes are where they were".to_owned(),
+        Phase::Failed => format!(
+            "it has failed, and the volumes are where they were{}",
+            because(of)
+        ),
+    }
+}
+
+fn ready(of: &VolumeMove) -> &'static str {
+    let is_asked = of.spec.cutover.mode == CutoverMode::Auto || of.spec.cutover.requested;
+    match (is_asked, of.spec.quiesce.mode) {
+        (false, _) => "little is left to copy: liqo-csi move cutover sends the pods away",
+        (true, QuiesceMode::Wait) => "little is left to copy: stop the pods that use the volumes",
+        (true, QuiesceMode::Evict) => "little is left to copy: the pods are evicted",
+    }
+}
+
+/// Why it goes back.
+fn because(of: &VolumeMove) -> String {
+    let stage = of.status.as_ref().and_then(|status| status.stage.as_ref());
+    match stage.map(Stage::try_from) {
+        Some(Ok(Stage::Back { why, .. })) => format!(": {why}"),
+        _ => String::new(),
+    }
+}
+
+/// How many bytes of all claims are copied, if that is known of each.
+pub(super) fn copied(of: &VolumeMove) -> Option<Progress> {
+    let claims = &of.status.as_ref()?.claims;
+    let each: Option<Vec<_>> = claims.iter().map(|claim| claim.bytes).collect();
+    let each = each.filter(|each| !each.is_empty())?;
+    Some(each.iter().fold(Progress::default(), |sum, one| Progress {
+        total: sum.total + one.total,
+        done: sum.done + one.done,
+        sent: sum.sent + one.sent,
+    }))
+}
+
+/// Its line in the table.
+pub(super) fn row(of: &VolumeMove) -> [String; 7] {
+    let status = of.status.clone().unwrap_or_default();
+    let target = of.spec.target.node_name.clone();
+    let target = target.or_else(|| of.spec.target.cluster.clone());
+    let share = |progress: Progress| match progress.total {
+        0 => "100 %".to_owned(),
+        total => format!("{} %", progress.done.saturating_mul(100) / total),
+    };
+    let downtime = status.downtime.and_then(|downtime| downtime.actual);
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    [
+        of.name_any(),
+        or_none(status.phase),
+        of.spec.claims.join(","),
+        or_none(target),
+        or_none(copied(of).map(share)),
+        or_none(status.time_left),
+        or_none(downtime),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn with(spec: &Value, status: &Value) -> VolumeMove {
+        let mut whole = json!({"claims": ["data"], "target": {"cluster": "milan"}});
+        for (key, value) in spec.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        from_value(json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+            "metadata": {"name": "data-1", "namespace": "shop"}, "spec": whole, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_end_has_its_exit_status() {
+        let refused = json!({"name": "Failed"});
+        for (spec, status, expected) in [
+            (json!({}), json!({"phase": "Retaining"}), Some(0)),
+            (json!({}), json!({"phase": "Done"}), Some(0)),
+            (json!({}), json!({"phase": "Copying"}), None),
+            (json!({}), json!({"phase": "Cancelled"}), Some(3)),
+            (json!({}), json!({"phase": "Failed"}), Some(4)),
+            (
+                json!({}),
+                json!({"phase": "Failed", "stage": refused, "preflight": ["it is there already"]}),
+                Some(2),
+            ),
+            (
+                json!({"dryRun": true}),
+                json!({"phase": "Checking", "preflight": []}),
+                Some(0),
+            ),
+            (json!({"dryRun": true}), json!({"phase": "Checking"}), None),
+            (
+                json!({"dryRun": true}),
+                json!({"phase": "Checking", "preflight": ["no room"]}),
+                Some(2),
+            ),
+        ] {
+            let ended = end(&with(&spec, &status));
+            assert_eq!(ended.map(End::code), expected, "{spec} {status}");
+        }
+    }
+
+    #[test]
+    fn a_line_sums_up_all_claims() {
+        let claim =
+            |name: &str, done: i64| json!({"name": name, "bytes": {"total": 100, "done": done, "sent": 0}});
+        let of = with(
+            &json!({}),
+            &json!({"phase": "Copying", "claims": [claim("data", 100), claim("log", 50)], "timeLeft": "5m"}),
+        );
+        let expected = ["data-1", "Copying", "data", "milan", "75 %", "5m", "-"];
+        assert_eq!(row(&of), expected);
+        let unknown = with(
+            &json!({}),
+            &json!({"phase": "Copying", "claims": [{"name": "data"}]}),
+        );
+        assert_eq!(row(&unknown)[4], "-");
+    }
+
+    #[test]
+    fn whose_turn_it_is_is_said() {
+        for (spec, part) in [
+            (json!({"cutover": {"mode": "Manual"}}), "move cutover"),
+            (json!({}), "stop the pods"),
+            (json!({"quiesce": {"mode": "Evict"}}), "are evicted"),
+            (json!({"paused": true}), "move resume"),
+        ] {
+            let said = sentence(&with(&spec, &json!({"phase": "Ready"})));
+            assert!(said.contains(part), "{said}");
+        }
+    }
+}
