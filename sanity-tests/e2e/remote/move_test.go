@@ -1,0 +1,158 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// counting writes one number after the other, each when the one before is on the disk, and goes on
+// where it was stopped.
+const counting = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
+while true; do i=$((i+1)); echo $i >> ` + user.DataPath + `/log; sync; done`
+
+// A database of sorts moves to another cluster and back while it writes: its claim stays, and no
+// number is missing.
+func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.counter("counter", "data")
+	pod := p.counterOn("counter", p.home.Cluster.Nodes()[0].Name)
+	uid := p.claimUID("data")
+	before := p.numbers(p.home, pod)
+
+	p.move(t, "data", "--target-node", p.node, "--evict")
+	pod = p.counterOn("counter", p.node)
+	p.remote.WaitReady(pod)
+	there := p.numbers(p.remote, pod)
+	if there < before {
+		t.Errorf("%d numbers had been written, and %d are there", before, there)
+	}
+	if now := p.claimUID("data"); now != uid {
+		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
+	}
+
+	name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.run(t, "move", "undo", name, "-n", p.home.Name)
+	back := p.counterOn("counter", p.home.Cluster.Nodes()[0].Name)
+	if again := p.numbers(p.home, back); again < there {
+		t.Errorf("%d numbers had been written there, and %d are back", there, again)
+	}
+	if now := p.claimUID("data"); now != uid {
+		t.Errorf("the claim has the uid %s after the way back, and had %s", now, uid)
+	}
+}
+
+// counter starts one pod that counts on the claim, at home rather than there, and again wherever
+// its data is when it is evicted.
+func (p *pair) counter(name, claim string) {
+	p.t.Helper()
+	here := []string{p.home.Cluster.Nodes()[0].Name}
+	template := user.NewPod(name, claim, preferring(here, []string{p.node}))
+	template.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	deployment := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: template.Labels},
+				Spec:       template.Spec,
+			},
+		},
+	}
+	_, err := p.home.Client.AppsV1().Deployments(p.home.Name).Create(p.t.Context(), deployment, metav1.CreateOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// counterOn waits until its pod is ready on this node, and returns its name.
+func (p *pair) counterOn(name, node string) (pod string) {
+	p.t.Helper()
+	p.home.Eventually(name+" counts on "+node, func(ctx context.Context) (string, error) {
+		pods, err := p.home.Client.CoreV1().Pods(p.home.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			return "", err
+		}
+		var seen []string
+		for _, one := range pods.Items {
+			if one.Spec.NodeName == node && one.Status.Phase == corev1.PodRunning && one.DeletionTimestamp == nil {
+				pod = one.Name
+				return "", nil
+			}
+			seen = append(seen, fmt.Sprintf("%s on %q is %s", one.Name, one.Spec.NodeName, one.Status.Phase))
+		}
+		return strings.Join(seen, ", "), nil
+	})
+	return pod
+}
+
+// numbers counts what the pod has written, and fails if a number is missing.
+func (p *pair) numbers(where *user.Namespace, pod string) int {
+	p.t.Helper()
+	var last int
+	where.Eventually(pod+" has written", func(context.Context) (string, error) {
+		out, err := where.Kubectl("exec", pod, "--", "sh", "-c", "head -n -1 "+user.DataPath+"/log")
+		if err != nil {
+			return "", err
+		}
+		lines := strings.Fields(out)
+		for at, line := range lines {
+			if number, err := strconv.Atoi(line); err != nil || number != at+1 {
+				p.t.Fatalf("number %d is %q", at+1, line)
+			}
+		}
+		if last = len(lines); last == 0 {
+			return "nothing yet", nil
+		}
+		return "", nil
+	})
+	return last
+}
+
+func (p *pair) claimUID(claim string) types.UID {
+	p.t.Helper()
+	found, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(p.t.Context(), claim, metav1.GetOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return found.UID
+}
+
+// move moves the volume of a claim, and waits for the end.
+func (p *pair) move(t *testing.T, claim string, args ...string) string {
+	t.Helper()
+	return p.run(t, append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
+}
+
+func (p *pair) run(t *testing.T, args ...string) string {
+	t.Helper()
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	defer cancel()
+	args = append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
+	if err != nil {
+		t.Fatal("it has failed")
+	}
+	return string(out)
+}
