@@ -52,7 +52,7 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
     ));
     // When the time is over, the deletion takes its course.
     world.home_api.change(THE_MOVE, |of| {
-        of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into()
+        of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into();
     });
     world.to_the_end().await;
     assert_eq!(world.stage(), Stage::Ended(Outcome::Failed));
@@ -83,7 +83,7 @@ async fn users_that_do_not_go_in_time_get_their_volume_back() {
         events.iter().any(|event| event["reason"] == "MoveReturns")
     };
     world.home_api.change(THE_MOVE, |of| {
-        of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into()
+        of["status"]["gatedAt"] = "2026-01-01T00:00:00Z".into();
     });
     world
         .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))

@@ -19,7 +19,7 @@ async fn findings(spec: Value, change: impl Fn(&World)) -> Vec<String> {
     world.read().unwrap().status.unwrap().preflight.unwrap()
 }
 
-fn to_milan(more: Value) -> Value {
+fn to_milan(more: &Value) -> Value {
     let mut spec = json!({"claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"}});
     spec.as_object_mut()
         .unwrap()
@@ -33,12 +33,12 @@ fn says(found: &[String], words: &str) -> bool {
 
 #[tokio::test]
 async fn all_that_speaks_against_a_move_is_said_at_once() {
-    let spec = to_milan(json!({
+    let spec = to_milan(&json!({
         "claims": ["data", "logs"], "target": {"cluster": "milan", "storageClassName": "odd"},
     }));
     let found = findings(spec, |world| {
         world.home_api.change(CLAIM, |claim| {
-            claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+            claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
         });
         world
             .home_api
@@ -56,7 +56,7 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
 
 #[tokio::test]
 async fn where_a_volume_cannot_go_is_said() {
-    let elsewhere = |target: Value| to_milan(json!({"target": target}));
+    let elsewhere = |target: Value| to_milan(&json!({"target": target}));
     for (target, words) in [
         (json!({"cluster": "rome"}), "the cluster rome is not known"),
         (
@@ -97,7 +97,7 @@ async fn claims_that_cannot_be_moved_are_named() {
             |world| {
                 world.home_api.change(CLAIM, |claim| {
                     claim["metadata"]["ownerReferences"] =
-                        json!([{"kind": "Pod", "name": "p", "uid": "u", "apiVersion": "v1"}])
+                        json!([{"kind": "Pod", "name": "p", "uid": "u", "apiVersion": "v1"}]);
                 });
             },
             "ephemeral",
@@ -105,7 +105,7 @@ async fn claims_that_cannot_be_moved_are_named() {
         (
             |world| {
                 world.home_api.change(CLAIM, |claim| {
-                    claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+                    claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
                 });
             },
             "being changed",
@@ -113,7 +113,7 @@ async fn claims_that_cannot_be_moved_are_named() {
         (
             |world| {
                 world.home_api.change(&volume_path(), |volume| {
-                    volume["spec"]["csi"]["driver"] = "real.test".into()
+                    volume["spec"]["csi"]["driver"] = "real.test".into();
                 });
             },
             "not of this driver",
@@ -146,20 +146,20 @@ async fn claims_that_cannot_be_moved_are_named() {
             |world| {
                 world
                     .home_api
-                    .fault(Fault::new("POST", "/eviction", Act::Refuse(429)))
+                    .fault(Fault::new("POST", "/eviction", Act::Refuse(429)));
             },
             "cannot be evicted now",
         ),
     ];
     for (change, words) in table {
-        let found = findings(to_milan(json!({})), change).await;
+        let found = findings(to_milan(&json!({})), change).await;
         assert!(says(&found, words), "{words}: {found:?}");
     }
 }
 
 #[tokio::test]
 async fn what_movers_are_refused_is_said_before_anything_is_done() {
-    let found = findings(to_milan(json!({})), |world| {
+    let found = findings(to_milan(&json!({})), |world| {
         world.movers.lock().refused = Some("exceeded quota".into());
     })
     .await;
@@ -168,7 +168,7 @@ async fn what_movers_are_refused_is_said_before_anything_is_done() {
 
 #[tokio::test]
 async fn what_one_pod_mounts_is_moved_together() {
-    let found = findings(to_milan(json!({})), |world| {
+    let found = findings(to_milan(&json!({})), |world| {
         let other = "/api/v1/namespaces/shop/persistentvolumeclaims/logs";
         world
             .home_api

@@ -92,7 +92,7 @@ async fn users_that_are_waited_for_keep_their_volume() {
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
     // Their user stops them.
     world.home_api.change(POD, |pod| {
-        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
     world.to_the_end().await;
     world.assert_moved();

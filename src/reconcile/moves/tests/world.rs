@@ -116,7 +116,7 @@ impl World {
     pub(super) async fn new(spec: Value) -> Self {
         let (home_api, there) = (Arc::new(FakeApi::start().await), Arc::new(FakeApi::start().await));
         populate(&home_api);
-        ask(&home_api, spec);
+        ask(&home_api, &spec);
         let home = home_api.cluster().await;
         let declared = Declared::with_same_names("milan");
         let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
@@ -363,7 +363,7 @@ fn populate(api: &FakeApi) {
 }
 
 /// What a user writes.
-fn ask(api: &FakeApi, spec: Value) {
+fn ask(api: &FakeApi, spec: &Value) {
     api.put(
         THE_MOVE,
         json!({
@@ -451,7 +451,7 @@ fn stop_pods(api: &FakeApi) -> bool {
     };
     api.remove(POD);
     api.change("/api/v1/nodes/n1", |node| {
-        node["status"]["volumesInUse"] = json!([])
+        node["status"]["volumesInUse"] = json!([]);
     });
     api.remove(&format!("{ATTACHMENTS}/outer"));
     let mut again = pod;
