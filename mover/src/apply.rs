@@ -192,6 +192,8 @@ pub(crate) struct Desk {
     pub(crate) table: Table,
     /// Bytes of content that have arrived.
     pub(crate) received: AtomicU64,
+    /// Bytes that the source's file system holds, as it says; zero as long as it does not.
+    pub(crate) expected: AtomicU64,
 }
 
 /// One data lane: takes batches until the session is over.

@@ -46,6 +46,9 @@ pub enum Answer {
         connected: bool,
         /// Bytes of content that have arrived on this connection with the source.
         received_bytes: u64,
+        /// Bytes that the source's file system holds; zero as long as that is not known.
+        #[serde(default)]
+        expected_bytes: u64,
     },
     /// A pass is complete and on disk.
     Passed(Passed),

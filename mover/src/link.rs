@@ -44,6 +44,7 @@ impl Link {
             tree,
             table: Table::default(),
             received: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
         });
         let mut threads = vec![down.keep_alive(&fate)];
         threads.extend(data.into_iter().map(|lane| {
@@ -71,7 +72,11 @@ impl Link {
     /// The source's word that a pass has begun.
     pub(crate) fn ready(&mut self) -> Result<Ready, Error> {
         match self.hear()? {
-            Said::Ready(ready) => Ok(ready),
+            Said::Ready(ready) => {
+                let expected = ready.used.max(ready.device_size);
+                self.desk.expected.store(expected, Ordering::Relaxed);
+                Ok(ready)
+            }
             _ => Err(Error::Protocol("it does not begin the pass".to_owned())),
         }
     }
@@ -107,6 +112,11 @@ impl Desk {
     /// Bytes of content that have arrived.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the source's file system holds; zero as long as that is not known.
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected.load(Ordering::Relaxed)
     }
 }
 

@@ -88,6 +88,10 @@ pub(crate) struct Ready {
     /// Bytes of a device; zero for a tree.
     #[prost(uint64, tag = "3")]
     pub(crate) device_size: u64,
+    /// Bytes that are used in the file system of a tree, which may hold more than the tree; zero if
+    /// that is not known.
+    #[prost(uint64, tag = "4")]
+    pub(crate) used: u64,
 }
 
 /// What is needed to tell later whether the clock was set back.

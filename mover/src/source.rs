@@ -220,6 +220,7 @@ fn tell_device(up: &Shared, size: u64) -> Result<ScanEnd, Error> {
         clock: clock::read(),
         stamps_count: false,
         device_size: size,
+        used: 0,
     };
     up.send(&said(Said::Ready(ready)), false)?;
     Ok(ScanEnd::default())
@@ -244,6 +245,7 @@ impl Tell<'_> {
                 clock,
                 stamps_count,
                 device_size: 0,
+                used: self.tree.used().unwrap_or_default(),
             })),
             true,
         )?;

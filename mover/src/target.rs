@@ -134,6 +134,13 @@ impl Progress {
     pub fn received_bytes(&self) -> u64 {
         self.0.received()
     }
+
+    /// Bytes that the source's file system holds, which may be more than its tree; zero as long as
+    /// that is not known. Before the first pass is complete, nobody knows better.
+    #[must_use]
+    pub fn expected_bytes(&self) -> u64 {
+        self.0.expected()
+    }
 }
 
 /// A source that is connected.

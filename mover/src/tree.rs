@@ -79,6 +79,15 @@ impl Tree {
         rustix::fs::syncfs(&self.0)
     }
 
+    /// Bytes that are used in the file system, which may hold more than this tree.
+    pub(crate) fn used(&self) -> Result<u64> {
+        let found = rustix::fs::fstatvfs(&self.0)?;
+        Ok(found
+            .f_blocks
+            .saturating_sub(found.f_bfree)
+            .saturating_mul(found.f_frsize))
+    }
+
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

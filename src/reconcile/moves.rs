@@ -12,6 +12,7 @@ mod follow;
 mod leftovers;
 mod metrics;
 mod preflight;
+mod progress;
 mod status;
 mod telling;
 #[cfg(test)]

@@ -33,7 +33,7 @@ use std::{
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 
-pub use self::orders::CopyProgress;
+pub use self::orders::{CopyProgress, RunningPass};
 pub(super) use self::volume::node_affinity;
 use self::{orders::Orders, side::Ground};
 use super::{
@@ -41,7 +41,7 @@ use super::{
     gate::{Applied, GateError, MovedVolume, Movers},
 };
 use crate::{
-    api::volume_move::{MoveRequest, MoveTarget, Warm},
+    api::volume_move::{MoveRequest, MoveTarget, Route, Warm},
     cluster::ApiError,
     placement::{
         ClassError,
@@ -59,6 +59,12 @@ pub trait MoveHelpers: Send + Sync {
         of: &MoveRequest,
         stage: &Stage,
     ) -> impl Future<Output = Result<Movers, GateError>> + Send;
+
+    /// How far the copy of a claim is, if it has begun and this replica was told.
+    fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress>;
+
+    /// How the data of a claim travels.
+    fn route(&self, moved: &MovedVolume, of: &MoveRequest) -> Route;
 
     /// What speaks against the move, in sentences; all that is found, and nothing is made. A cluster
     /// that does not answer is not an obstacle but an error.
@@ -198,12 +204,6 @@ impl ClusterHelpers {
         self.orders.forget_all();
     }
 
-    /// How far the copy of a claim is, for people. What is decided does not rest on it.
-    #[must_use]
-    pub fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
-        self.orders.progress(moved)
-    }
-
     fn is_equipped(&self, pod: &str) -> bool {
         let equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
         equipped.contains(pod)
@@ -221,6 +221,14 @@ impl ClusterHelpers {
 }
 
 impl MoveHelpers for ClusterHelpers {
+    fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
+        self.orders.progress(moved)
+    }
+
+    fn route(&self, moved: &MovedVolume, of: &MoveRequest) -> Route {
+        side::route(moved, of)
+    }
+
     async fn obstacles(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Vec<String>, GateError> {
         Box::pin(self.refused(moved, of)).await
     }
@@ -317,7 +325,7 @@ impl<'a> Live<Ground<'a>> {
         match self {
             Self::Known(ground) => Ok(ground),
             Self::Silent(why) => Err(GateError::Silent {
-                side: names::word(side),
+                side: side.as_str(),
                 why,
             }),
         }

@@ -83,7 +83,8 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                 let known = lock(progress).clone();
                 let under_way = Answer::Progress {
                     connected: known.is_some(),
-                    received_bytes: known.map_or(0, |progress| progress.received_bytes()),
+                    received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
+                    expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
                 };
                 if write(&mut told, &under_way).is_err() {
                     return;

@@ -93,6 +93,10 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
+	// Pods that copy run there, where no driver is.
+	if _, err := driver.ImportImage(ctx, remote, driver.Options{Progress: os.Stderr}); err != nil {
+		return err
+	}
 	if s.kubeconfig, err = os.ReadFile(remote.ProxyKubeconfig()); err != nil {
 		return fmt.Errorf("the kubeconfig of the remote cluster: %w", err)
 	}

@@ -58,24 +58,24 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 }
 
 // counter starts one pod that counts on the claim, at home rather than there, and again wherever
-// its data is when it is evicted.
+// its data is when it is evicted. There is never a second one beside it.
 func (p *pair) counter(name, claim string) {
 	p.t.Helper()
 	here := []string{p.home.Cluster.Nodes()[0].Name}
 	template := user.NewPod(name, claim, preferring(here, []string{p.node}))
 	template.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-	deployment := &appsv1.Deployment{
+	template.Spec.TerminationGracePeriodSeconds = new(int64(1))
+	set := &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
+		Spec: appsv1.StatefulSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
-			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: template.Labels},
 				Spec:       template.Spec,
 			},
 		},
 	}
-	_, err := p.home.Client.AppsV1().Deployments(p.home.Name).Create(p.t.Context(), deployment, metav1.CreateOptions{})
+	_, err := p.home.Client.AppsV1().StatefulSets(p.home.Name).Create(p.t.Context(), set, metav1.CreateOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func (p *pair) counterOn(name, node string) (pod string) {
 			}
 			seen = append(seen, fmt.Sprintf("%s on %q is %s", one.Name, one.Spec.NodeName, one.Status.Phase))
 		}
-		return strings.Join(seen, ", "), nil
+		return "no pod of it is there: " + strings.Join(seen, ", "), nil
 	})
 	return pod
 }

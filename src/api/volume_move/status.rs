@@ -32,6 +32,10 @@ pub struct VolumeMoveStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
+    /// What is waited for, in a sentence, when that takes longer than a few seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
+
     /// What speaks against it. Absent as long as that is not known; empty if it is nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Vec<String>>,
@@ -100,6 +104,10 @@ pub struct ClaimStatus {
     /// Where it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<TwinReference>,
+
+    /// The size of its PersistentVolume, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<i64>,
 
     /// How many passes were made.
     #[serde(default)]
@@ -170,16 +178,16 @@ pub struct RootHashes {
 /// For how long nobody can use the volumes.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Downtime {
-    /// How long that will take, as the passes so far tell.
+    /// How long copying what was written last will take, as the passes so far tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
 
-    /// Since when it is so.
+    /// Since when nobody uses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub since: Option<Time>,
 
-    /// How long it took.
+    /// How long it took, from when Kubernetes started no pod with them any more until it did again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual: Option<String>,
 }

@@ -44,6 +44,7 @@ pub(super) async fn follow(place: &Place, name: &str, waits: bool) -> Outcome<Ex
 /// What was said already.
 struct Said {
     last: String,
+    waiting: Option<String>,
     losses: BTreeSet<String>,
     /// Hidden where there is no terminal.
     bar: ProgressBar,
@@ -57,6 +58,7 @@ impl Said {
         }
         Self {
             last: String::new(),
+            waiting: None,
             losses: BTreeSet::new(),
             bar,
         }
@@ -67,6 +69,13 @@ impl Said {
         if self.last != sentence {
             self.line(&format!("{name}: {sentence}"));
             self.last = sentence;
+        }
+        let waiting = of.status.as_ref().and_then(|status| status.waiting_for.clone());
+        if self.waiting != waiting {
+            if let Some(what) = &waiting {
+                self.line(&format!("{name}: waiting: {what}"));
+            }
+            self.waiting = waiting;
         }
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {

@@ -1,6 +1,8 @@
 //! What there is of one claim that is being moved: the claim, its PV, both twins, who uses them,
 //! and how far the copy is. Read live, and before the status of the move.
 
+use std::fmt;
+
 use crate::volume::{
     Epoch, ReclaimPolicy,
     moving::{GateNumber, MoveUid, SourceMark, Touch, VolumeMark},
@@ -221,6 +223,16 @@ pub enum Pass {
     Final(GateNumber),
     /// A comparison of both sides, under this gate.
     Verify(GateNumber),
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Warm => "the data is being copied",
+            Self::Final(_) => "what was written last is being copied",
+            Self::Verify(_) => "both sides are being compared",
+        })
+    }
 }
 
 /// How far the copy is, as the movers say.

@@ -2,6 +2,8 @@
 //! names the version of it that the decision rests on, a step that makes one is refused where
 //! something is, and a step of the movers names its gate.
 
+use std::fmt;
+
 use super::{AsRead, Pass};
 use crate::volume::{
     ReclaimPolicy,
@@ -15,6 +17,23 @@ pub enum Side {
     Source,
     /// Where it is to be.
     Target,
+}
+
+impl Side {
+    /// In a word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Target => "target",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// The next step for one claim.
@@ -145,7 +164,7 @@ pub enum ClaimStep {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Waiting {
     /// A cluster.
-    #[error("the cluster of the {0:?} does not answer: {1}")]
+    #[error("at the {0}: {1}")]
     Silent(Side, String),
     /// The volume at the source.
     #[error("the volume at the source is gone: it can come back, or the move can be cancelled")]
@@ -154,19 +173,19 @@ pub enum Waiting {
     #[error("the new twin is gone or not usable; the source is kept, and can be moved back")]
     TargetGone,
     /// Pods, or nodes that still have the volume.
-    #[error("used by {0:?}")]
+    #[error("used by {}", .0.join(", "))]
     Users(Vec<String>),
     /// A resize or a modification.
     #[error("the size or the attributes of the claim are being changed")]
     Changing,
     /// A pass of the movers.
-    #[error("a pass is under way: {0:?}")]
+    #[error("{0}")]
     Pass(Pass),
     /// The helpers of a side are to be gone.
-    #[error("movers and temporary objects of the {0:?} are being deleted")]
+    #[error("the mover of the {0} and its objects are being deleted")]
     HelpersGone(Side),
     /// The twin of a side is to be gone.
-    #[error("the twin of the {0:?} is being deleted")]
+    #[error("the twin at the {0} is being deleted")]
     TwinGone(Side),
     /// Kubernetes is to say that the claim is Lost.
     #[error("Kubernetes is to call the claim Lost")]
@@ -178,7 +197,7 @@ pub enum Waiting {
     #[error("the claim is being deleted")]
     ClaimGone,
     /// The PV is to be detached from these nodes.
-    #[error("the PersistentVolume is attached to {0:?}")]
+    #[error("the PersistentVolume is attached to {}", .0.join(", "))]
     Detached(Vec<String>),
     /// Somebody else has the PV, or its name.
     #[error("the PersistentVolume belongs to {0}; nothing is done to it")]

@@ -17,6 +17,7 @@ use super::{
     Context,
     evict::evict,
     preflight::preflight,
+    progress::Copies,
     status::{self, Entered, entered, is_held_off},
     telling::tell,
     volumes::{recorded, records, volumes},
@@ -257,7 +258,15 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 }),
             },
         };
-        let next = entered(&seen.of, &seen.request, &seen.stage, &change, Timestamp::now())?;
+        let copies = self.copies(seen);
+        let next = entered(
+            &seen.of,
+            &seen.request,
+            &seen.stage,
+            &change,
+            &copies,
+            Timestamp::now(),
+        )?;
         self.since.happened();
         self.note(seen, &change, &next);
         self.write_status(&seen.of, &next).await
@@ -338,7 +347,15 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
     /// Says what is waited for, where that is news.
     async fn wait(&mut self, seen: &Seen, waiting: &[(usize, Waiting)]) -> Result<Looked, Trouble> {
         let told = self.since.told(&seen.stage, waiting);
-        let next = status::waiting(&seen.of, &seen.request, &seen.stage, &told, Timestamp::now());
+        let copies = self.copies(seen);
+        let next = status::waiting(
+            &seen.of,
+            &seen.request,
+            &seen.stage,
+            &told,
+            &copies,
+            Timestamp::now(),
+        );
         let is_news = seen.of.status.as_ref() != Some(&next);
         let is_due = self.reported.is_none_or(|when| when.elapsed() >= REPORT);
         if is_news && is_due {
@@ -346,6 +363,22 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             return self.write_status(&seen.of, &next).await;
         }
         Ok(Looked::Wait(look(&seen.stage, waiting)))
+    }
+
+    /// How far the copies are, as far as this replica was told.
+    fn copies(&self, seen: &Seen) -> Copies {
+        let helpers = self.context.helpers;
+        let claims = seen.moved.iter().filter_map(|moved| {
+            let progress = helpers.progress(moved)?;
+            Some((moved.claim.name.name.clone(), progress))
+        });
+        Copies {
+            route: seen
+                .moved
+                .first()
+                .map(|moved| helpers.route(moved, &seen.request)),
+            claims: claims.collect(),
+        }
     }
 
     /// Goes on until something is waited for, and for how long.
@@ -402,13 +435,9 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
                 }
             }
             Stage::Retaining(_) => {
-                let since = seen
-                    .of
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.downtime.as_ref()?.since.clone());
-                if let Some(since) = since {
-                    metrics.kept_users_away(Timestamp::now().duration_since(since.0));
+                let gated = seen.of.status.as_ref().and_then(|status| status.gated_at.clone());
+                if let Some(gated) = gated {
+                    metrics.kept_users_away(Timestamp::now().duration_since(gated.0));
                 }
             }
             stage => tracing::info!(

@@ -8,13 +8,15 @@ mod claims;
 mod target;
 mod users;
 
+use std::collections::BTreeMap;
+
 use futures::future::try_join_all;
 use jiff::Timestamp;
 
 use self::claims::look_at;
 use super::{Context, follow::Trouble, status::checked, volumes::side};
 use crate::{
-    api::volume_move::{MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{ClaimStatus, MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
     placement::moving::{ClaimNow, HeldBy, Live, Lock, Quiesce, Serves, SourceTwin, TargetTwin, VolumeNow},
     twin::{
         gate::{ClaimObjects, MovedVolume, Records},
@@ -38,14 +40,17 @@ pub(super) async fn preflight<H: MoveHelpers>(
         }
     };
     let looks = request.claims.iter().map(|name| look_at(context.home, name));
-    let mut plan = Vec::new();
+    let (mut plan, mut sizes) = (Vec::new(), BTreeMap::new());
     for look in try_join_all(looks).await? {
         match (look, &whereto) {
             (Err(found), _) => findings.extend(found),
-            (Ok(source), Some(whereto)) => match source.planned(context, &request, whereto) {
-                Ok(planned) => plan.push(planned),
-                Err(found) => findings.push(found),
-            },
+            (Ok(source), Some(whereto)) => {
+                sizes.extend(source.size().map(|bytes| (source.claim().clone(), bytes)));
+                match source.planned(context, &request, whereto) {
+                    Ok(planned) => plan.push(planned),
+                    Err(found) => findings.push(found),
+                }
+            }
             (Ok(_), None) => {}
         }
     }
@@ -66,7 +71,12 @@ pub(super) async fn preflight<H: MoveHelpers>(
     findings.dedup();
     let mut status = checked(of, &findings, Timestamp::now());
     if findings.is_empty() {
-        status.claims = plan.iter().map(PlannedClaim::to_status).collect();
+        let size = |planned: &PlannedClaim| sizes.get(&planned.claim.name).copied();
+        let claims = plan.iter().map(|planned| ClaimStatus {
+            size: size(planned),
+            ..planned.to_status()
+        });
+        status.claims = claims.collect();
     }
     Ok(status)
 }

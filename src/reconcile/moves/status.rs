@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as Said, Time};
 use serde_json::{Map, Value, json};
 
+use super::progress::Copies;
 use crate::{
     api::volume_move::{Downtime, MoveRequest, UnreadableMove, VolumeMove, VolumeMoveStatus},
     placement::moving::{Outcome, Stage, Why},
@@ -63,9 +64,12 @@ pub(super) fn entered(
     request: &MoveRequest,
     before: &Stage,
     change: &Entered,
+    copies: &Copies,
     now: Timestamp,
 ) -> Result<VolumeMoveStatus, UnreadableMove> {
     let mut next = Next::of(of, now);
+    copies.note(&mut next.status);
+    next.status.waiting_for = None;
     match change {
         Entered::Gate(_, records) => {
             next.remember(records, |record| (&record.claim.name.name, record.to_text()))?;
@@ -84,16 +88,18 @@ pub(super) fn entered(
     Ok(next.status)
 }
 
-/// What is told of a move that waits. `ready` says that only the cut-over is waited for, `kept`
-/// that both copies are kept for a claim that was deleted, `stalled` why nothing happens.
+/// What is told of a move that waits.
 pub(super) fn waiting(
     of: &VolumeMove,
     request: &MoveRequest,
     stage: &Stage,
     told: &Told,
+    copies: &Copies,
     now: Timestamp,
 ) -> VolumeMoveStatus {
     let mut next = Next::of(of, now);
+    copies.note(&mut next.status);
+    next.status.waiting_for.clone_from(&told.waiting_for);
     if told.ready {
         next.say(
             Condition::Converged,
@@ -123,6 +129,8 @@ pub(super) struct Told {
     pub(super) ready: bool,
     /// Both copies are kept, for a claim was deleted.
     pub(super) kept: bool,
+    /// What is waited for.
+    pub(super) waiting_for: Option<String>,
     /// Nothing has happened for a while, for this reason.
     pub(super) stalled: Option<String>,
 }
@@ -208,7 +216,10 @@ impl Next {
                 if !is_gated(before) || status.gated_at.is_none() {
                     status.gated_at = Some(Time(now));
                 }
-                status.downtime = None;
+                status.downtime = status.downtime.take().map(|downtime| Downtime {
+                    predicted: downtime.predicted,
+                    ..Downtime::default()
+                });
             }
             Stage::Finishing(_) => {
                 status.downtime = Some(Downtime {
@@ -222,7 +233,7 @@ impl Next {
             }
             Stage::Retaining(_) => {
                 let downtime = status.downtime.take().unwrap_or_default();
-                let since = downtime.since.as_ref().map(|since| now.duration_since(since.0));
+                let since = status.gated_at.as_ref().map(|gated| now.duration_since(gated.0));
                 status.downtime = Some(Downtime {
                     actual: since.map(|since| format!("{:.1}s", since.as_secs_f64())),
                     since: None,

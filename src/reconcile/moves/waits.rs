@@ -1,6 +1,9 @@
 //! For how long a move is left alone that waits, and when that is worth telling.
 
-use std::time::Duration;
+use std::{
+    mem::{Discriminant, discriminant},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -9,6 +12,9 @@ use crate::placement::moving::{Pass, Stage, Waiting};
 
 /// After so long in which nothing happens, that is said.
 const STALLED: Duration = Duration::from_mins(2);
+
+/// What is waited for is told after so long: most of it is over by then.
+const WORTH_TELLING: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
 const A_FEW_SECONDS: Duration = Duration::from_secs(5);
@@ -77,9 +83,9 @@ fn is_meant(stage: &Stage, what: &Waiting) -> bool {
     }
 }
 
-/// Since when a move waits for the same.
+/// Since when a move waits for the same, whatever the words in which that is said.
 pub(super) struct Since {
-    what: Vec<(usize, Waiting)>,
+    what: Vec<(usize, Discriminant<Waiting>)>,
     began: Instant,
 }
 
@@ -98,29 +104,41 @@ impl Since {
 
     /// What is told of a move that waits for this.
     pub(super) fn told(&mut self, stage: &Stage, waiting: &[(usize, Waiting)]) -> Told {
-        if self.what != waiting {
+        let kinds: Vec<_> = waiting
+            .iter()
+            .map(|(claim, what)| (*claim, discriminant(what)))
+            .collect();
+        if self.what != kinds {
             *self = Self {
-                what: waiting.to_vec(),
+                what: kinds,
                 began: Instant::now(),
             };
         }
-        let unmeant = waiting.iter().filter(|(_, what)| !is_meant(stage, what));
-        let mut why: Vec<String> = unmeant.map(|(_, what)| what.to_string()).collect();
-        why.dedup();
-        let is_stalled = !why.is_empty() && self.began.elapsed() >= STALLED;
+        let all = words(waiting.iter().map(|(_, what)| what));
+        let unmeant = waiting.iter().map(|(_, what)| what);
+        let unmeant = words(unmeant.filter(|what| !is_meant(stage, what)));
+        let for_so_long = self.began.elapsed();
         let any = |wanted: &Waiting| waiting.iter().any(|(_, what)| what == wanted);
         Told {
             ready: any(&Waiting::CutOver),
             kept: any(&Waiting::BothKept),
-            stalled: is_stalled.then(|| why.join("; ")),
+            waiting_for: all.filter(|_| for_so_long >= WORTH_TELLING),
+            stalled: unmeant.filter(|_| for_so_long >= STALLED),
         }
     }
+}
+
+/// All of it in a sentence, each thing once.
+fn words<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Option<String> {
+    let mut words: Vec<String> = waiting.map(ToString::to_string).collect();
+    words.dedup();
+    (!words.is_empty()).then(|| words.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::moving::GateNumber;
+    use crate::{placement::moving::Side, volume::moving::GateNumber};
 
     #[test]
     fn what_keeps_users_away_is_looked_at_soonest() {
@@ -131,6 +149,22 @@ mod tests {
         assert_eq!(look(&copying, &[users()]), Look::Within(A_FEW_SECONDS));
         let both = [(0, Waiting::Retention), (1, Waiting::Bound)];
         assert_eq!(look(&copying, &both), Look::Soon);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_waited_for_is_told_when_it_lasts_whatever_its_words() {
+        let mut since = Since::now();
+        let preparing = Stage::Preparing;
+        let silent = |why: &str| [(0, Waiting::Silent(Side::Target, why.into()))];
+        assert_eq!(since.told(&preparing, &silent("ErrImagePull")).waiting_for, None);
+        tokio::time::advance(WORTH_TELLING).await;
+        let told = since.told(&preparing, &silent("Back-off pulling image"));
+        assert_eq!(
+            told.waiting_for.as_deref(),
+            Some("at the target: Back-off pulling image")
+        );
+        tokio::time::advance(STALLED).await;
+        assert!(since.told(&preparing, &silent("ErrImagePull")).stalled.is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use mover::credentials::{Identity, MoveId, issue};
 
 use super::{
     GateError, HelperError, MovedVolume,
-    names::{Names, owned_by, word},
+    names::{Names, owned_by},
 };
 use crate::placement::moving::Side;
 
@@ -34,7 +34,7 @@ pub(super) fn issued(moved: &MovedVolume, namespace: &str) -> Result<Secret, Gat
     let mut data = BTreeMap::new();
     for (side, identity) in [(Side::Source, source), (Side::Target, target)] {
         for (file, content) in files(identity) {
-            data.insert(format!("{}-{file}", word(side)), ByteString(content.into_bytes()));
+            data.insert(format!("{side}-{file}"), ByteString(content.into_bytes()));
         }
     }
     let names = Names::of(moved);
@@ -70,7 +70,7 @@ pub(super) fn is_old(issued: &Secret, now: Timestamp) -> bool {
 
 /// What the mover of one side gets.
 pub(super) fn of_pod(moved: &MovedVolume, side: Side, issued: &Secret, pod: &Pod, name: &str) -> Secret {
-    let prefix = format!("{}-", word(side));
+    let prefix = format!("{side}-");
     let data = issued.data.iter().flatten();
     let data = data.filter_map(|(key, content)| {
         let file = key.strip_prefix(&prefix)?;

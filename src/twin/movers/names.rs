@@ -36,7 +36,7 @@ impl Role {
 
     fn word(self) -> &'static str {
         match self {
-            Self::Mover(side) => word(side),
+            Self::Mover(side) => side.as_str(),
             Self::Relay => "relay",
         }
     }
@@ -50,13 +50,6 @@ impl Role {
 }
 
 /// A side, as labels and attributes spell it.
-pub(super) fn word(side: Side) -> &'static str {
-    match side {
-        Side::Source => "source",
-        Side::Target => "target",
-    }
-}
-
 /// Of one claim of a move, what its objects are called.
 pub(super) struct Names<'a> {
     moved: &'a MovedVolume,
@@ -88,7 +81,7 @@ impl<'a> Names<'a> {
             mark::VOLUME,
             self.moved.volume(),
             mark::MOVE_SIDE,
-            word(side)
+            side.as_str()
         )
     }
 
@@ -98,7 +91,7 @@ impl<'a> Names<'a> {
             (mark::MANAGED_BY, mark::MANAGED_BY_US),
             (mark::MOVE, self.moved.by.as_str()),
             (mark::VOLUME, self.moved.volume().as_str()),
-            (mark::MOVE_SIDE, word(side)),
+            (mark::MOVE_SIDE, side.as_str()),
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into()

@@ -44,21 +44,33 @@ const SHORT: Duration = Duration::from_secs(10);
 const COUNTS_FOR: u32 = 10;
 const COUNTS_AT_LEAST: Duration = Duration::from_mins(1);
 
-/// How far the copy of a claim is, for people.
+/// How far the copy of a claim is, for people. What is decided does not rest on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyProgress {
     /// How many passes were made.
     pub passes: u32,
-    /// Names in the tree, by the last of them.
-    pub files: u64,
-    /// Bytes of its files.
-    pub bytes: u64,
-    /// Bytes of content that were received, all passes together.
+    /// What the last of them found, and how long it took.
+    pub last: Option<(Passed, Duration)>,
+    /// Bytes of content that all passes have received.
     pub received: u64,
-    /// Whether a pass is under way and has its source.
-    pub connected: bool,
+    /// Files that they have compared or fetched.
+    pub compared_files: u64,
+    /// The pass that is under way and has its source.
+    pub running: Option<RunningPass>,
     /// The hashes over what the source said and over what is on the target's disk.
     pub roots: Option<(String, String)>,
+}
+
+/// A pass that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningPass {
+    /// For how long.
+    pub since: Duration,
+    /// Bytes of content that it has received.
+    pub received: u64,
+    /// Bytes that the source's file system holds, which may be more than the volume; zero if that
+    /// is not known.
+    pub expected: u64,
 }
 
 /// The copies of all claims.
@@ -83,10 +95,12 @@ struct State {
     compared: Option<(GateNumber, Roots)>,
     failed: Option<(Instant, String)>,
     last: Option<(Instant, Passed)>,
-    /// Received by passes that have ended, and by the one that runs.
+    took: Duration,
+    /// Of passes that have ended.
     received: u64,
-    receiving: u64,
-    connected: bool,
+    compared_files: u64,
+    /// Since when the pass that runs has its source, what it has received and what it expects.
+    receiving: Option<(Instant, u64, u64)>,
     passes: u32,
     roots: Option<(String, String)>,
 }
@@ -193,13 +207,18 @@ impl Orders {
     pub(super) fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
         let all = lock(&self.0);
         let state = lock(&all.get(&key(moved))?.state);
-        let last = state.last.as_ref().map(|(_, passed)| passed);
+        let last = state.last.as_ref();
+        let running = state.receiving.map(|(since, received, expected)| RunningPass {
+            since: since.elapsed(),
+            received,
+            expected,
+        });
         Some(CopyProgress {
             passes: state.passes,
-            files: last.map_or(0, |passed| passed.entries),
-            bytes: last.map_or(0, |passed| passed.bytes),
-            received: state.received + state.receiving,
-            connected: state.connected,
+            last: last.map(|(_, passed)| (passed.clone(), state.took)),
+            received: state.received + running.map_or(0, |running| running.received),
+            compared_files: state.compared_files,
+            running,
             roots: state.roots.clone(),
         })
     }
@@ -219,7 +238,7 @@ impl Giver {
         while let Some(pass) = next {
             let outcome = Box::pin(self.carry_out(pass)).await;
             let mut state = lock(&self.state);
-            (state.connected, state.receiving) = (false, 0);
+            state.receiving = None;
             if let Err(why) = outcome {
                 tracing::warn!(port = %self.end.port, ?pass, why, "a mover did not carry out an order");
                 state.failed = Some((Instant::now(), why));
@@ -259,15 +278,16 @@ impl Giver {
         let is_little = took <= SHORT || stays || state.passes + 1 >= self.most_passes;
         let counts = (took * COUNTS_FOR).max(COUNTS_AT_LEAST);
         state.converged = is_little.then(|| Instant::now() + counts);
-        state.note(passed);
+        state.note(passed, took);
         Ok(())
     }
 
     async fn last_pass(&self, gate: GateNumber) -> Result<(), String> {
+        let began = Instant::now();
         let passed = self.pass(true).await?;
         let mut state = lock(&self.state);
         state.finished = Some(gate);
-        state.note(passed);
+        state.note(passed, began.elapsed());
         Ok(())
     }
 
@@ -315,9 +335,11 @@ impl Giver {
                 Answer::Progress {
                     connected,
                     received_bytes,
+                    expected_bytes,
                 } => {
                     let mut state = lock(&self.state);
-                    (state.connected, state.receiving) = (connected, received_bytes);
+                    let since = state.receiving.map_or_else(Instant::now, |(since, ..)| since);
+                    state.receiving = connected.then_some((since, received_bytes, expected_bytes));
                 }
                 answer => break answer,
             }
@@ -331,9 +353,11 @@ impl Giver {
 }
 
 impl State {
-    fn note(&mut self, passed: Passed) {
+    fn note(&mut self, passed: Passed, took: Duration) {
         self.passes += 1;
+        self.took = took;
         self.received += passed.received_bytes;
+        self.compared_files += passed.compared_files;
         self.last = Some((Instant::now(), passed));
     }
 }

@@ -18,7 +18,7 @@ use kube::api::ObjectMeta;
 
 use super::{
     HelperSettings, MoveRequest, MovedVolume,
-    names::{Names, Role, word},
+    names::{Names, Role},
 };
 use crate::{
     api::volume_move::Amounts,
@@ -146,7 +146,7 @@ impl MoverPod<'_> {
 
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec![
-            word(self.side).to_owned(),
+            self.side.as_str().to_owned(),
             format!("--root={DATA}"),
             format!("--move={}", self.moved.by),
             format!("--epoch={}", self.moved.target.id.epoch),

@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 
 use super::{
     HelperError, MoveRequest,
-    names::{Names, Role, word},
+    names::{Names, Role},
     pod::{LANES_PORT, RelayPod},
     side::{Ground, route},
 };
@@ -59,7 +59,7 @@ impl Ground<'_> {
             let unknown = || HelperError::NoKubeconfig(end.id.cluster.to_string());
             let kubeconfig = kubeconfig.ok_or_else(unknown)?;
             let text = kubeconfig.expose_secret().as_bytes().to_vec();
-            kubeconfigs.insert(word(side).to_owned(), ByteString(text));
+            kubeconfigs.insert(side.as_str().to_owned(), ByteString(text));
         }
         Ok(kubeconfigs)
     }

@@ -14,7 +14,7 @@ use kube::ResourceExt;
 
 use super::{
     GateError, HelperError, MovedVolume,
-    names::{Names, Role, word},
+    names::{Names, Role},
 };
 use crate::{
     cluster::facts,
@@ -179,7 +179,7 @@ async fn target(
 
 /// As `ControllerPublish` knows a mover by.
 fn caller(moved: &MovedVolume, side: Side) -> String {
-    format!("{}:{}", word(side), moved.by)
+    format!("{}:{}", side.as_str(), moved.by)
 }
 
 /// The affinity of a PV that can be reached from these places, as csi-provisioner writes it.

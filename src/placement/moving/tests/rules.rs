@@ -267,6 +267,10 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
             mark: given_back(GATE),
         })
     );
+    // Whoever deletes the VolumeMove, or its namespace, does not wait for that time.
+    let mut deleted = late.clone();
+    (deleted.overdue.retention, deleted.deleting) = (false, true);
+    assert_eq!(step(&deleted, &kept), step(&late, &kept));
     // After the commit it is the same, on the other side.
     let committed = replaced().without_claim();
     assert_eq!(

@@ -9,7 +9,7 @@ use crate::{
     cluster::{Cause, Cluster, facts, snapshots::VolumeSnapshotContent},
     reconcile::moves::Context,
     twin::{TWIN_CLASS, is_bound_to, twin_in},
-    volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim},
+    volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},
 };
 
 /// A claim that has a volume of ours.
@@ -71,6 +71,17 @@ pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<So
 }
 
 impl Source {
+    pub(super) fn claim(&self) -> &ClaimName {
+        &self.claim.name
+    }
+
+    /// The size of its PV, in bytes.
+    pub(super) fn size(&self) -> Option<i64> {
+        let capacity = self.volume.spec.as_ref()?.capacity.as_ref()?;
+        let bytes = parse_quantity(&capacity.get("storage")?.0)?;
+        i64::try_from(bytes).ok()
+    }
+
     /// Its place in the plan; or why it is not really moved.
     pub(super) fn planned<H>(
         self,

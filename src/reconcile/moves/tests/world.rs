@@ -13,7 +13,7 @@ use tokio::time;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    api::volume_move::{MoveRequest, VolumeMove},
+    api::volume_move::{MoveRequest, Route, VolumeMove},
     cluster::{
         Cluster, Rights,
         events::Events,
@@ -34,7 +34,7 @@ use crate::{
     },
     twin::{
         gate::{Applied, GateError, MovedVolume, Movers, Place},
-        movers::MoveHelpers,
+        movers::{CopyProgress, MoveHelpers},
     },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
 };
@@ -505,6 +505,14 @@ fn index(side: Side) -> usize {
 }
 
 impl MoveHelpers for FakeMovers {
+    fn progress(&self, _: &MovedVolume) -> Option<CopyProgress> {
+        None
+    }
+
+    fn route(&self, _: &MovedVolume, _: &MoveRequest) -> Route {
+        Route::ApiServer
+    }
+
     async fn obstacles(&self, _: &MovedVolume, _: &MoveRequest) -> Result<Vec<String>, GateError> {
         Ok(self.lock().refused.iter().cloned().collect())
     }

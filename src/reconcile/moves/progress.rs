@@ -1,0 +1,226 @@
+//! How far the copies of a move are, as its status says it: for people. Nothing is decided by it.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+
+use crate::{
+    api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, Route, VolumeMoveStatus},
+    twin::movers::{CopyProgress, RunningPass},
+};
+
+/// Shorter passes say nothing about how fast the data travels.
+const TELLING: Duration = Duration::from_secs(2);
+
+/// How far the copies of all claims are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Copies {
+    pub(super) route: Option<Route>,
+    /// By the names of the claims. A replica that has just begun to lead knows none.
+    pub(super) claims: Vec<(String, CopyProgress)>,
+}
+
+impl Copies {
+    /// Notes it. What is not known stays as it was noted.
+    pub(super) fn note(&self, status: &mut VolumeMoveStatus) {
+        status.route = self.route.or(status.route.take());
+        let mut left = None;
+        for (name, progress) in &self.claims {
+            if let Some(claim) = status.claims.iter_mut().find(|claim| claim.name == *name) {
+                left = left.max(note(claim, progress));
+            }
+        }
+        if !self.claims.is_empty() {
+            status.time_left = left.map(words);
+        }
+        if status.gated_at.is_none()
+            && let Some(predicted) = self.predicted()
+        {
+            status.downtime.get_or_insert_with(Downtime::default).predicted = Some(words(predicted));
+        }
+    }
+
+    /// What is done once more when nobody uses the volumes takes as long as the last time.
+    fn predicted(&self) -> Option<Duration> {
+        let took = self
+            .claims
+            .iter()
+            .map(|(_, progress)| Some(progress.last.as_ref()?.1));
+        took.collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+}
+
+/// How far one claim is, and how long its first pass will take.
+fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
+    claim.passes = i32::try_from(progress.passes).unwrap_or(i32::MAX);
+    claim.bytes_per_second = progress.running.and_then(rate).map(number);
+    if let Some((source, target)) = progress.roots.clone() {
+        claim.roots = Some(RootHashes { source, target });
+    }
+    let sent = number(progress.received);
+    if let Some((last, _)) = &progress.last {
+        let (bytes, files) = (number(last.bytes), number(last.entries));
+        claim.bytes = Some(Progress {
+            total: bytes,
+            done: bytes,
+            sent,
+        });
+        claim.files = Some(Progress {
+            total: files,
+            done: files,
+            sent: number(progress.compared_files),
+        });
+        return None;
+    }
+    let running = progress.running.filter(|running| running.expected > 0)?;
+    let most = claim.size.and_then(|size| u64::try_from(size).ok());
+    let total = running
+        .expected
+        .min(most.unwrap_or(u64::MAX))
+        .max(running.received);
+    claim.bytes = Some(Progress {
+        total: number(total),
+        done: number(running.received),
+        sent,
+    });
+    let rate = rate(running)?;
+    Some(Duration::from_secs((total - running.received).div_ceil(rate)))
+}
+
+/// Bytes in a second, if there is something to tell it by.
+fn rate(running: RunningPass) -> Option<u64> {
+    if running.since < TELLING {
+        return None;
+    }
+    let rate = u128::from(running.received) * 1000 / running.since.as_millis();
+    u64::try_from(rate).ok().filter(|rate| *rate > 0)
+}
+
+fn number(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// As people write it: `1m 5s`.
+fn words(time: Duration) -> String {
+    let seconds = time.as_millis().div_ceil(1000);
+    let time = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
+    format!("{time:#}")
+}
+
+#[cfg(test)]
+mod tests {
+    use mover::control::Passed;
+
+    use super::*;
+
+    fn status() -> VolumeMoveStatus {
+        let claim = ClaimStatus {
+            name: "data".into(),
+            size: Some(1000),
+            ..ClaimStatus::default()
+        };
+        VolumeMoveStatus {
+            claims: vec![claim],
+            ..VolumeMoveStatus::default()
+        }
+    }
+
+    fn noted(progress: CopyProgress) -> VolumeMoveStatus {
+        let mut status = status();
+        let copies = Copies {
+            route: Some(Route::ApiServer),
+            claims: vec![("data".into(), progress)],
+        };
+        copies.note(&mut status);
+        status
+    }
+
+    fn running(received: u64, expected: u64) -> Option<RunningPass> {
+        Some(RunningPass {
+            since: Duration::from_secs(4),
+            received,
+            expected,
+        })
+    }
+
+    #[test]
+    fn the_first_pass_is_measured_by_what_the_file_system_holds_but_not_beyond_the_volume() {
+        let first = |received, expected| {
+            noted(CopyProgress {
+                received,
+                running: running(received, expected),
+                ..CopyProgress::default()
+            })
+        };
+        let own = first(200, 400);
+        assert_eq!(
+            own.claims[0].bytes,
+            Some(Progress {
+                total: 400,
+                done: 200,
+                sent: 200
+            })
+        );
+        assert_eq!(own.claims[0].bytes_per_second, Some(50));
+        assert_eq!(own.time_left.as_deref(), Some("4s"));
+        let shared = first(200, 1 << 40);
+        assert_eq!(shared.claims[0].bytes.unwrap().total, 1000);
+        let unknown = first(200, 0);
+        assert_eq!((unknown.claims[0].bytes, unknown.time_left), (None, None));
+    }
+
+    #[test]
+    fn later_passes_say_how_much_there_is_and_how_long_the_last_one_will_take() {
+        let passed = Passed {
+            pass: 1,
+            entries: 7,
+            bytes: 300,
+            compared_files: 5,
+            received_bytes: 300,
+            deleted: 0,
+            unsteady: 0,
+            losses: Vec::new(),
+        };
+        let status = noted(CopyProgress {
+            passes: 2,
+            last: Some((passed, Duration::from_millis(64_200))),
+            received: 320,
+            compared_files: 6,
+            running: running(20, 400),
+            roots: Some(("a".into(), "a".into())),
+        });
+        let claim = &status.claims[0];
+        assert_eq!(
+            claim.bytes,
+            Some(Progress {
+                total: 300,
+                done: 300,
+                sent: 320
+            })
+        );
+        assert_eq!(
+            claim.files,
+            Some(Progress {
+                total: 7,
+                done: 7,
+                sent: 6
+            })
+        );
+        assert_eq!(claim.roots.as_ref().unwrap().target, "a");
+        assert_eq!((claim.passes, status.time_left), (2, None));
+        assert_eq!(status.downtime.unwrap().predicted.as_deref(), Some("1m 5s"));
+        assert_eq!(status.route, Some(Route::ApiServer));
+    }
+
+    #[test]
+    fn what_a_new_leader_does_not_know_stays() {
+        let mut status = noted(CopyProgress {
+            received: 200,
+            running: running(200, 400),
+            ..CopyProgress::default()
+        });
+        let before = status.clone();
+        Copies::default().note(&mut status);
+        assert_eq!(status, before);
+    }
+}
