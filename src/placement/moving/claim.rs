@@ -41,21 +41,18 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
         Stage::Draining(gate) => gated::draining(of, facts, *gate),
         Stage::Finishing(gate) => gated::finishing(of, facts, *gate),
         Stage::Verifying(gate) => gated::verifying(of, facts, *gate),
-        Stage::Back { gate, to, .. } => back::step(&of.uid, *gate, *to, keeps_no_longer(of), facts),
+        Stage::Back { gate, to, .. } => back::step(&of.uid, *gate, *to, of.overdue.retention, facts),
         Stage::Committed(gate) => committed::step(&of.uid, *gate, facts),
-        Stage::Retaining(gate) => committed::retaining(&of.uid, *gate, keeps_no_longer(of), facts),
+        // Whoever deletes the `VolumeMove`, or its namespace, does not wait until the source may go.
+        Stage::Retaining(gate) => {
+            committed::retaining(&of.uid, *gate, of.overdue.retention || of.deleting, facts)
+        }
         Stage::Ended(_) => leftovers::pending(&of.uid, facts),
     };
     pending.unwrap_or(ClaimDecision::Reached)
 }
 
 /// Row 1. Only the lock of a move that exists counts.
-/// Whether a copy that nobody needs is not kept any longer. Whoever deletes the `VolumeMove`, or its
-/// namespace, does not wait for the end of that time.
-fn keeps_no_longer(of: &MoveFacts) -> bool {
-    of.overdue.retention || of.deleting
-}
-
 pub(super) fn locked(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let ClaimNow::There {
         at,

@@ -135,12 +135,12 @@ mod tests {
         status
     }
 
-    fn running(received: u64, expected: u64) -> Option<RunningPass> {
-        Some(RunningPass {
+    fn running(received: u64, expected: u64) -> RunningPass {
+        RunningPass {
             since: Duration::from_secs(4),
             received,
             expected,
-        })
+        }
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         let first = |received, expected| {
             noted(CopyProgress {
                 received,
-                running: running(received, expected),
+                running: Some(running(received, expected)),
                 ..CopyProgress::default()
             })
         };
@@ -186,7 +186,7 @@ mod tests {
             last: Some((passed, Duration::from_millis(64_200))),
             received: 320,
             compared_files: 6,
-            running: running(20, 400),
+            running: Some(running(20, 400)),
             roots: Some(("a".into(), "a".into())),
         });
         let claim = &status.claims[0];
@@ -216,7 +216,7 @@ mod tests {
     fn what_a_new_leader_does_not_know_stays() {
         let mut status = noted(CopyProgress {
             received: 200,
-            running: running(200, 400),
+            running: Some(running(200, 400)),
             ..CopyProgress::default()
         });
         let before = status.clone();

@@ -267,10 +267,10 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
             mark: given_back(GATE),
         })
     );
-    // Whoever deletes the VolumeMove, or its namespace, does not wait for that time.
-    let mut deleted = late.clone();
+    // Who deletes the claim by mistake may delete the VolumeMove next.
+    let mut deleted = late;
     (deleted.overdue.retention, deleted.deleting) = (false, true);
-    assert_eq!(step(&deleted, &kept), step(&late, &kept));
+    assert_eq!(step(&deleted, &kept), ClaimDecision::Await(Waiting::BothKept));
     // After the commit it is the same, on the other side.
     let committed = replaced().without_claim();
     assert_eq!(
@@ -281,6 +281,10 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
         step(&of(Stage::Retaining(GATE)), &committed),
         ClaimDecision::Await(Waiting::Retention)
     );
+    let (mut over, mut deleted) = (of(Stage::Retaining(GATE)), of(Stage::Retaining(GATE)));
+    (over.overdue.retention, deleted.deleting) = (true, true);
+    assert_eq!(step(&deleted, &committed), step(&over, &committed));
+    assert_ne!(step(&over, &committed), ClaimDecision::Await(Waiting::Retention));
 }
 
 #[test]
