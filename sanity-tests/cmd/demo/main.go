@@ -49,6 +49,11 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 
+	// Pods that copy volumes run there, too.
+	if _, err := driver.ImportImage(ctx, story.remote.cluster, driver.Options{Progress: os.Stdout}); err != nil {
+		return err
+	}
+
 	chapter("The driver learns of the cluster " + remote)
 	defer func() {
 		title := "The clusters part again"

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/storage"
 )
@@ -62,10 +61,11 @@ func (s *story) showVolume(ctx context.Context, p *page) error {
 	if err != nil {
 		return err
 	}
-	namespace, name := chart.StorageNamespace, string(claim.UID)
-	if p.at.cluster.Name() == remote {
-		namespace, name = remoteNamespace, claim.Name
+	if p.volume.Spec.CSI == nil {
+		return fmt.Errorf("the volume %s is of no CSI driver", p.volume.Name)
 	}
+	says := p.volume.Spec.CSI.VolumeAttributes
+	namespace, name := says["storage.liqo.io/twin-namespace"], says["storage.liqo.io/twin-name"]
 	p.twin, err = p.at.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("look for the twin of %s in cluster %s: %w", p.claim, p.at.cluster.Name(), err)
@@ -150,10 +150,7 @@ func (s *story) inPod(ctx context.Context, p *page, script string) (string, erro
 // showGone waits until nothing of the page is left in any cluster.
 func (s *story) showGone(ctx context.Context, p *page) error {
 	here, there := s.home.client.CoreV1(), p.at.client.CoreV1()
-	for _, left := range []struct {
-		subject, name string
-		get           func(context.Context) error
-	}{
+	err := s.awaitGone(ctx, []object{
 		{"pod", fmt.Sprintf("%s/%s of cluster %s", p.at.namespace, p.pod, p.at.cluster.Name()), func(ctx context.Context) error {
 			_, err := there.Pods(p.at.namespace).Get(ctx, p.pod, metav1.GetOptions{})
 			return err
@@ -166,6 +163,17 @@ func (s *story) showGone(ctx context.Context, p *page) error {
 			_, err := here.PersistentVolumes().Get(ctx, p.volume.Name, metav1.GetOptions{})
 			return err
 		}},
+	})
+	if err != nil {
+		return err
+	}
+	return s.showTwinGone(ctx, p)
+}
+
+// showTwinGone waits until the twin of the page is gone, and with it all data.
+func (s *story) showTwinGone(ctx context.Context, p *page) error {
+	there := p.at.client.CoreV1()
+	err := s.awaitGone(ctx, []object{
 		{"twin", p.twin.Namespace + "/" + p.twin.Name, func(ctx context.Context) error {
 			_, err := there.PersistentVolumeClaims(p.twin.Namespace).Get(ctx, p.twin.Name, metav1.GetOptions{})
 			return err
@@ -174,7 +182,21 @@ func (s *story) showGone(ctx context.Context, p *page) error {
 			_, err := there.PersistentVolumes().Get(ctx, p.real.Name, metav1.GetOptions{})
 			return err
 		}},
-	} {
+	})
+	if err != nil {
+		return err
+	}
+	return s.showDataGone(ctx, p)
+}
+
+// object is something that is to go.
+type object struct {
+	subject, name string
+	get           func(context.Context) error
+}
+
+func (s *story) awaitGone(ctx context.Context, objects []object) error {
+	for _, left := range objects {
 		what := left.subject + " " + left.name
 		err := s.until(ctx, what+" to go", func(ctx context.Context) error { return gone(left.get(ctx), what) })
 		if err != nil {
@@ -182,7 +204,7 @@ func (s *story) showGone(ctx context.Context, p *page) error {
 		}
 		line(left.subject, "%s is gone", left.name)
 	}
-	return s.showDataGone(ctx, p)
+	return nil
 }
 
 // showDataGone looks behind the real driver of the cluster.

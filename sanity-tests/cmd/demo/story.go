@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"time"
 
@@ -17,7 +14,6 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"storage.liqo.io/sanity-tests/clusters"
-	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/fabric"
 	"storage.liqo.io/sanity-tests/machine"
 )
@@ -105,6 +101,11 @@ func (s *story) tell(ctx context.Context) error {
 		return err
 	}
 	if err := s.showReturn(ctx, there, 3); err != nil {
+		return err
+	}
+
+	chapter(fmt.Sprintf("The volume of %s moves home, while the pod uses it", there.pod))
+	if err := s.showMove(ctx, there, 4); err != nil {
 		return err
 	}
 
@@ -235,22 +236,7 @@ func (s *story) freeNodes(ctx context.Context) ([]string, error) {
 
 // showVolumes shows what the driver's own program says about it.
 func (s *story) showVolumes(ctx context.Context) error {
-	program, err := driver.Compile(ctx)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("\n  $ liqo-csi volumes --namespace %s\n", homeNamespace)
-	var complaint bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "volumes", "--namespace", homeNamespace, "--kubeconfig", s.home.cluster.Kubeconfig())
-	cmd.Stderr = &complaint
-	out, err := cmd.Output()
-	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
-		fmt.Println("  " + lines.Text())
-	}
-	if err != nil {
-		return fmt.Errorf("liqo-csi volumes: %w: %s", err, complaint.Bytes())
-	}
-	return nil
+	return s.command(ctx, "volumes", "--namespace", homeNamespace)
 }
 
 func (s *story) removeDiary(ctx context.Context, pages ...*page) error {

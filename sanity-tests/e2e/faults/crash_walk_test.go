@@ -58,6 +58,10 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a twin in another cluster deleted behind our back", w.remoteRescued},
 		{"a volume that grows in another cluster", w.remoteGrown},
 		{"a restore that is sent back to its snapshot", w.restoreSentBack},
+		{"a move until its gate is closed", w.movePrepared},
+		{"a move from its cut-over on", w.moveCutOver},
+		{"a move that is cancelled", w.moveCancelled},
+		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))

@@ -2,13 +2,11 @@ package remote
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,13 +25,13 @@ while true; do i=$((i+1)); echo $i >> ` + user.DataPath + `/log; sync; done`
 func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p := offloaded(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
-	p.counter("counter", "data")
-	pod := p.counterOn("counter", p.home.Cluster.Nodes()[0].Name)
+	pod, here := p.counter("counter", "data"), p.home.Cluster.Nodes()[0].Name
+	p.home.WaitOn(pod, here)
 	uid := p.claimUID("data")
 	before := p.numbers(p.home, pod)
 
 	p.move(t, "data", "--target-node", p.node, "--evict")
-	pod = p.counterOn("counter", p.node)
+	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	there := p.numbers(p.remote, pod)
 	if there < before {
@@ -48,8 +46,8 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.run(t, "move", "undo", name, "-n", p.home.Name)
-	back := p.counterOn("counter", p.home.Cluster.Nodes()[0].Name)
-	if again := p.numbers(p.home, back); again < there {
+	p.home.WaitOn(pod, here)
+	if again := p.numbers(p.home, pod); again < there {
 		t.Errorf("%d numbers had been written there, and %d are back", there, again)
 	}
 	if now := p.claimUID("data"); now != uid {
@@ -58,48 +56,12 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 }
 
 // counter starts one pod that counts on the claim, at home rather than there, and again wherever
-// its data is when it is evicted. There is never a second one beside it.
-func (p *pair) counter(name, claim string) {
-	p.t.Helper()
+// its data is when it is evicted.
+func (p *pair) counter(name, claim string) (pod string) {
 	here := []string{p.home.Cluster.Nodes()[0].Name}
-	template := user.NewPod(name, claim, preferring(here, []string{p.node}))
-	template.Spec.Containers[0].Command = []string{"sh", "-c", counting}
-	template.Spec.TerminationGracePeriodSeconds = new(int64(1))
-	set := &appsv1.StatefulSet{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.StatefulSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: template.Labels},
-				Spec:       template.Spec,
-			},
-		},
-	}
-	_, err := p.home.Client.AppsV1().StatefulSets(p.home.Name).Create(p.t.Context(), set, metav1.CreateOptions{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// counterOn waits until its pod is ready on this node, and returns its name.
-func (p *pair) counterOn(name, node string) (pod string) {
-	p.t.Helper()
-	p.home.Eventually(name+" counts on "+node, func(ctx context.Context) (string, error) {
-		pods, err := p.home.Client.CoreV1().Pods(p.home.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
-		if err != nil {
-			return "", err
-		}
-		var seen []string
-		for _, one := range pods.Items {
-			if one.Spec.NodeName == node && one.Status.Phase == corev1.PodRunning && one.DeletionTimestamp == nil {
-				pod = one.Name
-				return "", nil
-			}
-			seen = append(seen, fmt.Sprintf("%s on %q is %s", one.Name, one.Spec.NodeName, one.Status.Phase))
-		}
-		return "no pod of it is there: " + strings.Join(seen, ", "), nil
+	return p.home.Set(name, claim, preferring(here, []string{p.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
 	})
-	return pod
 }
 
 // numbers counts what the pod has written, and fails if a number is missing.

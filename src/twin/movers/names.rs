@@ -49,7 +49,6 @@ impl Role {
     }
 }
 
-/// A side, as labels and attributes spell it.
 /// Of one claim of a move, what its objects are called.
 pub(super) struct Names<'a> {
     moved: &'a MovedVolume,

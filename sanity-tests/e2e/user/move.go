@@ -1,0 +1,100 @@
+package user
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Set starts a StatefulSet of one pod that has the claim at DataPath. Its pod, NAME-0, is evicted
+// for a move and made again, and there are never two of it.
+func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod string) {
+	n.t.Helper()
+	template := NewPod(name, claim, edits...)
+	if *template.Spec.TerminationGracePeriodSeconds == 0 {
+		template.Spec.TerminationGracePeriodSeconds = new(int64(1))
+	}
+	set := &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: template.Labels},
+				Spec:       template.Spec,
+			},
+		},
+	}
+	if _, err := n.Client.AppsV1().StatefulSets(n.Name).Create(n.t.Context(), set, metav1.CreateOptions{}); err != nil {
+		n.t.Fatalf("create StatefulSet: %v", err)
+	}
+	return name + "-0"
+}
+
+// DeleteSet deletes a StatefulSet, and waits until its pod is gone.
+func (n *Namespace) DeleteSet(name string) {
+	n.t.Helper()
+	if err := n.Client.AppsV1().StatefulSets(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		n.t.Fatalf("delete StatefulSet: %v", err)
+	}
+	n.WaitGone("pod", name+"-0")
+}
+
+// WaitOn waits until a pod runs on this node, and is not about to leave it.
+func (n *Namespace) WaitOn(pod, node string) {
+	n.t.Helper()
+	n.Eventually(pod+" runs on "+node, func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, pod, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if found.Spec.NodeName == node && found.Status.Phase == corev1.PodRunning && found.DeletionTimestamp == nil {
+			return "", nil
+		}
+		return fmt.Sprintf("it is %s on %q", found.Status.Phase, found.Spec.NodeName), nil
+	})
+}
+
+// Move asks for a move of a claim. The spec is YAML in one line, without braces.
+func (n *Namespace) Move(name, claim, spec string) {
+	n.t.Helper()
+	n.Apply(fmt.Sprintf(`
+apiVersion: storage.liqo.io/v1alpha1
+kind: VolumeMove
+metadata: {name: %s, namespace: %s}
+spec: {claims: [%s], %s}
+`, name, n.Name, claim, spec))
+}
+
+// WaitMove waits until a move is in one of these phases.
+func (n *Namespace) WaitMove(name string, phases ...string) {
+	n.t.Helper()
+	n.Eventually(fmt.Sprintf("the move %s is %s", name, strings.Join(phases, " or ")), func(context.Context) (string, error) {
+		told, err := n.Kubectl("get", "volumemove", name, "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+		for _, phase := range phases {
+			if now, _, _ := strings.Cut(told, " "); now == phase {
+				return "", nil
+			}
+		}
+		return "it is " + told, err
+	})
+}
+
+// EditMove changes the spec of a move by a merge patch.
+func (n *Namespace) EditMove(name, spec string) {
+	n.t.Helper()
+	if out, err := n.Kubectl("patch", "volumemove", name, "--type=merge", "-p", `{"spec":`+spec+`}`); err != nil {
+		n.t.Fatalf("patch volumemove: %v: %s", err, out)
+	}
+}
+
+// WaitGone waits until an object is gone.
+func (n *Namespace) WaitGone(kind, name string) {
+	n.t.Helper()
+	n.Eventually(kind+" "+name+" goes away", func(context.Context) (string, error) {
+		return n.Kubectl("get", kind, name, "--ignore-not-found", "-o", "name")
+	})
+}
