@@ -24,7 +24,7 @@ var shown = map[string][]string{
 var rows = []string{
 	"data stays when pods go", "deletion", "`Retain`", "Block", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod",
 	"`fsGroup`", "`subPath`", "mount options", "secrets of the real driver", "`Immediate` classes", "ephemeral volumes",
-	"nodes that fail", "volume populators", "import of claims", "release of claims",
+	"nodes that fail", "volume populators", "import of claims", "release of claims", "moves",
 }
 
 // advertised says which row is about a capability of the driver's services. None is about

@@ -1,0 +1,65 @@
+package driver
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// A volume of a class whose volumes cannot leave their node moves to another one, and its pod with it.
+func TestMoveToAnotherNode(t *testing.T) {
+	t.Parallel()
+	nodes := user.Cluster(t, "home").Nodes()
+	from, to := nodes[0].Name, nodes[1].Name
+	for _, class := range []string{"liqo-reference-local", "liqo-local-path"} {
+		t.Run(class, func(t *testing.T) {
+			n := home(t)
+			pod := moved(n, class, from)
+			n.Move("elsewhere", "data", "target: {nodeName: "+to+"}, quiesce: {mode: Evict}")
+			n.WaitMove("elsewhere", "Retaining")
+			n.WaitOn(pod, to)
+			wantMoved(t, n, pod)
+		})
+	}
+}
+
+// A volume gets another real class, and stays in its cluster.
+func TestMoveToAnotherClass(t *testing.T) {
+	n := home(t)
+	nodes := user.Cluster(t, "home").Nodes()
+	pod := moved(n, "liqo-reference", nodes[0].Name)
+	n.Move("other", "data", "target: {nodeName: "+nodes[1].Name+", storageClassName: reference-attach}, quiesce: {mode: Evict}")
+	n.WaitMove("other", "Retaining")
+	n.WaitReady(pod)
+	wantMoved(t, n, pod)
+	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference-attach" {
+		t.Errorf("the twin is of class %s", got)
+	}
+}
+
+// moved starts a pod whose volume has something in it that is not moved by copying files alone.
+func moved(n *user.Namespace, class, node string) (pod string) {
+	n.Claim("data", class, "64Mi")
+	n.Pod("writer", "data", user.OnNode(node))
+	n.WaitReady("writer")
+	n.Exec("writer", "cd /data && echo kept > file && ln file second && ln -s file third && chmod 2750 file && mkfifo pipe && "+
+		"touch -d '2001-02-03 04:05:06' file && sync")
+	n.DeletePod("writer")
+	pod = n.Set("user", "data", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", "while true; do date >> /data/log; sync; sleep 0.1; done"}
+	})
+	n.WaitOn(pod, node)
+	return pod
+}
+
+// wantMoved compares what is in the volume, and deletes everything.
+func wantMoved(t *testing.T, n *user.Namespace, pod string) {
+	t.Helper()
+	n.WaitReady(pod)
+	got := n.Exec(pod, "cd /data && cat file third && stat -c '%h %a %Y' file && test -p pipe && test file -ef second && ls")
+	if want := "kept\nkept\n2 2750 981173106\nfile\nlog\npipe\nsecond\nthird"; got != want {
+		t.Errorf("there is\n%s\nand not\n%s", got, want)
+	}
+}
