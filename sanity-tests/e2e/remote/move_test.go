@@ -55,6 +55,54 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	}
 }
 
+// A database moves to another cluster and back while it writes, and has all that it had confirmed.
+func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "320Mi")
+	here := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.Set("database", "data", preferring([]string{here}, []string{p.node}), user.Etcd, func(pod *corev1.Pod) {
+		pod.Spec.TerminationGracePeriodSeconds = new(int64(10))
+	})
+	p.home.WaitOn(pod, here)
+	p.home.WaitReady(pod)
+	uid, confirmed := p.claimUID("data"), 0
+	for _, leg := range []struct {
+		from, to *user.Namespace
+		node     string
+	}{{p.home, p.remote, p.node}, {p.remote, p.home, here}} {
+		load := leg.from.LoadEtcd(pod, confirmed)
+		leg.from.Eventually("the database confirms keys", func(context.Context) (string, error) {
+			if load.Confirmed() < confirmed+20 {
+				return "fewer than 20", nil
+			}
+			return "", nil
+		})
+		p.move(t, "data", "--target-node", leg.node, "--evict")
+		confirmed = load.Ended()
+		p.home.WaitOn(pod, leg.node)
+		leg.to.WaitReady(pod)
+		count, latest := leg.to.EtcdKeys(pod)
+		// One may have been written that nobody was told of.
+		if count < confirmed || count != latest || latest > confirmed+1 {
+			t.Errorf("on %s there are %d keys up to %d, and %d were confirmed", leg.node, count, latest, confirmed)
+		}
+		t.Logf("on %s: %d keys, %d confirmed", leg.node, count, confirmed)
+		confirmed = latest
+		if now := p.claimUID("data"); now != uid {
+			t.Errorf("the claim has the uid %s, and had %s", now, uid)
+		}
+		p.forgetMoves(t)
+	}
+}
+
+// forgetMoves deletes all moves, and with that what is kept at their sources.
+func (p *pair) forgetMoves(t *testing.T) {
+	t.Helper()
+	if out, err := p.home.Kubectl("delete", "volumemoves", "--all"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // counter starts one pod that counts on the claim, at home rather than there, and again wherever
 // its data is when it is evicted.
 func (p *pair) counter(name, claim string) (pod string) {

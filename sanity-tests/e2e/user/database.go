@@ -1,0 +1,98 @@
+package user
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"storage.liqo.io/sanity-tests/nodes"
+)
+
+// Etcd runs a database of one member on the pod's volume, with the program that the
+// lab's control planes run.
+func Etcd(pod *corev1.Pod) {
+	const programs = "/programs"
+	directory := corev1.HostPathDirectory
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "programs", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: nodes.ProgramsDir, Type: &directory},
+	}})
+	container := &pod.Spec.Containers[0]
+	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "programs", MountPath: programs, ReadOnly: true})
+	container.Command = []string{filepath.Join(programs, "etcd"), "--data-dir=" + filepath.Join(DataPath, "etcd")}
+	container.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 10, ProbeHandler: corev1.ProbeHandler{
+		Exec: &corev1.ExecAction{Command: []string{"wget", "-qO-", "http://127.0.0.1:2379/health"}},
+	}}
+}
+
+// Load writes keys into a database, one after the other, until that ends.
+type Load struct {
+	confirmed atomic.Int64
+	ended     chan struct{}
+}
+
+// LoadEtcd writes the keys that follow this number.
+func (n *Namespace) LoadEtcd(pod string, after int) *Load {
+	n.t.Helper()
+	script := fmt.Sprintf(`number=%d
+		while number=$((number + 1)) && key=$(printf %%s $number | base64) &&
+			wget -qO /dev/null --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://127.0.0.1:2379/v3/kv/put
+		do echo $number; done 2>/dev/null`, after)
+	// Until the pod goes, also if the test is over by then.
+	cmd := exec.CommandContext(context.WithoutCancel(n.t.Context()), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, pod, "--", "sh", "-c", script)
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	load := &Load{ended: make(chan struct{})}
+	load.confirmed.Store(int64(after))
+	go func() {
+		defer close(load.ended)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if number, err := strconv.ParseInt(lines.Text(), 10, 64); err == nil {
+				load.confirmed.Store(number)
+			}
+		}
+		_ = cmd.Wait() // it ends with its pod
+	}()
+	return load
+}
+
+// Confirmed is the latest key that the database has confirmed.
+func (l *Load) Confirmed() int { return int(l.confirmed.Load()) }
+
+// Ended waits until the database is gone, and tells the latest key that it had confirmed.
+func (l *Load) Ended() int {
+	<-l.ended
+	return l.Confirmed()
+}
+
+// EtcdKeys is how many keys a database has, and which is the latest.
+func (n *Namespace) EtcdKeys(pod string) (count, latest int) {
+	n.t.Helper()
+	everything := base64.StdEncoding.EncodeToString([]byte{0})
+	request := fmt.Sprintf(`{"key":%q,"range_end":%q,"sort_target":"CREATE","sort_order":"DESCEND","limit":1,"keys_only":true}`, everything, everything)
+	told := n.Exec(pod, fmt.Sprintf("wget -qO- --post-data '%s' http://127.0.0.1:2379/v3/kv/range", request))
+	var answer struct {
+		Count int `json:",string"`
+		Kvs   []struct{ Key []byte }
+	}
+	if err := json.Unmarshal([]byte(told), &answer); err != nil || len(answer.Kvs) != 1 {
+		n.t.Fatalf("the database answers %s, %v", told, err)
+	}
+	latest, err := strconv.Atoi(string(answer.Kvs[0].Key))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return answer.Count, latest
+}
