@@ -20,12 +20,15 @@ use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    report::{ClusterReport, claims_in, report, unfinished},
+    report::{ClusterReport, Moves, claims_in, is_in_moves, report, unfinished},
     status::Holdings,
 };
 use super::{Metrics, Settings, queue::Queue, rounds::Rounds, watched::Watched};
 use crate::{
-    api::remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
+    api::{
+        remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
+        volume_move::VolumeMove,
+    },
     cluster::{
         ApiError, Cause, Cluster, Objects, Precondition, has_finalizer,
         slim::Volume,
@@ -170,7 +173,19 @@ impl Reconciler<'_> {
         self.watched.volumes.count_of_topic(id.as_str())
     }
 
-    fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Holdings {
+    /// The moves, as far as they matter to twins in a cluster.
+    async fn moves(&self, id: &ClusterId) -> Result<Moves, ApiError> {
+        if !self.registry.get(id).is_ok_and(|remote| is_in_moves(&remote)) {
+            return Ok(Moves::default());
+        }
+        match self.home.all::<VolumeMove>().list(None).await {
+            Ok(all) => Ok(Moves::of(&all, id)),
+            Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(Moves::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn holdings(&self, object: &RemoteCluster, id: &ClusterId, moves: &Moves) -> Holdings {
         let remote = self.registry.get(id);
         let volumes = self.volumes(id);
         let snapshots = self.watched.snapshots.in_cluster(id);
@@ -186,7 +201,7 @@ impl Reconciler<'_> {
                 Vec::new()
             },
             unfinished: match &remote {
-                Ok(remote) if declares && volumes == 0 && !has_snapshots => unfinished(remote),
+                Ok(remote) if declares && volumes == 0 && !has_snapshots => unfinished(remote, moves),
                 Ok(_) | Err(_) => Ok(Vec::new()),
             },
             disputed: remote.is_ok_and(|remote| matches!(remote.link(), Link::Disputed(_))),
@@ -213,7 +228,8 @@ impl Reconciler<'_> {
             let (all, name) = (self.all(), object.name_any());
             crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
         }
-        let holdings = self.holdings(object, &report.id);
+        let moves = self.moves(&report.id).await?;
+        let holdings = self.holdings(object, &report.id, &moves);
         if discovered.is_none() && !self.hold(object, &holdings).await? {
             return Ok(());
         }

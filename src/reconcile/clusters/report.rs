@@ -1,14 +1,18 @@
 //! What there is to say about a remote cluster.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    cluster::Cluster,
+    api::volume_move::VolumeMove,
+    cluster::{Cluster, slim::Twin},
     fleet::{Link, Remote},
     placement::Fabric,
     reconcile::{Settings, unserved::unserved, watched::Watched},
     topology::Node,
-    volume::ClusterId,
+    volume::{
+        ClusterId,
+        moving::{MoveUid, SourceMark},
+    },
 };
 
 /// As many volumes as a message names.
@@ -119,17 +123,69 @@ pub(super) fn some_of(claims: &[String]) -> String {
     }
 }
 
-/// Claims for which twins are in a cluster that nobody was given.
-pub(super) fn unfinished(remote: &Remote) -> Result<Vec<String>, String> {
+/// Claims for which twins are in a cluster that nobody was given, or that a move has left there.
+pub(super) fn unfinished(remote: &Remote, moves: &Moves) -> Result<Vec<String>, String> {
     let cluster = remote.reach().map_err(|why| why.to_string())?;
     let twins = cluster.all_twins();
-    let unfinished = twins.iter().filter(|twin| !twin.handed_over);
+    let unfinished = twins.iter().filter(|twin| moves.leave_unfinished(twin));
     let mut claims: Vec<String> = unfinished
         .filter_map(|twin| twin.claim.as_ref())
         .map(|claim| format!("{}/{}", claim.namespace, claim.name))
         .collect();
     claims.sort();
     Ok(claims)
+}
+
+/// Whether a move has to do with twins in a cluster.
+pub(super) fn is_in_moves(remote: &Remote) -> bool {
+    let cluster = remote.reach();
+    cluster.is_ok_and(|cluster| cluster.all_twins().iter().any(|twin| mover_of(twin).is_some()))
+}
+
+/// The moves that there are, by whether they lead to or from a cluster. What is at an API server
+/// may be the twins of another `RemoteCluster` that leads to the same one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moves {
+    pub(super) with_it: BTreeSet<MoveUid>,
+    pub(super) without_it: BTreeSet<MoveUid>,
+}
+
+impl Moves {
+    /// By what their status remembers. One that cannot be read may lead there.
+    pub(super) fn of(all: &[VolumeMove], id: &ClusterId) -> Self {
+        let mut moves = Self::default();
+        for one in all {
+            let Ok(uid) = one.move_uid() else { continue };
+            let leads_there = one.plan().map_or(true, |plan| {
+                plan.iter()
+                    .any(|planned| planned.source.id.cluster == *id || planned.target.id.cluster == *id)
+            });
+            if leads_there {
+                moves.with_it.insert(uid);
+            } else {
+                moves.without_it.insert(uid);
+            }
+        }
+        moves
+    }
+
+    fn leave_unfinished(&self, twin: &Twin) -> bool {
+        match mover_of(twin) {
+            Some(by) if twin.handed_over => self.with_it.contains(by),
+            Some(by) => !self.without_it.contains(by),
+            None => !twin.handed_over,
+        }
+    }
+}
+
+/// The move that is making a twin, or has left it behind.
+fn mover_of(twin: &Twin) -> Option<&MoveUid> {
+    let marks = twin.moves.as_ref().ok()?;
+    match (&marks.target, &marks.source) {
+        (Some(target), _) => Some(&target.by),
+        (None, Some(SourceMark::Superseded { by, .. })) => Some(by),
+        (None, Some(SourceMark::Moving { .. } | SourceMark::GivenBack { .. }) | None) => None,
+    }
 }
 
 /// The volumes in a cluster, as claims that people know.

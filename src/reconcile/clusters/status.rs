@@ -61,12 +61,12 @@ impl Holdings {
                     .to_owned()
             }
             (Ok(twins), _) => format!(
-                "it is being deleted, but twins that nobody was given are there, of the claims {}. They are removed after \
-                 the grace period of the driver, and it goes",
+                "it is being deleted, but twins that nobody was given, or that a move has left, are there, of the claims {}. \
+                 They are removed when the grace period of the driver or the move is over, and it goes",
                 some_of(twins)
             ),
             (Err(why), _) => format!(
-                "it is being deleted, but whether twins that nobody was given are there cannot be told: {why}. It goes when \
+                "it is being deleted, but whether twins that nobody uses are there cannot be told: {why}. It goes when \
                  they are gone; if that cluster is gone for good, take off the finalizer {FINALIZER}"
             ),
         }

@@ -177,6 +177,51 @@ async fn a_cluster_with_twins_that_became_no_volumes_is_held() {
     assert!(!is_held(&api));
 }
 
+/// Several `RemoteCluster`s may lead to one API server.
+#[tokio::test]
+async fn a_cluster_is_held_by_the_moves_that_lead_there() {
+    let api = world().await;
+    let there = FakeApi::start().await;
+    let name = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    there.put(
+        TWIN,
+        json!({"metadata": {
+            "labels": {
+                mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home", mark::VOLUME: name,
+                mark::MOVE: "29e01d9f-40e2-4019-9cfb-7eadb0d418e5",
+            },
+            "annotations": {
+                mark::CLAIM_NAMESPACE: "shop", mark::CLAIM_NAME: "data", mark::CLAIM_UID: "u", mark::EPOCH: "1",
+            },
+        }}),
+    );
+    let put_move = |target: &str| {
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/data",
+            json!({
+                "metadata": {"uid": "29e01d9f-40e2-4019-9cfb-7eadb0d418e5"},
+                "spec": {"claims": ["data"], "target": {"cluster": target}},
+                "status": {
+                    "stage": {"name": "Copying"},
+                    "claims": [{
+                        "name": "data", "uid": "u", "volumeHandle": format!("v1:home:{name}"), "epoch": 1,
+                        "source": {"cluster": "home", "namespace": "liqo-storage", "name": "u"},
+                        "target": {"cluster": target, "namespace": "shop", "name": "data"},
+                    }],
+                },
+            }),
+        );
+    };
+    put_move("milan");
+    round(&api, &registry(up(&there).await)).await;
+    delete(&api);
+    round(&api, &registry(up(&there).await)).await;
+    assert!(is_held(&api));
+    put_move("rome");
+    round(&api, &registry(up(&there).await)).await;
+    assert!(!is_held(&api));
+}
+
 const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/content";
 
 /// A snapshot of a user, whose twin is in this cluster.

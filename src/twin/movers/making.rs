@@ -172,6 +172,12 @@ impl Ground<'_> {
     async fn has_volume(&self) -> Result<bool, GateError> {
         let home = &self.moved.home;
         let volume = if let Some(volume) = &self.volume {
+            if self.names_an_earlier_claim() {
+                let patch = volume::naming_no_uid(volume);
+                let (volumes, name) = (home.all::<PersistentVolume>(), volume.name_any());
+                let freed = crash::around(Step::MoveMakeMoverVolume, volumes.merge(&name, &patch)).await;
+                unless_conflict(freed)?;
+            }
             volume.clone()
         } else {
             let Ok(wanted) = volume::volume(self.moved, self.side, self.ours).await? else {

@@ -202,6 +202,15 @@ impl<'a> Ground<'a> {
         self.claim.is_none() && volume.is_some_and(|volume| !self.is_attached || held(volume))
     }
 
+    /// Whether the PV still names the claim of an earlier mover, so that no other can be bound to it.
+    /// It was attached when that went.
+    pub(super) fn names_an_earlier_claim(&self) -> bool {
+        let spec = self.volume.as_ref().and_then(|volume| volume.spec.as_ref());
+        let named = spec.and_then(|spec| spec.claim_ref.as_ref()?.uid.as_ref());
+        let claim = self.claim.as_ref().and_then(|claim| claim.metadata.uid.as_ref());
+        named.is_some() && claim != named
+    }
+
     pub(super) fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.movers.iter().chain(&self.relays)
     }
@@ -230,6 +239,9 @@ impl<'a> Ground<'a> {
         let Some(issued) = issued.filter(|issued| !certificates::is_old(issued, Timestamp::now())) else {
             return Ok(Live::Known(Helpers::Incomplete));
         };
+        if self.is_home && self.names_an_earlier_claim() {
+            return Ok(Live::Known(Helpers::Incomplete));
+        }
         if self.is_home && (self.volume.is_none() || self.claim.is_none()) {
             return match volume::volume(self.moved, self.side, self.ours).await {
                 Err(GateError::Helpers(error)) => Ok(Live::Silent(error.to_string())),

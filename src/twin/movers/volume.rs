@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
     VolumeNodeAffinity, VolumeResourceRequirements,
 };
 use kube::ResourceExt;
+use serde_json::{Value, json};
 
 use super::{
     GateError, HelperError, MovedVolume,
@@ -55,6 +56,14 @@ pub(super) async fn volume(
             status: None,
         }
     }))
+}
+
+/// The patch with which such a PV waits for another claim of the same name.
+pub(super) fn naming_no_uid(volume: &PersistentVolume) -> Value {
+    json!({
+        "metadata": {"uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version},
+        "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
+    })
 }
 
 /// The claim of that PV.

@@ -177,6 +177,34 @@ async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
     assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
 }
 
+/// It was attached when the users had gone, and so it is still there when the next mover comes.
+#[tokio::test]
+async fn a_pv_that_an_earlier_mover_has_left_waits_for_the_next_one() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+    let at = format!("{VOLUMES}/{}", name(&only(&world.api, VOLUMES)));
+    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    world.api.change(&at, |volume| {
+        volume["spec"]["claimRef"]["uid"] = "that-of-before".into();
+        volume["spec"]["claimRef"]["resourceVersion"] = "1".into();
+    });
+    let seen = world.look(&PREPARING).await.source;
+    assert_eq!(seen, Live::Known(Helpers::Incomplete));
+    world.prepare().await;
+    assert_eq!(world.look(&PREPARING).await.source, ready());
+    let reference = world.api.object(&at).unwrap()["spec"]["claimRef"].clone();
+    assert!(
+        reference["uid"].is_null() && reference["resourceVersion"].is_null(),
+        "{reference}"
+    );
+    assert_eq!(name(&reference_of(&world)), reference["name"].as_str().unwrap());
+}
+
+fn reference_of(world: &World) -> Value {
+    only(&world.api, &format!("{OURS}/persistentvolumeclaims/move-source"))
+}
+
 #[tokio::test]
 async fn old_certificates_are_issued_anew_for_new_pods() {
     let world = World::new(Way::Out).await;
