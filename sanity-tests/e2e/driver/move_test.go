@@ -27,7 +27,9 @@ func TestMoveToAnotherNode(t *testing.T) {
 
 // A volume gets another real class, and stays in its cluster.
 func TestMoveToAnotherClass(t *testing.T) {
-	n := home(t)
+	n := homeAlone(t)
+	allow(t, n, "reference-attach")
+	t.Cleanup(func() { allow(t, n) })
 	nodes := user.Cluster(t, "home").Nodes()
 	pod := moved(n, "liqo-reference", nodes[0].Name)
 	n.Move("other", "data", "target: {nodeName: "+nodes[1].Name+", storageClassName: reference-attach}, quiesce: {mode: Evict}")
@@ -50,7 +52,7 @@ func moved(n *user.Namespace, class, node string) (pod string) {
 	pod = n.Set("user", "data", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "while true; do date >> /data/log; sync; sleep 0.1; done"}
 	})
-	n.WaitOn(pod, node)
+	n.WaitReady(pod)
 	return pod
 }
 

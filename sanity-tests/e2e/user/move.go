@@ -3,6 +3,7 @@ package user
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -74,10 +75,14 @@ func (n *Namespace) WaitMove(name string, phases ...string) {
 	n.t.Helper()
 	n.Eventually(fmt.Sprintf("the move %s is %s", name, strings.Join(phases, " or ")), func(context.Context) (string, error) {
 		told, err := n.Kubectl("get", "volumemove", name, "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+		now, _, _ := strings.Cut(told, " ")
 		for _, phase := range phases {
-			if now, _, _ := strings.Cut(told, " "); now == phase {
+			if now == phase {
 				return "", nil
 			}
+		}
+		if err == nil && slices.Contains([]string{"Done", "Cancelled", "Failed"}, now) {
+			n.t.Fatalf("the move %s is %s", name, told)
 		}
 		return "it is " + told, err
 	})

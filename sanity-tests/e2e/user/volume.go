@@ -30,11 +30,21 @@ func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err err
 	if v.Object, err = n.volumeOf(ctx, v.Claim); err != nil {
 		return v, err
 	}
-	if v.Twin, err = present(twins.Get(ctx, string(v.Claim.UID), metav1.GetOptions{})); v.Twin == nil {
+	if v.Twin, err = present(twins.Get(ctx, v.twinName(), metav1.GetOptions{})); v.Twin == nil {
 		return v, err
 	}
 	v.Real, err = n.volumeOf(ctx, v.Twin)
 	return v, err
+}
+
+// twinName is what the PersistentVolume says, and before there is one what it is going to say.
+func (v Volume) twinName() string {
+	if v.Object != nil && v.Object.Spec.CSI != nil {
+		if name := v.Object.Spec.CSI.VolumeAttributes["storage.liqo.io/twin-name"]; name != "" {
+			return name
+		}
+	}
+	return string(v.Claim.UID)
 }
 
 // Follow waits until a claim is bound, and finds what stands behind it in the
