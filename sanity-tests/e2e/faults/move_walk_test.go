@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -81,7 +82,13 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
 	pod := b.here.Set("user", "data", stubborn)
 	b.here.WaitReady(pod)
 	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.here.WaitMove(aMove, "Draining")
+	b.here.Eventually("Kubernetes calls the claim Lost", func(ctx context.Context) (string, error) {
+		claim, err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil || claim.Status.Phase == corev1.ClaimLost {
+			return "", err
+		}
+		return fmt.Sprintf("it is %s", claim.Status.Phase), nil
+	})
 	controller := w.onController(t, b.here, both("move-retain-target"))
 	if err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
