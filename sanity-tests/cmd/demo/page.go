@@ -57,6 +57,7 @@ func (s *story) showVolume(ctx context.Context, p *page) error {
 	if err != nil {
 		return err
 	}
+	isNew := p.volume == nil
 	p.volume, err = s.home.client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -74,8 +75,12 @@ func (s *story) showVolume(ctx context.Context, p *page) error {
 	if err != nil {
 		return err
 	}
-	line("claim", "%s/%s of class %s: %s to %s within %s", claim.Namespace, claim.Name, *claim.Spec.StorageClassName,
-		claim.Status.Phase, p.volume.Name, p.volume.CreationTimestamp.Sub(claim.CreationTimestamp.Time)+time.Second) // they are whole seconds
+	within := ""
+	if isNew { // they are whole seconds
+		within = fmt.Sprintf(" within %s", p.volume.CreationTimestamp.Sub(claim.CreationTimestamp.Time)+time.Second)
+	}
+	line("claim", "%s/%s of class %s: %s to %s%s", claim.Namespace, claim.Name, *claim.Spec.StorageClassName,
+		claim.Status.Phase, p.volume.Name, within)
 	line("twin", "%s/%s of class %s in cluster %s: %s", p.twin.Namespace, p.twin.Name, *p.twin.Spec.StorageClassName,
 		p.at.cluster.Name(), p.twin.Status.Phase)
 	line("real volume", "%s, of %s", p.real.Name, realSource(p.real))
