@@ -227,8 +227,21 @@ fn both_kept(by: &MoveUid, overdue: bool, facts: &ClaimFacts) -> ClaimDecision {
             deleting: false,
             ..
         }) => ClaimDecision::Do(ClaimStep::RetainTarget { target: at.clone() }),
-        _ => ClaimDecision::Await(Waiting::BothKept),
+        // Nothing is copied any more. A side that is silent is waited for with the rest.
+        _ => helpers_going(facts).unwrap_or(ClaimDecision::Await(Waiting::BothKept)),
     }
+}
+
+/// The removal of what copied, as far as something can be done for it now.
+fn helpers_going(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let sides = [
+        (Side::Source, &facts.source_helpers),
+        (Side::Target, &facts.target_helpers),
+    ];
+    let mut steps = sides
+        .into_iter()
+        .filter_map(|(side, helpers)| helpers_removed(side, helpers));
+    steps.find(|step| matches!(step, ClaimDecision::Do(_)))
 }
 
 pub(super) fn helpers_removed(side: Side, helpers: &Live<Helpers>) -> Option<ClaimDecision> {

@@ -115,8 +115,9 @@ pub(super) fn waiting(
     let status = &mut next.status;
     if let (Some(committed), true) = (&status.committed_at, *stage != Stage::Ended(Outcome::Done)) {
         status.retained_until = Some(Time(later(committed.0, request.retain_source)));
-    } else if told.kept && status.retained_until.is_none() {
-        status.retained_until = Some(Time(later(now, request.retain_source)));
+    } else if told.kept {
+        let since = status.gated_at.as_ref().map_or(now, |gated| gated.0);
+        status.retained_until = Some(Time(later(since, request.retain_source)));
     }
     status.enter(stage, told.ready);
     next.status

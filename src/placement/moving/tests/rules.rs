@@ -256,6 +256,14 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
             *retained = true;
         }
     });
+    assert_eq!(
+        step(&way, &kept),
+        ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source))
+    );
+    let kept = kept.with(|facts| {
+        facts.source_helpers = Live::Known(Helpers::Absent);
+        facts.target_helpers = Live::Known(Helpers::Absent);
+    });
     assert_eq!(step(&way, &kept), ClaimDecision::Await(Waiting::BothKept));
     let mut late = way;
     late.overdue.retention = true;
