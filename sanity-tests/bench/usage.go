@@ -29,6 +29,8 @@ type Process struct {
 	CPU  time.Duration
 	RSS  int64 // bytes
 	Peak int64 // the most it ever had of it
+	// Mapped is how much of it is that of files, which the kernel can read again.
+	Mapped int64
 }
 
 // Installation is the driver as it runs in a cluster: its pods. Others in the
@@ -108,26 +110,36 @@ func readProcess(dir, name string) (Process, error) {
 	if err1 != nil || err2 != nil || err3 != nil {
 		return Process{}, fmt.Errorf("%s/stat is not as proc(5) says", dir)
 	}
-	peak, err := readPeak(filepath.Join(dir, "status"))
+	peak, mapped, err := readMemory(filepath.Join(dir, "status"))
 	if err != nil {
 		return Process{}, err
 	}
 	pid, err := strconv.Atoi(filepath.Base(dir))
-	return Process{name, pid, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize()), peak}, err
+	return Process{name, pid, time.Duration(user+system) * clockTick, pages * int64(os.Getpagesize()), peak, mapped}, err
 }
 
-func readPeak(file string) (int64, error) {
+func readMemory(file string) (peak, mapped int64, err error) {
 	status, err := os.ReadFile(file)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
+	fields := map[string]*int64{"VmHWM": &peak, "RssFile": &mapped}
 	for line := range strings.Lines(string(status)) {
-		var kib int64
-		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
-			return kib << 10, nil
+		name, value, _ := strings.Cut(line, ":")
+		field, wanted := fields[name]
+		if !wanted {
+			continue
 		}
+		if _, err := fmt.Sscanf(value, "%d kB", field); err != nil {
+			return 0, 0, fmt.Errorf("%s of %s is not as proc(5) says", name, file)
+		}
+		*field <<= 10
+		delete(fields, name)
 	}
-	return 0, fmt.Errorf("%s has no VmHWM", file)
+	for name := range fields {
+		return 0, 0, fmt.Errorf("%s has no %s", file, name)
+	}
+	return peak, mapped, nil
 }
 
 // CPU is the sum over processes of that name; RSS is the largest of them.

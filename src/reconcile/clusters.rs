@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
 use self::{
-    report::{ClusterReport, Moves, claims_in, is_in_moves, report, unfinished},
+    report::{ClusterReport, Moves, claims_in, mover_of, report, unfinished},
     status::Holdings,
 };
 use super::{Metrics, Settings, queue::Queue, rounds::Rounds, watched::Watched};
@@ -173,11 +173,22 @@ impl Reconciler<'_> {
         self.watched.volumes.count_of_topic(id.as_str())
     }
 
-    /// The moves, as far as they matter to twins in a cluster.
+    /// Claims for which twins are in a cluster that nobody was given, or that a move has left there;
+    /// or why that cannot be told.
+    async fn unfinished(&self, remote: &Remote) -> Result<Result<Vec<String>, String>, ApiError> {
+        let twins = match remote.reach() {
+            Ok(cluster) => cluster.all_twins(),
+            Err(why) => return Ok(Err(why.to_string())),
+        };
+        let moves = if twins.iter().any(|twin| mover_of(twin).is_some()) {
+            self.moves(&remote.id).await?
+        } else {
+            Moves::default()
+        };
+        Ok(Ok(unfinished(&twins, &moves)))
+    }
+
     async fn moves(&self, id: &ClusterId) -> Result<Moves, ApiError> {
-        if !self.registry.get(id).is_ok_and(|remote| is_in_moves(&remote)) {
-            return Ok(Moves::default());
-        }
         match self.home.all::<VolumeMove>().list(None).await {
             Ok(all) => Ok(Moves::of(&all, id)),
             Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(Moves::default()),
@@ -185,14 +196,14 @@ impl Reconciler<'_> {
         }
     }
 
-    fn holdings(&self, object: &RemoteCluster, id: &ClusterId, moves: &Moves) -> Holdings {
+    async fn holdings(&self, object: &RemoteCluster, id: &ClusterId) -> Result<Holdings, ApiError> {
         let remote = self.registry.get(id);
         let volumes = self.volumes(id);
         let snapshots = self.watched.snapshots.in_cluster(id);
         let has_snapshots = snapshots.as_ref().is_some_and(|all| !all.is_empty());
         let is_leaving = object.metadata.deletion_timestamp.is_some();
         let declares = object.spec.discovered_from.is_none();
-        Holdings {
+        Ok(Holdings {
             volumes,
             snapshots,
             claims: if is_leaving && volumes > 0 {
@@ -201,11 +212,11 @@ impl Reconciler<'_> {
                 Vec::new()
             },
             unfinished: match &remote {
-                Ok(remote) if declares && volumes == 0 && !has_snapshots => unfinished(remote, moves),
+                Ok(remote) if declares && volumes == 0 && !has_snapshots => self.unfinished(remote).await?,
                 Ok(_) | Err(_) => Ok(Vec::new()),
             },
             disputed: remote.is_ok_and(|remote| matches!(remote.link(), Link::Disputed(_))),
-        }
+        })
     }
 
     /// The object of a cluster that is declared.
@@ -228,8 +239,7 @@ impl Reconciler<'_> {
             let (all, name) = (self.all(), object.name_any());
             crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
         }
-        let moves = self.moves(&report.id).await?;
-        let holdings = self.holdings(object, &report.id, &moves);
+        let holdings = self.holdings(object, &report.id).await?;
         if discovered.is_none() && !self.hold(object, &holdings).await? {
             return Ok(());
         }

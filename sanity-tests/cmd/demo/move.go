@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"storage.liqo.io/sanity-tests/driver"
@@ -59,7 +60,7 @@ func (s *story) releaseSource(ctx context.Context, old *page) error {
 		return err
 	}
 	for _, one := range found.Items {
-		until, _, _ := strings.Cut(fmt.Sprint(one.Object["status"].(map[string]any)["retainedUntil"]), ".")
+		until, _, _ := unstructured.NestedString(one.Object, "status", "retainedUntil")
 		line("source", "would be kept until %s; the VolumeMove %s is deleted, and so it is released now", until, one.GetName())
 		if err := moves.Delete(ctx, one.GetName(), metav1.DeleteOptions{}); err != nil {
 			return err

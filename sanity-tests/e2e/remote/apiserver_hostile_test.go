@@ -10,9 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -184,33 +182,14 @@ func wantWithinMemory(t *testing.T, p *pair) {
 		t.Error("no replica of the controller is found")
 	}
 	for _, replica := range replicas {
-		program, err := mappedFiles(replica.PID)
-		if err != nil {
-			t.Fatal(err)
-		}
 		// Nobody is killed for pages of the program, of which the tests' build has many more
 		// than the release: they are read again.
-		own := replica.Peak - program
-		t.Logf("a replica had %d MiB of its own at most, and %d MiB of its program", own>>20, program>>20)
+		own := replica.Peak - replica.Mapped
+		t.Logf("a replica had %d MiB of its own at most, and %d MiB of its program", own>>20, replica.Mapped>>20)
 		if own >= limit {
 			t.Errorf("a replica had %d MiB", own>>20)
 		}
 	}
-}
-
-// mappedFiles is how much memory of a process is that of files.
-func mappedFiles(pid int) (int64, error) {
-	file := fmt.Sprintf("/proc/%d/status", pid)
-	status, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	found := regexp.MustCompile(`RssFile:\s+(\d+) kB`).FindSubmatch(status)
-	if found == nil {
-		return 0, fmt.Errorf("%s has no RssFile", file)
-	}
-	kib, err := strconv.ParseInt(string(found[1]), 10, 64)
-	return kib << 10, err
 }
 
 // declareHostile runs an API server where the fault proxies are, and declares it.

@@ -123,23 +123,15 @@ pub(super) fn some_of(claims: &[String]) -> String {
     }
 }
 
-/// Claims for which twins are in a cluster that nobody was given, or that a move has left there.
-pub(super) fn unfinished(remote: &Remote, moves: &Moves) -> Result<Vec<String>, String> {
-    let cluster = remote.reach().map_err(|why| why.to_string())?;
-    let twins = cluster.all_twins();
+/// Claims whose twins nobody was given, or a move has left.
+pub(super) fn unfinished(twins: &[Arc<Twin>], moves: &Moves) -> Vec<String> {
     let unfinished = twins.iter().filter(|twin| moves.leave_unfinished(twin));
     let mut claims: Vec<String> = unfinished
         .filter_map(|twin| twin.claim.as_ref())
         .map(|claim| format!("{}/{}", claim.namespace, claim.name))
         .collect();
     claims.sort();
-    Ok(claims)
-}
-
-/// Whether a move has to do with twins in a cluster.
-pub(super) fn is_in_moves(remote: &Remote) -> bool {
-    let cluster = remote.reach();
-    cluster.is_ok_and(|cluster| cluster.all_twins().iter().any(|twin| mover_of(twin).is_some()))
+    claims
 }
 
 /// The moves that there are, by whether they lead to or from a cluster. What is at an API server
@@ -179,7 +171,7 @@ impl Moves {
 }
 
 /// The move that is making a twin, or has left it behind.
-fn mover_of(twin: &Twin) -> Option<&MoveUid> {
+pub(super) fn mover_of(twin: &Twin) -> Option<&MoveUid> {
     let marks = twin.moves.as_ref().ok()?;
     match (&marks.target, &marks.source) {
         (Some(target), _) => Some(&target.by),

@@ -90,6 +90,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             .collect();
         let is_unseen = |by: &MoveUid| !seen.contains(by.as_str());
         let mut found = BTreeSet::new();
+        let volumes = watched.volumes.virtual_volumes();
         for (_, twin) in self.twins() {
             let (Ok(marks), Some(claim)) = (&twin.moves, &twin.claim) else {
                 continue;
@@ -101,7 +102,6 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
         for claim in watched.claims.all() {
             let by = claim.locked_by.as_deref().and_then(|by| by.parse().ok());
             let Some(by) = by.filter(is_unseen) else { continue };
-            let volumes = watched.volumes.virtual_volumes();
             let is_its =
                 |mark: &ClaimMark| mark.namespace == claim.name.namespace && mark.name == claim.name.name;
             let volume = volumes
@@ -118,12 +118,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             };
             found.insert(Left::of(by, &mark, &volume));
         }
-        for volume in watched
-            .volumes
-            .virtual_volumes()
-            .iter()
-            .filter(|volume| volume.gated)
-        {
+        for volume in volumes.iter().filter(|volume| volume.gated) {
             let Some(read) = home.all::<PersistentVolume>().get(&volume.name).await? else {
                 continue;
             };
