@@ -61,6 +61,7 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a move until its gate is closed", w.movePrepared},
 		{"a move from its cut-over on", w.moveCutOver},
 		{"a move that is cancelled", w.moveCancelled},
+		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))

@@ -1,9 +1,12 @@
 package faults
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -69,6 +72,43 @@ func (w *walk) moveCancelled(t *testing.T, b *neighbour) {
 	read(t, b.here, pod, b.here.Name)
 	b.oneTwinEach()
 	b.here.DeleteSet("user")
+	b.discard()
+}
+
+// A claim is deleted while Kubernetes calls it Lost: both copies are kept, until their time is over.
+func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
+	b.written(t)
+	b.here.DeletePod("writer")
+	pod := b.here.Set("user", "data", stubborn)
+	b.here.WaitReady(pod)
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.here.Eventually("Kubernetes calls the claim Lost", func(ctx context.Context) (string, error) {
+		claim, err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil || claim.Status.Phase == corev1.ClaimLost {
+			return "", err
+		}
+		return fmt.Sprintf("it is %s", claim.Status.Phase), nil
+	})
+	controller := w.onController(t, b.here, both("move-retain-target"))
+	if err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.here.DeleteSet("user")
+	b.here.WaitGone("pvc", "data")
+	w.carriedOut(t, b.here, controller)
+	twins := func(ctx context.Context) (int, error) {
+		of, err := b.twins(ctx)
+		count := 0
+		for _, some := range of {
+			count += len(some)
+		}
+		return count, err
+	}
+	if count, err := twins(t.Context()); err != nil || count != 2 {
+		t.Errorf("there are %d copies of the volume, not 2: %v", count, err)
+	}
+	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
+	b.here.WaitMove(aMove, "Cancelled", "Failed")
 	b.discard()
 }
 

@@ -153,7 +153,7 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 
 // unreached are steps of moves that only a race leads to, and that no leg gets to yet. The unit
 // tests of moves die there.
-var unreached = both("move-refuse-gate", "move-retain", "move-retain-source", "move-retain-target")
+var unreached = both("move-refuse-gate", "move-retain", "move-retain-source")
 
 // report names every crash point as a test of its own; in a sample those that
 // the process died at.

@@ -49,6 +49,8 @@ func TestTroubleBetweenClusters(t *testing.T) {
 		{"the API server there starts again and again", restarted},
 		{"each call takes 50 ms", slowed(faults.Setting{Mode: faults.Delay, Up: 25 * time.Millisecond, Down: 25 * time.Millisecond}, true)},
 		{"each call takes 2 s", slowed(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second}, true)},
+		{"the link is cut while a volume moves", cutWhileMoved},
+		{"movers, relay and controller are killed while a volume moves", killedWhileMoved},
 		{"calls hang", slowed(faults.Setting{Mode: faults.Hang}, false)},
 	}) {
 		t.Run(trouble.name, func(t *testing.T) {

@@ -39,7 +39,8 @@ impl MovedVolume {
             .await
     }
 
-    /// One that was never handed over has nobody's data but a copy.
+    /// One that was never handed over has nobody's data but a copy, whether or not that has been
+    /// kept for a while.
     pub(super) async fn delete_target(&self, at: &AsRead) -> Result<Applied, GateError> {
         let Some((site, twin)) = self.exact_twin(Side::Target, at).await? else {
             return Ok(Applied::ChangedMeanwhile);
@@ -48,7 +49,11 @@ impl MovedVolume {
             Err(error) if error.is_conflict() => return Ok(Applied::ChangedMeanwhile),
             other => other?,
         }
-        delete(site, twin.object, Step::MoveDeleteTarget).await
+        let (policy, step) = (ReclaimPolicy::Delete, Step::MoveDeleteTarget);
+        if self.settle(site, &twin.object, policy, step).await? == Applied::ChangedMeanwhile {
+            return Ok(Applied::ChangedMeanwhile);
+        }
+        delete(site, twin.object, step).await
     }
 
     /// From here on the twin is like any other: held, if it may be, and looked after.

@@ -240,7 +240,7 @@ async fn a_target_that_was_handed_over_meanwhile_stays() {
 }
 
 #[tokio::test]
-async fn a_copy_that_is_kept_is_retained() {
+async fn a_copy_that_is_kept_is_retained_until_it_goes() {
     let world = World::new().await.with_target("Delete");
     let retain = ClaimStep::RetainTarget {
         target: target_version(&world),
@@ -250,6 +250,13 @@ async fn a_copy_that_is_kept_is_retained() {
         world.look().await.target,
         Live::Known(TargetTwin::There { retained: true, .. })
     ));
+    let delete = ClaimStep::DeleteTarget {
+        target: target_version(&world),
+    };
+    assert_eq!(world.moved.apply(&delete).await.unwrap(), Applied::Done);
+    assert_eq!(world.there.object(TARGET), None);
+    // Or else its data would be there for ever, and nobody's.
+    assert_eq!(policy_of(&world.there, "real-2"), "Delete");
 }
 
 #[tokio::test]
