@@ -119,6 +119,7 @@ fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> 
             classes: ClassMap::default(),
             policy: BindingPolicy::default(),
             protect: true,
+            shadow_pods_of: None,
         },
         leaving: false,
         credentials,

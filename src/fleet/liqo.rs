@@ -44,6 +44,8 @@ const TENANT: &str = "liqo-tenant-";
 /// As many clusters are shown whose objects are not believed: anybody who may write such objects
 /// could make as many as he likes.
 const MOST_NOT_BELIEVED: usize = 20;
+/// Argument of Liqo's virtual kubelet.
+const HOME: &str = "--home-cluster-id=";
 /// Data key of a kubeconfig in a Secret of Liqo.
 const KEY: &str = "kubeconfig";
 
@@ -80,6 +82,8 @@ struct VirtualNode {
     cluster: String,
     secret: Option<SecretRef>,
     default_class: Option<String>,
+    /// What Liqo calls the home cluster.
+    home: Option<String>,
 }
 
 impl Slim for VirtualNode {
@@ -248,6 +252,7 @@ fn not_believed(node: &VirtualNode, why: String) -> Option<ClusterDeclaration> {
         cluster: node.cluster.clone(),
         secret: None,
         default_class: None,
+        home: None,
     };
     Some(ClusterDeclaration {
         credentials: Credentials::Missing(why),
@@ -290,6 +295,7 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
             },
             policy: BindingPolicy::default(),
             protect: true,
+            shadow_pods_of: node.home.clone(),
         },
         leaving: false,
         credentials,
@@ -321,7 +327,22 @@ fn virtual_node(node: &DynamicObject) -> Option<VirtualNode> {
             name: name.to_owned(),
         }),
         default_class: default_class.map(str::to_owned),
+        home: home(spec),
     })
+}
+
+/// What the virtual kubelet of a node is told that the home cluster is called. Liqo says it in no
+/// other field of an object of its peers.
+fn home(spec: &serde_json::Value) -> Option<String> {
+    let containers = spec.pointer("/template/spec/template/spec/containers")?;
+    let told = containers
+        .as_array()?
+        .iter()
+        .filter_map(|container| container["args"].as_array());
+    let mut told = told
+        .flatten()
+        .filter_map(|argument| argument.as_str()?.strip_prefix(HOME));
+    told.next().map(str::to_owned)
 }
 
 fn namespace_map(map: &DynamicObject) -> Option<NamespaceMap> {

@@ -132,6 +132,7 @@ fn object(cluster: &RemoteCluster) -> Option<Object> {
             classes,
             policy,
             protect,
+            shadow_pods_of: None,
         },
         leaving,
         secret: secret.name,

@@ -151,6 +151,9 @@ pub struct Declared {
     pub policy: BindingPolicy,
     /// Whether twins there get our finalizer, where we can rescue their data.
     pub protect: bool,
+    /// What Liqo there calls the home cluster. Its identity may not make pods, but `ShadowPod`s,
+    /// which have to say this. `None` where pods are made as such.
+    pub shadow_pods_of: Option<String>,
 }
 
 /// What an administrator may say of a cluster, whoever declares it.
@@ -230,6 +233,7 @@ impl Declared {
             classes: ClassMap::default(),
             policy: BindingPolicy::Optimistic,
             protect: true,
+            shadow_pods_of: None,
         }
     }
 

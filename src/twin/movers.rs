@@ -19,6 +19,7 @@ mod orders;
 mod pod;
 mod rehearsal;
 mod relay;
+mod shadow;
 mod side;
 mod target;
 #[cfg(test)]
@@ -162,7 +163,7 @@ pub enum HelperError {
     )]
     Foreign {
         /// What kind of object.
-        kind: &'static str,
+        kind: String,
         /// Its namespace, if it has one, and name.
         name: String,
         /// Its cluster.

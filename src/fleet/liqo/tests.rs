@@ -26,10 +26,14 @@ fn a_virtual_node_says_how_its_cluster_is_reached() {
             "clusterID": "milan",
             "kubeconfigSecretRef": {"name": "kubeconfig-milan"},
             "storageClasses": [{"storageClassName": "slow"}, {"storageClassName": "fast", "default": true}],
+            "template": {"spec": {"template": {"spec": {"containers": [
+                {"args": ["--nodename=milan", "--home-cluster-id=turin"]},
+            ]}}}},
         }}),
     ))
     .unwrap();
     let found = declaration(&node, BTreeMap::new()).unwrap();
+    assert_eq!(found.declared.shadow_pods_of.as_deref(), Some("turin"));
     assert_eq!(found.declared.classes.real(None), Some("fast"));
     assert!(found.allowed.proxy);
     assert!(matches!(

@@ -6,17 +6,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    ByteString,
-    api::core::v1::{Pod, Secret},
-};
-use kube::{ResourceExt, api::ObjectMeta};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::api::ObjectMeta;
 use mover::credentials::{Identity, MoveId, issue};
 
-use super::{
-    GateError, HelperError, MovedVolume,
-    names::{Names, owned_by},
-};
+use super::{GateError, HelperError, MovedVolume, names::Names, shadow::Keeper};
 use crate::placement::moving::Side;
 
 /// From then on new ones are issued, for pods that are made anew: before the old ones end.
@@ -69,29 +63,28 @@ pub(super) fn is_old(issued: &Secret, now: Timestamp) -> bool {
 }
 
 /// What the mover of one side gets.
-pub(super) fn of_pod(moved: &MovedVolume, side: Side, issued: &Secret, pod: &Pod, name: &str) -> Secret {
+pub(super) fn of_pod(moved: &MovedVolume, side: Side, issued: &Secret, keeper: &Keeper) -> Secret {
     let prefix = format!("{side}-");
     let data = issued.data.iter().flatten();
     let data = data.filter_map(|(key, content)| {
         let file = key.strip_prefix(&prefix)?;
         Some((file.to_owned(), content.clone()))
     });
-    secret_of_pod(moved, side, pod, name, data.collect())
+    secret_of_pod(moved, side, keeper, data.collect())
 }
 
 /// A Secret that goes with a pod, and is never changed.
 pub(super) fn secret_of_pod(
     moved: &MovedVolume,
     side: Side,
-    pod: &Pod,
-    name: &str,
+    keeper: &Keeper,
     data: BTreeMap<String, ByteString>,
 ) -> Secret {
     let names = Names::of(moved);
     Secret {
         metadata: ObjectMeta {
-            owner_references: Some(vec![owned_by(pod)]),
-            ..names.metadata(name.to_owned(), pod.namespace().as_deref(), side)
+            owner_references: Some(vec![keeper.owner.clone()]),
+            ..names.metadata(keeper.secret.clone(), Some(&keeper.namespace), side)
         },
         data: Some(data),
         immutable: Some(true),

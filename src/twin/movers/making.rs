@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{
     ClusterHelpers, GateError, HelperError, MoveRequest, certificates,
     names::{Names, Role},
-    pod::secret_of,
+    shadow::{Keeper, ShadowPod, Written, shadow_of},
     side::{Ground, PodNow, is_going},
     volume,
 };
@@ -54,15 +54,12 @@ impl Ground<'_> {
             return Ok(Applied::ChangedMeanwhile);
         };
         let (settings, role) = (&helpers.settings, Role::Mover(self.side));
-        let state = self.pod_now(helpers, &self.movers, Some(&wanted.form(settings)));
-        // Where another cluster gives the right to ShadowPods only, this is what is to become one:
-        // Liqo makes the pod of it, under the same name.
-        let pods = cluster.within::<Pod>(self.namespace);
+        let state = self.mover_now(helpers, &wanted.form(settings));
         let pod = |secret: &str| wanted.made(settings, secret);
-        let made = self.make_pod(helpers, &pods, role, state, pod).await?;
-        if let Made::New(pod, secret) = &made {
-            let secret = certificates::of_pod(self.moved, self.side, &issued, pod, secret);
-            self.equip(helpers, cluster, pod, secret).await?;
+        let made = self.make_pod(helpers, cluster, role, state, pod).await?;
+        if let Made::New(keeper) = &made {
+            let secret = certificates::of_pod(self.moved, self.side, &issued, keeper);
+            self.equip(helpers, cluster, keeper, secret).await?;
         }
         let relayed = match self.side {
             Side::Target => self.make_relay(helpers, of).await?,
@@ -78,59 +75,86 @@ impl Ground<'_> {
     async fn make_relay(&self, helpers: &ClusterHelpers, of: &MoveRequest) -> Result<bool, GateError> {
         let (relay, settings) = (self.relay(of)?, &helpers.settings);
         let form = relay.as_ref().map(|relay| relay.form(settings));
-        let state = self.pod_now(helpers, &self.relays, form.as_deref());
+        let state = self.pod_now(helpers, &self.relays, &[], form.as_deref());
         let home = &self.moved.home;
-        let pods = home.within::<Pod>(self.ours);
         let Some(relay) = relay else {
             // It was made for a route that is not taken any more.
-            let PodNow::Outdated(pod) = state else {
+            let PodNow::Outdated(written) = state else {
                 return Ok(false);
             };
-            return Ok(delete_pod(&pods, pod).await?);
+            return Ok(delete_written(home, self.ours, written).await?);
         };
         let pod = |secret: &str| relay.made(settings, secret);
-        let made = self.make_pod(helpers, &pods, Role::Relay, state, pod).await?;
-        if let Made::New(pod, secret) = &made {
+        let made = self.make_pod(helpers, home, Role::Relay, state, pod).await?;
+        if let Made::New(keeper) = &made {
             let kubeconfigs = self.kubeconfigs()?;
-            let secret = certificates::secret_of_pod(self.moved, self.side, pod, secret, kubeconfigs);
-            self.equip(helpers, home, pod, secret).await?;
+            let secret = certificates::secret_of_pod(self.moved, self.side, keeper, kubeconfigs);
+            self.equip(helpers, home, keeper, secret).await?;
         }
         Ok(!matches!(made, Made::Nothing))
     }
 
     /// One step for a pod: it is deleted if it is to be replaced, and else made. Its Secret is the
-    /// caller's matter, and named by the pod.
+    /// caller's matter, and goes with what was written.
     async fn make_pod(
         &self,
         helpers: &ClusterHelpers,
-        pods: &Objects<Pod>,
+        cluster: &Cluster,
         role: Role,
         state: PodNow<'_>,
         pod: impl Fn(&str) -> Pod,
     ) -> Result<Made, GateError> {
-        let there = match state {
+        let keeper = match state {
             PodNow::Missing => {
                 let nonce = Uuid::new_v4().simple().to_string();
                 let name = Names::of(self.moved).of_role(role);
                 let wanted = pod(&format!("{name}-{}", &nonce[..NONCE_DIGITS]));
-                let created = crash::around(Step::MoveMakePod, pods.create(&wanted)).await?;
-                match created {
-                    Some(created) => created,
-                    None => self.made_before(pods, &name).await?,
-                }
+                self.write_pod(cluster, role, wanted).await?
             }
-            PodNow::Outdated(pod) => {
-                helpers.unequip(&pod.uid().unwrap_or_default());
-                delete_pod(pods, pod).await?;
+            PodNow::Outdated(written) => {
+                if let Some(keeper) = written.keeper() {
+                    helpers.unequip(&keeper.owner.uid);
+                }
+                delete_written(cluster, self.namespace_of(role), written).await?;
                 return Ok(Made::Something);
             }
-            PodNow::Unequipped(pod) => pod.clone(),
+            PodNow::Unequipped(keeper) => Some(keeper),
             PodNow::Waits(_) | PodNow::Runs => return Ok(Made::Nothing),
         };
-        Ok(match secret_of(&there).map(str::to_owned) {
-            Some(secret) => Made::New(Box::new(there), secret),
-            None => Made::Something,
+        Ok(keeper.map_or(Made::Something, Made::New))
+    }
+
+    async fn write_pod(&self, cluster: &Cluster, role: Role, pod: Pod) -> Result<Option<Keeper>, GateError> {
+        let namespace = self.namespace_of(role);
+        Ok(match self.origin {
+            Some(origin) if role != Role::Relay => {
+                let shadow = ShadowPod::making(pod, origin);
+                let written = self.written(&cluster.within(namespace), &shadow).await?;
+                Written::Shadow(&written).keeper()
+            }
+            _ => {
+                let written = self.written(&cluster.within(namespace), &pod).await?;
+                Written::Pod(&written).keeper()
+            }
         })
+    }
+
+    async fn written<K>(&self, objects: &Objects<K>, wanted: &K) -> Result<K, GateError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let created = crash::around(Step::MoveMakePod, objects.create(wanted)).await?;
+        match created {
+            Some(created) => Ok(created),
+            None => self.made_before(objects, &wanted.name_any()).await,
+        }
+    }
+
+    fn namespace_of(&self, role: Role) -> &str {
+        match role {
+            Role::Mover(_) => self.namespace,
+            Role::Relay => self.ours,
+        }
     }
 
     /// Makes the Secret that a pod waits for. One of this name is this pod's.
@@ -138,13 +162,12 @@ impl Ground<'_> {
         &self,
         helpers: &ClusterHelpers,
         cluster: &Cluster,
-        pod: &Pod,
+        keeper: &Keeper,
         secret: Secret,
     ) -> Result<(), GateError> {
-        let namespace = pod.namespace().unwrap_or_default();
-        let secrets = cluster.within::<Secret>(&namespace);
+        let secrets = cluster.within::<Secret>(&keeper.namespace);
         crash::around(Step::MoveMakePodSecret, secrets.create(&secret)).await?;
-        helpers.equip(pod.uid().unwrap_or_default());
+        helpers.equip(keeper.owner.uid.clone());
         Ok(())
     }
 
@@ -203,7 +226,7 @@ impl Ground<'_> {
     /// What has the name already, if it was made for this side.
     async fn made_before<K>(&self, objects: &Objects<K>, name: &str) -> Result<K, GateError>
     where
-        K: Resource<DynamicType = ()> + k8s_openapi::Resource + Clone + Debug + Serialize + DeserializeOwned,
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
         let found = objects.get(name).await?;
         let names = Names::of(self.moved);
@@ -211,7 +234,7 @@ impl Ground<'_> {
         let is_issued = name == names.certificates();
         let ours = |found: &K| names.is_ours(found, if is_issued { Side::Target } else { side });
         let foreign = || HelperError::Foreign {
-            kind: K::KIND,
+            kind: K::kind(&()).into_owned(),
             name: name.to_owned(),
             cluster: self
                 .cluster
@@ -225,15 +248,18 @@ impl Ground<'_> {
         let mut is_done = false;
         let home = &self.moved.home;
         // Of a cluster that is gone only what is here can be deleted.
-        let pods = self.cluster.unwrap_or(home).within::<Pod>(self.namespace);
-        for pod in self.movers.iter().filter(|pod| !is_going(*pod)) {
-            helpers.unequip(&pod.uid().unwrap_or_default());
-            is_done |= delete_pod(&pods, pod).await?;
-        }
-        let pods = home.within::<Pod>(self.ours);
-        for pod in self.relays.iter().filter(|pod| !is_going(*pod)) {
-            helpers.unequip(&pod.uid().unwrap_or_default());
-            is_done |= delete_pod(&pods, pod).await?;
+        let cluster = self.cluster.unwrap_or(home);
+        let movers = self.movers.iter().filter(|pod| shadow_of(pod).is_none());
+        let movers = movers.filter(|pod| !is_going(*pod)).map(Written::Pod);
+        let shadows = self.shadows.iter().filter(|shadow| !is_going(*shadow));
+        let relays = self.relays.iter().filter(|pod| !is_going(*pod)).map(Written::Pod);
+        let there = movers.chain(shadows.map(Written::Shadow));
+        let there = there.map(|written| (cluster, self.namespace, written));
+        for (cluster, namespace, written) in there.chain(relays.map(|pod| (home, self.ours, pod))) {
+            if let Some(keeper) = written.keeper() {
+                helpers.unequip(&keeper.owner.uid);
+            }
+            is_done |= delete_written(cluster, namespace, written).await?;
         }
         if let Some(claim) = self.claim.as_ref().filter(|claim| !is_going(*claim)) {
             let claims = home.within::<PersistentVolumeClaim>(self.ours);
@@ -258,12 +284,15 @@ impl Ground<'_> {
 enum Made {
     Nothing,
     Something,
-    /// A pod that waits for the Secret of this name.
-    New(Box<Pod>, String),
+    /// A pod that waits for a Secret.
+    New(Keeper),
 }
 
-async fn delete_pod(pods: &Objects<Pod>, pod: &Pod) -> Result<bool, ApiError> {
-    delete(pods, pod, Step::MoveDeletePod).await
+async fn delete_written(cluster: &Cluster, namespace: &str, written: Written<'_>) -> Result<bool, ApiError> {
+    match written {
+        Written::Pod(pod) => delete(&cluster.within(namespace), pod, Step::MoveDeletePod).await,
+        Written::Shadow(shadow) => delete(&cluster.within(namespace), shadow, Step::MoveDeletePod).await,
+    }
 }
 
 /// Deletes exactly this object; false if it is another one by now.

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{ResourceExt, api::ObjectMeta};
 
 use super::MovedVolume;
@@ -118,16 +117,5 @@ impl<'a> Names<'a> {
         self.labels(side)
             .iter()
             .all(|(key, value)| object.labels().get(key) == Some(value))
-    }
-}
-
-/// What goes with a pod.
-pub(super) fn owned_by(pod: &k8s_openapi::api::core::v1::Pod) -> OwnerReference {
-    OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Pod".to_owned(),
-        name: pod.name_any(),
-        uid: pod.uid().unwrap_or_default(),
-        ..OwnerReference::default()
     }
 }

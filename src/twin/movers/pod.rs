@@ -70,6 +70,8 @@ pub(super) struct MoverPod<'a> {
     pub(super) dialling: Dialling,
     /// The only nodes where it can have the volume; any if there are none.
     pub(super) nodes: Vec<String>,
+    /// Whether Liqo counts what it may use, and wants to be told all of that.
+    pub(super) is_accounted: bool,
 }
 
 impl MoverPod<'_> {
@@ -169,18 +171,23 @@ impl MoverPod<'_> {
 
     fn resources(&self) -> ResourceRequirements {
         let wished = self.of.mover.resources.clone().unwrap_or_default();
+        let cpu = |amount| self.is_accounted.then_some(amount);
         ResourceRequirements {
-            requests: Some(amounts(wished.requests, "128Mi")),
-            limits: Some(amounts(wished.limits, "256Mi")),
+            requests: Some(amounts(wished.requests, cpu("100m"), "128Mi")),
+            limits: Some(amounts(wished.limits, cpu("1"), "256Mi")),
             claims: None,
         }
     }
 }
 
-fn amounts(wished: Option<Amounts>, memory: &str) -> BTreeMap<String, Quantity> {
+fn amounts(wished: Option<Amounts>, cpu: Option<&str>, memory: &str) -> BTreeMap<String, Quantity> {
     let wished = wished.unwrap_or_default();
     let memory = wished.memory.map_or_else(|| memory.to_owned(), |amount| amount.0);
-    let cpu = wished.cpu.map(|amount| ("cpu".to_owned(), Quantity(amount.0)));
+    let cpu = wished
+        .cpu
+        .map(|amount| amount.0)
+        .or_else(|| cpu.map(str::to_owned));
+    let cpu = cpu.map(|amount| ("cpu".to_owned(), Quantity(amount)));
     cpu.into_iter()
         .chain([("memory".to_owned(), Quantity(memory))])
         .collect()
@@ -296,7 +303,7 @@ impl RelayPod<'_> {
                 ..VolumeMount::default()
             }]
         });
-        let resources = |memory| Some(amounts(None, memory));
+        let resources = |memory| Some(amounts(None, None, memory));
         let container = Container {
             name: "relay".to_owned(),
             command: Some(vec![DRIVER.to_owned()]),
@@ -387,12 +394,4 @@ fn pod(names: &Names<'_>, role: Role, namespace: &str, form: String, spec: PodSp
         spec: Some(spec),
         status: None,
     }
-}
-
-/// The Secret that a pod waits for.
-pub(super) fn secret_of(pod: &Pod) -> Option<&str> {
-    let volumes = pod.spec.as_ref()?.volumes.as_ref()?;
-    volumes
-        .iter()
-        .find_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
 }

@@ -1,15 +1,13 @@
 //! What speaks against the objects of a move, as the API servers say that are to take them: quota,
 //! Pod Security, rights and webhooks, asked in a dry run of every kind of object. Nothing is made.
 
-use k8s_openapi::{
-    ByteString,
-    api::core::v1::{Pod, Secret},
-};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::ResourceExt;
 
 use super::{
     ClusterHelpers, GateError, HelperError, MoveRequest, MovedVolume, certificates,
     names::{Names, Role},
+    shadow::{ShadowPod, Written},
     side::Ground,
     target, volume,
 };
@@ -76,10 +74,21 @@ impl ClusterHelpers {
             return Ok(Vec::new());
         };
         let pod = wanted.made(&self.settings, &name);
-        let tried = cluster.within::<Pod>(ground.namespace).try_create(&pod).await;
+        let keeper = Written::Pod(&pod).keeper();
+        let within = ground.namespace;
+        let tried = match ground.origin {
+            Some(origin) => {
+                let shadow = ShadowPod::making(pod, origin);
+                cluster.within(within).try_create(&shadow).await
+            }
+            None => cluster.within(within).try_create(&pod).await,
+        };
         let mut found: Vec<String> = refusal(tried)?.into_iter().collect();
+        let Some(keeper) = keeper else {
+            return Ok(found);
+        };
         let data = [("key.pem".to_owned(), ByteString(Vec::new()))].into();
-        let mut secret = certificates::secret_of_pod(moved, side, &pod, &name, data);
+        let mut secret = certificates::secret_of_pod(moved, side, &keeper, data);
         // The pod that it would go with has no uid.
         secret.metadata.owner_references = None;
         let namespace = secret.namespace().unwrap_or_default();

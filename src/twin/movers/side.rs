@@ -13,6 +13,7 @@ use super::{
     ClusterHelpers, GateError, HelperSettings, MoveRequest, MovedVolume, certificates,
     names::{COMPONENT, Names, Role},
     pod::{Dialling, MoverPod},
+    shadow::{Keeper, ShadowPod, Written, shadow_of},
     volume,
 };
 use crate::{
@@ -42,6 +43,9 @@ pub(super) struct Ground<'a> {
     pub(super) claim_name: String,
     /// The namespace of this driver.
     pub(super) ours: &'a str,
+    /// What Liqo there calls the home cluster, where its mover is a `ShadowPod`.
+    pub(super) origin: Option<&'a str>,
+    pub(super) shadows: Vec<ShadowPod>,
     pub(super) movers: Vec<Pod>,
     pub(super) claim: Option<PersistentVolumeClaim>,
     pub(super) volume: Option<PersistentVolume>,
@@ -56,9 +60,9 @@ pub(super) struct Ground<'a> {
 pub(super) enum PodNow<'p> {
     Missing,
     /// It is to be replaced.
-    Outdated(&'p Pod),
-    /// What it waits for may not have been made.
-    Unequipped(&'p Pod),
+    Outdated(Written<'p>),
+    /// The Secret that it waits for may not have been made.
+    Unequipped(Keeper),
     /// It is waited for, for this reason.
     Waits(String),
     Runs,
@@ -85,6 +89,8 @@ impl<'a> Ground<'a> {
             namespace: ours,
             claim_name: names.of_role(Role::Mover(side)),
             ours,
+            origin: None,
+            shadows: Vec::new(),
             movers: Vec::new(),
             claim: None,
             volume: None,
@@ -99,7 +105,8 @@ impl<'a> Ground<'a> {
             Place::Site(twin) => {
                 ground.cluster = Some(twin.cluster());
                 ground.is_home = twin.remote_cluster().is_none();
-                if !ground.is_home {
+                if let Some(remote) = twin.remote_cluster() {
+                    ground.origin = remote.shadow_pods_of.as_deref();
                     ground.namespace = twin.namespace();
                     twin.name().clone_into(&mut ground.claim_name);
                 }
@@ -107,10 +114,9 @@ impl<'a> Ground<'a> {
         }
         ground.look_at_home(&names.selector(side)).await?;
         if let (false, Some(cluster)) = (ground.is_home, ground.cluster) {
-            let there = cluster.within::<Pod>(ground.namespace);
-            match there.list(Some(&names.selector(side))).await {
-                Ok(found) => ground.movers = found,
-                Err(error) => return Ok(Live::Silent(error.to_string())),
+            // A pod is not there before its ShadowPod.
+            if let Err(error) = ground.look_there(cluster, &names.selector(side)).await {
+                return Ok(Live::Silent(error.to_string()));
             }
         }
         match ground.nodes_of_users().await {
@@ -118,6 +124,14 @@ impl<'a> Ground<'a> {
             Err(error) => return Ok(Live::Silent(error.to_string())),
         }
         Ok(Live::Known(ground))
+    }
+
+    async fn look_there(&mut self, cluster: &Cluster, ours: &str) -> Result<(), ApiError> {
+        if self.origin.is_some() {
+            self.shadows = cluster.within(self.namespace).list(Some(ours)).await?;
+        }
+        self.movers = cluster.within(self.namespace).list(Some(ours)).await?;
+        Ok(())
     }
 
     async fn look_at_home(&mut self, ours: &str) -> Result<(), ApiError> {
@@ -180,13 +194,14 @@ impl<'a> Ground<'a> {
     pub(super) fn presence(&self) -> Helpers {
         let volume = self.volume.as_ref();
         let waits = volume.is_some_and(|volume| !is_going(volume));
-        let goes_now = self.pods().any(|pod| !is_going(pod))
+        let goes_now = self.pods().any(|pod| !is_going(pod) && shadow_of(pod).is_none())
+            || self.shadows.iter().any(|shadow| !is_going(shadow))
             || self.claim.as_ref().is_some_and(|claim| !is_going(claim))
             || self.certificates.is_some()
             || self.volume_may_go();
         if goes_now {
             Helpers::Incomplete
-        } else if self.pods().next().is_some() || self.claim.is_some() || waits {
+        } else if self.pods().next().is_some() || !self.shadows.is_empty() || self.claim.is_some() || waits {
             Helpers::Leaving
         } else {
             // A PV that waits for nothing but its detachment goes by itself.
@@ -217,9 +232,16 @@ impl<'a> Ground<'a> {
 
     /// Whether something of before is still on its way out.
     pub(super) fn is_leaving(&self) -> bool {
-        self.pods().any(is_going)
+        self.pods().any(|pod| is_going(pod) || self.is_forsaken(pod))
+            || self.shadows.iter().any(is_going)
             || self.claim.as_ref().is_some_and(is_going)
             || self.volume.as_ref().is_some_and(is_going)
+    }
+
+    /// Whether a pod goes because its `ShadowPod` has gone.
+    fn is_forsaken(&self, pod: &Pod) -> bool {
+        let is_of = |shadow: &ShadowPod| shadow.uid().as_deref() == shadow_of(pod);
+        shadow_of(pod).is_some() && !self.shadows.iter().any(is_of)
     }
 
     /// How it is with what is needed. `target` is where the other mover can be dialled.
@@ -255,14 +277,14 @@ impl<'a> Ground<'a> {
             return Ok(Live::Known(Helpers::Ready));
         };
         let form = wanted.form(&helpers.settings);
-        let mut states = vec![self.pod_now(helpers, &self.movers, Some(&form))];
+        let mut states = vec![self.mover_now(helpers, &form)];
         if self.side == Side::Target {
             let relay = match self.relay(of) {
                 Ok(relay) => relay,
                 Err(error) => return Ok(Live::Silent(error.to_string())),
             };
             let form = relay.as_ref().map(|relay| relay.form(&helpers.settings));
-            states.push(self.pod_now(helpers, &self.relays, form.as_deref()));
+            states.push(self.pod_now(helpers, &self.relays, &[], form.as_deref()));
         }
         let mut waits = None;
         for state in states {
@@ -277,35 +299,67 @@ impl<'a> Ground<'a> {
         Ok(waits.map_or(Live::Known(Helpers::Ready), Live::Silent))
     }
 
+    /// How it is with the mover, which is to be made as `form` says.
+    pub(super) fn mover_now<'p>(&'p self, helpers: &ClusterHelpers, form: &str) -> PodNow<'p> {
+        self.pod_now(helpers, &self.movers, &self.shadows, Some(form))
+    }
+
     /// How it is with the pod of one role, which is to be made as `form` says, or not to be there.
     pub(super) fn pod_now<'p>(
         &self,
         helpers: &ClusterHelpers,
         pods: &'p [Pod],
+        shadows: &'p [ShadowPod],
         form: Option<&str>,
     ) -> PodNow<'p> {
-        let (pod, form) = match (pods, form) {
-            ([], Some(_)) => return PodNow::Missing,
-            ([], None) => return PodNow::Runs,
-            ([pod], Some(form)) => (pod, form),
-            ([pod, ..], _) => return PodNow::Outdated(pod),
+        let shadows = shadows.iter().map(Written::Shadow);
+        let mut written = shadows.chain(
+            pods.iter()
+                .filter(|pod| shadow_of(pod).is_none())
+                .map(Written::Pod),
+        );
+        let (written, form) = match (written.next(), written.next(), form) {
+            (None, _, Some(_)) => return PodNow::Missing,
+            (None, _, None) => return PodNow::Runs,
+            (Some(written), None, Some(form)) => (written, form),
+            (Some(written), _, _) => return PodNow::Outdated(written),
         };
-        if pod.annotations().get(mark::MADE_AS).map(String::as_str) != Some(form) || self.is_astray(pod) {
-            return PodNow::Outdated(pod);
+        if written.annotations().get(mark::MADE_AS).map(String::as_str) != Some(form) {
+            return PodNow::Outdated(written);
+        }
+        let keeper = written.keeper();
+        let unequipped = keeper.filter(|keeper| !helpers.is_equipped(&keeper.owner.uid));
+        let Some(pod) = pods.first() else {
+            return match (written, unequipped) {
+                (Written::Shadow(shadow), _) if shadow.has_ended() => PodNow::Outdated(written),
+                (_, Some(keeper)) => PodNow::Unequipped(keeper),
+                (_, None) => PodNow::Waits(self.waits_for_liqo()),
+            };
+        };
+        if self.is_astray(pod) {
+            return PodNow::Outdated(written);
         }
         if has_ended(pod) {
             return match ended_just_now(pod) {
                 Some(why) => PodNow::Waits(why),
-                None => PodNow::Outdated(pod),
+                None => PodNow::Outdated(written),
             };
         }
         if is_running(pod) {
             return PodNow::Runs;
         }
-        if super::pod::secret_of(pod).is_some() && !helpers.is_equipped(&pod.uid().unwrap_or_default()) {
-            return PodNow::Unequipped(pod);
+        match unequipped {
+            Some(keeper) => PodNow::Unequipped(keeper),
+            None => PodNow::Waits(waits_for(pod)),
         }
-        PodNow::Waits(waits_for(pod))
+    }
+
+    fn waits_for_liqo(&self) -> String {
+        let name = Names::of(self.moved).of_role(Role::Mover(self.side));
+        format!(
+            "Liqo has not made a pod of the ShadowPod {}/{name} yet: its events say why",
+            self.namespace
+        )
     }
 
     /// Whether a mover is, or may only be, where the users of the volume are not.
@@ -347,6 +401,7 @@ impl<'a> Ground<'a> {
             certificates: issued.metadata.uid.as_deref().unwrap_or_default(),
             dialling,
             nodes: self.nodes.clone(),
+            is_accounted: self.origin.is_some(),
         })
     }
 

@@ -1,13 +1,14 @@
 //! The movers of one claim against two fake API servers: `target` is about the twin, `made` about
-//! the objects as they are made, `going` about what is replaced and removed, `crashes` about dying
-//! in between, and `orders` about what the target's program is told, and
-//! `rehearsal` about what is found beforehand.
+//! the objects as they are made, `shadow` about pods that Liqo makes, `going` about what is replaced
+//! and removed, `crashes` about dying in between, `orders` about what the target's program is told,
+//! and `rehearsal` about what is found beforehand.
 
 mod crashes;
 mod going;
 mod made;
 mod orders;
 mod rehearsal;
+mod shadow;
 mod target;
 
 use serde_json::{Value, json};
@@ -199,6 +200,11 @@ fn furnish(api: &FakeApi, there: &FakeApi, way: Way) {
 
 impl World {
     async fn new(way: Way) -> Self {
+        Self::behind(way, None).await
+    }
+
+    /// With a remote cluster in which `shadow_pods_of` says what Liqo calls this one.
+    async fn behind(way: Way, shadow_pods_of: Option<&str>) -> Self {
         let (api, there) = (FakeApi::start().await, FakeApi::start().await);
         furnish(&api, &there, way);
         let home = api.cluster().await;
@@ -207,6 +213,7 @@ impl World {
                 mapping: [("liqo".to_owned(), "mapped".to_owned())].into(),
                 ..ClassMap::default()
             },
+            shadow_pods_of: shadow_pods_of.map(str::to_owned),
             ..Declared::plain("milan")
         };
         let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);

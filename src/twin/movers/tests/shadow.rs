@@ -1,0 +1,165 @@
+//! Where Liqo's identity may make `ShadowPod`s only.
+
+use super::*;
+
+const SHADOWS: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop-home/shadowpods/";
+const PODS: &str = "/api/v1/namespaces/shop-home/pods/";
+
+async fn behind_liqo(way: Way) -> World {
+    let world = World::behind(way, Some("turin")).await;
+    let refused = Act::Forbid("User \"turin\" cannot create resource \"pods\"");
+    world.there.fault(Fault::new("POST", "/shop-home/pods", refused));
+    world
+}
+
+fn shadow(world: &World) -> Value {
+    only(&world.there, SHADOWS)
+}
+
+/// Liqo makes the pod of each `ShadowPod` that has none and has not ended.
+fn liqo(world: &World) {
+    for shadow in world.there.store().below(SHADOWS) {
+        let path = format!("{PODS}{}", shadow["metadata"]["name"].as_str().unwrap());
+        if world.there.object(&path).is_some() || !shadow["status"]["phase"].is_null() {
+            continue;
+        }
+        let owner = json!({
+            "apiVersion": "offloading.liqo.io/v1beta1", "kind": "ShadowPod", "controller": true,
+            "name": shadow["metadata"]["name"], "uid": shadow["metadata"]["uid"],
+        });
+        let mut metadata = json!({"ownerReferences": [owner]});
+        for kept in ["labels", "annotations"] {
+            metadata[kept] = shadow["metadata"][kept].clone();
+        }
+        world.there.put(
+            &path,
+            json!({"metadata": metadata, "spec": shadow["spec"]["pod"]}),
+        );
+    }
+}
+
+/// Kubernetes deletes pods whose `ShadowPod` is gone.
+fn collect(world: &World) {
+    if world.there.store().below(SHADOWS).is_empty() {
+        for pod in world.there.store().below(PODS) {
+            world
+                .there
+                .remove(&format!("{PODS}{}", pod["metadata"]["name"].as_str().unwrap()));
+        }
+    }
+}
+
+async fn prepared(way: Way) -> World {
+    let world = behind_liqo(way).await;
+    world.prepare().await;
+    for _ in 0..5 {
+        liqo(&world);
+        world.prepare().await;
+    }
+    let seen = world.look(&PREPARING).await;
+    assert_eq!((seen.source, seen.target), (ready(), ready()));
+    world
+}
+
+#[tokio::test]
+async fn liqo_makes_the_pod_and_knows_for_whom() {
+    for way in [Way::Out, Way::Home] {
+        let world = prepared(way).await;
+        let shadow = shadow(&world);
+        assert_eq!(shadow["metadata"]["labels"]["offloading.liqo.io/origin"], "turin");
+        let container = &shadow["spec"]["pod"]["containers"][0];
+        for amounts in ["requests", "limits"] {
+            for resource in ["cpu", "memory"] {
+                assert!(
+                    container["resources"][amounts][resource].is_string(),
+                    "{container}"
+                );
+            }
+        }
+        // The pod may be made again: what it waits for stays.
+        let secret = only(&world.there, "/api/v1/namespaces/shop-home/secrets/");
+        let owner = &secret["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["kind"], &owner["uid"]),
+            (&json!("ShadowPod"), &shadow["metadata"]["uid"])
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_liqo_says_so() {
+    let world = behind_liqo(Way::Out).await;
+    world.prepare().await;
+    let Live::Silent(why) = world.look(&PREPARING).await.target else {
+        panic!("it is ready without a pod");
+    };
+    assert!(why.contains("ShadowPod shop-home/move-target"), "{why}");
+}
+
+#[tokio::test]
+async fn a_pod_that_somebody_deletes_is_liqos_matter() {
+    let world = prepared(Way::Out).await;
+    let before = shadow(&world);
+    let pod = format!("{PODS}{}", before["metadata"]["name"].as_str().unwrap());
+    world.there.remove(&pod);
+    assert!(matches!(world.look(&PREPARING).await.target, Live::Silent(_)));
+    liqo(&world);
+    world.start_pods();
+    assert_eq!(world.look(&PREPARING).await.target, ready());
+    assert_eq!(shadow(&world)["metadata"]["uid"], before["metadata"]["uid"]);
+}
+
+#[tokio::test]
+async fn one_that_has_ended_is_replaced_when_its_pod_has_gone() {
+    let world = prepared(Way::Out).await;
+    let before = shadow(&world);
+    let name = before["metadata"]["name"].as_str().unwrap().to_owned();
+    let failed = |object: &mut Value| object["status"] = json!({"phase": "Failed"});
+    world.there.change(&format!("{SHADOWS}{name}"), failed);
+    world.there.change(&format!("{PODS}{name}"), |pod| {
+        failed(pod);
+        pod["metadata"]["creationTimestamp"] = "2001-02-03T04:05:06Z".into();
+    });
+    assert_eq!(
+        world.look(&PREPARING).await.target,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.step(ClaimStep::MakeHelpers(Side::Target)).await.unwrap();
+    assert_eq!(world.there.object(&format!("{SHADOWS}{name}")), None);
+    assert_eq!(world.look(&PREPARING).await.target, Live::Known(Helpers::Leaving));
+    collect(&world);
+    for _ in 0..3 {
+        world.prepare().await;
+        liqo(&world);
+    }
+    world.prepare().await;
+    assert_eq!(world.look(&PREPARING).await.target, ready());
+    assert_ne!(shadow(&world)["metadata"]["uid"], before["metadata"]["uid"]);
+}
+
+#[tokio::test]
+async fn removing_one_is_done_when_its_pod_has_gone() {
+    let world = prepared(Way::Out).await;
+    world.step(ClaimStep::RemoveHelpers(Side::Target)).await.unwrap();
+    assert!(world.there.store().below(SHADOWS).is_empty());
+    world.step(ClaimStep::RemoveHelpers(Side::Target)).await.unwrap();
+    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Leaving));
+    collect(&world);
+    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Absent));
+}
+
+#[tokio::test]
+async fn beforehand_liqo_is_asked_rather_than_the_api_server_for_pods() {
+    let world = behind_liqo(Way::Out).await;
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert_eq!(found, Vec::<String>::new());
+    let why = "admission webhook \"shadowpod\" denied the request: user is cordoned";
+    world
+        .there
+        .fault(Fault::new("POST", "/shop-home/shadowpods", Act::Forbid(why)));
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert!(
+        matches!(found.as_slice(), [one] if one.contains("cordoned")),
+        "{found:?}"
+    );
+}
