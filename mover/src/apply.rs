@@ -194,6 +194,8 @@ pub(crate) struct Desk {
     pub(crate) received: AtomicU64,
     /// Bytes that the source's file system holds, as it says; zero as long as it does not.
     pub(crate) expected: AtomicU64,
+    /// Whether the source itself has dialled.
+    pub(crate) direct: bool,
 }
 
 /// One data lane: takes batches until the session is over.

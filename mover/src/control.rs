@@ -49,6 +49,9 @@ pub enum Answer {
         /// Bytes that the source's file system holds; zero as long as that is not known.
         #[serde(default)]
         expected_bytes: u64,
+        /// Whether the source itself has dialled, rather than somebody who forwards a port.
+        #[serde(default)]
+        direct: bool,
     },
     /// A pass is complete and on disk.
     Passed(Passed),
@@ -84,6 +87,9 @@ pub struct Passed {
     pub deleted: u64,
     /// Files that changed while they were read, or went away meanwhile.
     pub unsteady: u64,
+    /// Whether the source itself had dialled, rather than somebody who forwards a port.
+    #[serde(default)]
+    pub direct: bool,
     /// What is not carried over.
     pub losses: Vec<Lost>,
 }
@@ -216,6 +222,7 @@ impl From<PassReport> for Passed {
             received_bytes: report.received_bytes,
             deleted: report.deleted,
             unsteady: report.unsteady,
+            direct: report.direct,
             losses: lost.collect(),
         }
     }

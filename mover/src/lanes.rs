@@ -80,6 +80,8 @@ pub struct TargetLanes {
     pub(crate) down: Writer,
     pub(crate) data: Vec<Reader>,
     pub(crate) cutter: Cutter,
+    /// Whether the source itself has dialled: who forwards a port does it from the loopback.
+    pub(crate) direct: bool,
 }
 
 /// Opens a session from the source's side. `dial` makes one connection to the target.
@@ -286,7 +288,10 @@ fn refusal(hello: &Hello, id: &MoveId) -> Option<String> {
 fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
     let cutter = Cutter::default();
     let (mut up, mut down, mut data) = (None, None, Vec::new());
+    let mut direct = true;
     for (number, lane) in lanes {
+        let peer = lane.socket.peer_addr().map_err(Error::Cut)?;
+        direct &= !peer.ip().to_canonical().is_loopback();
         lane.socket.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
         cutter.add(lane.socket);
         match number {
@@ -303,6 +308,7 @@ fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
         down,
         data,
         cutter,
+        direct,
     })
 }
 

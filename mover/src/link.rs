@@ -37,6 +37,7 @@ impl Link {
             down,
             data,
             cutter,
+            direct,
         } = lanes;
         let fate = Arc::new(Fate::new(cutter));
         let down = Shared::new(down);
@@ -45,6 +46,7 @@ impl Link {
             table: Table::default(),
             received: AtomicU64::new(0),
             expected: AtomicU64::new(0),
+            direct,
         });
         let mut threads = vec![down.keep_alive(&fate)];
         threads.extend(data.into_iter().map(|lane| {
@@ -112,6 +114,10 @@ impl Desk {
     /// Bytes of content that have arrived.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
     }
 
     /// Bytes that the source's file system holds; zero as long as that is not known.

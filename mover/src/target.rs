@@ -70,6 +70,8 @@ pub struct PassReport {
     pub deleted: u64,
     /// Files that changed while they were read, or went away meanwhile.
     pub unsteady: u64,
+    /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
+    pub direct: bool,
     /// What cannot be carried over: kind, how often, where first.
     pub losses: Vec<(LossKind, u64, TreePath)>,
 }
@@ -133,6 +135,12 @@ impl Progress {
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
         self.0.received()
+    }
+
+    /// Whether the source itself has dialled, rather than somebody who forwards a port.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.0.is_direct()
     }
 
     /// Bytes that the source's file system holds, which may be more than its tree; zero as long as
@@ -255,6 +263,7 @@ impl Session<'_> {
             received_bytes: self.link.desk.received() - received,
             deleted: totals.deleted,
             unsteady: counts.unsteady + end.vanished,
+            direct: self.link.desk.is_direct(),
             losses: losses(end)?,
         })
     }

@@ -102,8 +102,8 @@ impl Controller {
     }
 }
 
-#[test]
-fn a_target_does_what_it_is_told() {
+/// A pair with something to copy, and certificates for both.
+fn furnished() -> Pair {
     let pair = Pair::new();
     for file in 0..50 {
         fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
@@ -113,8 +113,70 @@ fn a_target_does_what_it_is_told() {
             .args(["issue", "--move", common::UID])
             .arg(pair.folder.path().join("credentials")),
     );
+    pair
+}
+
+fn listen(at: SocketAddr) -> [String; 2] {
+    ["--listen".to_owned(), at.to_string()]
+}
+
+/// Whether a pass comes about where the source may dial `direct` and waits for somebody to connect it.
+fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
+    let pair = furnished();
+    let (from, control) = (free(), free());
+    let ways = [
+        "--connect".to_owned(),
+        direct.to_string(),
+        "--lanes".to_owned(),
+        "1".to_owned(),
+    ];
+    let orders = ["--control".to_owned(), control.to_string()];
+    let _source = start(
+        &pair,
+        "source",
+        &pair.source,
+        &[listen(from).to_vec(), ways.to_vec()].concat(),
+    );
+    let _target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
+    if is_relayed {
+        relay(from, to, 3);
+    }
+    let mut controller = Controller(BufReader::new(patiently(control)));
+    let answer = controller.order(Order::Pass {
+        last: true,
+        reread: false,
+    });
+    assert!(matches!(answer, Answer::Passed(_)), "{answer:?}");
+}
+
+#[test]
+fn a_target_that_can_be_dialled_is() {
+    let to = free();
+    passes(to, to, false);
+}
+
+#[test]
+fn where_nobody_answers_the_other_way_is_taken() {
+    passes(free(), free(), true);
+}
+
+/// The addresses of pods in two clusters may be the same.
+#[test]
+fn where_somebody_else_answers_the_other_way_is_taken() {
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let direct = stranger.local_addr().unwrap();
+    thread::spawn(move || {
+        for connection in stranger.incoming() {
+            let _ = connection.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    passes(direct, free(), true);
+}
+
+#[test]
+fn a_target_does_what_it_is_told() {
+    let pair = furnished();
     let (from, to, control) = (free(), free(), free());
-    let listen = |at: SocketAddr| ["--listen".to_owned(), at.to_string()];
     let lanes = ["--lanes".to_owned(), "1".to_owned()];
     let orders = ["--control".to_owned(), control.to_string()];
     let _source = start(&pair, "source", &pair.source, &[listen(from), lanes].concat());

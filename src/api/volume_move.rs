@@ -245,8 +245,8 @@ pub enum Verify {
 /// How the data travels.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transport {
-    /// The routes that may be taken; the fastest that works is. Direct: from pod to pod.
-    /// ApiServer: by port-forwards through the API servers of both clusters.
+    /// The routes that may be taken. Direct: from pod to pod, which is tried first. ApiServer: by
+    /// port-forwards through the API servers of both clusters, where pods do not reach each other.
     #[serde(default = "all_routes")]
     #[schemars(length(min = 1, max = 2))]
     #[x_kube(merge_strategy = ListMerge::Set)]

@@ -42,7 +42,7 @@ use super::{
     gate::{Applied, GateError, MovedVolume, Movers},
 };
 use crate::{
-    api::volume_move::{MoveRequest, MoveTarget, Route, Warm},
+    api::volume_move::{MoveRequest, MoveTarget, Warm},
     cluster::ApiError,
     placement::{
         ClassError,
@@ -63,9 +63,6 @@ pub trait MoveHelpers: Send + Sync {
 
     /// How far the copy of a claim is, if it has begun and this replica was told.
     fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress>;
-
-    /// How the data of a claim travels.
-    fn route(&self, moved: &MovedVolume, of: &MoveRequest) -> Route;
 
     /// What speaks against the move, in sentences; all that is found, and nothing is made. A cluster
     /// that does not answer is not an obstacle but an error.
@@ -224,10 +221,6 @@ impl ClusterHelpers {
 impl MoveHelpers for ClusterHelpers {
     fn progress(&self, moved: &MovedVolume) -> Option<CopyProgress> {
         self.orders.progress(moved)
-    }
-
-    fn route(&self, moved: &MovedVolume, of: &MoveRequest) -> Route {
-        side::route(moved, of)
     }
 
     async fn obstacles(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Vec<String>, GateError> {

@@ -85,6 +85,7 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                     connected: known.is_some(),
                     received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
                     expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
+                    direct: known.as_ref().is_some_and(Progress::is_direct),
                 };
                 if write(&mut told, &under_way).is_err() {
                     return;

@@ -36,7 +36,6 @@ func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 
 	p.remote.Exec(pod, "echo back > /data/file; sync")
 	p.move("back", "target: {nodeName: "+here+"}", "source")
-	p.home.WaitOn(pod, here)
 	p.home.WaitReady(pod)
 	if got := p.home.Exec(pod, "cat /data/file"); got != "back" {
 		t.Errorf("at home there is %q", got)

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -95,6 +96,92 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 	}
 }
 
+// What one pod mounts moves together: two volumes in two clusters would fit no node.
+func TestClaimsOfOnePodMoveTogether(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	p.home.Claim("log", "liqo-reference", "64Mi")
+	here := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.Set("user", "data", preferring([]string{here}, []string{p.node}), also("log"))
+	p.home.WaitOn(pod, here)
+	p.home.Exec(pod, "echo of data > /data/file; echo of log > /log/file; sync")
+
+	p.move(t, "data", "--with", "log", "--target-node", p.node, "--evict")
+	p.home.WaitOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	if got := p.remote.Exec(pod, "cat /data/file /log/file"); got != "of data\nof log" {
+		t.Errorf("there is %q", got)
+	}
+	p.home.DeleteSet("user")
+}
+
+// All pods that share a volume are sent away, from every node, and come back to it in the other
+// cluster. What each has written is there.
+func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("shared", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	})
+	var pods []string
+	for at, node := range p.home.Cluster.Nodes() {
+		name := fmt.Sprintf("user%d", at)
+		pod := p.home.Set(name, "shared", preferring([]string{node.Name}, []string{p.node}), func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Command = []string{"sh", "-c", strings.ReplaceAll(counting, "/log", "/"+name)}
+		})
+		p.home.WaitOn(pod, node.Name)
+		p.home.WaitReady(pod)
+		pods = append(pods, pod)
+	}
+	p.move(t, "shared", "--target-node", p.node, "--evict")
+	for at, pod := range pods {
+		p.home.WaitOn(pod, p.node)
+		p.remote.WaitReady(pod)
+		p.numbersIn(p.remote, pod, fmt.Sprintf("user%d", at))
+	}
+}
+
+// From one remote cluster to another data passes through home, and the relay has a kubeconfig of
+// each. Behind both is the same cluster, in two namespaces.
+func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
+	user.LeaveOut(t, parts)
+	t.Parallel()
+	prepare(t)
+	there := user.Cluster(t, "remote")
+	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: user.NewNamespace(t, there)}
+	other := &pair{t: t, cluster: p.remote.Name, node: "virtual-" + p.remote.Name}
+	other.remote = user.NewNamespaceNamed(t, there, p.remote.Name+"-other")
+	t.Cleanup(func() {
+		p.wantNoTwins()
+		other.wantNoTwins()
+	})
+	other.declare(mapped(map[string]any{p.remote.Name: other.remote.Name}))
+	t.Cleanup(other.retract)
+	options := virtualNode(other.node, other.cluster)
+	options.Namespace = func(home string) (string, bool) { return other.remote.Name, home == p.remote.Name }
+	start(t, options)
+	if err := awaitMarked(t.Context(), user.Cluster(t, "home"), other.node, other.cluster); err != nil {
+		t.Fatal(err)
+	}
+	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), p.remote.Name)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{other.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	})
+	p.home.WaitOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	before, uid := p.numbers(p.remote, pod), p.claimUID("data")
+
+	p.move(t, "data", "--target-node", other.node, "--evict")
+	p.home.WaitOn(pod, other.node)
+	other.remote.WaitReady(pod)
+	if there := p.numbers(other.remote, pod); there < before {
+		t.Errorf("%d numbers had been written, and %d are there", before, there)
+	}
+	if now := p.claimUID("data"); now != uid {
+		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
+	}
+}
+
 // forgetMoves deletes all moves, and with that what is kept at their sources.
 func (p *pair) forgetMoves(t *testing.T) {
 	t.Helper()
@@ -115,9 +202,14 @@ func (p *pair) counter(name, claim string) (pod string) {
 // numbers counts what the pod has written, and fails if a number is missing.
 func (p *pair) numbers(where *user.Namespace, pod string) int {
 	p.t.Helper()
+	return p.numbersIn(where, pod, "log")
+}
+
+func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
+	p.t.Helper()
 	var last int
 	where.Eventually(pod+" has written", func(context.Context) (string, error) {
-		out, err := where.Kubectl("exec", pod, "--", "sh", "-c", "head -n -1 "+user.DataPath+"/log")
+		out, err := where.Kubectl("exec", pod, "--", "sh", "-c", "head -n -1 "+user.DataPath+"/"+file)
 		if err != nil {
 			return "", err
 		}

@@ -373,10 +373,6 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             Some((moved.claim.name.name.clone(), progress))
         });
         Copies {
-            route: seen
-                .moved
-                .first()
-                .map(|moved| helpers.route(moved, &seen.request)),
             claims: claims.collect(),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 
 use crate::{
-    api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, Route, VolumeMoveStatus},
+    api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
     twin::movers::{CopyProgress, RunningPass},
 };
 
@@ -15,7 +15,6 @@ const TELLING: Duration = Duration::from_secs(2);
 /// How far the copies of all claims are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies {
-    pub(super) route: Option<Route>,
     /// By the names of the claims. A replica that has just begun to lead knows none.
     pub(super) claims: Vec<(String, CopyProgress)>,
 }
@@ -23,7 +22,8 @@ pub(super) struct Copies {
 impl Copies {
     /// Notes it. What is not known stays as it was noted.
     pub(super) fn note(&self, status: &mut VolumeMoveStatus) {
-        status.route = self.route.or(status.route.take());
+        let route = self.claims.iter().find_map(|(_, progress)| progress.route);
+        status.route = route.or(status.route.take());
         let mut left = None;
         for (name, progress) in &self.claims {
             if let Some(claim) = status.claims.iter_mut().find(|claim| claim.name == *name) {
@@ -109,6 +109,7 @@ fn words(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::api::volume_move::Route;
     use mover::control::Passed;
 
     use super::*;
@@ -128,7 +129,6 @@ mod tests {
     fn noted(progress: CopyProgress) -> VolumeMoveStatus {
         let mut status = status();
         let copies = Copies {
-            route: Some(Route::ApiServer),
             claims: vec![("data".into(), progress)],
         };
         copies.note(&mut status);
@@ -179,6 +179,7 @@ mod tests {
             received_bytes: 300,
             deleted: 0,
             unsteady: 0,
+            direct: true,
             losses: Vec::new(),
         };
         let status = noted(CopyProgress {
@@ -188,6 +189,7 @@ mod tests {
             compared_files: 6,
             running: Some(running(20, 400)),
             roots: Some(("a".into(), "a".into())),
+            route: Some(Route::Direct),
         });
         let claim = &status.claims[0];
         assert_eq!(
@@ -209,7 +211,7 @@ mod tests {
         assert_eq!(claim.roots.as_ref().unwrap().target, "a");
         assert_eq!((claim.passes, status.time_left), (2, None));
         assert_eq!(status.downtime.unwrap().predicted.as_deref(), Some("1m 5s"));
-        assert_eq!(status.route, Some(Route::ApiServer));
+        assert_eq!(status.route, Some(Route::Direct));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Making what one side lacks, and removing what is there. Each write may be the last one before a
 //! crash: what was made is found again, and what goes with a pod names its uid.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, net::IpAddr};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret};
@@ -32,7 +32,7 @@ impl Ground<'_> {
         &self,
         helpers: &ClusterHelpers,
         of: &MoveRequest,
-        target: Option<&str>,
+        target: Option<IpAddr>,
     ) -> Result<Applied, GateError> {
         if self.is_leaving() {
             return Ok(Applied::ChangedMeanwhile);

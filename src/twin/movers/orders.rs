@@ -21,7 +21,7 @@ use super::{
     pod::ORDERS_PORT,
 };
 use crate::{
-    api::volume_move::{Loss, Verify},
+    api::volume_move::{Loss, Route, Verify},
     placement::moving::{Copied, Live, Pass, Roots, Side, Stage},
     relay::{End, Lines},
     twin::gate::Applied,
@@ -59,6 +59,8 @@ pub struct CopyProgress {
     pub running: Option<RunningPass>,
     /// The hashes over what the source said and over what is on the target's disk.
     pub roots: Option<(String, String)>,
+    /// How the data travels, or did last.
+    pub route: Option<Route>,
 }
 
 /// A pass that is under way.
@@ -103,6 +105,7 @@ struct State {
     receiving: Option<(Instant, u64, u64)>,
     passes: u32,
     roots: Option<(String, String)>,
+    route: Option<Route>,
 }
 
 impl Orders {
@@ -220,6 +223,7 @@ impl Orders {
             compared_files: state.compared_files,
             running,
             roots: state.roots.clone(),
+            route: state.route,
         })
     }
 }
@@ -336,8 +340,12 @@ impl Giver {
                     connected,
                     received_bytes,
                     expected_bytes,
+                    direct,
                 } => {
                     let mut state = lock(&self.state);
+                    if connected {
+                        state.route = Some(taken(direct));
+                    }
                     let since = state.receiving.map_or_else(Instant::now, |(since, ..)| since);
                     state.receiving = connected.then_some((since, received_bytes, expected_bytes));
                 }
@@ -358,8 +366,13 @@ impl State {
         self.took = took;
         self.received += passed.received_bytes;
         self.compared_files += passed.compared_files;
+        self.route = Some(taken(passed.direct));
         self.last = Some((Instant::now(), passed));
     }
+}
+
+fn taken(direct: bool) -> Route {
+    if direct { Route::Direct } else { Route::ApiServer }
 }
 
 /// What would be lost, and was not accepted.

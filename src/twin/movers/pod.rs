@@ -3,7 +3,10 @@
 //! account (but the relay, which calls API servers), no shell to be called, and are replaced, not
 //! restarted.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
 
 use k8s_openapi::{
     api::core::v1::{
@@ -49,12 +52,14 @@ const DIGITS: usize = 16;
 /// How the two movers find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Dialling {
-    /// Both wait on their loopback for the relay.
+    /// It waits on its loopback for the relay.
     Relayed,
     /// This one, the target, waits for the source.
     Open,
     /// This one, the source, dials the target.
-    To(String),
+    To(IpAddr),
+    /// The same, and where that does not lead there, it waits for the relay.
+    ToOrRelayed(IpAddr),
 }
 
 /// What a mover's pod is made of.
@@ -147,18 +152,22 @@ impl MoverPod<'_> {
     }
 
     fn arguments(&self) -> Vec<String> {
+        let listen = |address| format!("--listen={}", SocketAddr::new(address, LANES_PORT));
+        let (loopback, all) = (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::UNSPECIFIED.into());
+        let connect = |address| format!("--connect={}", SocketAddr::new(address, LANES_PORT));
         let mut arguments = vec![
             self.side.as_str().to_owned(),
             format!("--root={DATA}"),
             format!("--move={}", self.moved.by),
             format!("--epoch={}", self.moved.target.id.epoch),
             format!("--credentials={SECRETS}"),
-            match &self.dialling {
-                Dialling::Relayed => format!("--listen=127.0.0.1:{LANES_PORT}"),
-                Dialling::Open => format!("--listen=0.0.0.0:{LANES_PORT}"),
-                Dialling::To(address) => format!("--connect={address}:{LANES_PORT}"),
-            },
         ];
+        arguments.extend(match self.dialling {
+            Dialling::Relayed => vec![listen(loopback)],
+            Dialling::Open => vec![listen(all)],
+            Dialling::To(address) => vec![connect(address)],
+            Dialling::ToOrRelayed(address) => vec![connect(address), listen(loopback)],
+        });
         match self.side {
             Side::Target => arguments.push(format!("--control=127.0.0.1:{ORDERS_PORT}")),
             Side::Source => {

@@ -1,6 +1,8 @@
 //! What speaks against the objects of a move, as the API servers say that are to take them: quota,
 //! Pod Security, rights and webhooks, asked in a dry run of every kind of object. Nothing is made.
 
+use std::net::Ipv4Addr;
+
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::ResourceExt;
 
@@ -17,6 +19,9 @@ use crate::{
     placement::moving::{Live, Side},
     volume::moving::TargetMark,
 };
+
+/// An address that nobody has (RFC 5737): where the target will be is not known yet.
+const EXAMPLE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 impl ClusterHelpers {
     /// All that is refused.
@@ -70,7 +75,7 @@ impl ClusterHelpers {
         };
         let name = Names::of(moved).of_role(Role::Mover(side));
         let nobody = Secret::default();
-        let Some(wanted) = ground.mover(of, Some("192.0.2.1"), &nobody) else {
+        let Some(wanted) = ground.mover(of, Some(EXAMPLE.into()), &nobody) else {
             return Ok(Vec::new());
         };
         let pod = wanted.made(&self.settings, &name);

@@ -11,10 +11,9 @@ use super::{
     HelperError, MoveRequest,
     names::{Names, Role},
     pod::{LANES_PORT, RelayPod},
-    side::{Ground, route},
+    side::{Ground, Routes, routes},
 };
 use crate::{
-    api::volume_move::Route,
     placement::moving::Side,
     twin::gate::{MovedSide, Place},
     volume::digest,
@@ -26,7 +25,7 @@ const DIGITS: usize = 16;
 impl Ground<'_> {
     /// The relay that is needed, if one is.
     pub(super) fn relay<'g>(&'g self, of: &'g MoveRequest) -> Result<Option<RelayPod<'g>>, HelperError> {
-        if route(self.moved, of) == Route::Direct {
+        if routes(self.moved, of) == Routes::Direct {
             return Ok(None);
         }
         let kubeconfigs = self.kubeconfigs()?;

@@ -2,6 +2,8 @@
 //! what goes. Pods of a move are never mended but replaced, and never in one step: the old one is
 //! gone before there is a new one.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret},
@@ -249,7 +251,7 @@ impl<'a> Ground<'a> {
         &self,
         helpers: &ClusterHelpers,
         of: &MoveRequest,
-        target: Option<&str>,
+        target: Option<IpAddr>,
     ) -> Result<Live<Helpers>, GateError> {
         if self.is_leaving() {
             return Ok(Live::Known(Helpers::Leaving));
@@ -384,13 +386,14 @@ impl<'a> Ground<'a> {
     pub(super) fn mover<'g>(
         &'g self,
         of: &'g MoveRequest,
-        target: Option<&str>,
+        target: Option<IpAddr>,
         issued: &'g Secret,
     ) -> Option<MoverPod<'g>> {
-        let dialling = match (route(self.moved, of), self.side) {
-            (Route::ApiServer, _) => Dialling::Relayed,
-            (Route::Direct, Side::Target) => Dialling::Open,
-            (Route::Direct, Side::Source) => Dialling::To(target?.to_owned()),
+        let dialling = match (routes(self.moved, of), self.side) {
+            (Routes::ApiServer, _) => Dialling::Relayed,
+            (Routes::Direct | Routes::Either, Side::Target) => Dialling::Open,
+            (Routes::Direct, Side::Source) => Dialling::To(target?),
+            (Routes::Either, Side::Source) => Dialling::ToOrRelayed(target?),
         };
         Some(MoverPod {
             moved: self.moved,
@@ -406,24 +409,33 @@ impl<'a> Ground<'a> {
     }
 
     /// Where the mover of this side can be dialled, while it runs.
-    pub(super) fn address(&self) -> Option<&str> {
+    pub(super) fn address(&self) -> Option<IpAddr> {
         let [pod] = self.movers.as_slice() else {
             return None;
         };
         let status = pod.status.as_ref().filter(|_| is_running(pod) && !is_going(pod));
-        status?.pod_ip.as_deref()
+        status?.pod_ip.as_ref()?.parse().ok()
     }
 }
 
-/// How the data travels: from pod to pod within one cluster, where that may be; through the API
-/// servers between two of them.
-pub(super) fn route(moved: &MovedVolume, of: &MoveRequest) -> Route {
+/// The ways in which the source may get to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Routes {
+    Direct,
+    ApiServer,
+    /// Whichever works, the direct one first: whether pods of two clusters reach each other is known
+    /// to nobody before.
+    Either,
+}
+
+/// How the data may travel. Within one cluster nothing has to be passed on.
+pub(super) fn routes(moved: &MovedVolume, of: &MoveRequest) -> Routes {
     let is_within = moved.source.id.cluster == moved.target.id.cluster;
     let may = |route| of.routes.contains(&route);
-    if (is_within || !may(Route::ApiServer)) && may(Route::Direct) {
-        Route::Direct
-    } else {
-        Route::ApiServer
+    match (may(Route::Direct), may(Route::ApiServer)) {
+        (true, true) if !is_within => Routes::Either,
+        (true, _) => Routes::Direct,
+        (false, _) => Routes::ApiServer,
     }
 }
 

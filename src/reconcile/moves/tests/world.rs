@@ -13,7 +13,7 @@ use tokio::time;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    api::volume_move::{MoveRequest, Route, VolumeMove},
+    api::volume_move::{MoveRequest, VolumeMove},
     cluster::{
         Cluster, Rights,
         events::Events,
@@ -507,10 +507,6 @@ fn index(side: Side) -> usize {
 impl MoveHelpers for FakeMovers {
     fn progress(&self, _: &MovedVolume) -> Option<CopyProgress> {
         None
-    }
-
-    fn route(&self, _: &MovedVolume, _: &MoveRequest) -> Route {
-        Route::ApiServer
     }
 
     async fn obstacles(&self, _: &MovedVolume, _: &MoveRequest) -> Result<Vec<String>, GateError> {

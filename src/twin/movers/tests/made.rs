@@ -195,8 +195,19 @@ async fn certificates_go_with_their_pods_and_fit_each_other() {
 }
 
 #[tokio::test]
-async fn between_clusters_a_relay_connects_two_loopbacks() {
+async fn between_clusters_the_source_dials_and_a_relay_stands_by() {
     let world = World::new(Way::Out).await;
+    world.prepare().await;
+    has(&world.target_pod(), "--listen=0.0.0.0:7401");
+    has(&world.source_pod(), "--connect=10.0.0.7:7401");
+    has(&world.source_pod(), "--listen=127.0.0.1:7401");
+    has(&world.pod("move-relay"), "--target-kubeconfig=/secrets/target");
+}
+
+#[tokio::test]
+async fn where_nobody_may_dial_a_relay_connects_two_loopbacks() {
+    let mut world = World::new(Way::Out).await;
+    world.of = request(json!({"target": {"cluster": "milan"}, "transport": {"allow": ["ApiServer"]}}));
     world.prepare().await;
     for pod in [world.source_pod(), world.target_pod()] {
         has(&pod, "--listen=127.0.0.1:7401");

@@ -327,7 +327,8 @@ impl World {
                 let mut secrets = secrets.filter_map(|volume| volume["secret"]["secretName"].as_str());
                 let is_equipped =
                     secrets.all(|name| api.object(&format!("{namespace}/secrets/{name}")).is_some());
-                let is_new = pod["status"]["phase"].is_null();
+                let is_of_move = pod["metadata"]["labels"][mark::MOVE] == MOVE;
+                let is_new = is_of_move && pod["status"]["phase"].is_null();
                 if is_new && is_equipped {
                     any = true;
                     let path = format!("{namespace}/pods/{}", pod["metadata"]["name"].as_str().unwrap());
