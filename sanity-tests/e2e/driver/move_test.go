@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"context"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +40,37 @@ func TestMoveToAnotherClass(t *testing.T) {
 	wantMoved(t, n, pod)
 	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference-attach" {
 		t.Errorf("the twin is of class %s", got)
+	}
+}
+
+// A target that gets full stops a move before anybody is sent away. It says so, and goes on when there
+// is less to copy.
+func TestMoveToATargetThatGetsFull(t *testing.T) {
+	n := homeAlone(t)
+	allow(t, n, "reference-ext4")
+	t.Cleanup(func() { allow(t, n) })
+	node := user.Cluster(t, "home").Nodes()[0].Name
+	// Nothing limits a volume of this class.
+	n.Claim("data", "liqo-reference", "64Mi")
+	pod := n.Set("user", "data", user.OnNode(node))
+	before := n.WaitReady(pod)
+	n.Exec(pod, "cd /data && echo kept > file && head -c 90000000 /dev/urandom > much && sync")
+	n.Move("smaller", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
+	n.Eventually("the move says that the target is full", func(context.Context) (string, error) {
+		told, err := n.Kubectl("get", "volumemove", "smaller", "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+		if strings.Contains(told, "the target is full") {
+			return "", nil
+		}
+		return "it says " + told, err
+	})
+	if now := n.WaitReady(pod); now.UID != before.UID {
+		t.Error("the pod was sent away before everything was copied")
+	}
+	n.Exec(pod, "rm /data/much && sync")
+	n.WaitMove("smaller", "Retaining")
+	n.WaitReady(pod)
+	if got := n.Exec(pod, "cat /data/file && test ! -e /data/much"); got != "kept" {
+		t.Errorf("there is %q", got)
 	}
 }
 
