@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, target::PassReport, tree::LossKind, verify::Verification};
+use crate::{block::BlockReport, error::Error, target::PassReport, tree::LossKind, verify::Verification};
 
 /// The longest order.
 pub const LONGEST_ORDER: u64 = 4096;
@@ -49,6 +49,10 @@ pub enum Answer {
         /// Bytes that the source's file system holds; zero as long as that is not known.
         #[serde(default)]
         expected_bytes: u64,
+        /// Of a device, bytes that the pass has made sure to be the same on both sides. Of a tree
+        /// nothing but what has arrived tells how far it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        settled_bytes: Option<u64>,
     },
     /// A pass is complete and on disk.
     Passed(Passed),
@@ -72,9 +76,9 @@ pub enum Answer {
 pub struct Passed {
     /// Which pass of this move.
     pub pass: u32,
-    /// Names in the tree.
+    /// Names in the tree; none of a device.
     pub entries: u64,
-    /// Bytes of its files.
+    /// Bytes of its files, or of the device.
     pub bytes: u64,
     /// Files whose content was compared or fetched.
     pub compared_files: u64,
@@ -217,6 +221,21 @@ impl From<PassReport> for Passed {
             deleted: report.deleted,
             unsteady: report.unsteady,
             losses: lost.collect(),
+        }
+    }
+}
+
+impl From<BlockReport> for Passed {
+    fn from(report: BlockReport) -> Self {
+        Self {
+            pass: report.pass,
+            entries: 0,
+            bytes: report.bytes,
+            compared_files: 0,
+            received_bytes: report.received_bytes,
+            deleted: 0,
+            unsteady: 0,
+            losses: Vec::new(),
         }
     }
 }

@@ -44,6 +44,7 @@ impl Link {
             tree,
             table: Table::default(),
             received: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             expected: AtomicU64::new(0),
         });
         let mut threads = vec![down.keep_alive(&fate)];
@@ -75,6 +76,7 @@ impl Link {
             Said::Ready(ready) => {
                 let expected = ready.used.max(ready.device_size);
                 self.desk.expected.store(expected, Ordering::Relaxed);
+                self.desk.settled.store(0, Ordering::Relaxed);
                 Ok(ready)
             }
             _ => Err(Error::Protocol("it does not begin the pass".to_owned())),
@@ -112,6 +114,12 @@ impl Desk {
     /// Bytes of content that have arrived.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of a device that are the same on both sides.
+    pub(crate) fn settled(&self) -> Option<u64> {
+        let is_device = self.tree.is_none();
+        is_device.then(|| self.settled.load(Ordering::Relaxed))
     }
 
     /// Bytes that the source's file system holds; zero as long as that is not known.

@@ -102,26 +102,51 @@ impl Controller {
     }
 }
 
+/// Both programs and who connects them.
+struct Programs {
+    _source: Program,
+    target: Program,
+    control: SocketAddr,
+}
+
+impl Programs {
+    fn start(pair: &Pair, source: &Path, target: &Path, more: &[String]) -> Self {
+        common::run(
+            Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+                .args(["issue", "--move", common::UID])
+                .arg(pair.folder.path().join("credentials")),
+        );
+        let (from, to, control) = (free(), free(), free());
+        let listen = |at: SocketAddr| ["--listen".to_owned(), at.to_string()];
+        let lanes = ["--lanes".to_owned(), "1".to_owned()];
+        let orders = ["--control".to_owned(), control.to_string()];
+        let started = Self {
+            _source: start(pair, "source", source, &[listen(from), lanes].concat()),
+            target: start(
+                pair,
+                "target",
+                target,
+                &[&listen(to)[..], &orders[..], more].concat(),
+            ),
+            control,
+        };
+        relay(from, to, 3);
+        started
+    }
+
+    fn controller(&self) -> Controller {
+        Controller(BufReader::new(patiently(self.control)))
+    }
+}
+
 #[test]
 fn a_target_does_what_it_is_told() {
     let pair = Pair::new();
     for file in 0..50 {
         fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
     }
-    common::run(
-        Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
-            .args(["issue", "--move", common::UID])
-            .arg(pair.folder.path().join("credentials")),
-    );
-    let (from, to, control) = (free(), free(), free());
-    let listen = |at: SocketAddr| ["--listen".to_owned(), at.to_string()];
-    let lanes = ["--lanes".to_owned(), "1".to_owned()];
-    let orders = ["--control".to_owned(), control.to_string()];
-    let _source = start(&pair, "source", &pair.source, &[listen(from), lanes].concat());
-    let mut target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
-    relay(from, to, 3);
-
-    let connect = || Controller(BufReader::new(patiently(control)));
+    let mut programs = Programs::start(&pair, &pair.source, &pair.target, &[]);
+    let connect = || programs.controller();
     let pass = |last| Order::Pass { last, reread: false };
     let mut controller = connect();
     let Answer::Passed(first) = controller.order(pass(false)) else {
@@ -154,6 +179,39 @@ fn a_target_does_what_it_is_told() {
     assert_eq!((found.different, found.files), (0, 50));
     assert_eq!(found.expected, found.found);
     assert_eq!(controller.order(Order::Finish), Answer::Finished);
-    assert!(target.0.wait().unwrap().success());
+    assert!(programs.target.0.wait().unwrap().success());
     pair.assert_equal();
+}
+
+#[test]
+fn a_target_that_is_a_device_does_the_same() {
+    let pair = Pair::new();
+    let at = |name: &str| pair.folder.path().join(name);
+    fs::write(at("from"), [vec![7; 3 << 20], vec![0; 5 << 20]].concat()).unwrap();
+    fs::write(at("to"), vec![1; 9 << 20]).unwrap();
+    fs::create_dir(at("journal")).unwrap();
+    let journal = format!("--journal={}", at("journal").display());
+    let mut programs = Programs::start(&pair, &at("from"), &at("to"), &[journal]);
+    let mut controller = programs.controller();
+    let order = Order::Pass {
+        last: true,
+        reread: false,
+    };
+    let refused = controller.order(Order::Verify { all: false });
+    assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");
+    let Answer::Passed(passed) = controller.order(order) else {
+        panic!("no pass")
+    };
+    assert_eq!((passed.bytes, passed.received_bytes), (8 << 20, 3 << 20));
+    assert_eq!((passed.entries, passed.compared_files), (0, 0));
+    let Answer::Verified(found) = controller.order(Order::Verify { all: false }) else {
+        panic!("not verified")
+    };
+    assert_eq!((found.different, found.bytes), (0, 8 << 20));
+    assert_eq!(found.expected, found.found);
+    assert_eq!(controller.order(Order::Finish), Answer::Finished);
+    assert!(programs.target.0.wait().unwrap().success());
+    let (from, to) = (fs::read(at("from")).unwrap(), fs::read(at("to")).unwrap());
+    assert!(to.starts_with(&from));
+    assert_eq!(fs::read_dir(at("journal")).unwrap().count(), 0);
 }

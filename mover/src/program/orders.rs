@@ -85,6 +85,7 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                     connected: known.is_some(),
                     received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
                     expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
+                    settled_bytes: known.as_ref().and_then(Progress::settled_bytes),
                 };
                 if write(&mut told, &under_way).is_err() {
                     return;

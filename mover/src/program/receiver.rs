@@ -3,15 +3,17 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
+    path::Path,
     time::Duration,
 };
 
 use mover::{
+    block::{BlockSession, BlockTarget},
     control::{Answer, Passed},
     credentials::Identity,
     error::Error,
     lanes::{Acceptor, TargetLanes},
-    target::{PassOptions, Progress, Target},
+    target::{self, PassOptions, Progress, Target},
     verify::{Scope, Verification},
 };
 
@@ -25,17 +27,70 @@ pub(super) struct Receiver<'a> {
     common: &'a Common,
     identity: Identity,
     acceptor: Acceptor,
-    target: Target,
+    volume: Volume,
+}
+
+/// What the source's content goes to.
+enum Volume {
+    Tree(Target),
+    Device(BlockTarget),
+}
+
+/// A source that is connected.
+enum Session<'v> {
+    Tree(target::Session<'v>),
+    Device(BlockSession<'v>),
+}
+
+impl Volume {
+    fn session(&mut self, lanes: TargetLanes) -> Session<'_> {
+        match self {
+            Self::Tree(tree) => Session::Tree(tree.session(lanes)),
+            Self::Device(device) => Session::Device(device.session(lanes)),
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Of a device every pass reads all, and what changes meanwhile is not seen.
+    fn pass(&mut self, options: PassOptions) -> Result<Passed, Error> {
+        match self {
+            Self::Tree(session) => session.pass(options).map(Passed::from),
+            Self::Device(session) => session.pass().map(Passed::from),
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        match self {
+            Self::Tree(session) => session.progress(),
+            Self::Device(session) => session.progress(),
+        }
+    }
+
+    fn end(self) {
+        match self {
+            Self::Tree(session) => session.end(),
+            Self::Device(session) => session.end(),
+        }
+    }
 }
 
 impl<'a> Receiver<'a> {
-    pub(super) fn open(common: &'a Common, listen: SocketAddr) -> Result<Self, Error> {
+    /// `journal` is for the volume that is a device.
+    pub(super) fn open(
+        common: &'a Common,
+        listen: SocketAddr,
+        journal: Option<&Path>,
+    ) -> Result<Self, Error> {
         let id = common.id()?;
         let listener = TcpListener::bind(listen).map_err(Error::Cut)?;
         let identity = common.identity()?;
         Ok(Self {
             acceptor: Acceptor::new(listener, &id, &identity)?,
-            target: Target::open(&common.root, &id)?,
+            volume: match journal {
+                None => Volume::Tree(Target::open(&common.root, &id)?),
+                Some(journal) => Volume::Device(BlockTarget::open(&common.root, journal, &id)?),
+            },
             common,
             identity,
         })
@@ -46,14 +101,14 @@ impl<'a> Receiver<'a> {
         let mut next = all.next();
         while next.is_some() {
             let lanes = self.connected()?;
-            let mut session = self.target.session(lanes);
+            let mut session = self.volume.session(lanes);
             while let Some(options) = next {
                 match session.pass(options) {
                     Err(error) if error.is_cut() => {
                         say(&Answer::from(&error));
                         break;
                     }
-                    passed => say(&Answer::Passed(Passed::from(passed?))),
+                    passed => say(&Answer::Passed(passed?)),
                 }
                 next = all.next();
             }
@@ -74,21 +129,27 @@ impl<'a> Receiver<'a> {
         loop {
             connected(None);
             let lanes = self.connected()?;
-            let mut session = self.target.session(lanes);
+            let mut session = self.volume.session(lanes);
             connected(Some(session.progress()));
             match session.pass(options) {
                 Err(error) if error.is_cut() => say(&Answer::from(&error)),
-                passed => return passed.map(Passed::from),
+                passed => return passed,
             }
         }
     }
 
-    pub(super) fn verify(&self, scope: Scope) -> Result<Verification, Error> {
-        self.target.verify(scope)
+    pub(super) fn verify(&mut self, scope: Scope) -> Result<Verification, Error> {
+        match &mut self.volume {
+            Volume::Tree(tree) => tree.verify(scope),
+            Volume::Device(device) => device.verify(scope),
+        }
     }
 
     pub(super) fn finish(self) -> Result<(), Error> {
-        self.target.finish()
+        match self.volume {
+            Volume::Tree(tree) => tree.finish(),
+            Volume::Device(device) => device.finish(),
+        }
     }
 
     fn connected(&mut self) -> Result<TargetLanes, Error> {
