@@ -275,20 +275,14 @@ impl BlockSession<'_> {
 
 impl BlockTarget {
     /// Asks for the device, range by range. What is not known to be on the disk is read.
-    fn ask(
-        &self,
-        link: &Link,
-        ledger: &Ledger,
-        bytes: u64,
-        begun: &mut BTreeSet<u64>,
-    ) -> Result<(), Error> {
+    fn ask(&self, link: &Link, ledger: &Ledger, bytes: u64, begun: &mut BTreeSet<u64>) -> Result<(), Error> {
         let mut buffer = Vec::new();
         let mut firsts = ranges(bytes).peekable();
         while firsts.peek().is_some() {
             while link.desk.table.len() > RANGES {
                 link.desk.table.wait(&link.fate)?;
             }
-            let mut fetched = Vec::with_capacity(RANGES);
+            let mut wanted = Vec::with_capacity(RANGES);
             for first in firsts.by_ref().take(RANGES) {
                 let some = chunks_in(bytes, first);
                 let mut claims = self.chunks.get(first, some).map_err(Error::Journal)?;
@@ -301,11 +295,11 @@ impl BlockTarget {
                     .put(first, &vec![None; some])
                     .map_err(Error::Journal)?;
                 begun.insert(first);
-                fetched.push((first, claims));
+                wanted.push((first, claims));
             }
             // On disk before any of it is written.
             self.chunks.sync().map_err(Error::Journal)?;
-            let fetches = fetched
+            let fetches = wanted
                 .into_iter()
                 .map(|(first, claims)| self.fetch(&link.desk, ledger, bytes, first, claims));
             let fetches = Fetches {
@@ -366,5 +360,7 @@ fn chunks_in(bytes: u64, first: u64) -> usize {
 /// How long the range is that begins with this chunk.
 pub(crate) fn bytes_in(bytes: u64, first: u64) -> u64 {
     let range = u64::from(FETCH_CHUNKS) * CHUNK as u64;
-    bytes.saturating_sub(first.saturating_mul(CHUNK as u64)).min(range)
+    bytes
+        .saturating_sub(first.saturating_mul(CHUNK as u64))
+        .min(range)
 }

@@ -16,7 +16,7 @@ const NAMED: usize = 20;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Order {
     /// One pass over the source's tree. Waits for the source, however long that takes, and
-    /// begins again when the connection breaks.
+    /// begins again when the connection breaks, as long as whoever gave the order is there.
     #[serde(rename_all = "camelCase")]
     Pass {
         /// Nobody writes to the source any more: what changes all the same is an error.

@@ -184,7 +184,10 @@ fn a_pass_that_breaks_is_gone_on_with_whether_its_process_lives_or_not() {
         let mut target = devices.open();
         let broken = pass_until(&devices.at("source"), &mut target, Some(20 << 20));
         assert!(matches!(broken, Err(Error::Cut(_))), "{broken:?}");
-        assert!(target.verify(Scope::Touched).is_err(), "what is half copied is not compared");
+        assert!(
+            target.verify(Scope::Touched).is_err(),
+            "what is half copied is not compared"
+        );
         if has_died {
             drop(target);
             devices.forget();
@@ -198,7 +201,10 @@ fn a_pass_that_breaks_is_gone_on_with_whether_its_process_lives_or_not() {
         );
         devices.assert_equal();
         let read_back = verified(&mut target, Scope::Touched);
-        assert!(read_back >= rest.received_bytes, "only {read_back} were read back");
+        assert!(
+            read_back >= rest.received_bytes,
+            "only {read_back} were read back"
+        );
         verified(&mut target, Scope::All);
     }
 }
@@ -230,7 +236,11 @@ fn what_changes_while_it_is_read_is_right_after_the_next_pass() {
 fn a_larger_device_keeps_what_is_behind_the_end() {
     let devices = Devices::new();
     devices.resize_target(SIZE + (20 << 20));
-    let behind = File::options().read(true).write(true).open(devices.at("target")).unwrap();
+    let behind = File::options()
+        .read(true)
+        .write(true)
+        .open(devices.at("target"))
+        .unwrap();
     behind.write_all_at(b"behind", SIZE).unwrap();
     let mut target = devices.open();
     pass(&devices.at("source"), &mut target).unwrap();

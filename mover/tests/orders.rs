@@ -215,3 +215,26 @@ fn a_target_that_is_a_device_does_the_same() {
     assert!(to.starts_with(&from));
     assert_eq!(fs::read_dir(at("journal")).unwrap().count(), 0);
 }
+
+#[test]
+fn a_source_is_waited_for_as_long_as_somebody_does() {
+    let pair = Pair::new();
+    let nowhere = pair.folder.path().join("nowhere");
+    let programs = Programs::start(&pair, &nowhere, &pair.target, &[]);
+    let mut gone = programs.controller();
+    let order = serde_json::to_string(&Order::Pass {
+        last: true,
+        reread: false,
+    });
+    let order = order.unwrap() + "\n";
+    gone.0.get_mut().write_all(order.as_bytes()).unwrap();
+    let mut line = String::new();
+    gone.0.read_line(&mut line).unwrap();
+    assert!(line.contains(r#""connected":false"#), "{line}");
+    drop(gone);
+    let mut next = programs.controller();
+    let patience = Some(Duration::from_secs(20));
+    next.0.get_mut().set_read_timeout(patience).unwrap();
+    let answer = next.order(Order::Verify { all: false });
+    assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
+}

@@ -2,9 +2,10 @@
 //! source.
 
 use std::{
+    io,
     net::{SocketAddr, TcpListener},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mover::{
@@ -21,6 +22,8 @@ use super::{Common, say};
 
 /// After so long without a source the certificates are read again.
 const ROUND: Duration = Duration::from_mins(1);
+/// So often it is looked whether somebody still wants a source to come.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A target that waits for its source.
 pub(super) struct Receiver<'a> {
@@ -100,7 +103,7 @@ impl<'a> Receiver<'a> {
     pub(super) fn passes(&mut self, mut all: impl Iterator<Item = PassOptions>) -> Result<(), Error> {
         let mut next = all.next();
         while next.is_some() {
-            let lanes = self.connected()?;
+            let lanes = self.connected(|| true)?;
             let mut session = self.volume.session(lanes);
             while let Some(options) = next {
                 match session.pass(options) {
@@ -120,15 +123,17 @@ impl<'a> Receiver<'a> {
     }
 
     /// One pass, on as many connections as it takes. Who wants to know how far it is hears of
-    /// each connection.
+    /// each connection. Nobody is waited for whom nobody wants any more: the next order may be for
+    /// a source that has changed.
     pub(super) fn pass(
         &mut self,
         options: PassOptions,
+        is_wanted: impl Fn() -> bool,
         mut connected: impl FnMut(Option<Progress>),
     ) -> Result<Passed, Error> {
         loop {
             connected(None);
-            let lanes = self.connected()?;
+            let lanes = self.connected(&is_wanted)?;
             let mut session = self.volume.session(lanes);
             connected(Some(session.progress()));
             match session.pass(options) {
@@ -152,11 +157,20 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    fn connected(&mut self) -> Result<TargetLanes, Error> {
+    fn connected(&mut self, is_wanted: impl Fn() -> bool) -> Result<TargetLanes, Error> {
+        let mut read = Instant::now();
         loop {
-            if let Some(lanes) = self.acceptor.accept(ROUND)? {
+            if !is_wanted() {
+                let gone = "whoever gave the order is gone, and so is the source";
+                return Err(Error::Cut(io::Error::other(gone)));
+            }
+            if let Some(lanes) = self.acceptor.accept(LOOK)? {
                 return Ok(lanes);
             }
+            if read.elapsed() < ROUND {
+                continue;
+            }
+            read = Instant::now();
             self.identity = self.common.renewed(self.identity.clone());
             self.acceptor.renew(&self.identity)?;
         }

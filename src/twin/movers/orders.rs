@@ -71,6 +71,8 @@ pub struct RunningPass {
     /// Bytes that the source's file system holds, which may be more than the volume; zero if that
     /// is not known.
     pub expected: u64,
+    /// Of a device, bytes that it has made sure to be the same on both sides.
+    pub settled: Option<u64>,
 }
 
 /// The copies of all claims.
@@ -99,10 +101,18 @@ struct State {
     /// Of passes that have ended.
     received: u64,
     compared_files: u64,
-    /// Since when the pass that runs has its source, what it has received and what it expects.
-    receiving: Option<(Instant, u64, u64)>,
+    receiving: Option<Receiving>,
     passes: u32,
     roots: Option<(String, String)>,
+}
+
+/// The pass that runs and has its source.
+#[derive(Clone, Copy)]
+struct Receiving {
+    since: Instant,
+    received: u64,
+    expected: u64,
+    settled: Option<u64>,
 }
 
 impl Orders {
@@ -194,6 +204,16 @@ impl Orders {
         Applied::Done
     }
 
+    /// Waits no longer for the pass that is under way: its source goes, and what is copied from the
+    /// next one is for another order.
+    pub(super) fn give_up(&self, moved: &MovedVolume) {
+        if let Some(copying) = lock(&self.0).get_mut(&key(moved)) {
+            copying.giver = None;
+            let mut state = lock(&copying.state);
+            (state.running, state.next, state.receiving) = (None, None, None);
+        }
+    }
+
     /// Forgets a copy, and gives no more orders for it.
     pub(super) fn forget(&self, moved: &MovedVolume) {
         lock(&self.0).remove(&key(moved));
@@ -208,10 +228,11 @@ impl Orders {
         let all = lock(&self.0);
         let state = lock(&all.get(&key(moved))?.state);
         let last = state.last.as_ref();
-        let running = state.receiving.map(|(since, received, expected)| RunningPass {
-            since: since.elapsed(),
-            received,
-            expected,
+        let running = state.receiving.map(|receiving| RunningPass {
+            since: receiving.since.elapsed(),
+            received: receiving.received,
+            expected: receiving.expected,
+            settled: receiving.settled,
         });
         Some(CopyProgress {
             passes: state.passes,
@@ -336,10 +357,16 @@ impl Giver {
                     connected,
                     received_bytes,
                     expected_bytes,
+                    settled_bytes,
                 } => {
                     let mut state = lock(&self.state);
-                    let since = state.receiving.map_or_else(Instant::now, |(since, ..)| since);
-                    state.receiving = connected.then_some((since, received_bytes, expected_bytes));
+                    let since = state.receiving.map_or_else(Instant::now, |before| before.since);
+                    state.receiving = connected.then_some(Receiving {
+                        since,
+                        received: received_bytes,
+                        expected: expected_bytes,
+                        settled: settled_bytes,
+                    });
                 }
                 answer => break answer,
             }
