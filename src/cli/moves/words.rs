@@ -226,6 +226,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_said_to_be_copied_beside_pods_that_is_not() {
+        let copying = |claim: Value| with(&json!({}), &json!({"phase": "Copying", "claims": [claim]}));
+        let warm = copying(json!({"name": "data"}));
+        assert_eq!(cold(&warm).count(), 0);
+        assert!(sentence(&warm).contains("while its pods run"));
+        let away = copying(json!({"name": "data", "cold": "it is of mode Block"}));
+        assert_eq!(cold(&away).collect::<Vec<_>>(), [("data", "it is of mode Block")]);
+        assert!(sentence(&away).starts_with("what can be copied"));
+    }
+
+    #[test]
     fn a_line_sums_up_all_claims() {
         let claim =
             |name: &str, done: i64| json!({"name": name, "bytes": {"total": 100, "done": done, "sent": 0}});
