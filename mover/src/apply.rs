@@ -19,6 +19,7 @@ use rustix::{
 };
 
 use crate::{
+    block::bytes_in,
     compress::Decoder,
     entry::{Hash, Inode},
     error::Error,
@@ -192,6 +193,8 @@ pub(crate) struct Desk {
     pub(crate) table: Table,
     /// Bytes of content that have arrived.
     pub(crate) received: AtomicU64,
+    /// Bytes of a device that a pass is done with.
+    pub(crate) settled: AtomicU64,
     /// Bytes that the source's file system holds, as it says; zero as long as it does not.
     pub(crate) expected: AtomicU64,
     /// Whether the source itself has dialled.
@@ -424,6 +427,8 @@ impl Desk {
                     return Err(Error::Protocol("its device changed its size".to_owned()));
                 }
                 lock(&job.hashes).clone_from(&state.hashes);
+                self.settled
+                    .fetch_add(bytes_in(size, wanted.first), Ordering::Relaxed);
                 job.slot.fill(Outcome::Done {
                     content: None,
                     steady: true,
@@ -509,7 +514,8 @@ fn punch(file: &File, offset: u64, length: u32) -> io::Result<()> {
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, offset, length.into()) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => {
+        // INVAL is the answer of a device with larger blocks than that part has.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::INVAL) => {
             file.write_all_at(&vec![0; length as usize], offset)
         }
         result => Ok(result?),

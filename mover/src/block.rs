@@ -1,10 +1,11 @@
 //! Volumes of mode Block: no tree and no stamps. Every pass reads the whole device and
 //! sends the chunks that differ; the hashes of what is on the target's disk are kept in a
-//! folder beside it.
+//! folder elsewhere. A target that is larger keeps what it has behind the source's end.
 
 use std::{
     collections::BTreeSet,
     fs::File,
+    io,
     path::Path,
     sync::{Arc, Mutex},
     thread,
@@ -24,10 +25,12 @@ use crate::{
     link::{Link, asked},
     message::{Asked, Begin, Fetches, RawFetch, RawStamp, Said, encode_claims},
     path::TreePath,
-    piece::{FETCH_CHUNKS, chunks_of},
+    piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     read::hash_own,
     session::Fate,
+    target::Progress,
     tree::open_anywhere,
+    verify::{Aspect, Difference, NAMED, Root, Scope, Verification},
 };
 
 /// Ranges that are asked for in one go. Until they have arrived, what was known of them
@@ -40,10 +43,11 @@ pub struct BlockTarget {
     size: u64,
     journal: Journal,
     chunks: Arc<Chunks>,
-    /// Of chunks nothing is known of, read what is there instead of having it sent.
-    read_unknown: bool,
-    /// Ranges that were written since the last verification; all, if that is not known.
+    /// Ranges of which it has to be shown yet that the disk has what is known of them; all, if
+    /// that is not known.
     unverified: Option<BTreeSet<u64>>,
+    /// Bytes of the source, when the last pass was completed.
+    copied: Option<u64>,
 }
 
 /// What a pass over a device has come to.
@@ -55,26 +59,34 @@ pub struct BlockReport {
     pub bytes: u64,
     /// Bytes that arrived, before compression.
     pub received_bytes: u64,
+    /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
+    pub direct: bool,
 }
 
 impl BlockTarget {
     /// Opens a device (or a file that stands for one) and what is remembered of it in
-    /// `state`. `has_content` says that an earlier attempt may have filled it already.
-    pub fn open(device: &Path, state: &Path, id: &MoveId, has_content: bool) -> Result<Self, Error> {
+    /// `state`. Of what is not remembered, an earlier attempt may have copied all: it is read.
+    pub fn open(device: &Path, state: &Path, id: &MoveId) -> Result<Self, Error> {
         let root = TreePath::root();
         let failed = |errno| Error::tree("opening the target", &root)(errno);
         let device = open_anywhere(device, OFlags::RDWR).map_err(failed)?;
         let size = rustix::fs::seek(&device, SeekFrom::End(0)).map_err(failed)?;
         let journal = Journal::open(state, id).map_err(Error::Journal)?;
         let chunks = Arc::new(Chunks::open(&journal.file("device")).map_err(Error::Journal)?);
-        Ok(Self {
+        let mut target = Self {
             device: Arc::new(device),
             size,
             journal,
             chunks,
-            read_unknown: has_content,
             unverified: None,
-        })
+            copied: None,
+        };
+        if target.chunks.is_empty().map_err(Error::Journal)? {
+            // What will be known of it is either read from the disk from here on, or written.
+            target.forget_cache()?;
+            target.unverified = Some(BTreeSet::new());
+        }
+        Ok(target)
     }
 
     /// Begins to take content from a source.
@@ -85,43 +97,98 @@ impl BlockTarget {
         }
     }
 
-    /// Reads back from disk what was written since the last verification, or everything;
-    /// says which MiB differ from what the source had.
-    pub fn verify(&mut self, everything: bool) -> Result<Vec<u64>, Error> {
+    /// Reads the device back from disk and compares it with what the source said in the last
+    /// pass. What is behind the end of the source's device is nobody's.
+    pub fn verify(&mut self, scope: Scope) -> Result<Verification, Error> {
+        let Some(bytes) = self.copied else {
+            return Err(Error::Journal(io::Error::other("no pass has been completed")));
+        };
+        self.forget_cache()?;
+        let unverified = self.unverified.as_ref().filter(|_| scope == Scope::Touched);
+        let (mut expected, mut found) = (blake3::Hasher::new(), blake3::Hasher::new());
+        let mut verified = Verification {
+            expected: Root(Hash::default()),
+            found: Root(Hash::default()),
+            differences: Vec::new(),
+            different: 0,
+            files: 1,
+            bytes: 0,
+        };
+        let mut buffer = Vec::new();
+        for first in ranges(bytes) {
+            let count = chunks_in(bytes, first);
+            let known = self.chunks.get(first, count).map_err(Error::Journal)?;
+            let is_read = unverified.is_none_or(|ranges| ranges.contains(&first));
+            let there = if is_read {
+                let read = hash_own(&self.device, bytes, first, count, &mut buffer);
+                let read = read.map_err(Error::tree("reading back", &TreePath::root()))?;
+                verified.bytes += bytes_in(bytes, first);
+                read.into_iter().map(Some).collect()
+            } else {
+                known.clone()
+            };
+            for (chunk, (known, there)) in (first..).zip(known.iter().zip(&there)) {
+                expected.update(&known.unwrap_or_default());
+                found.update(&there.unwrap_or_default());
+                let what = match known {
+                    None => Aspect::Unknown,
+                    known if known != there => Aspect::Content(chunk),
+                    Some(_) => continue,
+                };
+                verified.different += 1;
+                if verified.differences.len() < NAMED {
+                    let path = TreePath::root();
+                    verified.differences.push(Difference { path, what });
+                }
+            }
+        }
+        verified.expected = Root(*expected.finalize().as_bytes());
+        verified.found = Root(*found.finalize().as_bytes());
+        if verified.is_equal() {
+            self.unverified = Some(BTreeSet::new());
+        }
+        Ok(verified)
+    }
+
+    /// Takes the journal away. After this, a move of the same uid would read all anew.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.copied.is_none() {
+            return Err(Error::Journal(io::Error::other(
+                "a pass was begun and not completed",
+            )));
+        }
+        let root = TreePath::root();
+        self.device
+            .sync_all()
+            .map_err(Error::file("synchronising", &root))?;
+        self.journal.remove().map_err(Error::Journal)
+    }
+
+    /// What is read after this comes from the disk.
+    fn forget_cache(&self) -> Result<(), Error> {
         let root = TreePath::root();
         self.device
             .sync_data()
             .map_err(Error::file("synchronising", &root))?;
-        let count = chunks_of(self.size);
-        let firsts: Vec<u64> = match &self.unverified {
-            Some(ranges) if !everything => ranges.iter().copied().collect(),
-            _ => (0..count).step_by(FETCH_CHUNKS as usize).collect(),
-        };
         rustix::fs::fadvise(&self.device, 0, None, Advice::DontNeed)
-            .map_err(Error::tree("reading back", &root))?;
-        let mut different = Vec::new();
-        let mut buffer = Vec::new();
-        for first in firsts {
-            let known = self
-                .chunks
-                .get(first, FETCH_CHUNKS as usize)
-                .map_err(Error::Journal)?;
-            let there = hash_own(&self.device, self.size, first, known.len(), &mut buffer)
-                .map_err(Error::tree("reading back", &root))?;
-            let wrong = known
-                .iter()
-                .zip(&there)
-                .enumerate()
-                .filter_map(|(at, (known, there))| {
-                    // What is behind the end of the source's device is nobody's.
-                    known.filter(|known| known != there).map(|_| first + at as u64)
-                });
-            different.extend(wrong);
-        }
-        if different.is_empty() {
-            self.unverified = Some(BTreeSet::new());
-        }
-        Ok(different)
+            .map_err(Error::tree("reading back", &root))
+    }
+
+    /// What a pass over so many bytes has left to be verified. `begun` are the ranges that it has
+    /// asked for, `written` those that it has written to, if that is known.
+    fn note(&mut self, bytes: u64, begun: BTreeSet<u64>, written: Option<BTreeSet<u64>>) {
+        let (Some(unverified), Some(written)) = (&mut self.unverified, written) else {
+            self.unverified = None;
+            return;
+        };
+        // What was under way when a pass broke off may be written, and be read from the cache by
+        // the next pass.
+        let is_open = |first: &u64| {
+            let known = self.chunks.get(*first, chunks_in(bytes, *first));
+            known.map_or(true, |known| known.iter().any(Option::is_none))
+        };
+        unverified.extend(begun.into_iter().filter(is_open));
+        unverified.extend(written);
     }
 }
 
@@ -136,6 +203,12 @@ impl BlockSession<'_> {
     pub fn pass(&mut self) -> Result<BlockReport, Error> {
         let report = self.try_pass();
         report.map_err(|error| self.link.give_up(error))
+    }
+
+    /// Tells how far a pass is, to other threads.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress::of(&self.link.desk)
     }
 
     /// Lets the source go.
@@ -153,37 +226,37 @@ impl BlockSession<'_> {
         let received = self.link.desk.received();
         self.link.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
         let ready = self.link.ready()?;
+        let bytes = ready.device_size;
+        if bytes == 0 {
+            return Err(Error::Protocol("its volume is not a device".to_owned()));
+        }
         let Said::ScanEnd(_) = self.link.hear()? else {
             return Err(Error::Protocol("it lists a device".to_owned()));
         };
-        let bytes = ready.device_size;
-        if bytes == 0 || bytes > self.target.size {
+        if bytes > self.target.size {
             return Err(Error::DeviceTooSmall {
                 target: self.target.size,
                 needed: bytes,
             });
         }
+        self.target.copied = None;
         let writer = journal.write(pass, clock::read()).map_err(Error::Journal)?;
         let ledger = Ledger::default();
+        let mut begun = BTreeSet::new();
         let (link, fate, target) = (&self.link, &*self.link.fate, &*self.target);
         let written = thread::scope(|scope| {
             let committing = scope.spawn(|| {
                 let committer = Committer::of_device(&target.device, &ledger, pass);
-                committer
-                    .run(None, fate)
-                    .map_err(|error| fate.fail(error))
-                    .unwrap_or_default()
+                committer.run(None, fate).map_err(|error| fate.fail(error)).ok()
             });
-            let asked = target.ask(link, &ledger, bytes);
+            let asked = target.ask(link, &ledger, bytes, &mut begun);
             if let Err(error) = asked {
                 fate.fail(error);
             }
             ledger.finish();
-            committing.join().unwrap_or_default().written
+            committing.join().ok().flatten().map(|counts| counts.written)
         });
-        if let Some(ranges) = &mut self.target.unverified {
-            ranges.extend(written);
-        }
+        self.target.note(bytes, begun, written);
         if self.link.fate.is_over() {
             return Err(Fate::ended());
         }
@@ -193,31 +266,30 @@ impl BlockSession<'_> {
             .map_err(Error::file("synchronising", &TreePath::root()))?;
         self.target.chunks.sync().map_err(Error::Journal)?;
         self.target.journal.complete(writer).map_err(Error::Journal)?;
-        // Whatever is on the device now, all of it is known.
-        self.target.read_unknown = true;
+        self.target.copied = Some(bytes);
         Ok(BlockReport {
             pass,
             bytes,
             received_bytes: self.link.desk.received() - received,
+            direct: self.link.desk.is_direct(),
         })
     }
 }
 
 impl BlockTarget {
-    /// Asks for the device, range by range.
-    fn ask(&self, link: &Link, ledger: &Ledger, bytes: u64) -> Result<(), Error> {
-        let count = chunks_of(bytes);
+    /// Asks for the device, range by range. What is not known to be on the disk is read.
+    fn ask(&self, link: &Link, ledger: &Ledger, bytes: u64, begun: &mut BTreeSet<u64>) -> Result<(), Error> {
         let mut buffer = Vec::new();
-        let mut firsts = (0..count).step_by(FETCH_CHUNKS as usize).peekable();
+        let mut firsts = ranges(bytes).peekable();
         while firsts.peek().is_some() {
             while link.desk.table.len() > RANGES {
                 link.desk.table.wait(&link.fate)?;
             }
-            let mut ranges = Vec::with_capacity(RANGES);
+            let mut wanted = Vec::with_capacity(RANGES);
             for first in firsts.by_ref().take(RANGES) {
-                let some = usize::try_from((count - first).min(FETCH_CHUNKS.into())).unwrap_or(1);
+                let some = chunks_in(bytes, first);
                 let mut claims = self.chunks.get(first, some).map_err(Error::Journal)?;
-                if self.read_unknown && claims.iter().any(Option::is_none) {
+                if claims.iter().any(Option::is_none) {
                     let there = hash_own(&self.device, bytes, first, some, &mut buffer)
                         .map_err(Error::tree("reading", &TreePath::root()))?;
                     claims = there.into_iter().map(Some).collect();
@@ -225,11 +297,12 @@ impl BlockTarget {
                 self.chunks
                     .put(first, &vec![None; some])
                     .map_err(Error::Journal)?;
-                ranges.push((first, claims));
+                begun.insert(first);
+                wanted.push((first, claims));
             }
             // On disk before any of it is written.
             self.chunks.sync().map_err(Error::Journal)?;
-            let fetches = ranges
+            let fetches = wanted
                 .into_iter()
                 .map(|(first, claims)| self.fetch(&link.desk, ledger, bytes, first, claims));
             let fetches = Fetches {
@@ -274,4 +347,23 @@ impl BlockTarget {
             claims: sent,
         }
     }
+}
+
+/// The first chunks of the ranges of a device.
+fn ranges(bytes: u64) -> impl Iterator<Item = u64> {
+    (0..chunks_of(bytes)).step_by(FETCH_CHUNKS as usize)
+}
+
+/// How many chunks the range that begins with this one has.
+fn chunks_in(bytes: u64, first: u64) -> usize {
+    let left = chunks_of(bytes).saturating_sub(first).min(FETCH_CHUNKS.into());
+    usize::try_from(left).unwrap_or_default()
+}
+
+/// How long the range is that begins with this chunk.
+pub(crate) fn bytes_in(bytes: u64, first: u64) -> u64 {
+    let range = u64::from(FETCH_CHUNKS) * CHUNK as u64;
+    bytes
+        .saturating_sub(first.saturating_mul(CHUNK as u64))
+        .min(range)
 }

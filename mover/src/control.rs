@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, target::PassReport, tree::LossKind, verify::Verification};
+use crate::{block::BlockReport, error::Error, target::PassReport, tree::LossKind, verify::Verification};
 
 /// The longest order.
 pub const LONGEST_ORDER: u64 = 4096;
@@ -16,7 +16,7 @@ const NAMED: usize = 20;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Order {
     /// One pass over the source's tree. Waits for the source, however long that takes, and
-    /// begins again when the connection breaks.
+    /// begins again when the connection breaks, as long as whoever gave the order is there.
     #[serde(rename_all = "camelCase")]
     Pass {
         /// Nobody writes to the source any more: what changes all the same is an error.
@@ -52,6 +52,10 @@ pub enum Answer {
         /// Whether the source itself has dialled, rather than somebody who forwards a port.
         #[serde(default)]
         direct: bool,
+        /// Of a device, bytes that the pass has made sure to be the same on both sides. Of a tree
+        /// nothing but what has arrived tells how far it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        settled_bytes: Option<u64>,
     },
     /// A pass is complete and on disk.
     Passed(Passed),
@@ -75,9 +79,9 @@ pub enum Answer {
 pub struct Passed {
     /// Which pass of this move.
     pub pass: u32,
-    /// Names in the tree.
+    /// Names in the tree; none of a device.
     pub entries: u64,
-    /// Bytes of its files.
+    /// Bytes of its files, or of the device.
     pub bytes: u64,
     /// Files whose content was compared or fetched.
     pub compared_files: u64,
@@ -224,6 +228,22 @@ impl From<PassReport> for Passed {
             unsteady: report.unsteady,
             direct: report.direct,
             losses: lost.collect(),
+        }
+    }
+}
+
+impl From<BlockReport> for Passed {
+    fn from(report: BlockReport) -> Self {
+        Self {
+            pass: report.pass,
+            entries: 0,
+            bytes: report.bytes,
+            compared_files: 0,
+            received_bytes: report.received_bytes,
+            deleted: 0,
+            unsteady: 0,
+            direct: report.direct,
+            losses: Vec::new(),
         }
     }
 }

@@ -649,6 +649,11 @@ impl Chunks {
         journal.file("chunks").join(hash.get(..32).unwrap_or_default())
     }
 
+    /// Whether nothing was ever known.
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.0.metadata()?.len() == 0)
+    }
+
     /// Hashes of these chunks, as far as there are any.
     pub(crate) fn get(&self, first: u64, count: usize) -> io::Result<Vec<Option<Hash>>> {
         let mut bytes = vec![0; count * 32];

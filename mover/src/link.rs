@@ -45,6 +45,7 @@ impl Link {
             tree,
             table: Table::default(),
             received: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             expected: AtomicU64::new(0),
             direct,
         });
@@ -77,6 +78,7 @@ impl Link {
             Said::Ready(ready) => {
                 let expected = ready.used.max(ready.device_size);
                 self.desk.expected.store(expected, Ordering::Relaxed);
+                self.desk.settled.store(0, Ordering::Relaxed);
                 Ok(ready)
             }
             _ => Err(Error::Protocol("it does not begin the pass".to_owned())),
@@ -118,6 +120,12 @@ impl Desk {
 
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// Bytes of a device that are the same on both sides.
+    pub(crate) fn settled(&self) -> Option<u64> {
+        let is_device = self.tree.is_none();
+        is_device.then(|| self.settled.load(Ordering::Relaxed))
     }
 
     /// Bytes that the source's file system holds; zero as long as that is not known.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fs::File,
     os::fd::AsFd,
     path::Path,
     sync::{
@@ -16,7 +17,7 @@ use std::{
 
 use prost::Message as _;
 use rustix::{
-    fs::{FileType, OFlags},
+    fs::{Advice, FileType, OFlags},
     io::Errno,
 };
 
@@ -191,7 +192,7 @@ impl Source {
                         last: false,
                     },
                 ),
-                Volume::Device(_, size) => tell_device(&up, *size),
+                Volume::Device(device, size) => tell_device(&up, device, *size),
             };
             // Before the target learns that it is over: it may begin the next one at once.
             active.store(false, Ordering::SeqCst);
@@ -215,7 +216,10 @@ fn said(said: Said) -> Up {
     Up { said: Some(said) }
 }
 
-fn tell_device(up: &Shared, size: u64) -> Result<ScanEnd, Error> {
+fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> {
+    // Somebody may have written from another node since the last pass.
+    rustix::fs::fadvise(device, 0, None, Advice::DontNeed)
+        .map_err(Error::tree("reading", &TreePath::root()))?;
     let ready = Ready {
         clock: clock::read(),
         stamps_count: false,

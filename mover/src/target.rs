@@ -131,6 +131,17 @@ impl Target {
 pub struct Progress(Arc<Desk>);
 
 impl Progress {
+    pub(crate) fn of(desk: &Arc<Desk>) -> Self {
+        Self(Arc::clone(desk))
+    }
+
+    /// Of a device, how many bytes the pass has made sure to be the same on both sides. Of a tree
+    /// only what has arrived tells how far it is.
+    #[must_use]
+    pub fn settled_bytes(&self) -> Option<u64> {
+        self.0.settled()
+    }
+
     /// Bytes of content that have arrived in this session, before compression.
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
@@ -169,7 +180,7 @@ impl Session<'_> {
     /// Tells how far a pass is, to other threads.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress(Arc::clone(&self.link.desk))
+        Progress::of(&self.link.desk)
     }
 
     /// Lets the source go.
@@ -186,6 +197,9 @@ impl Session<'_> {
 
         self.link.down.send(&asked(Asked::Begin(Begin { pass })), true)?;
         let ready = self.link.ready()?;
+        if ready.device_size > 0 {
+            return Err(Error::Protocol("its volume is a device".to_owned()));
+        }
         let clock = ready.clock;
         let by_stamps = ready.stamps_count
             && !options.reread

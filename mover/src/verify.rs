@@ -35,7 +35,7 @@ const PARTS: u64 = 64;
 /// Parts of one directory that are held until it is known whether it was touched.
 const HELD: usize = 64;
 /// Differences that are named; more are counted.
-const NAMED: usize = 100;
+pub(crate) const NAMED: usize = 100;
 
 /// How much is read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,12 +12,14 @@ use std::{
     time::Duration,
 };
 
-use common::{acceptor, dial, id, is_root};
+use common::{Relay, acceptor, dial, id, is_root};
 use mover::{
     block::{BlockReport, BlockTarget},
     error::Error,
     source::Source,
+    target::{PassOptions, Target},
     throttle::Throttle,
+    verify::Scope,
 };
 
 const SIZE: u64 = (200 << 20) + 4096;
@@ -47,12 +49,7 @@ impl Devices {
             .unwrap()
             .write_all_at(&noise(3, 60 << 20), 0)
             .unwrap();
-        File::options()
-            .write(true)
-            .open(this.at("target"))
-            .unwrap()
-            .set_len(SIZE)
-            .unwrap();
+        this.resize_target(SIZE);
         this
     }
 
@@ -60,8 +57,19 @@ impl Devices {
         self.0.path().join(name)
     }
 
-    fn open(&self, has_content: bool) -> BlockTarget {
-        BlockTarget::open(&self.at("target"), &self.at("state"), &id(), has_content).unwrap()
+    fn open(&self) -> BlockTarget {
+        BlockTarget::open(&self.at("target"), &self.at("state"), &id()).unwrap()
+    }
+
+    fn resize_target(&self, size: u64) {
+        let target = File::options().write(true).open(self.at("target")).unwrap();
+        target.set_len(size).unwrap();
+    }
+
+    /// What an earlier process remembered is lost.
+    fn forget(&self) {
+        fs::remove_dir_all(self.at("state")).unwrap();
+        fs::create_dir(self.at("state")).unwrap();
     }
 
     fn assert_equal(&self) {
@@ -70,7 +78,18 @@ impl Devices {
 }
 
 fn pass(source: &Path, target: &mut BlockTarget) -> Result<BlockReport, Error> {
+    pass_until(source, target, None)
+}
+
+/// A pass whose connection breaks after so many bytes.
+fn pass_until(source: &Path, target: &mut BlockTarget, cut: Option<u64>) -> Result<BlockReport, Error> {
     let (acceptor, address) = acceptor();
+    let relay = cut.map(|bytes| {
+        let relay = Relay::to(address);
+        relay.cut_after(bytes);
+        relay
+    });
+    let address = relay.as_ref().map_or(address, |relay| relay.address);
     let source = source.to_owned();
     let serving = thread::spawn(move || {
         Source::open(&source)
@@ -88,10 +107,17 @@ fn pass(source: &Path, target: &mut BlockTarget) -> Result<BlockReport, Error> {
     result
 }
 
+/// What is read back, and that it is as it should be.
+fn verified(target: &mut BlockTarget, scope: Scope) -> u64 {
+    let found = target.verify(scope).unwrap();
+    assert!(found.is_equal(), "{:?}", found.differences);
+    found.bytes
+}
+
 #[test]
 fn a_device_is_copied_and_then_only_what_changed() {
     let devices = Devices::new();
-    let mut target = devices.open(false);
+    let mut target = devices.open();
     let first = pass(&devices.at("source"), &mut target).unwrap();
     assert_eq!(first.bytes, SIZE);
     assert!(
@@ -100,7 +126,10 @@ fn a_device_is_copied_and_then_only_what_changed() {
         first.received_bytes
     );
     devices.assert_equal();
-    assert!(target.verify(false).unwrap().is_empty());
+    // What was written, each time to the whole range.
+    assert_eq!(verified(&mut target, Scope::Touched), (72 << 20) + 4096);
+    assert_eq!(verified(&mut target, Scope::All), SIZE);
+    assert_eq!(verified(&mut target, Scope::Touched), 0);
     assert!(
         fs::metadata(devices.at("target")).unwrap().blocks() * 512 < 40 << 20,
         "and take no room"
@@ -112,12 +141,13 @@ fn a_device_is_copied_and_then_only_what_changed() {
     let second = pass(&devices.at("source"), &mut target).unwrap();
     assert_eq!((second.pass, second.received_bytes), (2, 1 << 20));
     devices.assert_equal();
-    assert!(target.verify(false).unwrap().is_empty() && target.verify(true).unwrap().is_empty());
+    assert_eq!(verified(&mut target, Scope::Touched), 32 << 20);
+    verified(&mut target, Scope::All);
 
     // Another process goes on from what is remembered.
     drop(target);
     source.write_all_at(b"again", 7).unwrap();
-    let mut target = devices.open(false);
+    let mut target = devices.open();
     assert_eq!(
         pass(&devices.at("source"), &mut target).unwrap().received_bytes,
         1 << 20
@@ -125,10 +155,10 @@ fn a_device_is_copied_and_then_only_what_changed() {
     devices.assert_equal();
 
     // Or, if that is lost, from what is on the device.
-    fs::remove_dir_all(devices.at("state")).unwrap();
-    fs::create_dir(devices.at("state")).unwrap();
+    drop(target);
+    devices.forget();
     source.write_all_at(b"once more", 7).unwrap();
-    let mut target = devices.open(true);
+    let mut target = devices.open();
     assert_eq!(
         pass(&devices.at("source"), &mut target).unwrap().received_bytes,
         1 << 20
@@ -137,19 +167,114 @@ fn a_device_is_copied_and_then_only_what_changed() {
 
     let on_disk = File::options().write(true).open(devices.at("target")).unwrap();
     on_disk.write_all_at(b"rot", 77 << 20).unwrap();
-    assert_eq!(target.verify(true).unwrap(), [77]);
+    let found = target.verify(Scope::All).unwrap();
+    assert_ne!(found.expected, found.found);
+    let named: Vec<String> = found.differences.iter().map(ToString::to_string).collect();
+    assert_eq!(found.different, 1);
+    assert!(named[0].ends_with("other content in its MiB 77"), "{named:?}");
+    pass(&devices.at("source"), &mut target).unwrap();
+    target.finish().unwrap();
+    assert_eq!(fs::read_dir(devices.at("state")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_pass_that_breaks_is_gone_on_with_whether_its_process_lives_or_not() {
+    for has_died in [false, true] {
+        let devices = Devices::new();
+        let mut target = devices.open();
+        let broken = pass_until(&devices.at("source"), &mut target, Some(20 << 20));
+        assert!(matches!(broken, Err(Error::Cut(_))), "{broken:?}");
+        assert!(
+            target.verify(Scope::Touched).is_err(),
+            "what is half copied is not compared"
+        );
+        if has_died {
+            drop(target);
+            devices.forget();
+            target = devices.open();
+        }
+        let rest = pass(&devices.at("source"), &mut target).unwrap();
+        assert!(
+            rest.received_bytes < 20 << 20,
+            "of 30 MiB, {} came once more",
+            rest.received_bytes
+        );
+        devices.assert_equal();
+        let read_back = verified(&mut target, Scope::Touched);
+        assert!(
+            read_back >= rest.received_bytes,
+            "only {read_back} were read back"
+        );
+        verified(&mut target, Scope::All);
+    }
+}
+
+#[test]
+fn what_changes_while_it_is_read_is_right_after_the_next_pass() {
+    let devices = Devices::new();
+    let mut target = devices.open();
+    let source = File::options().write(true).open(devices.at("source")).unwrap();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let writing = thread::spawn(move || {
+        let mut round = 0;
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            round += 1;
+            source
+                .write_all_at(&noise(round, 100_000), (round * 7 % 190) << 20)
+                .unwrap();
+        }
+    });
+    pass(&devices.at("source"), &mut target).unwrap();
+    stop.send(()).unwrap();
+    writing.join().unwrap();
+    pass(&devices.at("source"), &mut target).unwrap();
+    devices.assert_equal();
+    verified(&mut target, Scope::Touched);
+}
+
+#[test]
+fn a_larger_device_keeps_what_is_behind_the_end() {
+    let devices = Devices::new();
+    devices.resize_target(SIZE + (20 << 20));
+    let behind = File::options()
+        .read(true)
+        .write(true)
+        .open(devices.at("target"))
+        .unwrap();
+    behind.write_all_at(b"behind", SIZE).unwrap();
+    let mut target = devices.open();
+    pass(&devices.at("source"), &mut target).unwrap();
+    assert_eq!(verified(&mut target, Scope::All), SIZE);
+    pass(&devices.at("source"), &mut target).unwrap();
+    verified(&mut target, Scope::Touched);
+    let mut kept = [0; 6];
+    behind.read_exact_at(&mut kept, SIZE).unwrap();
+    assert_eq!(&kept, b"behind");
+    devices.resize_target(SIZE);
+    devices.assert_equal();
+}
+
+#[test]
+fn a_device_and_a_tree_are_not_taken_for_each_other() {
+    let devices = Devices::new();
+    fs::create_dir(devices.at("tree")).unwrap();
+    let mut target = devices.open();
+    let result = pass(&devices.at("tree"), &mut target);
+    assert!(matches!(result, Err(Error::Protocol(_))), "{result:?}");
+    fs::write(devices.at("tree").join("file"), "stays").unwrap();
+    let mut tree = Target::open(&devices.at("tree"), &id()).unwrap();
+    let result = common::with_session(&devices.at("source"), &mut tree, |session| {
+        session.pass(PassOptions::default())
+    });
+    assert!(matches!(result, Err(Error::Protocol(_))), "{result:?}");
+    assert_eq!(fs::read(devices.at("tree").join("file")).unwrap(), b"stays");
 }
 
 #[test]
 fn a_device_that_is_too_small_is_refused() {
     let devices = Devices::new();
-    File::options()
-        .write(true)
-        .open(devices.at("target"))
-        .unwrap()
-        .set_len(SIZE - 4096)
-        .unwrap();
-    let mut target = devices.open(false);
+    devices.resize_target(SIZE - 4096);
+    let mut target = devices.open();
     let result = pass(&devices.at("source"), &mut target);
     assert!(matches!(result, Err(Error::DeviceTooSmall { .. })), "{result:?}");
 }
@@ -187,9 +312,9 @@ fn real_block_devices_do_too() {
     let devices = Devices::new();
     {
         let (source, target) = (Loop::of(&devices.at("source")), Loop::of(&devices.at("target")));
-        let mut to = BlockTarget::open(Path::new(&target.0), &devices.at("state"), &id(), false).unwrap();
+        let mut to = BlockTarget::open(Path::new(&target.0), &devices.at("state"), &id()).unwrap();
         pass(Path::new(&source.0), &mut to).unwrap();
-        assert!(to.verify(true).unwrap().is_empty());
+        verified(&mut to, Scope::All);
     }
     devices.assert_equal();
 }

@@ -102,27 +102,56 @@ impl Controller {
     }
 }
 
-/// A pair with something to copy, and certificates for both.
-fn furnished() -> Pair {
-    let pair = Pair::new();
-    for file in 0..50 {
-        fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
-    }
+/// Makes the certificates of both.
+fn issue(pair: &Pair) {
     common::run(
         Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
             .args(["issue", "--move", common::UID])
             .arg(pair.folder.path().join("credentials")),
     );
-    pair
 }
 
 fn listen(at: SocketAddr) -> [String; 2] {
     ["--listen".to_owned(), at.to_string()]
 }
 
+/// Both programs and who connects them.
+struct Programs {
+    _source: Program,
+    target: Program,
+    control: SocketAddr,
+}
+
+impl Programs {
+    fn start(pair: &Pair, source: &Path, target: &Path, more: &[String]) -> Self {
+        issue(pair);
+        let (from, to, control) = (free(), free(), free());
+        let lanes = ["--lanes".to_owned(), "1".to_owned()];
+        let orders = ["--control".to_owned(), control.to_string()];
+        let started = Self {
+            _source: start(pair, "source", source, &[listen(from), lanes].concat()),
+            target: start(
+                pair,
+                "target",
+                target,
+                &[&listen(to)[..], &orders[..], more].concat(),
+            ),
+            control,
+        };
+        relay(from, to, 3);
+        started
+    }
+
+    fn controller(&self) -> Controller {
+        Controller(BufReader::new(patiently(self.control)))
+    }
+}
+
 /// Whether a pass comes about where the source may dial `direct` and waits for somebody to connect it.
 fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
-    let pair = furnished();
+    let pair = Pair::new();
+    fs::write(pair.source.join("file"), "content").unwrap();
+    issue(&pair);
     let (from, control) = (free(), free());
     let ways = [
         "--connect".to_owned(),
@@ -175,15 +204,12 @@ fn where_somebody_else_answers_the_other_way_is_taken() {
 
 #[test]
 fn a_target_does_what_it_is_told() {
-    let pair = furnished();
-    let (from, to, control) = (free(), free(), free());
-    let lanes = ["--lanes".to_owned(), "1".to_owned()];
-    let orders = ["--control".to_owned(), control.to_string()];
-    let _source = start(&pair, "source", &pair.source, &[listen(from), lanes].concat());
-    let mut target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
-    relay(from, to, 3);
-
-    let connect = || Controller(BufReader::new(patiently(control)));
+    let pair = Pair::new();
+    for file in 0..50 {
+        fs::write(pair.source.join(format!("file-{file}")), vec![file; 10_000]).unwrap();
+    }
+    let mut programs = Programs::start(&pair, &pair.source, &pair.target, &[]);
+    let connect = || programs.controller();
     let pass = |last| Order::Pass { last, reread: false };
     let mut controller = connect();
     let Answer::Passed(first) = controller.order(pass(false)) else {
@@ -216,6 +242,62 @@ fn a_target_does_what_it_is_told() {
     assert_eq!((found.different, found.files), (0, 50));
     assert_eq!(found.expected, found.found);
     assert_eq!(controller.order(Order::Finish), Answer::Finished);
-    assert!(target.0.wait().unwrap().success());
+    assert!(programs.target.0.wait().unwrap().success());
     pair.assert_equal();
+}
+
+#[test]
+fn a_target_that_is_a_device_does_the_same() {
+    let pair = Pair::new();
+    let at = |name: &str| pair.folder.path().join(name);
+    fs::write(at("from"), [vec![7; 3 << 20], vec![0; 5 << 20]].concat()).unwrap();
+    fs::write(at("to"), vec![1; 9 << 20]).unwrap();
+    fs::create_dir(at("journal")).unwrap();
+    let journal = format!("--journal={}", at("journal").display());
+    let mut programs = Programs::start(&pair, &at("from"), &at("to"), &[journal]);
+    let mut controller = programs.controller();
+    let order = Order::Pass {
+        last: true,
+        reread: false,
+    };
+    let refused = controller.order(Order::Verify { all: false });
+    assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");
+    let Answer::Passed(passed) = controller.order(order) else {
+        panic!("no pass")
+    };
+    assert_eq!((passed.bytes, passed.received_bytes), (8 << 20, 3 << 20));
+    assert_eq!((passed.entries, passed.compared_files), (0, 0));
+    let Answer::Verified(found) = controller.order(Order::Verify { all: false }) else {
+        panic!("not verified")
+    };
+    assert_eq!((found.different, found.bytes), (0, 8 << 20));
+    assert_eq!(found.expected, found.found);
+    assert_eq!(controller.order(Order::Finish), Answer::Finished);
+    assert!(programs.target.0.wait().unwrap().success());
+    let (from, to) = (fs::read(at("from")).unwrap(), fs::read(at("to")).unwrap());
+    assert!(to.starts_with(&from));
+    assert_eq!(fs::read_dir(at("journal")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_source_is_waited_for_as_long_as_somebody_does() {
+    let pair = Pair::new();
+    let nowhere = pair.folder.path().join("nowhere");
+    let programs = Programs::start(&pair, &nowhere, &pair.target, &[]);
+    let mut gone = programs.controller();
+    let order = serde_json::to_string(&Order::Pass {
+        last: true,
+        reread: false,
+    });
+    let order = order.unwrap() + "\n";
+    gone.0.get_mut().write_all(order.as_bytes()).unwrap();
+    let mut line = String::new();
+    gone.0.read_line(&mut line).unwrap();
+    assert!(line.contains(r#""connected":false"#), "{line}");
+    drop(gone);
+    let mut next = programs.controller();
+    let patience = Some(Duration::from_secs(20));
+    next.0.get_mut().set_read_timeout(patience).unwrap();
+    let answer = next.order(Order::Verify { all: false });
+    assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
 }

@@ -289,7 +289,7 @@ pub struct Mover {
     pub resources: Option<MoverResources>,
 
     /// The user that they run as, in namespaces that admit no other. Every file of the volumes
-    /// has to belong to it.
+    /// has to belong to it, and container runtimes have to give it their devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_294_i64))]
     pub run_as_user: Option<i64>,

@@ -72,6 +72,13 @@ pub trait MoveHelpers: Send + Sync {
         of: &MoveRequest,
     ) -> impl Future<Output = Result<Vec<String>, GateError>> + Send;
 
+    /// Why nothing of the claim is copied while its users have it; `None` if it is.
+    fn cold(
+        &self,
+        moved: &MovedVolume,
+        of: &MoveRequest,
+    ) -> impl Future<Output = Result<Option<Cold>, GateError>> + Send;
+
     /// Takes a step that is about movers, or makes the target's twin.
     fn apply(
         &self,
@@ -148,9 +155,11 @@ pub enum HelperError {
     /// The PV from which that of the mover is made is not there.
     #[error("the PersistentVolume {0} of the volume that is moved is gone, or leads elsewhere")]
     NoVolume(VolumeName),
-    /// Movers copy trees of files.
-    #[error("the volume {0} is of mode Block, which movers cannot copy yet")]
-    Block(VolumeName),
+    /// What is asked for cannot be had.
+    #[error(
+        "spec.warm of the VolumeMove is Live, but {0}: set it to Auto or None, and nothing is copied before the pods have gone"
+    )]
+    NotLive(Cold),
     /// Nobody makes a snapshot for a move yet.
     #[error("copies are not made from snapshots yet: set spec.warm of the VolumeMove to Auto, Live or None")]
     FromSnapshot,
@@ -172,6 +181,20 @@ pub enum HelperError {
     /// The relay cannot reach a cluster.
     #[error("the kubeconfig of the cluster {0} is not known: it does not answer")]
     NoKubeconfig(String),
+}
+
+/// Why nothing is copied while the users have the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Cold {
+    /// Somebody wants that.
+    #[error("spec.warm is None")]
+    Asked,
+    /// Nobody else may have it as long as they do.
+    #[error("its access mode is ReadWriteOncePod")]
+    OnePod,
+    /// Kubelet knows a device by its PV, and that of the mover is another one.
+    #[error("it is of mode Block, and in this cluster")]
+    Device,
 }
 
 /// What is to become of the helpers of a side.
@@ -227,6 +250,10 @@ impl MoveHelpers for ClusterHelpers {
         Box::pin(self.refused(moved, of)).await
     }
 
+    async fn cold(&self, moved: &MovedVolume, of: &MoveRequest) -> Result<Option<Cold>, GateError> {
+        Ok(cold(moved, of, &volume::outer(moved).await?))
+    }
+
     async fn observe(
         &self,
         moved: &MovedVolume,
@@ -256,10 +283,12 @@ impl MoveHelpers for ClusterHelpers {
 
 impl ClusterHelpers {
     async fn look(&self, moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<Movers, GateError> {
-        let is_warm = is_warm(moved, of, stage).await?;
+        let outer = moved.volumes().get(moved.volume().as_str()).await?;
+        let outer = outer.as_ref();
+        let is_warm = is_warm(moved, of, stage, outer);
         let (source, target) = tokio::try_join!(
-            Ground::find(moved, Side::Source, &self.settings),
-            Ground::find(moved, Side::Target, &self.settings)
+            Ground::find(moved, Side::Source, &self.settings, outer),
+            Ground::find(moved, Side::Target, &self.settings, outer)
         )?;
         let dialled = target.as_known().and_then(Ground::address);
         let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
@@ -282,16 +311,13 @@ impl ClusterHelpers {
             return Err(HelperError::FromSnapshot.into());
         }
         let outer = volume::outer(moved).await?;
-        if volume::is_block(&outer) {
-            return Err(HelperError::Block(moved.volume().clone()).into());
-        }
-        if side == Side::Source && !may_be_warm(of, &outer) && !is_gated(outer.annotations()) {
+        if side == Side::Source && cold(moved, of, &outer).is_some() && !is_gated(outer.annotations()) {
             // It was needed while nobody else had the volume, and they have it again.
             return self.remove(moved, side).await;
         }
-        let ground = Ground::find(moved, side, &self.settings).await?;
+        let ground = Ground::find(moved, side, &self.settings, Some(&outer)).await?;
         let target = match side {
-            Side::Source => Ground::find(moved, Side::Target, &self.settings).await?,
+            Side::Source => Ground::find(moved, Side::Target, &self.settings, Some(&outer)).await?,
             Side::Target => Live::Silent(String::new()),
         };
         let target = target.as_known().and_then(Ground::address);
@@ -299,10 +325,11 @@ impl ClusterHelpers {
     }
 
     async fn remove(&self, moved: &MovedVolume, side: Side) -> Result<Applied, GateError> {
-        if side == Side::Target {
-            self.orders.forget(moved);
+        match side {
+            Side::Source => self.orders.give_up(moved),
+            Side::Target => self.orders.forget(moved),
         }
-        let ground = Ground::find(moved, side, &self.settings).await?;
+        let ground = Ground::find(moved, side, &self.settings, None).await?;
         ground.into_answer(side)?.remove(self).await
     }
 }
@@ -327,17 +354,23 @@ impl<'a> Live<Ground<'a>> {
 }
 
 /// Whether something is copied while the users have the volume.
-async fn is_warm(moved: &MovedVolume, of: &MoveRequest, stage: &Stage) -> Result<bool, GateError> {
-    if !matches!(stage, Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_)) {
-        return Ok(true);
-    }
-    let outer = moved.volumes().get(moved.volume().as_str()).await?;
-    Ok(outer.is_none_or(|outer| may_be_warm(of, &outer)))
+fn is_warm(moved: &MovedVolume, of: &MoveRequest, stage: &Stage, outer: Option<&PersistentVolume>) -> bool {
+    let is_before = matches!(stage, Stage::Preparing | Stage::Copying { .. } | Stage::Gating(_));
+    !is_before || outer.is_none_or(|outer| cold(moved, of, outer).is_none())
 }
 
-/// A volume for one pod cannot be had by a mover beside it.
-fn may_be_warm(of: &MoveRequest, outer: &PersistentVolume) -> bool {
-    of.warm != Warm::None && !volume::access_modes(outer).contains(&AccessMode::ReadWriteOncePod)
+/// Why a mover cannot have the volume beside its users, if it cannot.
+fn cold(moved: &MovedVolume, of: &MoveRequest, outer: &PersistentVolume) -> Option<Cold> {
+    let is_home = moved.source.id.cluster == *moved.home.id();
+    if of.warm == Warm::None {
+        Some(Cold::Asked)
+    } else if volume::access_modes(outer).contains(&AccessMode::ReadWriteOncePod) {
+        Some(Cold::OnePod)
+    } else if is_home && volume::is_block(outer) {
+        Some(Cold::Device)
+    } else {
+        None
+    }
 }
 
 /// What is to become of the helpers of a side in this stage.

@@ -1,10 +1,15 @@
 //! The port on which a target takes orders: one connection at a time, one order after the
-//! other. Who has gone away misses the answer, and finds the order's work done.
+//! other. Who has gone away misses the answer, and finds the order's work done; but no source is
+//! waited for then.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -73,12 +78,16 @@ fn next(orders: &mut impl BufRead) -> io::Result<Option<Result<Order, String>>> 
 
 fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStream) -> Result<Answer, Error> {
     let progress: Mutex<Option<Progress>> = Mutex::new(None);
+    let is_heard = AtomicBool::new(true);
     let (done, waiting) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let told = connection.try_clone();
-        let progress = &progress;
+        let (progress, is_heard) = (&progress, &is_heard);
         scope.spawn(move || {
-            let Ok(mut told) = told else { return };
+            let Ok(mut told) = told else {
+                is_heard.store(false, Ordering::Relaxed);
+                return;
+            };
             while waiting.recv_timeout(EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let known = lock(progress).clone();
                 let under_way = Answer::Progress {
@@ -86,8 +95,10 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                     received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
                     expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
                     direct: known.as_ref().is_some_and(Progress::is_direct),
+                    settled_bytes: known.as_ref().and_then(Progress::settled_bytes),
                 };
                 if write(&mut told, &under_way).is_err() {
+                    is_heard.store(false, Ordering::Relaxed);
                     return;
                 }
             }
@@ -95,7 +106,8 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
         let answer = match order {
             Order::Pass { last, reread } => {
                 let options = PassOptions { last, reread };
-                let passed = receiver.pass(options, |connected| *lock(progress) = connected);
+                let is_wanted = || is_heard.load(Ordering::Relaxed);
+                let passed = receiver.pass(options, is_wanted, |connected| *lock(progress) = connected);
                 passed.map(Answer::Passed)
             }
             Order::Verify { all } => {

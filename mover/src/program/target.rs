@@ -1,7 +1,10 @@
 //! The target's program: makes passes as it is told, either by its command line or, one by one,
 //! on a port of its own.
 
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+};
 
 use mover::{
     control::{Answer, Verified},
@@ -20,6 +23,9 @@ pub(crate) struct Args {
     /// Where to wait for the source.
     #[arg(long)]
     listen: SocketAddr,
+    /// The volume is a device: a folder for its journal, which a tree has in its root.
+    #[arg(long)]
+    journal: Option<PathBuf>,
     /// Where to take orders. Whoever can connect there is obeyed: use the loopback, which
     /// forwarded ports reach.
     #[arg(long, conflicts_with_all = ["passes", "live", "full", "unverified", "keep_journal"])]
@@ -42,7 +48,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
-    let mut receiver = Receiver::open(&args.common, args.listen)?;
+    let mut receiver = Receiver::open(&args.common, args.listen, args.journal.as_deref())?;
     if let Some(address) = args.control {
         let listener = TcpListener::bind(address).map_err(Error::Cut)?;
         return orders::obey(receiver, &listener);

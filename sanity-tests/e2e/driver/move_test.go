@@ -74,6 +74,46 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	}
 }
 
+// A device moves to another node. Nothing is copied beside its pod, and nothing is lost that it had
+// written.
+func TestMoveOfADeviceToAnotherNode(t *testing.T) {
+	n := home(t)
+	moveDevice(t, n, "liqo-reference-local", "")
+}
+
+// A device that is attached gets another real class.
+func TestMoveOfADeviceToAnotherClass(t *testing.T) {
+	n := homeAlone(t)
+	allow(t, n, "reference-local")
+	t.Cleanup(func() { allow(t, n) })
+	moveDevice(t, n, "liqo-reference-attach", ", storageClassName: reference-local")
+}
+
+// moveDevice moves a device from the first node to the second.
+func moveDevice(t *testing.T, n *user.Namespace, class, more string) {
+	t.Helper()
+	nodes := n.Cluster.Nodes()
+	n.Claim("data", class, "16Mi", user.Block)
+	sum := n.FillDevice("data", nodes[0].Name)
+	pod := n.Set("user", "data", user.CountOnDevice)
+	n.WaitReady(pod)
+	before := n.DeviceCount(pod)
+	n.Move("elsewhere", "data", "target: {nodeName: "+nodes[1].Name+more+"}, quiesce: {mode: Evict}")
+	n.WaitMove("elsewhere", "Retaining")
+	n.WaitOn(pod, nodes[1].Name)
+	n.WaitReady(pod)
+	if got := n.DeviceSum(pod); got != sum {
+		t.Errorf("the device has the checksum %s, and had %s", got, sum)
+	}
+	if got := n.DeviceCount(pod); got < before {
+		t.Errorf("the pod had counted to %d, and is at %d", before, got)
+	}
+	cold, err := n.Kubectl("get", "volumemove", "elsewhere", "-o", "jsonpath={.status.claims[0].cold}")
+	if err != nil || !strings.Contains(cold, "Block") {
+		t.Errorf("why nothing is copied beside its pod is said as %q, %v", cold, err)
+	}
+}
+
 // moved starts a pod whose volume has something in it that is not moved by copying files alone.
 func moved(n *user.Namespace, class, node string) (pod string) {
 	n.Claim("data", class, "64Mi")

@@ -56,6 +56,41 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	}
 }
 
+// A device moves to another cluster, without its pods, and back, beside them.
+func TestDeviceMovesThereAndBack(t *testing.T) {
+	p := offloaded(t)
+	p.home.Claim("data", "liqo-reference", "16Mi", user.Block)
+	here := p.home.Cluster.Nodes()[0].Name
+	sum := p.home.FillDevice("data", here)
+	pod := p.home.Set("counter", "data", preferring([]string{here}, []string{p.node}), user.CountOnDevice)
+	p.home.WaitOn(pod, here)
+	uid, count := p.claimUID("data"), p.home.DeviceCount(pod)
+	for _, leg := range []struct {
+		to   *user.Namespace
+		node string
+		cold bool
+	}{{p.remote, p.node, true}, {p.home, here, false}} {
+		said := p.move(t, "data", "--target-node", leg.node, "--evict")
+		if cold := strings.Contains(said, "away for the whole copy"); cold != leg.cold {
+			t.Errorf("that its pods are away for the whole copy is said: %v", cold)
+		}
+		p.home.WaitOn(pod, leg.node)
+		leg.to.WaitReady(pod)
+		if got := leg.to.DeviceSum(pod); got != sum {
+			t.Errorf("on %s the device has the checksum %s, and had %s", leg.node, got, sum)
+		}
+		now := leg.to.DeviceCount(pod)
+		if now < count {
+			t.Errorf("on %s the pod is at %d, and had counted to %d", leg.node, now, count)
+		}
+		count = now
+		if now := p.claimUID("data"); now != uid {
+			t.Errorf("the claim has the uid %s, and had %s", now, uid)
+		}
+		p.forgetMoves(t)
+	}
+}
+
 // A database moves to another cluster and back while it writes, and has all that it had confirmed.
 func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 	p := offloaded(t)

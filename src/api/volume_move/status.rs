@@ -109,15 +109,20 @@ pub struct ClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
 
+    /// Why nothing of it is copied while its pods run, if that is so: they are away for the
+    /// whole copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold: Option<String>,
+
     /// How many passes were made.
     #[serde(default)]
     pub passes: i32,
 
-    /// The bytes of its files.
+    /// The bytes of its files, or of its device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Progress>,
 
-    /// Its files and directories.
+    /// Its files and directories, if it is no device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Progress>,
 
@@ -178,7 +183,7 @@ pub struct RootHashes {
 /// For how long nobody can use the volumes.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Downtime {
-    /// How long copying what was written last will take, as the passes so far tell.
+    /// How long copying what is left will take, as the passes so far tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
 

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     Place,
     orders::named,
-    words::{End, copied, end, sentence},
+    words::{End, cold, copied, end, sentence},
 };
 use crate::{api::volume_move::VolumeMove, cli::Outcome, volume::moving::Phase};
 
@@ -46,6 +46,7 @@ struct Said {
     last: String,
     waiting: Option<String>,
     losses: BTreeSet<String>,
+    cold: BTreeSet<String>,
     /// Hidden where there is no terminal.
     bar: ProgressBar,
 }
@@ -60,6 +61,7 @@ impl Said {
             last: String::new(),
             waiting: None,
             losses: BTreeSet::new(),
+            cold: BTreeSet::new(),
             bar,
         }
     }
@@ -80,6 +82,15 @@ impl Said {
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {
                 self.line(&format!("{name}: it loses {loss}"));
+            }
+        }
+        for (claim, why) in cold(of) {
+            if self.cold.insert(claim.to_owned()) {
+                let most = &of.spec.cutover.max_downtime;
+                self.line(&format!(
+                    "{name}: nothing of {claim} is copied while its pods run, for {why}: they are away for the whole copy, \
+                     and are given it back when that takes longer than {most} (--max-downtime)"
+                ));
             }
         }
         let is_copying = matches!(

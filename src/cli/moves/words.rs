@@ -90,10 +90,13 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
     match phase {
         Phase::Checking => "what speaks against it is looked for".to_owned(),
         Phase::Preparing => "the twins at the target and the pods that copy are made".to_owned(),
-        Phase::Copying => "the data is copied while its pods run".to_owned(),
+        Phase::Copying => match cold(of).count() {
+            0 => "the data is copied while its pods run".to_owned(),
+            _ => "what can be copied while its pods run is copied".to_owned(),
+        },
         Phase::Ready => ready(of).to_owned(),
         Phase::Draining => "no pod is started with the volumes any more; those that use them go".to_owned(),
-        Phase::Finishing => "what was written last is copied and compared".to_owned(),
+        Phase::Finishing => "what is left is copied and compared".to_owned(),
         Phase::Committing => "the volumes are at the target; their pods are given them there".to_owned(),
         Phase::Retaining | Phase::Done => {
             let downtime = status.downtime.and_then(|downtime| downtime.actual);
@@ -122,6 +125,12 @@ fn ready(of: &VolumeMove) -> &'static str {
         (true, QuiesceMode::Wait) => "little is left to copy: stop the pods that use the volumes",
         (true, QuiesceMode::Evict) => "little is left to copy: the pods are evicted",
     }
+}
+
+/// Of which claims nothing is copied while their pods run, and why.
+pub(super) fn cold(of: &VolumeMove) -> impl Iterator<Item = (&str, &str)> {
+    let claims = of.status.iter().flat_map(|status| &status.claims);
+    claims.filter_map(|claim| Some((claim.name.as_str(), claim.cold.as_deref()?)))
 }
 
 /// Why it goes back.
@@ -214,6 +223,17 @@ mod tests {
             let ended = end(&with(&spec, &status));
             assert_eq!(ended.map(End::code), expected, "{spec} {status}");
         }
+    }
+
+    #[test]
+    fn nothing_is_said_to_be_copied_beside_pods_that_is_not() {
+        let copying = |claim: Value| with(&json!({}), &json!({"phase": "Copying", "claims": [claim]}));
+        let warm = copying(json!({"name": "data"}));
+        assert_eq!(cold(&warm).count(), 0);
+        assert!(sentence(&warm).contains("while its pods run"));
+        let away = copying(json!({"name": "data", "cold": "it is of mode Block"}));
+        assert_eq!(cold(&away).collect::<Vec<_>>(), [("data", "it is of mode Block")]);
+        assert!(sentence(&away).starts_with("what can be copied"));
     }
 
     #[test]

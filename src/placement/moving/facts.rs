@@ -229,7 +229,7 @@ impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Warm => "the data is being copied",
-            Self::Final(_) => "what was written last is being copied",
+            Self::Final(_) => "what is left is being copied",
             Self::Verify(_) => "both sides are being compared",
         })
     }

@@ -218,7 +218,7 @@ pub enum Waiting {
     #[error("it is paused")]
     Paused,
     /// All is copied; the cut-over has not been asked for.
-    #[error("all is copied, and the cut-over is waited for")]
+    #[error("nothing is left to copy before the cut-over, which is waited for")]
     CutOver,
     /// The move is gone and has come to nothing or to its end, and this is left of it.
     #[error(

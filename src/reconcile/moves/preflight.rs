@@ -40,7 +40,7 @@ pub(super) async fn preflight<H: MoveHelpers>(
         }
     };
     let looks = request.claims.iter().map(|name| look_at(context.home, name));
-    let (mut plan, mut sizes) = (Vec::new(), BTreeMap::new());
+    let (mut plan, mut sizes, mut colds) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     for look in try_join_all(looks).await? {
         match (look, &whereto) {
             (Err(found), _) => findings.extend(found),
@@ -63,22 +63,20 @@ pub(super) async fn preflight<H: MoveHelpers>(
             let refused = context.helpers.obstacles(&moved, &request).await?;
             let name = &planned.claim.name;
             findings.extend(refused.iter().map(|why| format!("the claim {name}: {why}")));
+            let cold = context.helpers.cold(&moved, &request).await?;
+            colds.extend(cold.map(|why| (name.clone(), why.to_string())));
         }
         findings.extend(against);
     }
     findings.extend(users::findings(context.home, &request, whereto.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
     findings.dedup();
-    let mut status = checked(of, &findings, Timestamp::now());
-    if findings.is_empty() {
-        let size = |planned: &PlannedClaim| sizes.get(&planned.claim.name).copied();
-        let claims = plan.iter().map(|planned| ClaimStatus {
-            size: size(planned),
-            ..planned.to_status()
-        });
-        status.claims = claims.collect();
-    }
-    Ok(status)
+    let claims = plan.iter().map(|planned| ClaimStatus {
+        size: sizes.get(&planned.claim.name).copied(),
+        cold: colds.get(&planned.claim.name).cloned(),
+        ..planned.to_status()
+    });
+    Ok(checked(of, &findings, claims.collect(), Timestamp::now()))
 }
 
 fn moved<H>(

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 
 use crate::{
     api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
-    twin::movers::{CopyProgress, RunningPass},
+    twin::movers::CopyProgress,
 };
 
 /// Shorter passes say nothing about how fast the data travels.
@@ -53,11 +53,24 @@ impl Copies {
 /// How far one claim is, and how long its first pass will take.
 fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
     claim.passes = i32::try_from(progress.passes).unwrap_or(i32::MAX);
-    claim.bytes_per_second = progress.running.and_then(rate).map(number);
+    let running = progress.running;
+    let received = running.and_then(|running| rate(running.received, running.since));
+    claim.bytes_per_second = received.map(number);
     if let Some((source, target)) = progress.roots.clone() {
         claim.roots = Some(RootHashes { source, target });
     }
     let sent = number(progress.received);
+    let running = running.filter(|running| running.expected > 0);
+    // Every pass over a device reads all of it, and knows how far it is.
+    if let Some((running, settled)) = running.and_then(|running| Some((running, running.settled?))) {
+        let left = running.expected.saturating_sub(settled);
+        claim.bytes = Some(Progress {
+            total: number(running.expected),
+            done: number(running.expected - left),
+            sent,
+        });
+        return Some(Duration::from_secs(left.div_ceil(rate(settled, running.since)?)));
+    }
     if let Some((last, _)) = &progress.last {
         let (bytes, files) = (number(last.bytes), number(last.entries));
         claim.bytes = Some(Progress {
@@ -65,14 +78,15 @@ fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
             done: bytes,
             sent,
         });
-        claim.files = Some(Progress {
+        // A device has none.
+        claim.files = (files > 0).then(|| Progress {
             total: files,
             done: files,
             sent: number(progress.compared_files),
         });
         return None;
     }
-    let running = progress.running.filter(|running| running.expected > 0)?;
+    let running = running?;
     let most = claim.size.and_then(|size| u64::try_from(size).ok());
     let total = running
         .expected
@@ -83,16 +97,16 @@ fn note(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Duration> {
         done: number(running.received),
         sent,
     });
-    let rate = rate(running)?;
+    let rate = rate(running.received, running.since)?;
     Some(Duration::from_secs((total - running.received).div_ceil(rate)))
 }
 
 /// Bytes in a second, if there is something to tell it by.
-fn rate(running: RunningPass) -> Option<u64> {
-    if running.since < TELLING {
+fn rate(bytes: u64, since: Duration) -> Option<u64> {
+    if since < TELLING {
         return None;
     }
-    let rate = u128::from(running.received) * 1000 / running.since.as_millis();
+    let rate = u128::from(bytes) * 1000 / since.as_millis();
     u64::try_from(rate).ok().filter(|rate| *rate > 0)
 }
 
@@ -113,6 +127,7 @@ mod tests {
     use mover::control::Passed;
 
     use super::*;
+    use crate::twin::movers::RunningPass;
 
     fn status() -> VolumeMoveStatus {
         let claim = ClaimStatus {
@@ -140,7 +155,49 @@ mod tests {
             since: Duration::from_secs(4),
             received,
             expected,
+            settled: None,
         }
+    }
+
+    #[test]
+    fn each_pass_over_a_device_is_measured_by_what_it_is_done_with() {
+        let passed = Passed {
+            pass: 1,
+            entries: 0,
+            bytes: 1000,
+            compared_files: 0,
+            received_bytes: 100,
+            deleted: 0,
+            unsteady: 0,
+            direct: true,
+            losses: Vec::new(),
+        };
+        let device = |running, last| {
+            noted(CopyProgress {
+                received: 100,
+                running,
+                last,
+                ..CopyProgress::default()
+            })
+        };
+        let last = Some((passed, Duration::from_secs(4)));
+        let reading = RunningPass {
+            settled: Some(800),
+            ..running(100, 1000)
+        };
+        for status in [device(Some(reading), None), device(Some(reading), last.clone())] {
+            let bytes = status.claims[0].bytes.unwrap();
+            assert_eq!((bytes.total, bytes.done, bytes.sent), (1000, 800, 100));
+            assert_eq!(status.time_left.as_deref(), Some("1s"));
+        }
+        let begun = RunningPass {
+            settled: Some(0),
+            ..running(0, 1000)
+        };
+        assert_eq!(device(Some(begun), None).time_left, None);
+        let done = device(None, last);
+        assert_eq!(done.claims[0].bytes.unwrap().done, 1000);
+        assert_eq!((done.claims[0].files, done.time_left), (None, None));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::progress::Copies;
 use crate::{
-    api::volume_move::{Downtime, MoveRequest, UnreadableMove, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{ClaimStatus, Downtime, MoveRequest, UnreadableMove, VolumeMove, VolumeMoveStatus},
     placement::moving::{Outcome, Stage, Why},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
@@ -40,15 +40,26 @@ impl Entered {
 }
 
 /// What came of the look at what speaks against a move.
-pub(super) fn checked(of: &VolumeMove, findings: &[String], now: Timestamp) -> VolumeMoveStatus {
+/// `claims` are those that it is about.
+pub(super) fn checked(
+    of: &VolumeMove,
+    findings: &[String],
+    claims: Vec<ClaimStatus>,
+    now: Timestamp,
+) -> VolumeMoveStatus {
     let mut next = Next::of(of, now);
     if findings.is_empty() {
-        next.say(
-            Condition::Checked,
-            true,
-            "NothingFound",
-            "nothing speaks against it",
-        );
+        next.status.claims = claims;
+        let away = next.status.claims.iter().filter_map(|claim| {
+            let (name, why) = (&claim.name, claim.cold.as_ref()?);
+            let most = &of.spec.cutover.max_downtime;
+            Some(format!(
+                "; nothing of the claim {name} is copied while its pods run, for {why}: they are away for the whole copy. If \
+                 that takes longer than cutover.maxDowntime ({most}), they are given it back, and what was copied is not sent again"
+            ))
+        });
+        let message = format!("nothing speaks against it{}", away.collect::<String>());
+        next.say(Condition::Checked, true, "NothingFound", &message);
     } else {
         let message = findings.join("; ");
         next.say(Condition::Checked, false, "Refused", &message);
@@ -101,12 +112,7 @@ pub(super) fn waiting(
     copies.note(&mut next.status);
     next.status.waiting_for.clone_from(&told.waiting_for);
     if told.ready {
-        next.say(
-            Condition::Converged,
-            true,
-            "LittleLeft",
-            "the last pass found little to copy",
-        );
+        next.converged();
     }
     match &told.stalled {
         Some(why) => next.say(Condition::Stalled, true, "NothingHappens", why),
@@ -258,12 +264,7 @@ impl Next {
         self.no_longer(Condition::Stalled, "GoesOn", "it goes on");
         match after {
             Stage::Gating(gate) => {
-                self.say(
-                    Condition::Converged,
-                    true,
-                    "LittleLeft",
-                    "the last pass found little to copy",
-                );
+                self.converged();
                 let message = format!("the claims are being taken from their users, for the time {gate}");
                 self.no_longer(Condition::Drained, "NotYet", &message);
                 self.no_longer(Condition::Verified, "NotYet", &message);
@@ -276,8 +277,7 @@ impl Next {
                 self.say(Condition::Gated, true, "Gated", &message);
             }
             Stage::Finishing(gate) => {
-                let message =
-                    format!("nobody uses the claims (gate {gate}): what was written last is copied");
+                let message = format!("nobody uses the claims (gate {gate}): what is left is copied");
                 self.say(Condition::Drained, true, "Unused", &message);
             }
             Stage::Committed(gate) => {
@@ -314,6 +314,18 @@ impl Next {
             }
             Stage::Checking | Stage::Preparing | Stage::Copying { last: None } | Stage::Verifying(_) => {}
         }
+    }
+
+    /// There is nothing to be done any more as long as the users have their volumes.
+    fn converged(&mut self) {
+        let mut claims = self.status.claims.iter();
+        let (reason, message) = if claims.any(|claim| claim.cold.is_some()) {
+            let message = "what can be copied before the pods have gone is copied";
+            ("RestLater", message)
+        } else {
+            ("LittleLeft", "the last pass found little to copy")
+        };
+        self.say(Condition::Converged, true, reason, message);
     }
 
     /// What was never so is not said not to be so.

@@ -73,6 +73,8 @@ pub struct RunningPass {
     /// Bytes that the source's file system holds, which may be more than the volume; zero if that
     /// is not known.
     pub expected: u64,
+    /// Of a device, bytes that it has made sure to be the same on both sides.
+    pub settled: Option<u64>,
 }
 
 /// The copies of all claims.
@@ -101,11 +103,19 @@ struct State {
     /// Of passes that have ended.
     received: u64,
     compared_files: u64,
-    /// Since when the pass that runs has its source, what it has received and what it expects.
-    receiving: Option<(Instant, u64, u64)>,
+    receiving: Option<Receiving>,
     passes: u32,
     roots: Option<(String, String)>,
     route: Option<Route>,
+}
+
+/// The pass that runs and has its source.
+#[derive(Clone, Copy)]
+struct Receiving {
+    since: Instant,
+    received: u64,
+    expected: u64,
+    settled: Option<u64>,
 }
 
 impl Orders {
@@ -197,6 +207,16 @@ impl Orders {
         Applied::Done
     }
 
+    /// Waits no longer for the pass that is under way: its source goes, and what is copied from the
+    /// next one is for another order.
+    pub(super) fn give_up(&self, moved: &MovedVolume) {
+        if let Some(copying) = lock(&self.0).get_mut(&key(moved)) {
+            copying.giver = None;
+            let mut state = lock(&copying.state);
+            (state.running, state.next, state.receiving) = (None, None, None);
+        }
+    }
+
     /// Forgets a copy, and gives no more orders for it.
     pub(super) fn forget(&self, moved: &MovedVolume) {
         lock(&self.0).remove(&key(moved));
@@ -211,10 +231,11 @@ impl Orders {
         let all = lock(&self.0);
         let state = lock(&all.get(&key(moved))?.state);
         let last = state.last.as_ref();
-        let running = state.receiving.map(|(since, received, expected)| RunningPass {
-            since: since.elapsed(),
-            received,
-            expected,
+        let running = state.receiving.map(|receiving| RunningPass {
+            since: receiving.since.elapsed(),
+            received: receiving.received,
+            expected: receiving.expected,
+            settled: receiving.settled,
         });
         Some(CopyProgress {
             passes: state.passes,
@@ -341,13 +362,19 @@ impl Giver {
                     received_bytes,
                     expected_bytes,
                     direct,
+                    settled_bytes,
                 } => {
                     let mut state = lock(&self.state);
                     if connected {
                         state.route = Some(taken(direct));
                     }
-                    let since = state.receiving.map_or_else(Instant::now, |(since, ..)| since);
-                    state.receiving = connected.then_some((since, received_bytes, expected_bytes));
+                    let since = state.receiving.map_or_else(Instant::now, |before| before.since);
+                    state.receiving = connected.then_some(Receiving {
+                        since,
+                        received: received_bytes,
+                        expected: expected_bytes,
+                        settled: settled_bytes,
+                    });
                 }
                 answer => break answer,
             }

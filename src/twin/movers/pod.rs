@@ -10,10 +10,10 @@ use std::{
 
 use k8s_openapi::{
     api::core::v1::{
-        Affinity, Capabilities, Container, LocalObjectReference, NodeAffinity, NodeSelector,
-        NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
+        Affinity, Capabilities, Container, EmptyDirVolumeSource, LocalObjectReference, NodeAffinity,
+        NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
         PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-        SecurityContext, Toleration, Volume, VolumeMount,
+        SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
@@ -40,7 +40,12 @@ pub(super) const LANES: u32 = 4;
 const MOVER: &str = "/usr/local/bin/liqo-csi-mover";
 const DRIVER: &str = "/usr/local/bin/liqo-csi";
 const DATA: &str = "/data";
+const DEVICE: &str = "/dev/volume";
+const JOURNAL: &str = "/journal";
 const SECRETS: &str = "/secrets";
+/// A journal has 32 bytes for each MiB of a device. It may take twice that, and this.
+const JOURNAL_LEAST: u64 = 16 << 20;
+const DEVICE_BYTES_PER_JOURNAL_BYTE: u64 = (1 << 20) / 64;
 /// The programs write nothing but the volume, and may be killed at any time. Without any time
 /// Kubernetes would forget a pod that may still write.
 const GRACE: i64 = 1;
@@ -77,6 +82,8 @@ pub(super) struct MoverPod<'a> {
     pub(super) nodes: Vec<String>,
     /// Whether Liqo counts what it may use, and wants to be told all of that.
     pub(super) is_accounted: bool,
+    /// How many bytes the volume has, if it is a device.
+    pub(super) device: Option<u64>,
 }
 
 impl MoverPod<'_> {
@@ -84,12 +91,16 @@ impl MoverPod<'_> {
     pub(super) fn made(&self, settings: &HelperSettings, secret: &str) -> Pod {
         let role = Role::Mover(self.side);
         let user = self.of.mover.run_as_user;
-        let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
-            name: name.to_owned(),
-            mount_path: path.to_owned(),
-            read_only: Some(read_only),
-            ..VolumeMount::default()
+        let reads = self.side == Side::Source;
+        let device = VolumeDevice {
+            name: "data".to_owned(),
+            device_path: DEVICE.to_owned(),
         };
+        let data_mount = mount("data", DATA, reads);
+        let data_mount = self.device.is_none().then_some(data_mount);
+        let journal = self.journal();
+        let journal_mount = journal.is_some().then(|| mount("journal", JOURNAL, false));
+        let mounts = [data_mount, Some(mount("secrets", SECRETS, true)), journal_mount];
         let container = Container {
             name: "mover".to_owned(),
             command: Some(vec![MOVER.to_owned()]),
@@ -97,26 +108,32 @@ impl MoverPod<'_> {
             resources: Some(self.resources()),
             security_context: Some(confined(match user {
                 Some(_) => &[],
+                // The device belongs to root, as the pod does.
+                None if self.device.is_some() => &[],
                 None => capabilities(self.side),
             })),
-            volume_mounts: Some(vec![
-                mount("data", DATA, self.side == Side::Source),
-                mount("secrets", SECRETS, true),
-            ]),
+            volume_mounts: Some(mounts.into_iter().flatten().collect()),
+            volume_devices: self.device.map(|_| vec![device]),
             ..settings.container()
         };
         let data = Volume {
             name: "data".to_owned(),
             persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
                 claim_name: self.claim.to_owned(),
-                read_only: None,
+                // A mount is read-only by itself, a device by this only.
+                read_only: (reads && self.device.is_some()).then_some(true),
             }),
             ..Volume::default()
         };
         let spec = PodSpec {
             automount_service_account_token: Some(false),
             containers: vec![container],
-            volumes: Some(vec![data, secrets(secret, user.is_some())]),
+            volumes: Some(
+                [data, secrets(secret, user.is_some())]
+                    .into_iter()
+                    .chain(journal)
+                    .collect(),
+            ),
             security_context: Some(PodSecurityContext {
                 run_as_user: Some(user.unwrap_or(0)),
                 run_as_group: user.is_none().then_some(0),
@@ -157,7 +174,7 @@ impl MoverPod<'_> {
         let connect = |address| format!("--connect={}", SocketAddr::new(address, LANES_PORT));
         let mut arguments = vec![
             self.side.as_str().to_owned(),
-            format!("--root={DATA}"),
+            format!("--root={}", self.device.map_or(DATA, |_| DEVICE)),
             format!("--move={}", self.moved.by),
             format!("--epoch={}", self.moved.target.id.epoch),
             format!("--credentials={SECRETS}"),
@@ -169,13 +186,30 @@ impl MoverPod<'_> {
             Dialling::ToOrRelayed(address) => vec![connect(address), listen(loopback)],
         });
         match self.side {
-            Side::Target => arguments.push(format!("--control=127.0.0.1:{ORDERS_PORT}")),
+            Side::Target => {
+                arguments.push(format!("--control=127.0.0.1:{ORDERS_PORT}"));
+                arguments.extend(self.device.map(|_| format!("--journal={JOURNAL}")));
+            }
             Side::Source => {
                 arguments.push(format!("--lanes={LANES}"));
                 arguments.extend(self.of.bandwidth.map(|bytes| format!("--bandwidth={bytes}")));
             }
         }
         arguments
+    }
+
+    /// Beside a device, which has no place for it. It goes with the pod.
+    fn journal(&self) -> Option<Volume> {
+        let bytes = self.device.filter(|_| self.side == Side::Target)?;
+        let most = JOURNAL_LEAST + bytes / DEVICE_BYTES_PER_JOURNAL_BYTE;
+        Some(Volume {
+            name: "journal".to_owned(),
+            empty_dir: Some(EmptyDirVolumeSource {
+                size_limit: Some(Quantity(most.to_string())),
+                ..EmptyDirVolumeSource::default()
+            }),
+            ..Volume::default()
+        })
     }
 
     fn resources(&self) -> ResourceRequirements {
@@ -186,6 +220,15 @@ impl MoverPod<'_> {
             limits: Some(amounts(wished.limits, cpu("1"), "256Mi")),
             claims: None,
         }
+    }
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: Some(read_only),
+        ..VolumeMount::default()
     }
 }
 
@@ -304,14 +347,7 @@ pub(super) struct RelayPod<'a> {
 impl RelayPod<'_> {
     pub(super) fn made(&self, settings: &HelperSettings, secret: &str) -> Pod {
         let is_remote = self.source.1 || self.target.1;
-        let mounts = is_remote.then(|| {
-            vec![VolumeMount {
-                name: "secrets".to_owned(),
-                mount_path: SECRETS.to_owned(),
-                read_only: Some(true),
-                ..VolumeMount::default()
-            }]
-        });
+        let mounts = is_remote.then(|| vec![mount("secrets", SECRETS, true)]);
         let resources = |memory| Some(amounts(None, None, memory));
         let container = Container {
             name: "relay".to_owned(),

@@ -3,7 +3,10 @@
 
 use std::net::Ipv4Addr;
 
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{PersistentVolume, Secret},
+};
 use kube::ResourceExt;
 
 use super::{
@@ -34,12 +37,13 @@ impl ClusterHelpers {
         if of.warm == Warm::Snapshot {
             found.push(HelperError::FromSnapshot.to_string());
         }
-        if volume::is_block(&volume::outer(moved).await?) {
-            found.push(HelperError::Block(moved.volume().clone()).to_string());
+        let outer = volume::outer(moved).await?;
+        if let (Warm::Live, Some(cold)) = (of.warm, super::cold(moved, of, &outer)) {
+            found.push(HelperError::NotLive(cold).to_string());
         }
         found.extend(Box::pin(self.twin_refused(moved, of)).await?);
         for side in [Side::Source, Side::Target] {
-            found.extend(Box::pin(self.mover_refused(moved, of, side)).await?);
+            found.extend(Box::pin(self.mover_refused(moved, of, side, &outer)).await?);
         }
         Ok(found)
     }
@@ -64,8 +68,9 @@ impl ClusterHelpers {
         moved: &MovedVolume,
         of: &MoveRequest,
         side: Side,
+        outer: &PersistentVolume,
     ) -> Result<Vec<String>, GateError> {
-        let ground = match Ground::find(moved, side, &self.settings).await? {
+        let ground = match Ground::find(moved, side, &self.settings, Some(outer)).await? {
             Live::Known(ground) => ground,
             // That it does not answer is seen by the gate.
             Live::Silent(_) => return Ok(Vec::new()),

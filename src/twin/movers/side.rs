@@ -56,6 +56,8 @@ pub(super) struct Ground<'a> {
     pub(super) certificates: Option<Secret>,
     /// Where the users of a source have it, if a mover can have it nowhere else.
     pub(super) nodes: Vec<String>,
+    /// How many bytes the volume has, if it is a device.
+    pub(super) device: Option<u64>,
 }
 
 /// How it is with one pod.
@@ -71,11 +73,12 @@ pub(super) enum PodNow<'p> {
 }
 
 impl<'a> Ground<'a> {
-    /// Looks at a side. What cannot be read at home is an error.
+    /// Looks at a side. What cannot be read at home is an error. Only what is to go needs no PV.
     pub(super) async fn find(
         moved: &'a MovedVolume,
         side: Side,
         settings: &'a HelperSettings,
+        outer: Option<&PersistentVolume>,
     ) -> Result<Live<Self>, GateError> {
         let place = match side {
             Side::Source => &moved.source.place,
@@ -100,6 +103,7 @@ impl<'a> Ground<'a> {
             relays: Vec::new(),
             certificates: None,
             nodes: Vec::new(),
+            device: outer.and_then(volume::device),
         };
         match place {
             Place::Silent(why) => return Ok(Live::Silent(why.clone())),
@@ -121,7 +125,7 @@ impl<'a> Ground<'a> {
                 return Ok(Live::Silent(error.to_string()));
             }
         }
-        match ground.nodes_of_users().await {
+        match ground.nodes_of_users(outer).await {
             Ok(nodes) => ground.nodes = nodes,
             Err(error) => return Ok(Live::Silent(error.to_string())),
         }
@@ -170,12 +174,12 @@ impl<'a> Ground<'a> {
     }
 
     /// A volume for one node can be read beside its users on that node only.
-    async fn nodes_of_users(&self) -> Result<Vec<String>, ApiError> {
-        let (Side::Source, Place::Site(site)) = (self.side, &self.moved.source.place) else {
+    async fn nodes_of_users(&self, outer: Option<&PersistentVolume>) -> Result<Vec<String>, ApiError> {
+        let (Side::Source, Place::Site(site), Some(outer)) = (self.side, &self.moved.source.place, outer)
+        else {
             return Ok(Vec::new());
         };
-        let outer = self.moved.volumes().get(self.moved.volume().as_str()).await?;
-        let modes = outer.as_ref().map(volume::access_modes).unwrap_or_default();
+        let modes = volume::access_modes(outer);
         if modes.contains(&AccessMode::ReadWriteMany) || modes.contains(&AccessMode::ReadOnlyMany) {
             return Ok(Vec::new());
         }
@@ -405,6 +409,7 @@ impl<'a> Ground<'a> {
             dialling,
             nodes: self.nodes.clone(),
             is_accounted: self.origin.is_some(),
+            device: self.device,
         })
     }
 

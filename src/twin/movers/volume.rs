@@ -105,6 +105,11 @@ pub(super) fn is_block(outer: &PersistentVolume) -> bool {
     facts::volume_mode(mode) == VolumeMode::Block
 }
 
+/// How many bytes it has, if it is a raw device.
+pub(super) fn device(outer: &PersistentVolume) -> Option<u64> {
+    is_block(outer).then(|| facts::volume_size(outer).unwrap_or_default())
+}
+
 /// The PV that users see, gated or not.
 pub(super) async fn outer(moved: &MovedVolume) -> Result<PersistentVolume, GateError> {
     let found = moved.volumes().get(moved.volume().as_str()).await?;

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::world::*;
 use crate::{
     placement::moving::{Outcome, Pass, Stage},
+    twin::movers::Cold,
     volume::{mark, moving::GateNumber},
 };
 
@@ -96,6 +97,33 @@ async fn users_that_are_waited_for_keep_their_volume() {
     });
     world.to_the_end().await;
     world.assert_moved();
+}
+
+#[tokio::test]
+async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() {
+    let world = World::evicting().await;
+    world.movers.lock().cold = Some(Cold::Device);
+    world.to_the_end().await;
+    world.assert_moved();
+    let gate = GateNumber::FIRST;
+    assert_eq!(
+        world.movers.lock().passes,
+        [Pass::Final(gate), Pass::Verify(gate)]
+    );
+    let of = world.home_api.object(THE_MOVE).unwrap();
+    assert_eq!(
+        of["status"]["preflight"],
+        json!([]),
+        "that is no reason not to move it"
+    );
+    assert_eq!(of["status"]["claims"][0]["cold"], Cold::Device.to_string());
+    let conditions = of["status"]["conditions"].as_array().unwrap();
+    let said = |wanted: &str| conditions.iter().find(|one| one["type"] == wanted).unwrap();
+    let checked = said("Checked")["message"].as_str().unwrap();
+    for words in ["mode Block", "away for the whole copy", "(10m)"] {
+        assert!(checked.contains(words), "{words}: {checked}");
+    }
+    assert_eq!(said("Converged")["reason"], "RestLater");
 }
 
 #[tokio::test]

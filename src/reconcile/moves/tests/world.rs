@@ -34,7 +34,7 @@ use crate::{
     },
     twin::{
         gate::{Applied, GateError, MovedVolume, Movers, Place},
-        movers::{CopyProgress, MoveHelpers},
+        movers::{Cold, CopyProgress, MoveHelpers},
     },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
 };
@@ -93,6 +93,8 @@ pub(super) struct State {
     pub(super) passes: Vec<Pass>,
     /// What an API server has against them.
     pub(super) refused: Option<String>,
+    /// Why nothing is copied beside the users.
+    pub(super) cold: Option<Cold>,
 }
 
 pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
@@ -513,6 +515,10 @@ impl MoveHelpers for FakeMovers {
         Ok(self.lock().refused.iter().cloned().collect())
     }
 
+    async fn cold(&self, _: &MovedVolume, _: &MoveRequest) -> Result<Option<Cold>, GateError> {
+        Ok(self.lock().cold)
+    }
+
     async fn observe(
         &self,
         moved: &MovedVolume,
@@ -528,7 +534,10 @@ impl MoveHelpers for FakeMovers {
         let mut movers = Movers {
             source: helpers(Side::Source, &moved.source.place),
             target: helpers(Side::Target, &moved.target.place),
-            copied: Live::Known(state.copied.clone()),
+            copied: Live::Known(Copied {
+                converged: state.copied.converged || state.cold.is_some(),
+                ..state.copied.clone()
+            }),
         };
         if *during == Stage::Ended(Outcome::Failed) {
             movers.copied = Live::Known(Copied::default());

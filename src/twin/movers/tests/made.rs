@@ -275,17 +275,84 @@ async fn within_a_cluster_the_source_dials_the_target() {
 }
 
 #[tokio::test]
-async fn a_block_volume_and_a_copy_from_a_snapshot_are_refused_in_words() {
+async fn a_copy_from_a_snapshot_is_refused_in_words() {
     let mut world = World::new(Way::Out).await;
     world.of = request(json!({"target": {"cluster": "milan"}, "warm": "Snapshot"}));
     let refused = world.try_prepare().await.unwrap_err().to_string();
     assert!(refused.contains("spec.warm"), "{refused}");
-    let world = World::new(Way::Out).await;
-    world.api.change(&format!("{VOLUMES}/{}", name()), |volume| {
-        volume["spec"]["volumeMode"] = "Block".into();
-    });
-    let refused = world.try_prepare().await.unwrap_err().to_string();
-    assert!(refused.contains("mode Block"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_device_is_given_to_its_movers_as_one() {
+    for way in [Way::Out, Way::Home, Way::Within] {
+        let world = World::with_device(way).await;
+        world.gate();
+        world.prepare_for(&Stage::Finishing(GateNumber::FIRST)).await;
+        for (pod, reads) in [(world.source_pod(), true), (world.target_pod(), false)] {
+            let volumes = &pod["spec"]["volumes"];
+            let devices = json!([{"name": volumes[0]["name"], "devicePath": "/dev/volume"}]);
+            assert_eq!(container(&pod)["volumeDevices"], devices);
+            let claim = &volumes[0]["persistentVolumeClaim"];
+            assert_eq!(claim["readOnly"] == true, reads);
+            has(&pod, "--root=/dev/volume");
+            let context = &container(&pod)["securityContext"];
+            assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+            assert_eq!(context["readOnlyRootFilesystem"], true);
+            assert_eq!(pod["spec"]["securityContext"]["runAsUser"], 0);
+            let mounts = container(&pod)["volumeMounts"].as_array().unwrap();
+            let mounts: Vec<&Value> = mounts.iter().map(|mount| &mount["mountPath"]).collect();
+            if reads {
+                assert_eq!(mounts, ["/secrets"]);
+                assert_eq!(volumes[2], Value::Null);
+            } else {
+                has(&pod, "--journal=/journal");
+                assert_eq!(mounts, ["/secrets", "/journal"]);
+                // 16 MiB, and 64 bytes for each of 1024 MiB.
+                assert_eq!(volumes[2]["emptyDir"]["sizeLimit"], "16842752");
+            }
+        }
+        // By PVs of the same mode, and the twin is of that mode too.
+        for volume in world.api.store().below(&format!("{VOLUMES}/move-")) {
+            assert_eq!(volume["spec"]["volumeMode"], "Block");
+        }
+        for claim in world
+            .api
+            .store()
+            .below(&format!("{OURS}/persistentvolumeclaims/move-"))
+        {
+            assert_eq!(claim["spec"]["volumeMode"], "Block");
+        }
+        let twin = world.there.object(TWIN_THERE).filter(|_| way == Way::Out);
+        let twin = twin.or_else(|| world.api.object(&twin_at_home(first())));
+        assert_eq!(twin.unwrap()["spec"]["volumeMode"], "Block");
+    }
+}
+
+#[tokio::test]
+async fn a_device_at_home_is_not_read_beside_its_users_and_one_elsewhere_is() {
+    for (way, cold) in [
+        (Way::Out, Some(Cold::Device)),
+        (Way::Within, Some(Cold::Device)),
+        (Way::Home, None),
+    ] {
+        let world = World::with_device(way).await;
+        let why = world.helpers.cold(&world.moved, &world.of).await.unwrap();
+        assert_eq!(why, cold);
+        world.prepare().await;
+        let seen = world.look(&PREPARING).await;
+        assert_eq!((seen.source, seen.target), (ready(), ready()));
+        let converged = cold.is_some();
+        assert_eq!(
+            seen.copied,
+            Live::Known(Copied {
+                converged,
+                ..Copied::default()
+            })
+        );
+        let sources = [(&world.api, OURS), (&world.there, THERE)]
+            .map(|(api, namespace)| api.store().below(&format!("{namespace}/pods/move-source")));
+        assert_eq!(sources.concat().is_empty(), cold.is_some());
+    }
 }
 
 #[tokio::test]
@@ -315,12 +382,8 @@ async fn what_one_pod_alone_may_have_is_not_read_before_its_users_have_gone() {
         let seen = world.look(&Stage::Finishing(GateNumber::FIRST)).await;
         assert_eq!(seen.source, Live::Known(Helpers::Incomplete));
         // Nobody else has it: it is made. When they have it again, it goes.
-        let gate =
-            json!({"version": 1, "move": MOVE, "gate": 1, "gated": {"policy": "Delete", "claimUid": UID}});
         let outer = format!("{VOLUMES}/{}", name());
-        world.api.change(&outer, |volume| {
-            volume["metadata"]["annotations"][mark::GATE] = gate.to_string().into();
-        });
+        world.gate();
         world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
         world.source_pod();
         world.api.change(&outer, |volume| {

@@ -257,6 +257,29 @@ impl World {
         }
     }
 
+    /// The same with a volume of mode Block.
+    async fn with_device(way: Way) -> Self {
+        let world = Self::new(way).await;
+        let block = |object: &mut Value| object["spec"]["volumeMode"] = "Block".into();
+        world.api.change(&format!("{VOLUMES}/{}", name()), block);
+        world.api.change(CLAIM, block);
+        if way == Way::Home {
+            world.there.change(TWIN_THERE, block);
+        } else {
+            world.api.change(&twin_at_home(Epoch::NEVER_MOVED), block);
+        }
+        world
+    }
+
+    /// The PV is taken from its users.
+    fn gate(&self) {
+        let gate =
+            json!({"version": 1, "move": MOVE, "gate": 1, "gated": {"policy": "Delete", "claimUid": UID}});
+        self.api.change(&format!("{VOLUMES}/{}", name()), |volume| {
+            volume["metadata"]["annotations"][mark::GATE] = gate.to_string().into();
+        });
+    }
+
     async fn look(&self, stage: &Stage) -> Movers {
         self.helpers.observe(&self.moved, &self.of, stage).await.unwrap()
     }
@@ -277,10 +300,21 @@ impl World {
     }
 
     async fn try_prepare(&self) -> Result<(), GateError> {
+        self.try_prepare_for(&PREPARING).await
+    }
+
+    /// The same, in another stage.
+    async fn prepare_for(&self, stage: &Stage) {
+        if let Err(error) = self.try_prepare_for(stage).await {
+            panic!("{error}");
+        }
+    }
+
+    async fn try_prepare_for(&self, stage: &Stage) -> Result<(), GateError> {
         self.make_target().await?;
         self.bind_target();
         for _ in 0..20 {
-            let seen = self.helpers.observe(&self.moved, &self.of, &PREPARING).await?;
+            let seen = self.helpers.observe(&self.moved, &self.of, stage).await?;
             let sides = [(Side::Source, seen.source), (Side::Target, seen.target)];
             let missing = sides
                 .into_iter()

@@ -283,3 +283,17 @@ async fn orders_are_given_one_after_the_other() {
     copies.orders.forget(&copies.world.moved);
     assert_eq!(copies.seen(&COPYING), Live::Known(Copied::default()));
 }
+
+#[tokio::test]
+async fn a_pass_whose_source_goes_is_not_waited_for() {
+    let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
+    assert_eq!(copies.begin(Pass::Final(GATE)), Applied::Done);
+    assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);
+    copies.orders.give_up(&copies.world.moved);
+    assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
+    let third = GATE.next().next();
+    let Live::Known(seen) = copies.ended(Pass::Final(third)).await else {
+        panic!("it failed");
+    };
+    assert_eq!(seen.finished, Some(third));
+}

@@ -45,3 +45,16 @@ async fn a_quota_refuses_the_twin_and_a_silent_cluster_is_an_error() {
         .fault(Fault::new("POST", "/shop-home/pods", Act::Refuse(500)));
     assert!(world.helpers.obstacles(&world.moved, &world.of).await.is_err());
 }
+
+#[tokio::test]
+async fn what_cannot_be_read_beside_its_users_is_not_said_to_be() {
+    let mut world = World::with_device(Way::Out).await;
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert_eq!(found, Vec::<String>::new(), "a device can be moved");
+    world.of = request(json!({"target": {"cluster": "milan"}, "warm": "Live"}));
+    let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
+    assert!(
+        matches!(found.as_slice(), [one] if one.contains("is Live, but it is of mode Block")),
+        "{found:?}"
+    );
+}
