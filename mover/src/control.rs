@@ -169,11 +169,11 @@ impl Reason {
     #[must_use]
     pub fn of(error: &Error) -> Self {
         match error {
+            error if error.is_full() => Self::Full,
             Error::Cut(_) => Self::Cut,
             Error::Peer(_) | Error::Unreadable { .. } => Self::Source,
             Error::Refused(_) | Error::Protocol(_) => Self::Peer,
-            Error::Full { .. } => Self::Full,
-            Error::Tree { .. } | Error::Journal(_) => Self::Target,
+            Error::Full { .. } | Error::Tree { .. } | Error::Journal(_) => Self::Target,
             Error::Corrupt { .. } => Self::Corrupt,
             Error::Busy { .. } => Self::Busy,
             Error::CaseClash { .. } | Error::DeviceTooSmall { .. } => Self::Unfit,

@@ -84,6 +84,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the target had no room left, for content or for its journal.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let is_full = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        };
+        matches!(self, Self::Full { .. }) || matches!(self, Self::Journal(error) if is_full(error))
+    }
+
     /// Names the place where an operation on the tree failed.
     pub(crate) fn tree(doing: &'static str, path: &TreePath) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| {

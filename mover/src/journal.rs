@@ -122,8 +122,22 @@ impl Journal {
     /// Opens or begins the journal in this root. One that cannot be read is begun anew.
     pub(crate) fn open(root: &Path, id: &MoveId) -> io::Result<Self> {
         use std::os::unix::ffi::OsStringExt as _;
-        let folder = root.join(std::ffi::OsString::from_vec(Self::folder_name(id)));
-        for part in [folder.clone(), folder.join("chunks"), folder.join("links")] {
+        let journal = Self {
+            folder: root.join(std::ffi::OsString::from_vec(Self::folder_name(id))),
+            epoch: id.epoch(),
+        };
+        journal.make()?;
+        Ok(journal)
+    }
+
+    /// Forgets all that it says: what is on the target counts as unknown then.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        fs::remove_dir_all(&self.folder)?;
+        self.make()
+    }
+
+    fn make(&self) -> io::Result<()> {
+        for part in [self.folder.clone(), self.file("chunks"), self.file("links")] {
             match fs::DirBuilder::new().mode(0o700).create(&part) {
                 Ok(()) => {}
                 Err(error)
@@ -131,10 +145,7 @@ impl Journal {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self {
-            folder,
-            epoch: id.epoch(),
-        })
+        Ok(())
     }
 
     /// Deletes it.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, OFlags};
 
 use crate::{
     apply::Desk,
@@ -40,6 +40,10 @@ pub struct Target {
     root: PathBuf,
     pub(crate) tree: Arc<Tree>,
     pub(crate) journal: Journal,
+    /// The last thing that did not fit.
+    last_full: Option<TreePath>,
+    /// Whether there was no room for the journal, at last.
+    no_room: bool,
 }
 
 /// What kind of pass.
@@ -85,7 +89,35 @@ impl Target {
             root: root.to_owned(),
             tree: Arc::new(tree),
             journal,
+            last_full: None,
+            no_room: false,
         })
+    }
+
+    fn note(&mut self, error: &Error) {
+        match error {
+            Error::Full { path, .. } => self.last_full = Some(path.clone()),
+            error => self.no_room |= error.is_full(),
+        }
+    }
+
+    /// On a disk that has no room for the journal either, no pass would get as far as to delete what
+    /// the source has no more. The journal may be lost, and what did not fit is sent again.
+    fn make_room(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.no_room) {
+            return Ok(());
+        }
+        self.journal.clear().map_err(Error::Journal)?;
+        let Some(path) = self.last_full.take() else {
+            return Ok(());
+        };
+        // It need not have been a file.
+        if let Ok(file) = self.tree.file(&path, OFlags::WRONLY)
+            && file.metadata().is_ok_and(|found| found.is_file())
+        {
+            file.set_len(0).map_err(Error::file("shortening", &path))?;
+        }
+        Ok(())
     }
 
     /// Begins to take content from a source.
@@ -174,7 +206,11 @@ impl Session<'_> {
     /// over; another one goes on from what has reached the disk.
     pub fn pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
         let result = self.try_pass(options);
-        result.map_err(|error| self.link.give_up(error))
+        result.map_err(|error| {
+            let error = self.link.give_up(error);
+            self.target.note(&error);
+            error
+        })
     }
 
     /// Tells how far a pass is, to other threads.
@@ -189,6 +225,7 @@ impl Session<'_> {
     }
 
     fn try_pass(&mut self, options: PassOptions) -> Result<PassReport, Error> {
+        self.target.make_room()?;
         let journal = &self.target.journal;
         journal.recover().map_err(Error::Journal)?;
         let (header, lines) = journal.read().map_err(Error::Journal)?.unzip();

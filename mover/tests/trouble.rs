@@ -289,6 +289,34 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
     pair.last_pass();
 }
 
+/// What did not fit has left no room for the journal of the pass that is to delete it.
+#[test]
+fn a_full_disk_is_cleared_of_what_the_source_has_no_more() {
+    if !is_root() {
+        return;
+    }
+    let image = Image::new(&["mkfs.ext4", "-q"], 40);
+    let pair = Pair {
+        target: image.at.clone(),
+        ..Pair::new()
+    };
+    fill(&pair.source, 100, 60 << 20);
+    let mut target = pair.open();
+    let mut attempt = || with_session(&pair.source, &mut target, |session| session.pass(LAST));
+    for _ in 0..3 {
+        assert!(attempt().is_err_and(|error| error.is_full()));
+    }
+    fs::remove_file(pair.source.join("d00/large")).unwrap();
+    let passed = (0..4).any(|_| match attempt() {
+        Ok(_) => true,
+        Err(error) if error.is_full() => false,
+        Err(error) => panic!("{error}"),
+    });
+    assert!(passed, "it stays full");
+    let found = target.verify(Scope::All).unwrap();
+    assert!(found.is_equal());
+}
+
 /// A process that maps a file and writes to the mapping, as databases do: `xfs_io`
 /// works on any file system.
 struct Mapping(Child);

@@ -58,7 +58,7 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	n.Move("smaller", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
 	n.Eventually("the move says that the target is full", func(context.Context) (string, error) {
 		told, err := n.Kubectl("get", "volumemove", "smaller", "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
-		if strings.Contains(told, "the target is full") {
+		if strings.Contains(told, "No space left") {
 			return "", nil
 		}
 		return "it says " + told, err
