@@ -94,9 +94,8 @@ impl World {
                 () = until => {}
             }
         });
-        if outcome.await.is_err() {
-            panic!("it never came true: {:#}", self.status());
-        }
+        let came = outcome.await.is_ok();
+        assert!(came, "it never came true: {:#}", self.status());
     }
 
     /// Lets the loop run until it dies before the write after so many, or this is so; whether it
@@ -344,7 +343,7 @@ async fn a_remote_cluster_is_held_until_no_namespace_is_there() {
     let world = World::offloaded().await;
     world.there.put(CLAIM, json!({}));
     world.home.change(CLUSTER, |it| {
-        it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     });
     world
         .run_until(|world| world.ready().1.contains("data (not a twin)"))

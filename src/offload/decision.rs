@@ -177,8 +177,8 @@ mod tests {
         })
     }
 
-    fn terminating() -> Option<Readiness> {
-        Some(Readiness::Terminating("going".into()))
+    fn terminating() -> Readiness {
+        Readiness::Terminating("going".into())
     }
 
     #[test]
@@ -192,7 +192,12 @@ mod tests {
     #[test]
     fn what_belongs_to_others_is_left_alone() {
         for wanted in [true, false] {
-            let foreign = told(wanted, terminating(), 60, Seen::Foreign("it is not ours".into()));
+            let foreign = told(
+                wanted,
+                Some(terminating()),
+                60,
+                Seen::Foreign("it is not ours".into()),
+            );
             assert_eq!(foreign.step, None);
             assert_eq!(
                 foreign.state.ready,
@@ -217,7 +222,7 @@ mod tests {
 
     #[test]
     fn claims_hold_a_namespace_and_are_named() {
-        let held = told(false, terminating(), 60, ours(&["logs", "data"]));
+        let held = told(false, Some(terminating()), 60, ours(&["logs", "data"]));
         assert_eq!(held.step, None);
         let Some(Readiness::Terminating(why)) = held.state.ready else {
             panic!("it is held");
@@ -228,10 +233,13 @@ mod tests {
     #[test]
     fn the_end_of_a_namespace_is_announced_first() {
         assert_eq!(told(false, Some(Readiness::Created), 60, ours(&[])).step, None);
-        assert_eq!(told(false, terminating(), 1, ours(&[])).step, None);
-        let end = told(false, terminating(), 5, ours(&[])).step;
+        assert_eq!(told(false, Some(terminating()), 1, ours(&[])).step, None);
+        let end = told(false, Some(terminating()), 5, ours(&[])).step;
         assert_eq!(end, Some(Step::Delete("u".into())));
-        assert_eq!(told(false, terminating(), 0, Seen::Absent).state.ready, None);
+        assert_eq!(
+            told(false, Some(terminating()), 0, Seen::Absent).state.ready,
+            None
+        );
     }
 
     proptest! {
@@ -241,7 +249,7 @@ mod tests {
             deleting: bool,
         ) {
             let seen = Seen::Ours { uid: "u".into(), deleting, claims: claims.clone(), usable: Ok(()) };
-            let decision = told(wanted, terminating(), since, seen);
+            let decision = told(wanted, Some(terminating()), since, seen);
             if decision.step.is_some() {
                 prop_assert!(!wanted && claims.is_empty() && !deleting && since >= 5);
             }
