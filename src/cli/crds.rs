@@ -1,17 +1,30 @@
 //! `liqo-csi crds`: the custom resource definitions, ready for `kubectl apply`.
-//! The chart carries the same text.
+//! The chart carries the same text, but for the kind that is Liqo's as well.
 
 use std::io::Write;
 
 use kube::CustomResourceExt;
 
 use super::Outcome;
-use crate::api::{remote_cluster::RemoteCluster, volume_move::VolumeMove};
+use crate::api::{
+    namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster, volume_move::VolumeMove,
+};
 
 const HEADER: &str = "# Printed by `liqo-csi crds`; do not edit.\n";
+const OFFLOADING_HEADER: &str = "# Printed by `liqo-csi crds --offloading`; do not edit. For `kubectl create`: Liqo \
+                                 defines the\n# same kind, and its definition is not to be overwritten.\n";
 
-pub(super) fn run() -> Outcome {
-    std::io::stdout().write_all(text()?.as_bytes())?;
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Print only that of `NamespaceOffloadings`, for `kubectl create -f -`: where Liqo's own is
+    /// installed it stays as it is.
+    #[arg(long)]
+    offloading: bool,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let text = if args.offloading { offloading()? } else { text()? };
+    std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
 
@@ -19,6 +32,11 @@ fn text() -> Result<String, serde_saphyr::ser::Error> {
     let definitions = [RemoteCluster::crd(), VolumeMove::crd()];
     let texts: Result<Vec<String>, _> = definitions.iter().map(serde_saphyr::to_string).collect();
     Ok(format!("{HEADER}{}", texts?.join("---\n")))
+}
+
+fn offloading() -> Result<String, serde_saphyr::ser::Error> {
+    let text = serde_saphyr::to_string(&NamespaceOffloading::crd())?;
+    Ok(format!("{OFFLOADING_HEADER}{text}"))
 }
 
 #[cfg(test)]
@@ -34,6 +52,24 @@ mod tests {
         assert!(
             kept == super::text().unwrap(),
             "{path} is not what the program prints; refresh it: cargo run -- crds > {path} && make chart-manifests"
+        );
+    }
+
+    #[test]
+    fn the_definition_of_offloading_is_beside_the_manifests() {
+        let path = "deploy/manifests/namespaceoffloadings.yaml";
+        let kept = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/deploy/manifests/namespaceoffloadings.yaml"
+        ))
+        .unwrap_or_default();
+        assert!(
+            kept == super::offloading().unwrap(),
+            "{path} is not what the program prints; refresh it: cargo run -- crds --offloading > {path}"
+        );
+        assert!(
+            !super::text().unwrap().contains("namespaceoffloadings"),
+            "Liqo's definition would be overwritten"
         );
     }
 }

@@ -5,13 +5,16 @@ mod common;
 mod controller;
 mod crds;
 mod doctor;
+mod fabric;
 mod import;
 mod moves;
 mod node;
+mod offload;
 mod process;
 mod relay;
 mod release;
 mod table;
+mod unoffload;
 mod volumes;
 
 use std::process::ExitCode;
@@ -46,8 +49,14 @@ enum Command {
     Move(moves::Args),
     /// Connect the two ends of a move through the API servers of their clusters.
     Relay(relay::Args),
+    /// Make the namespaces in remote clusters that `NamespaceOffloadings` ask for.
+    Fabric(fabric::Args),
+    /// Extend namespaces into remote clusters.
+    Offload(offload::Args),
+    /// Take namespaces out of remote clusters again, unless something would be lost.
+    Unoffload(unoffload::Args),
     /// Print the custom resource definitions, for `kubectl apply -f -`.
-    Crds,
+    Crds(crds::Args),
     /// List the places where a test can make this build die.
     #[cfg(feature = "crash-points")]
     CrashPoints,
@@ -69,7 +78,10 @@ pub fn run() -> ExitCode {
         Command::Release(args) => release::run(args).map(success),
         Command::Move(args) => moves::run(args),
         Command::Relay(args) => relay::run(args).map(success),
-        Command::Crds => crds::run().map(success),
+        Command::Fabric(args) => fabric::run(args).map(success),
+        Command::Offload(args) => offload::run(args),
+        Command::Unoffload(args) => unoffload::run(args),
+        Command::Crds(args) => crds::run(&args).map(success),
         #[cfg(feature = "crash-points")]
         Command::CrashPoints => {
             for point in crate::observe::crash::points() {

@@ -156,6 +156,11 @@ impl<K> Objects<K> {
         }
     }
 
+    /// That something cannot be done with objects of this kind.
+    pub(crate) fn failure(&self, verb: &'static str, cause: Cause) -> ApiError {
+        self.error(verb, "", cause)
+    }
+
     fn describe(&self, name: &str) -> String {
         match (&self.namespace, name) {
             (Some(namespace), "") => format!("every {} of namespace {namespace}", self.kind),

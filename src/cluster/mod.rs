@@ -45,7 +45,7 @@ pub use self::{
     finalizers::has_finalizer,
     lean::Lean,
     owners::OwnerNow,
-    rights::Rights,
+    rights::{Rights, may_within},
     views::Views,
 };
 use self::{

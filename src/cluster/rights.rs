@@ -183,11 +183,34 @@ impl Rights {
     }
 }
 
+/// Whether we may do this to objects of a kind in a namespace.
+pub async fn may_within(
+    cluster: &Cluster,
+    namespace: &str,
+    verb: &str,
+    group: &str,
+    resource: &str,
+) -> Result<bool, ApiError> {
+    let answer = review(cluster, Some(namespace), verb, group, resource).await?;
+    Ok(answer == Answer::Granted)
+}
+
 /// Whether we may do this to all objects of a kind.
 async fn may(cluster: &Cluster, verb: &str, group: &str, resource: &str) -> Result<Answer, ApiError> {
+    review(cluster, None, verb, group, resource).await
+}
+
+async fn review(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    verb: &str,
+    group: &str,
+    resource: &str,
+) -> Result<Answer, ApiError> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
+                namespace: namespace.map(str::to_owned),
                 verb: Some(verb.to_owned()),
                 group: Some(group.to_owned()),
                 resource: Some(resource.to_owned()),

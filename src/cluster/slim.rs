@@ -24,7 +24,7 @@ pub(super) use self::{
 };
 use super::{facts, has_finalizer, view::Slim};
 use crate::{
-    api::remote_cluster::RemoteCluster,
+    api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
     placement::{Capacity, Class, Phase, TwinHealth},
     topology::Node,
     volume::{
@@ -131,6 +131,13 @@ pub struct Attachment {
     pub attached: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
+}
+
+/// Its topic is its namespace.
+impl Slim for NamespaceOffloading {
+    fn topic(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
 }
 
 impl Slim for RemoteCluster {

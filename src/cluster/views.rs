@@ -15,7 +15,7 @@ use super::{
     view::View,
 };
 use crate::{
-    api::remote_cluster::RemoteCluster,
+    api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
     placement::{Capacity, Class},
     topology::Node,
     volume::{ClusterId, mark},
@@ -33,6 +33,8 @@ pub struct Views {
     pub open_nodes: View<OpenNode>,
     /// All `RemoteCluster`s, at home only. Nobody may have installed their kind.
     pub remote_clusters: View<RemoteCluster>,
+    /// All `NamespaceOffloading`s, at home only. Nobody may have installed their kind.
+    pub offloadings: View<NamespaceOffloading>,
     /// All `VolumeMove`s, at home only, for the loop that follows them. Nobody may have installed
     /// their kind.
     pub moves: View<SeenMove>,
@@ -79,6 +81,7 @@ impl Views {
             ),
             open_nodes: View::start(Api::all(client()), everything(), |it| open_node(&it), stop),
             remote_clusters: View::start(Api::all(client()), everything(), Some, stop),
+            offloadings: View::start(Api::all(client()), everything(), Some, stop),
             moves: View::start(Api::all(client()), everything(), |it| Some(seen_move(&it)), stop),
             pending_pods: View::start(
                 Api::all(client()),
@@ -154,6 +157,7 @@ impl Views {
             nodes: View::none(),
             open_nodes: View::none(),
             remote_clusters: View::none(),
+            offloadings: View::none(),
             moves: View::none(),
             pending_pods: View::none(),
             csi_nodes: View::none(),

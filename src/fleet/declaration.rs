@@ -6,7 +6,7 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::{
-    api::remote_cluster::RemoteCluster,
+    api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
     cluster::view::View,
     fleet::kubeconfig::Allowed,
     placement::{Adjustments, Declared},
@@ -56,6 +56,8 @@ pub(super) struct Context {
     pub(super) client: Client,
     /// The `RemoteCluster`s of this cluster.
     pub(super) remote_clusters: View<RemoteCluster>,
+    /// The `NamespaceOffloading`s of this cluster.
+    pub(super) offloadings: View<NamespaceOffloading>,
     /// Namespace of this driver.
     pub(super) namespace: String,
     /// What kubeconfigs of `RemoteCluster`s and Kosmos may contain.

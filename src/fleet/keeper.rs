@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::select_all;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Api, runtime::watcher};
+use kube::{Api, Client, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -17,6 +17,7 @@ use super::{
     declaration::{ClusterDeclaration, Context, Credentials, SecretRef},
     installed::{Heard, Installed, NATIVE},
     link::{self, Access, Link},
+    liqo,
     registry::{Closed, Registry, Remote},
 };
 use crate::{
@@ -54,6 +55,7 @@ pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
         context: Context {
             client: home.client().clone(),
             remote_clusters: home.views().remote_clusters.clone(),
+            offloadings: home.views().offloadings.clone(),
             namespace: settings.namespace,
             allowed: Allowed {
                 proxy: settings.allow_proxy,
@@ -125,12 +127,8 @@ enum NoAccess {
 
 impl Keeper {
     async fn look_for_fabrics(&mut self) {
-        let asked = time::timeout(self.home.calls().timeout, self.home.client().list_api_groups()).await;
-        match asked {
-            Ok(Ok(found)) => {
-                let groups: BTreeSet<String> = found.groups.into_iter().map(|group| group.name).collect();
-                self.installed.follow(&groups, &self.context);
-            }
+        match time::timeout(self.home.calls().timeout, served(self.home.client())).await {
+            Ok(Ok(groups)) => self.installed.follow(&groups, &self.context),
             // What was installed a moment ago still is.
             Ok(Err(error)) => {
                 tracing::warn!(
@@ -268,6 +266,23 @@ impl Keeper {
             _ends: link.1,
         }
     }
+}
+
+/// The API groups that are served. That of Liqo counts only where its virtual nodes are: the
+/// fabric of this driver has a kind in it as well.
+async fn served(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
+    let found = client.list_api_groups().await?;
+    let mut groups: BTreeSet<String> = found.groups.into_iter().map(|group| group.name).collect();
+    if groups.contains(liqo::GROUP) {
+        match client.list_api_group_resources(liqo::GROUP_VERSION).await {
+            Ok(kinds) if kinds.resources.iter().any(|it| it.name == liqo::VIRTUAL_NODES) => {}
+            Ok(_) => drop(groups.remove(liqo::GROUP)),
+            // An older or newer Liqo: its clusters are said to be unread.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(groups)
 }
 
 /// A cluster with what its `RemoteCluster` says of it, and what closes it. As long as that

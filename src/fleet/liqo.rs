@@ -31,6 +31,12 @@ use crate::{
     volume::{BindingPolicy, ClusterId, mark},
 };
 
+/// The API group of its objects.
+pub(super) const GROUP: &str = DiscoveringFabric::Liqo.api_group();
+/// Its version in which they are read.
+pub(super) const GROUP_VERSION: &str = "offloading.liqo.io/v1beta1";
+/// The resource that nobody else has in that group.
+pub(super) const VIRTUAL_NODES: &str = "virtualnodes";
 const CLUSTER_LABEL: &str = "liqo.io/remote-cluster-id";
 const TYPE_LABEL: &str = "liqo.io/type";
 const VIRTUAL_NODE: &str = "virtual-node";

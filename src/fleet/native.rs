@@ -1,13 +1,19 @@
 //! Clusters that an administrator declares by a `RemoteCluster` each, and what
 //! is said in those of clusters that another fabric declares.
 
+use std::sync::Arc;
+
 use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::declaration::{ClusterDeclaration, Context, Credentials, SecretRef, Source};
 use crate::{
-    api::remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
-    cluster::view::View,
+    api::{
+        namespace_offloading::{NAME, NamespaceOffloading, REQUIRED},
+        remote_cluster::{BindingPolicy as Wished, NamespaceStrategy, RemoteCluster},
+    },
+    cluster::view::{Slim, View},
+    offload::Readiness,
     placement::{Adjustments, ClassMap, Declared, Mapped, Namespaces, NodeRule},
     volume::{BindingPolicy, ClusterId},
 };
@@ -15,6 +21,7 @@ use crate::{
 /// The `RemoteCluster`s.
 pub(super) struct Native {
     clusters: View<RemoteCluster>,
+    offloadings: View<NamespaceOffloading>,
     context: Context,
 }
 
@@ -38,6 +45,7 @@ impl Native {
     pub(super) fn start(context: &Context) -> Self {
         Self {
             clusters: context.remote_clusters.clone(),
+            offloadings: context.offloadings.clone(),
             context: context.clone(),
         }
     }
@@ -46,7 +54,13 @@ impl Native {
         self.clusters
             .all()
             .into_iter()
-            .filter_map(|cluster| object(&cluster))
+            .filter_map(|cluster| object(&cluster, || self.offloadings.all()))
+    }
+
+    /// Whether any cluster has its namespaces from `NamespaceOffloading`s: they are only
+    /// watched then.
+    fn has_fabric(&self) -> bool {
+        self.clusters.all().iter().any(|it| it.spec.fabric.is_some())
     }
 
     fn read(&self, declaration: Declaration) -> ClusterDeclaration {
@@ -87,11 +101,44 @@ impl Source for Native {
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        vec![self.clusters.version()]
+        let mut triggers = vec![self.clusters.version()];
+        if self.has_fabric() {
+            triggers.push(self.offloadings.version());
+        }
+        triggers
     }
 }
 
-fn object(cluster: &RemoteCluster) -> Option<Object> {
+/// What became of each offloaded namespace in a cluster, as the fabric says.
+fn offloaded(cluster: &str, all: &[Arc<NamespaceOffloading>]) -> Namespaces {
+    let mapped = |one: &NamespaceOffloading| {
+        let status = one.status.as_ref();
+        let name = status.and_then(|status| status.remote_namespace_name.clone());
+        let selected = one.condition(cluster, REQUIRED);
+        match (one.readiness(cluster), name) {
+            _ if one.is_leaving() => Mapped::Not("its NamespaceOffloading is being deleted".to_owned()),
+            (Some(Readiness::Created), Some(name)) => Mapped::To(name),
+            (Some(ready), _) => Mapped::Not(ready.words().1.to_owned()),
+            (None, _) => Mapped::Not(match selected {
+                Some(condition) => condition.message.clone(),
+                None => "the fabric (liqo-csi fabric) has not seen its NamespaceOffloading".to_owned(),
+            }),
+        }
+    };
+    let mapping = all
+        .iter()
+        .filter(|one| one.metadata.name.as_deref() == Some(NAME))
+        .map(|one| (one.topic().to_owned(), mapped(one)));
+    Namespaces {
+        mapping: mapping.collect(),
+        same_name: false,
+    }
+}
+
+fn object(
+    cluster: &RemoteCluster,
+    offloadings: impl FnOnce() -> Vec<Arc<NamespaceOffloading>>,
+) -> Option<Object> {
     let name = cluster.name_any();
     // The API server refuses longer names; one that came from elsewhere is no label.
     let id = name.parse().ok()?;
@@ -118,17 +165,22 @@ fn object(cluster: &RemoteCluster) -> Option<Object> {
     }
     // The API server demands both.
     let (secret, nodes) = (spec.kubeconfig_secret_ref?, spec.node_selector?);
-    let mapping = spec.namespaces.mapping.into_iter();
+    let namespaces = if spec.fabric.is_some() {
+        offloaded(&name, &offloadings())
+    } else {
+        let mapping = spec.namespaces.mapping.into_iter();
+        Namespaces {
+            mapping: mapping.map(|(home, remote)| (home, Mapped::To(remote))).collect(),
+            same_name: spec.namespaces.strategy == NamespaceStrategy::SameName,
+        }
+    };
     Some(Object::Declaring(Box::new(Declaration {
         declared: Declared {
             id,
             fabric: None,
             object: format!("RemoteCluster {name}"),
             nodes: NodeRule::Labels(nodes.selector()),
-            namespaces: Namespaces {
-                mapping: mapping.map(|(home, remote)| (home, Mapped::To(remote))).collect(),
-                same_name: spec.namespaces.strategy == NamespaceStrategy::SameName,
-            },
+            namespaces,
             classes,
             policy,
             protect,
@@ -157,7 +209,7 @@ mod tests {
                 "storageClasses": {"mapping": {"liqo-fast": "ssd"}, "default": "hdd"},
                 "bindingPolicy": "WaitForBound",
             });
-            match object(&RemoteCluster::new("milan", from_value(spec).unwrap())) {
+            match object(&RemoteCluster::new("milan", from_value(spec).unwrap()), Vec::new) {
                 Some(Object::Declaring(declaration)) => *declaration,
                 _ => unreachable!(),
             }
@@ -191,7 +243,7 @@ mod tests {
             "protectTwins": false,
         });
         let Some(Object::Discovered(id, adjustments)) =
-            object(&RemoteCluster::new("milan", from_value(spec).unwrap()))
+            object(&RemoteCluster::new("milan", from_value(spec).unwrap()), Vec::new)
         else {
             unreachable!()
         };
@@ -207,6 +259,54 @@ mod tests {
     fn a_name_that_is_no_id_is_nobody() {
         let spec = json!({"kubeconfigSecretRef": {"name": "x"}, "nodeSelector": {"matchLabels": {"a": "b"}}});
         let long = RemoteCluster::new(&"x".repeat(64), from_value(spec).unwrap());
-        assert!(object(&long).is_none());
+        assert!(object(&long, Vec::new).is_none());
+    }
+
+    #[test]
+    fn with_a_fabric_namespaces_are_those_that_it_made() {
+        let offloading = |namespace: &str, reason: &str, leaving: bool| -> Arc<NamespaceOffloading> {
+            let ready = json!({"type": "Ready", "status": "True", "reason": reason, "message": "taken"});
+            let required =
+                json!({"type": "OffloadingRequired", "status": "False", "message": "not selected"});
+            let mut object = json!({
+                "metadata": {"name": "offloading", "namespace": namespace},
+                "spec": {},
+                "status": {
+                    "remoteNamespaceName": format!("{namespace}-home"),
+                    "remoteNamespacesConditions": {"milan": [required, ready]},
+                },
+            });
+            if leaving {
+                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            Arc::new(from_value(object).unwrap())
+        };
+        let spec = json!({
+            "kubeconfigSecretRef": {"name": "milan"},
+            "nodeSelector": {"matchLabels": {"to": "milan"}},
+            "fabric": {},
+        });
+        let all = || {
+            vec![
+                offloading("there", "NamespaceCreated", false),
+                offloading("taken", "CreationLoopBackOff", false),
+                offloading("leaving", "NamespaceCreated", true),
+                offloading("other", "", false),
+            ]
+        };
+        let object = object(&RemoteCluster::new("milan", from_value(spec).unwrap()), all);
+        let Some(Object::Declaring(declaration)) = object else {
+            unreachable!()
+        };
+        let Declared { namespaces, id, .. } = declaration.declared;
+        let why = |namespace| namespaces.remote(namespace, &id).unwrap_err().why;
+        assert_eq!(namespaces.remote("there", &id), Ok("there-home"));
+        assert_eq!(why("taken").as_deref(), Some("taken"));
+        assert_eq!(
+            why("leaving").as_deref(),
+            Some("its NamespaceOffloading is being deleted")
+        );
+        assert_eq!(why("other").as_deref(), Some("not selected"));
+        assert_eq!(why("never"), None);
     }
 }

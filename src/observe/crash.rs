@@ -283,6 +283,18 @@ steps! {
     MoveDeleteMoverVolume = "move-delete-mover-volume",
     /// The certificates of a move are deleted.
     MoveForgetCertificates = "move-forget-certificates",
+    /// Our finalizer is put on a `NamespaceOffloading`.
+    OffloadHold = "offload-hold",
+    /// The status of a `NamespaceOffloading` is written.
+    OffloadStatus = "offload-status",
+    /// A namespace is made in a remote cluster.
+    OffloadCreate = "offload-create",
+    /// A namespace in a remote cluster is deleted.
+    OffloadDelete = "offload-delete",
+    /// Our finalizer is taken off a `NamespaceOffloading` that is being deleted.
+    OffloadLetGo = "offload-let-go",
+    /// A `RemoteCluster` is held, or let go, by the fabric.
+    FabricHold = "fabric-hold",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -29,8 +29,9 @@ const RENEW: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_secs(3);
 
 /// Our side of the lease.
-pub(super) struct Lease {
+pub(crate) struct Lease {
     leases: Objects<KubeLease>,
+    name: &'static str,
     me: String,
     /// The version last seen of somebody else's lease, and since when.
     seen: Mutex<Option<(String, Instant)>>,
@@ -38,7 +39,13 @@ pub(super) struct Lease {
 
 impl Lease {
     pub(super) fn new(home: &Cluster, namespace: &str, me: &str) -> Self {
+        Self::named(NAME, home, namespace, me)
+    }
+
+    /// The lease of this name.
+    pub(crate) fn named(name: &'static str, home: &Cluster, namespace: &str, me: &str) -> Self {
         Self {
+            name,
             leases: home.within(namespace),
             me: me.to_owned(),
             seen: Mutex::default(),
@@ -46,7 +53,7 @@ impl Lease {
     }
 
     /// Waits for the lease, then does `work` for as long as it can be renewed.
-    pub(super) async fn lead(&self, work: impl AsyncFn()) {
+    pub(crate) async fn lead(&self, work: impl AsyncFn()) {
         loop {
             match self.take().await {
                 Ok(true) => break,
@@ -63,8 +70,8 @@ impl Lease {
     }
 
     /// Lets another replica start at once.
-    pub(super) async fn release(&self) {
-        let Ok(Some(lease)) = self.leases.get(NAME).await else {
+    pub(crate) async fn release(&self) {
+        let Ok(Some(lease)) = self.leases.get(self.name).await else {
             return;
         };
         if self.is_mine(&lease) {
@@ -76,10 +83,10 @@ impl Lease {
     }
 
     async fn take(&self) -> Result<bool, ApiError> {
-        let Some(lease) = self.leases.get(NAME).await? else {
+        let Some(lease) = self.leases.get(self.name).await? else {
             let fresh = KubeLease {
                 metadata: ObjectMeta {
-                    name: Some(NAME.to_owned()),
+                    name: Some(self.name.to_owned()),
                     ..ObjectMeta::default()
                 },
                 spec: Some(self.spec(0)),
@@ -114,7 +121,7 @@ impl Lease {
     }
 
     async fn renew(&self) -> Result<bool, ApiError> {
-        match self.leases.get(NAME).await? {
+        match self.leases.get(self.name).await? {
             Some(lease) if self.is_mine(&lease) => {
                 self.write(
                     &lease,
@@ -129,7 +136,7 @@ impl Lease {
     /// Writes onto exactly the lease that was read; false when it changed.
     async fn write(&self, read: &KubeLease, mut patch: Value) -> Result<bool, ApiError> {
         patch["metadata"]["resourceVersion"] = json!(read.metadata.resource_version);
-        let written = crash::around(Step::LeaseWrite, self.leases.merge(NAME, &patch)).await;
+        let written = crash::around(Step::LeaseWrite, self.leases.merge(self.name, &patch)).await;
         match written {
             Err(error) if error.is_conflict() => Ok(false),
             other => other.map(|written| written.is_some()),

@@ -139,7 +139,7 @@ impl Metrics {
         &self.moves
     }
 
-    pub(super) fn leads(&self, leads: bool) {
+    pub(crate) fn leads(&self, leads: bool) {
         self.leads.set(leads.into());
         if !leads {
             // Whoever leads now knows better.

@@ -54,9 +54,13 @@ use tokio_util::sync::CancellationToken;
 pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
-    health::Health, lease::Lease, moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports,
-    rounds::drive, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
-    watched::Watched,
+    health::Health, moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports,
+    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+};
+pub(crate) use self::{
+    lease::Lease,
+    queue::Queue,
+    rounds::{Rounds, drive},
 };
 use crate::{
     cluster::{Cluster, events::Events},

@@ -17,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Keys that wait for their turn.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     /// When each is due.
     due: BTreeMap<String, Instant>,
     /// How long each that failed paused last.
@@ -26,18 +26,18 @@ pub(super) struct Queue {
 
 impl Queue {
     /// This has changed. What failed a moment ago is looked at when its pause is over.
-    pub(super) fn add(&mut self, key: impl Into<String>) {
+    pub(crate) fn add(&mut self, key: impl Into<String>) {
         self.due.entry(key.into()).or_insert_with(Instant::now);
     }
 
     /// In what time the next key is due.
-    pub(super) fn left(&self) -> Option<Duration> {
+    pub(crate) fn left(&self) -> Option<Duration> {
         let next = self.due.values().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// Looks at every key that is due, a few at a time. False if some failed; they stay.
-    pub(super) async fn work<F>(&mut self, reconcile: impl Fn(String) -> F) -> bool
+    pub(crate) async fn work<F>(&mut self, reconcile: impl Fn(String) -> F) -> bool
     where
         F: Future<Output = Result<(), ApiError>>,
     {

@@ -23,7 +23,7 @@ const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
 /// One background loop. A round compares what is with how it should be and
 /// may be given up at any await: whatever it did so far is done.
-pub(super) trait Rounds {
+pub(crate) trait Rounds {
     /// Its name in logs and metrics.
     const NAME: &'static str;
     /// How long it rests at most.
@@ -56,7 +56,7 @@ pub(super) trait Rounds {
 }
 
 /// Drives a loop for ever.
-pub(super) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
+pub(crate) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
     let mut triggers = rounds.triggers();
     let mut pause = FIRST_PAUSE;
     loop {

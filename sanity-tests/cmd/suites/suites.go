@@ -98,6 +98,7 @@ var suites = []suite{
 	only(whole, goTest("driver, all", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
 	only(sampled, goTest("remote, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote", "-args", "-sample")),
 	only(whole, goTest("remote, all", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote")),
+	goTest("offload", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/offload"),
 	goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move"),
 	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
 	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),

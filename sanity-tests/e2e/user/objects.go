@@ -251,6 +251,13 @@ func (n *Namespace) Quota(name string, of corev1.ResourceName, most string) {
 	})
 }
 
+// TryApply applies YAML with kubectl, and tells what came of it.
+func (n *Namespace) TryApply(text string) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	defer cancel()
+	return n.apply(ctx, text)
+}
+
 // Apply applies YAML with kubectl.
 func (n *Namespace) Apply(text string) {
 	n.t.Helper()

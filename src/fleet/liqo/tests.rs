@@ -107,6 +107,7 @@ fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
 async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
     let context = Context {
         remote_clusters: View::none(),
+        offloadings: View::none(),
         client: api.cluster_unwatched().await.client().clone(),
         namespace: "ours".into(),
         allowed: Allowed::default(),

@@ -1,0 +1,84 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+func TestFabricIsOffByDefault(t *testing.T) {
+	for _, name := range names(t, nil) {
+		if strings.Contains(name, "fabric") {
+			t.Errorf("%s is rendered", name)
+		}
+	}
+}
+
+func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
+	objects := render(t, Values{"fabric": Values{"enabled": true}})
+	var found bool
+	for _, object := range objects {
+		deployment, is := object.(*appsv1.Deployment)
+		if !is || deployment.Name != "liqo-csi-fabric" {
+			continue
+		}
+		found = true
+		pod := deployment.Spec.Template.Spec
+		may := pod.Containers[0].SecurityContext
+		if *may.AllowPrivilegeEscalation || !*may.ReadOnlyRootFilesystem || !*pod.SecurityContext.RunAsNonRoot {
+			t.Error("it keeps privileges that it does not need")
+		}
+		if pod.ServiceAccountName != "liqo-csi-fabric" || pod.Containers[0].Args[0] != "fabric" {
+			t.Errorf("%s runs %v", pod.ServiceAccountName, pod.Containers[0].Args)
+		}
+	}
+	if !found {
+		t.Error("it is not rendered")
+	}
+	for _, object := range objects {
+		role, is := object.(*rbacv1.ClusterRole)
+		if !is || role.Name != "liqo-csi-fabric" {
+			continue
+		}
+		for _, rule := range role.Rules {
+			if slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "*") || slices.Contains(rule.Verbs, "*") {
+				t.Errorf("in the whole cluster it may %v %v", rule.Verbs, rule.Resources)
+			}
+		}
+	}
+}
+
+// Rights on namespaces are rights on all of them: a policy holds the identity to its own.
+func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
+	objects := render(t, remote("fabric"))
+	policy := only[*admissionv1.ValidatingAdmissionPolicy](t, objects)
+	who := policy.Spec.MatchConditions[0].Expression
+	for _, subject := range []string{`"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`} {
+		if !strings.Contains(who, subject) {
+			t.Errorf("%s is not held: %s", subject, who)
+		}
+	}
+	if binding := only[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects); binding.Spec.PolicyName != policy.Name {
+		t.Errorf("the policy %s is not bound", policy.Name)
+	}
+	if _, full := namespaceVerbs(t, remote("full")); full {
+		t.Error("level full may do something with namespaces")
+	}
+	if verbs, _ := namespaceVerbs(t, remote("fabric")); verbs != "get create delete" {
+		t.Errorf("level fabric may %s namespaces", verbs)
+	}
+}
+
+func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
+	t.Helper()
+	for _, rule := range only[*rbacv1.ClusterRole](t, render(t, values)).Rules {
+		if slices.Contains(rule.Resources, "namespaces") {
+			return strings.Join(rule.Verbs, " "), true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,219 @@
+// Package offload shows on the lab how namespaces are offloaded by the fabric of the driver,
+// with somebody else running the pods: the Go fabric, which asks the NamespaceOffloading where
+// a namespace's pods run.
+package offload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/fabric"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+func TestMain(m *testing.M) { user.Main(m, shared.remove) }
+
+const (
+	// name is the id of the remote cluster, and the name of all that is made for it.
+	name = "offloaded"
+	node = "virtual-offloaded"
+	// label is how the RemoteCluster selects its node.
+	label = "e2e.storage.test/cluster"
+)
+
+var (
+	offloadings = schema.GroupVersionResource{Group: "offloading.liqo.io", Version: "v1beta1", Resource: "namespaceoffloadings"}
+	kinds       = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	clustersOf  = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
+)
+
+// shared is made by the first test that needs it, and removed after the last.
+var shared setup
+
+type setup struct {
+	once   sync.Once
+	err    error
+	home   *clusters.Cluster
+	fabric *fabric.Fabric
+}
+
+func prepare(t *testing.T) {
+	t.Helper()
+	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
+	shared.once.Do(func() { shared.err = shared.make(context.WithoutCancel(t.Context()), home, remote) })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+}
+
+func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
+	s.home = home
+	// Installing waits for all pods, and those of the fabric wait for the kind.
+	if err := defineOffloading(ctx, home); err != nil {
+		return err
+	}
+	values := chart.Values{"fabric": chart.Values{"enabled": true}}
+	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
+		return err
+	}
+	kubeconfig, err := os.ReadFile(remote.ProxyKubeconfig())
+	if err != nil {
+		return fmt.Errorf("the kubeconfig of the remote cluster: %w", err)
+	}
+	client, err := home.Client()
+	if err != nil {
+		return err
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"kubeconfig": kubeconfig}}
+	_, err = client.CoreV1().Secrets(chart.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	all, err := dynamicClient(home)
+	if err != nil {
+		return err
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
+		"metadata": map[string]any{"name": name},
+		"spec": map[string]any{
+			"kubeconfigSecretRef": map[string]any{"name": name},
+			"nodeSelector":        map[string]any{"matchLabels": map[string]any{label: name}},
+			"fabric":              map[string]any{},
+		},
+	}}
+	_, err = all.Resource(clustersOf).Create(ctx, object, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("declare the remote cluster: %w", err)
+	}
+	options := fabric.Plain(node)
+	options.Home, options.Remote, options.NoNamespaces = home, remote, true
+	options.Labels[label] = name
+	options.Labels["region"] = "europe"
+	options.Namespace = func(namespace string) (string, bool) { return runsIn(ctx, all, namespace) }
+	s.fabric, err = fabric.Start(ctx, options)
+	return err
+}
+
+// runsIn is where a runner of pods finds the namespace for those of a namespace here.
+func runsIn(ctx context.Context, all dynamic.Interface, namespace string) (string, bool) {
+	object, err := all.Resource(offloadings).Namespace(namespace).Get(ctx, "offloading", metav1.GetOptions{})
+	if err != nil || object.GetDeletionTimestamp() != nil {
+		return "", false
+	}
+	reason, _ := condition(object, "Ready")
+	remote, _, _ := unstructured.NestedString(object.Object, "status", "remoteNamespaceName")
+	return remote, reason == "NamespaceCreated"
+}
+
+// condition is what the status says of the remote cluster: reason and message.
+func condition(object *unstructured.Unstructured, kind string) (reason, message string) {
+	all, _, _ := unstructured.NestedSlice(object.Object, "status", "remoteNamespacesConditions", name)
+	for _, one := range all {
+		if one, is := one.(map[string]any); is && one["type"] == kind {
+			reason, _ = one["reason"].(string)
+			message, _ = one["message"].(string)
+		}
+	}
+	return reason, message
+}
+
+// defineOffloading defines the kind as the documentation says: never over another definition.
+func defineOffloading(ctx context.Context, home *clusters.Cluster) error {
+	text, err := run(ctx, "crds", "--offloading")
+	if err != nil {
+		return err
+	}
+	all, err := dynamicClient(home)
+	if err != nil {
+		return err
+	}
+	definition, err := decode(text)
+	if err != nil {
+		return err
+	}
+	_, err = all.Resource(kinds).Create(ctx, definition, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("define NamespaceOffloadings: %w", err)
+	}
+	return nil
+}
+
+func (s *setup) remove(ctx context.Context) error {
+	if s.home == nil {
+		return nil
+	}
+	all, err := dynamicClient(s.home)
+	if err != nil {
+		return err
+	}
+	gone := machine.Until(ctx, "RemoteCluster "+name+" to go", func() error {
+		err := all.Resource(clustersOf).Delete(ctx, name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return errors.New("it is held")
+	})
+	client, err := s.home.Client()
+	if err != nil {
+		return errors.Join(gone, err)
+	}
+	err = client.CoreV1().Secrets(chart.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	if s.fabric != nil {
+		err = errors.Join(err, s.fabric.Stop(ctx))
+	}
+	// Liqo, in other suites, is to bring its own.
+	undefined := all.Resource(kinds).Delete(ctx, "namespaceoffloadings.offloading.liqo.io", metav1.DeleteOptions{})
+	if !apierrors.IsNotFound(undefined) {
+		err = errors.Join(err, undefined)
+	}
+	return errors.Join(gone, err)
+}
+
+func dynamicClient(cluster *clusters.Cluster) (dynamic.Interface, error) {
+	config, err := cluster.Config()
+	if err != nil {
+		return nil, err
+	}
+	return dynamic.NewForConfig(config)
+}
+
+// run runs the program as users do: what it prints, and what it says on stderr with the error.
+func run(ctx context.Context, args ...string) (string, error) {
+	program, err := driver.Compile(ctx)
+	if err != nil {
+		return "", err
+	}
+	command := exec.CommandContext(ctx, program, args...)
+	var complaint bytes.Buffer
+	command.Stderr = &complaint
+	out, err := command.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("liqo-csi %s: %w: %s", strings.Join(args, " "), err, complaint.String())
+	}
+	return string(out), nil
+}

@@ -1,0 +1,289 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// tenant is a namespace at home that is offloaded, and unoffloaded before it goes.
+type tenant struct {
+	*user.Namespace
+	t *testing.T
+}
+
+func newTenant(t *testing.T) tenant {
+	t.Helper()
+	t.Parallel()
+	prepare(t)
+	return tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
+}
+
+// program runs the program against the home cluster.
+func (n tenant) program(args ...string) (string, error) {
+	return run(n.t.Context(), append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
+}
+
+func (n tenant) offload(args ...string) string {
+	n.t.Helper()
+	out, err := n.program(append([]string{"offload", "namespace", n.Name, "--timeout", "60s"}, args...)...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+func (n tenant) unoffload() {
+	n.t.Helper()
+	if _, err := n.program("unoffload", "namespace", n.Name); err != nil {
+		n.t.Error(err)
+	}
+}
+
+func (n tenant) offloading() *unstructured.Unstructured {
+	n.t.Helper()
+	all, err := dynamicClient(n.Cluster)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	object, err := all.Resource(offloadings).Namespace(n.Name).Get(n.t.Context(), "offloading", metav1.GetOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return object
+}
+
+func (n tenant) waitCondition(kind, reason string, words ...string) {
+	n.t.Helper()
+	n.Eventually(kind+" to be "+reason, func(context.Context) (string, error) {
+		found, message := condition(n.offloading(), kind)
+		for _, word := range words {
+			if !strings.Contains(message, word) {
+				return fmt.Sprintf("%s, and says %q", found, message), nil
+			}
+		}
+		if found != reason {
+			return fmt.Sprintf("it is %s: %s", found, message), nil
+		}
+		return "", nil
+	})
+}
+
+// remote is the namespace of that name in the remote cluster, or nil.
+func (n tenant) remote(namespace string) *corev1.Namespace {
+	n.t.Helper()
+	client, err := user.Cluster(n.t, "remote").Client()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	found, err := client.CoreV1().Namespaces().Get(n.t.Context(), namespace, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return found
+}
+
+func there(pod *corev1.Pod) {
+	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
+
+func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
+	for strategy, want := range map[string]func(name string) string{
+		"DefaultName":     func(name string) string { return name + "-" },
+		"EnforceSameName": func(name string) string { return name },
+		"SelectedName":    func(name string) string { return "chosen-" + name },
+	} {
+		t.Run(strategy, func(t *testing.T) {
+			n := newTenant(t)
+			args := []string{"--namespace-mapping-strategy", strategy}
+			if strategy == "SelectedName" {
+				args = append(args, "--remote-namespace-name", want(n.Name))
+			}
+			out := n.offload(args...)
+			n.waitCondition("OffloadingRequired", "ClusterSelected")
+			n.waitCondition("Ready", "NamespaceCreated")
+			made, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
+			if !strings.HasPrefix(made, want(n.Name)) || (strategy != "DefaultName" && made != want(n.Name)) {
+				t.Errorf("the namespace is called %q there", made)
+			}
+			if !strings.Contains(out, made) || n.remote(made) == nil {
+				t.Errorf("%q is not there, or not said: %s", made, out)
+			}
+			n.unoffload()
+			if n.remote(made) != nil {
+				t.Error("the namespace is still there")
+			}
+		})
+	}
+}
+
+func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
+	n := newTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("user", "data", there)
+	n.WaitEvent("data", n.Name+" is not offloaded to the cluster "+name)
+	n.offload("--namespace-mapping-strategy", "SelectedName", "--remote-namespace-name", "twin-"+n.Name)
+	n.WaitReady("user")
+	remote := user.Existing(t, user.Cluster(t, "remote"), "twin-"+n.Name)
+	if _, err := remote.Client.CoreV1().PersistentVolumeClaims(remote.Name).Get(t.Context(), "data", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+
+	// It is in the way of unoffloading, whoever asks for it.
+	_, err := n.program("unoffload", "namespace", n.Name)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/data") {
+		t.Errorf("unoffloading is not refused with the volume: %v", err)
+	}
+	if n.offloading().GetDeletionTimestamp() != nil {
+		t.Error("what was refused has begun")
+	}
+	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
+		t.Fatal(err)
+	}
+	n.waitCondition("Ready", "Terminating", "data")
+	n.DeletePod("user")
+	if _, err := n.Kubectl("delete", "pvc", "data"); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the namespace to go", func(context.Context) (string, error) {
+		if n.remote(remote.Name) != nil {
+			return "it is there", nil
+		}
+		return "", nil
+	})
+}
+
+func TestForeignClaimHoldsTheNamespace(t *testing.T) {
+	n := newTenant(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	remote.Claim("theirs", "reference", "64Mi")
+	if _, err := n.program("unoffload", "namespace", n.Name, "--timeout", "20s"); err == nil || !strings.Contains(err.Error(), "theirs (not a twin)") {
+		t.Errorf("a claim of others does not hold it: %v", err)
+	}
+	if n.remote(n.Name).DeletionTimestamp != nil {
+		t.Fatal("the namespace is deleted with the claim")
+	}
+	if _, err := remote.Kubectl("delete", "pvc", "theirs"); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the namespace to go", func(context.Context) (string, error) {
+		if n.remote(n.Name) != nil {
+			return "it is there", nil
+		}
+		return "", nil
+	})
+}
+
+func TestForeignNamespaceIsRefused(t *testing.T) {
+	n := newTenant(t)
+	user.NewNamespaceNamed(t, user.Cluster(t, "remote"), n.Name)
+	_, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName")
+	if err == nil || !strings.Contains(err.Error(), "which this driver did not make") {
+		t.Errorf("it is not refused: %v", err)
+	}
+	n.waitCondition("Ready", "CreationLoopBackOff", n.Name)
+	n.unoffload()
+	if n.remote(n.Name) == nil {
+		t.Error("a foreign namespace was deleted")
+	}
+}
+
+// As they stand in Liqo's documentation and as `liqoctl offload namespace -o yaml` writes them.
+func TestManifestsOfLiqoServeUnchanged(t *testing.T) {
+	for what, one := range map[string]struct{ spec, required string }{
+		"liqoctl": {`
+  clusterSelector:
+    nodeSelectorTerms: []
+  namespaceMappingStrategy: DefaultName
+  podOffloadingStrategy: LocalAndRemote
+  remoteNamespaceName: ""
+status: {}`, "ClusterSelected"},
+		"selected": {`
+  namespaceMappingStrategy: EnforceSameName
+  podOffloadingStrategy: Remote
+  clusterSelector:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - key: region
+        operator: In
+        values: [europe]`, "ClusterSelected"},
+		"other region": {`
+  clusterSelector:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - key: region
+        operator: In
+        values: [us-west]`, "ClusterNotSelected"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newTenant(t)
+			n.Apply("apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata:\n  name: offloading\nspec:" + one.spec + "\n")
+			n.waitCondition("OffloadingRequired", one.required)
+			if out, err := n.Kubectl("get", "nso"); err != nil || !strings.Contains(out, "NAMESPACEMAPPINGSTRATEGY") {
+				t.Errorf("its short name or columns are not Liqo's: %v: %s", err, out)
+			}
+			n.unoffload()
+		})
+	}
+}
+
+func TestWhatCannotBeIsRefused(t *testing.T) {
+	n := newTenant(t)
+	manifest := func(name, spec string) string {
+		return "apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
+	}
+	for what, one := range map[string]struct{ manifest, words string }{
+		"another name":    {manifest("other", "{}"), "the name of a NamespaceOffloading is offloading"},
+		"no name":         {manifest("offloading", "{namespaceMappingStrategy: SelectedName}"), "needs a remoteNamespaceName"},
+		"an empty term":   {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{}]}}"), "an empty term selects nothing"},
+		"an odd operator": {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Like}]}]}}"), "Unsupported value"},
+	} {
+		if err := n.TryApply(one.manifest); err == nil || !strings.Contains(err.Error(), one.words) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	n.offload()
+	patch := `{"spec":{"namespaceMappingStrategy":"EnforceSameName"}}`
+	if out, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", patch); err == nil || !strings.Contains(out, "cannot be changed") {
+		t.Errorf("the name can be changed: %v: %s", err, out)
+	}
+	n.unoffload()
+}
+
+// What --output prints is what would be made, and asks no cluster.
+func TestManifestIsPrintedOffline(t *testing.T) {
+	text, err := run(t.Context(), "offload", "ns", "shop", "--output", "yaml", "-l", "region in (europe,us-west), !staging")
+	if err != nil {
+		t.Fatal(err)
+	}
+	object, err := decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	terms, _, err := unstructured.NestedSlice(object.Object, "spec", "clusterSelector", "nodeSelectorTerms")
+	if err != nil || len(terms) != 1 || object.GetNamespace() != "shop" || object.GetName() != "offloading" {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+func decode(text string) (*unstructured.Unstructured, error) {
+	object := &unstructured.Unstructured{}
+	return object, yaml.Unmarshal([]byte(text), &object.Object)
+}

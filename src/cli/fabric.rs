@@ -1,0 +1,110 @@
+//! `liqo-csi fabric`.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::{
+    Outcome,
+    process::{duration, until_signalled},
+};
+use crate::{
+    cluster::{self, Calls, Cluster, Settings},
+    fabric,
+    fleet::{self, Registry},
+    observe::{
+        Metrics,
+        crash::take_orders_of_command,
+        health::Health,
+        log::{self, LogFormat},
+    },
+    reconcile,
+    volume::{CarriedAnnotations, ClusterId},
+};
+
+/// Makes namespaces in remote clusters, as `NamespaceOffloadings` ask for them. Needs a
+/// `RemoteCluster` with spec.fabric, and does nothing where Liqo is installed.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Namespace this process runs in: that of its lease, and of the Secrets with kubeconfigs.
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+    /// Id of this cluster, as the controller has it [default: the uid of the namespace kube-system].
+    #[arg(long)]
+    cluster_id: Option<ClusterId>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, default_value = "0.0.0.0:9828")]
+    metrics_address: SocketAddr,
+    /// Longest time for one call to an API server.
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    call_timeout: Duration,
+    /// Let kubeconfigs of remote clusters name a proxy.
+    #[arg(long)]
+    allow_proxy: bool,
+    /// How log lines look.
+    #[arg(long, value_enum, default_value = "text")]
+    log_format: LogFormat,
+    /// Kubeconfig to use outside a cluster.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    log::start(args.log_format);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(serve(args))
+}
+
+async fn serve(args: Args) -> Outcome {
+    let stop = until_signalled()?;
+    take_orders_of_command();
+    let (mut loops_metrics, mut api_metrics) = (reconcile::Metrics::default(), cluster::Metrics::default());
+    let metrics = Metrics::new("fabric", |registry| {
+        loops_metrics = reconcile::Metrics::register(registry);
+        api_metrics = cluster::Metrics::register(registry);
+    });
+    let settings = Settings {
+        id: args.cluster_id,
+        // It has no twins at home.
+        storage_namespace: args.namespace.clone(),
+        carried: CarriedAnnotations::new([]),
+        node_annotations: fleet::NODE_ANNOTATIONS,
+        calls: Calls {
+            timeout: args.call_timeout,
+            metrics: api_metrics,
+        },
+    };
+    let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
+    tracing::info!(cluster = %home.id(), "connected");
+
+    let (idle, why_idle) = watch::channel(None::<String>);
+    let ready = move || {
+        let why = why_idle.borrow().clone();
+        Box::pin(async move { why.map_or(Ok(()), Err) }) as _
+    };
+    let health = Health::new(metrics, || Box::pin(async { Ok(()) }), ready);
+    let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));
+
+    let registry = Registry::default();
+    let remotes = fleet::Settings {
+        namespace: args.namespace.clone(),
+        allow_proxy: args.allow_proxy,
+        liqo_tenants: std::collections::BTreeSet::new(),
+    };
+    tokio::spawn(stop.clone().run_until_cancelled_owned(fleet::keep(
+        registry.clone(),
+        home.clone(),
+        remotes,
+    )));
+    let settings = fabric::Settings {
+        namespace: args.namespace,
+        identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
+    };
+    fabric::run(home, registry, settings, loops_metrics, idle, stop).await;
+    health.await??;
+    Ok(())
+}

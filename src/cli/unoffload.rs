@@ -1,0 +1,159 @@
+//! `liqo-csi unoffload namespace`: takes namespaces out of remote clusters again, unless
+//! something would be lost.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Subcommand;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Outcome,
+    common::{self, block_on, print_unknown},
+    offload::print_trouble,
+    process::duration,
+    table::Table,
+};
+use crate::{
+    api::namespace_offloading::{NAME, NamespaceOffloading},
+    cluster::{Cluster, Objects, Precondition},
+    inspect::{
+        Scope, Storage,
+        rows::{Row, rows},
+    },
+};
+
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Said with a list of what would be lost.
+const REFUSED: u8 = 2;
+const HEADER: [&str; 4] = ["CLAIM", "CLUSTER", "SIZE", "VOLUME"];
+
+/// Takes namespaces out of remote clusters.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Delete the namespaces in remote clusters that were made for these. Refused, with exit
+    /// code 2, while volumes are there.
+    #[command(visible_aliases = ["ns", "namespaces"])]
+    Namespace(NamespaceArgs),
+}
+
+#[derive(clap::Args)]
+struct NamespaceArgs {
+    /// The namespaces.
+    #[arg(required = true)]
+    names: Vec<String>,
+    /// Only say what holds them.
+    #[arg(long)]
+    dry_run: bool,
+    /// How long to wait for the end of the namespaces there.
+    #[arg(long, default_value = "120s", value_parser = duration)]
+    timeout: Duration,
+    /// Kubeconfig to use [default: found as kubectl does].
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Outcome<ExitCode> {
+    let What::Namespace(args) = args.what;
+    block_on(unoffload(args))
+}
+
+async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
+    let place = common::find(args.kubeconfig.as_deref(), None, None).await?;
+    let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
+    let unknown = storage.unknown();
+    if !unknown.is_empty() {
+        print_unknown(&unknown);
+        return Err("what would be lost cannot be told, so nothing is unoffloaded".into());
+    }
+    let home = storage.home.as_ref().map(ToString::to_string);
+    let all = rows(&storage, &Scope::All);
+    let lost: Vec<&Row> = all
+        .iter()
+        .filter(|row| would_be_lost(row, &args.names, home.as_deref()))
+        .collect();
+    if !lost.is_empty() {
+        eprint!("{}", table(&lost));
+        eprintln!(
+            "These volumes are in namespaces that would be deleted. Move them (liqo-csi move volume), or delete their \
+             claims; then unoffload."
+        );
+        return Ok(ExitCode::from(REFUSED));
+    }
+    if args.dry_run {
+        println!("No volume of this driver holds {}.", args.names.join(", "));
+        return Ok(ExitCode::SUCCESS);
+    }
+    for name in &args.names {
+        delete(&place.cluster, name).await?;
+    }
+    let until = Instant::now() + args.timeout;
+    let mut all_gone = true;
+    for name in &args.names {
+        all_gone &= follow(&place.cluster, name, until).await?;
+    }
+    Ok(if all_gone {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Whether a volume is in a remote cluster, for a claim of one of these namespaces.
+fn would_be_lost(row: &Row, namespaces: &[String], home: Option<&str>) -> bool {
+    let is_of_them = row
+        .claim
+        .as_ref()
+        .is_some_and(|claim| namespaces.contains(&claim.namespace));
+    is_of_them && row.twin.is_some() && row.cluster.is_some() && row.cluster.as_deref() != home
+}
+
+fn table(lost: &[&Row]) -> Table<4> {
+    let mut table = Table::new(HEADER);
+    for row in lost {
+        let claim = row.claim.as_ref();
+        table.row([
+            claim
+                .map(|it| format!("{}/{}", it.namespace, it.name))
+                .unwrap_or_default(),
+            row.cluster.clone().unwrap_or_default(),
+            row.size.clone().unwrap_or_default(),
+            row.volume.clone(),
+        ]);
+    }
+    table
+}
+
+async fn delete(cluster: &Cluster, namespace: &str) -> Outcome {
+    let all: Objects<NamespaceOffloading> = cluster.within(namespace);
+    let Some(object) = all.get(NAME).await? else {
+        return Err(format!("{namespace}: it is not offloaded").into());
+    };
+    let exactly = Precondition {
+        uid: object.metadata.uid.unwrap_or_default(),
+        resource_version: None,
+    };
+    Ok(all.delete(NAME, exactly).await?)
+}
+
+/// Waits until it is gone; false if that takes too long.
+async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<bool> {
+    let all: Objects<NamespaceOffloading> = cluster.within(namespace);
+    loop {
+        let Some(object) = all.get(NAME).await? else {
+            println!("{namespace}: unoffloaded");
+            return Ok(true);
+        };
+        if Instant::now() >= until {
+            eprintln!("{namespace}: not gone in time; it goes on by itself as soon as it can:");
+            print_trouble(&object);
+            return Ok(false);
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}

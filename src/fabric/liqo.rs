@@ -1,0 +1,65 @@
+//! Whether Liqo is installed: `NamespaceOffloading`s have one owner.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, ListParams},
+    core::GroupVersionKind,
+};
+
+use crate::cluster::{ApiError, Cluster, plain};
+
+const GROUP: &str = "offloading.liqo.io";
+
+/// How it shows that Liqo is there, if it is. Definitions of its kinds alone show nothing: they
+/// stay when Liqo goes.
+pub(super) async fn installed(home: &Cluster) -> Result<Option<String>, String> {
+    if has_virtual_nodes(home).await? {
+        return Ok(Some("there are VirtualNodes of Liqo".to_owned()));
+    }
+    let webhook = webhook(home).await.map_err(|error| error.to_string())?;
+    Ok(webhook.map(|name| format!("the webhook {name} is for NamespaceOffloadings")))
+}
+
+async fn has_virtual_nodes(home: &Cluster) -> Result<bool, String> {
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1beta1", "VirtualNode"));
+    let nodes: Api<DynamicObject> = Api::all_with(home.client().clone(), &kind);
+    let one = ListParams::default().limit(1);
+    let most = home.calls().timeout;
+    match tokio::time::timeout(most, nodes.list(&one)).await {
+        Ok(Ok(found)) => Ok(!found.items.is_empty()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
+        Ok(Err(error)) => Err(format!("cannot list VirtualNodes: {}", plain(&error))),
+        Err(_) => Err(format!("cannot list VirtualNodes: no answer within {most:?}")),
+    }
+}
+
+/// The name of a webhook configuration for the kind, whoever made it.
+async fn webhook(home: &Cluster) -> Result<Option<String>, ApiError> {
+    let all = home.all::<ValidatingWebhookConfiguration>();
+    let validating = all.pick(None, None, |it| {
+        let mut all = it.webhooks.iter().flatten();
+        let found = all.any(|one| is_for_offloading(one.rules.as_deref()));
+        found.then_some(it.metadata.name.unwrap_or_default())
+    });
+    if let Some(name) = validating.await?.pop() {
+        return Ok(Some(name));
+    }
+    let all = home.all::<MutatingWebhookConfiguration>();
+    let mutating = all.pick(None, None, |it| {
+        let mut all = it.webhooks.iter().flatten();
+        let found = all.any(|one| is_for_offloading(one.rules.as_deref()));
+        found.then_some(it.metadata.name.unwrap_or_default())
+    });
+    Ok(mutating.await?.pop())
+}
+
+fn is_for_offloading(rules: Option<&[RuleWithOperations]>) -> bool {
+    let names = |all: &Option<Vec<String>>, name: &str| all.iter().flatten().any(|it| it == name);
+    rules
+        .into_iter()
+        .flatten()
+        .any(|rule| names(&rule.api_groups, GROUP) && names(&rule.resources, "namespaceoffloadings"))
+}

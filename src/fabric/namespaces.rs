@@ -1,0 +1,548 @@
+//! The loop that carries out `NamespaceOffloading`s. What it decides stands in the status before
+//! anything is done: whoever goes on after a crash finds there where something may have been made,
+//! and twins are made only where the status says so.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::{
+    sync::{OnceCell, watch},
+    time::Instant,
+};
+
+use super::{
+    Idle, liqo,
+    remote::{Owner, Question},
+};
+use crate::{
+    api::{
+        namespace_offloading::{
+            NAME, NamespaceOffloading, NamespaceOffloadingStatus, READY, REQUIRED, RemoteCondition,
+        },
+        remote_cluster::RemoteCluster,
+    },
+    cluster::{
+        ApiError, Cause, Cluster, Objects, has_finalizer, unless_conflict,
+        view::{Changed, Feed, Slim},
+    },
+    fleet::{NodeKind, Registry},
+    observe::crash::{self, Step as Write},
+    offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step},
+    reconcile::{Queue, Rounds},
+    topology::Node,
+};
+
+/// Keeps a `NamespaceOffloading` while a namespace of it may be in some cluster, and a
+/// `RemoteCluster` while one may be there.
+const FINALIZER: &str = "fabric.storage.liqo.io/remote-namespaces";
+/// After something was written its effect is looked at so soon.
+const SOON: Duration = Duration::from_secs(1);
+/// What is waited for in a remote cluster is looked for so often.
+const POLL: Duration = Duration::from_secs(5);
+/// How often it is asked whether Liqo is installed.
+const ASK_FOR_LIQO: Duration = Duration::from_secs(20);
+
+/// The loop.
+pub(super) struct Namespaces<'a> {
+    reconciler: Reconciler<'a>,
+    idle: &'a Idle,
+    objects: Feed<NamespaceOffloading>,
+    /// Whatever concerns them all.
+    shared: Vec<watch::Receiver<u64>>,
+    /// When all are looked at next.
+    all: Instant,
+    /// When it is asked next whether Liqo is installed.
+    ask: Instant,
+    /// How it shows that Liqo is installed, if it is.
+    liqo: Option<String>,
+    queue: Queue,
+    has_failed: bool,
+}
+
+struct Reconciler<'a> {
+    home: &'a Cluster,
+    registry: &'a Registry,
+    home_uid: OnceCell<String>,
+    /// When which namespace is looked at again although nothing changes.
+    again: Mutex<BTreeMap<String, Instant>>,
+    /// Why a cluster refused to make a namespace, by namespace and cluster.
+    refused: Mutex<HashMap<(String, String), String>>,
+}
+
+impl<'a> Namespaces<'a> {
+    pub(super) fn new(home: &'a Cluster, registry: &'a Registry, idle: &'a Idle) -> Self {
+        let views = home.views();
+        Self {
+            idle,
+            objects: views.offloadings.feed(),
+            shared: vec![
+                registry.changes(),
+                views.nodes.version(),
+                views.remote_clusters.version(),
+            ],
+            all: Instant::now(),
+            ask: Instant::now(),
+            liqo: None,
+            queue: Queue::default(),
+            has_failed: false,
+            reconciler: Reconciler {
+                home,
+                registry,
+                home_uid: OnceCell::new(),
+                again: Mutex::default(),
+                refused: Mutex::default(),
+            },
+        }
+    }
+
+    fn note_changes(&mut self) {
+        let now = Instant::now();
+        for namespace in self.reconciler.due(now) {
+            self.queue.add(namespace);
+        }
+        let concerns_all = self.shared.iter().any(|it| it.has_changed().unwrap_or(true));
+        match self.objects.take() {
+            Changed::These(objects) if !concerns_all && self.all > now => {
+                for object in objects {
+                    self.queue.add(object.topic());
+                }
+            }
+            _ => {
+                self.all = now + Self::RESYNC;
+                self.shared.iter_mut().for_each(watch::Receiver::mark_unchanged);
+                for object in self.reconciler.home.views().offloadings.all() {
+                    self.queue.add(object.topic());
+                }
+            }
+        }
+    }
+
+    /// Asks now and then whether Liqo is installed. What was found last counts until then.
+    async fn look_for_liqo(&mut self) -> Result<(), ApiError> {
+        if self.ask > Instant::now() {
+            return Ok(());
+        }
+        let home = self.reconciler.home;
+        self.liqo = liqo::installed(home).await.map_err(|why| {
+            home.all::<NamespaceOffloading>()
+                .failure("tell who owns", Cause::Unavailable(why))
+        })?;
+        self.ask = Instant::now() + ASK_FOR_LIQO;
+        Ok(())
+    }
+
+    /// Why nothing is done, if nothing is.
+    fn idle(&self) -> Option<String> {
+        let views = self.reconciler.home.views();
+        if let Some(how) = &self.liqo {
+            return Some(format!(
+                "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing. What it made \
+                 stays as it is"
+            ));
+        }
+        if *views.offloadings.version().borrow() == 0 {
+            return Some(
+                "NamespaceOffloadings were not read yet; if this lasts, define them: liqo-csi crds --offloading | \
+                 kubectl create -f -"
+                    .to_owned(),
+            );
+        }
+        // A cluster that was not read yet may well be there.
+        let is_read = self.reconciler.registry.unread().is_some()
+            && *views.remote_clusters.version().borrow() > 0
+            && *views.nodes.version().borrow() > 0;
+        (!is_read).then(|| "the RemoteClusters and the nodes were not read yet".to_owned())
+    }
+}
+
+impl Reconciler<'_> {
+    async fn reconcile(&self, namespace: &str) -> Result<(), ApiError> {
+        let objects = self.home.within::<NamespaceOffloading>(namespace);
+        let Some(object) = objects.get(NAME).await? else {
+            return Ok(());
+        };
+        let leaving = object.is_leaving();
+        match (leaving, has_finalizer(&object, FINALIZER)) {
+            (true, false) => return Ok(()),
+            (false, false) => {
+                let held = objects.set_finalizer(&object, FINALIZER, true);
+                unless_conflict(crash::around(Write::OffloadHold, held).await)?;
+                self.look_again(namespace, SOON);
+                return Ok(());
+            }
+            (_, true) => {}
+        }
+        let Some(owner) = self.owner(namespace).await? else {
+            return Ok(());
+        };
+        let name = self.name(&object);
+        let clusters = self.clusters();
+        let decided = clusters
+            .iter()
+            .map(|cluster| self.decide(&object, cluster, &owner, name.as_ref()));
+        let decided: BTreeMap<String, Decision> = join_all(decided).await.into_iter().collect();
+        let status = status(&object, name.ok(), &decided);
+        if object.status.as_ref() != Some(&status) {
+            let patch = patch(&object, &status);
+            let written = crash::around(Write::OffloadStatus, objects.merge_status(NAME, &patch)).await;
+            unless_conflict(written)?;
+            self.look_again(namespace, SOON);
+            return Ok(());
+        }
+        self.act(&status, &owner, decided, &clusters).await?;
+        let gone = status
+            .remote_namespaces_conditions
+            .values()
+            .flatten()
+            .all(|it| it.type_ != READY);
+        if leaving && gone {
+            let freed = objects.set_finalizer(&object, FINALIZER, false);
+            unless_conflict(crash::around(Write::OffloadLetGo, freed).await)?;
+        }
+        Ok(())
+    }
+
+    /// What is to be in one cluster. Nothing is asked of one that never had the namespace.
+    async fn decide(
+        &self,
+        object: &NamespaceOffloading,
+        cluster: &RemoteCluster,
+        owner: &Owner,
+        name: Result<&String, &String>,
+    ) -> (String, Decision) {
+        let id = cluster.name_any();
+        let wanted = self.wanted(object, cluster);
+        let published = object.readiness(&id);
+        let since = object
+            .condition(&id, READY)
+            .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok())
+            .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
+            .unwrap_or_default();
+        let asked = match (&wanted, &published) {
+            (Err(_), _) => Question::Claims,
+            (Ok(()), Some(Readiness::Created)) => Question::Presence,
+            (Ok(()), _) => Question::Usable,
+        };
+        let seen = match (name, self.reach(&id)) {
+            _ if wanted.is_err() && published.is_none() => Seen::Absent,
+            (Err(why), _) => Seen::Foreign(why.clone()),
+            (Ok(_), Err(why)) => Seen::Unknown(why),
+            (Ok(name), Ok(there)) => owner.look(&there, name, asked).await,
+        };
+        let refused = self.refused(&owner.namespace, &id, &seen);
+        let decision = offload::decide(Facts {
+            wanted,
+            published,
+            since,
+            refused,
+            seen,
+        });
+        (id, decision)
+    }
+
+    /// Whether the namespace is to be in a cluster, or why not.
+    fn wanted(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> Result<(), String> {
+        if object.is_leaving() {
+            return Err("its NamespaceOffloading is being deleted".to_owned());
+        }
+        if cluster.metadata.deletion_timestamp.is_some() {
+            return Err("the RemoteCluster is being deleted".to_owned());
+        }
+        let id = cluster.name_any();
+        let before = object.condition(&id, REQUIRED);
+        let before = before.is_some_and(|it| it.status == "True");
+        let rules = cluster.spec.fabric.as_ref().map(|fabric| &fabric.offload);
+        let strategies = rules.map(|rules| rules.strategies.as_slice()).unwrap_or_default();
+        let strategy = object.spec.namespace_mapping_strategy;
+        // Rules that come later take nothing away.
+        if !before && !strategies.is_empty() && !strategies.contains(&strategy) {
+            return Err(format!(
+                "its RemoteCluster does not admit the strategy {strategy:?}"
+            ));
+        }
+        let nodes = self.home.views().nodes.all();
+        let nodes: Vec<&Node> = nodes
+            .iter()
+            .map(Arc::as_ref)
+            .filter(|node| self.stands_for(node, &id))
+            .collect();
+        let selector = object.spec.cluster_selector.selector();
+        if offload::selects(&selector, &nodes, before) {
+            return Ok(());
+        }
+        Err(if nodes.is_empty() {
+            "no node stands for it, whose labels the clusterSelector could select".to_owned()
+        } else {
+            "no node that stands for it meets the clusterSelector".to_owned()
+        })
+    }
+
+    fn stands_for(&self, node: &Node, id: &str) -> bool {
+        matches!(self.registry.behind(node), NodeKind::Virtual(remote) if remote.id.as_str() == id)
+    }
+
+    fn reach(&self, id: &str) -> Result<Cluster, String> {
+        let id = id.parse().map_err(|_| format!("{id} is no id of a cluster"))?;
+        let remote = self.registry.get(&id).map_err(|why| why.to_string())?;
+        remote.reach().map_err(|why| why.to_string())
+    }
+
+    /// Does what was decided, and says when to look again.
+    async fn act(
+        &self,
+        status: &NamespaceOffloadingStatus,
+        owner: &Owner,
+        decided: BTreeMap<String, Decision>,
+        clusters: &[Arc<RemoteCluster>],
+    ) -> Result<(), ApiError> {
+        let mut outcome = Ok(());
+        for (id, Decision { state, step }) in decided {
+            if let Some(Readiness::Creating(_) | Readiness::Terminating(_)) = state.ready {
+                self.look_again(&owner.namespace, if step.is_some() { SOON } else { POLL });
+            }
+            let (Some(step), Some(name), Ok(there)) = (step, &status.remote_namespace_name, self.reach(&id))
+            else {
+                continue;
+            };
+            let done = match step {
+                Step::Create => match clusters.iter().find(|it| it.name_any() == id) {
+                    Some(cluster) if !has_finalizer(&**cluster, FINALIZER) => {
+                        self.look_again(&owner.namespace, SOON);
+                        self.hold(cluster, true).await
+                    }
+                    Some(_) => owner.create(&there, name).await,
+                    None => Ok(()),
+                },
+                Step::Delete(uid) => owner.delete(&there, name, uid).await,
+            };
+            if let Err(error) = &done {
+                self.note_refusal(&owner.namespace, &id, error);
+            }
+            outcome = outcome.and(done);
+        }
+        outcome
+    }
+
+    async fn hold(&self, cluster: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
+        let all: Objects<RemoteCluster> = self.home.all();
+        let changed = all.set_finalizer(cluster, FINALIZER, wanted);
+        unless_conflict(crash::around(Write::FabricHold, changed).await).map(drop)
+    }
+
+    /// Lets clusters go that are being deleted and have no namespace of ours any more.
+    async fn release_clusters(&self) -> Result<(), ApiError> {
+        let leaving = self.home.views().remote_clusters.all();
+        let leaving = leaving
+            .iter()
+            .filter(|it| it.metadata.deletion_timestamp.is_some() && has_finalizer(&***it, FINALIZER));
+        for cluster in leaving {
+            let all = self.home.all::<NamespaceOffloading>().list(None).await?;
+            let id = cluster.name_any();
+            if all.iter().all(|one| one.condition(&id, READY).is_none()) {
+                self.hold(cluster, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The clusters in which this fabric makes namespaces.
+    fn clusters(&self) -> Vec<Arc<RemoteCluster>> {
+        let mut all = self.home.views().remote_clusters.all();
+        all.retain(|it| it.spec.fabric.is_some());
+        all
+    }
+
+    /// The name in remote clusters: what was chosen once stays.
+    fn name(&self, object: &NamespaceOffloading) -> Result<String, String> {
+        let chosen = object
+            .status
+            .as_ref()
+            .and_then(|it| it.remote_namespace_name.clone());
+        if let Some(name) = chosen.filter(|name| !name.is_empty()) {
+            return Ok(name);
+        }
+        let spec = &object.spec;
+        let namespace = object.namespace().unwrap_or_default();
+        let selected = spec.remote_namespace_name.as_deref();
+        let home = self.home.id().as_str();
+        let name = offload::remote_name(spec.namespace_mapping_strategy, &namespace, selected, home);
+        name.map_err(|why| why.to_string())
+    }
+
+    /// `None` where the namespace is gone, and its objects are about to be.
+    async fn owner(&self, namespace: &str) -> Result<Option<Owner>, ApiError> {
+        let all = self.home.all::<Namespace>();
+        let uid = async |name: &str| {
+            let found = all.get(name).await?;
+            Ok::<_, ApiError>(found.and_then(|it| it.uid()))
+        };
+        let system = async || {
+            let missing = || {
+                all.failure(
+                    "identify the cluster by",
+                    Cause::NotFound("kube-system".to_owned()),
+                )
+            };
+            uid("kube-system").await?.ok_or_else(missing)
+        };
+        let home_uid = self.home_uid.get_or_try_init(system).await?.clone();
+        Ok(uid(namespace).await?.map(|namespace_uid| Owner {
+            home: self.home.id().clone(),
+            home_uid,
+            namespace: namespace.to_owned(),
+            namespace_uid,
+        }))
+    }
+
+    fn look_again(&self, namespace: &str, after: Duration) {
+        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        let when = again
+            .entry(namespace.to_owned())
+            .or_insert_with(|| Instant::now() + after);
+        *when = (*when).min(Instant::now() + after);
+    }
+
+    /// The namespaces that are to be looked at again now.
+    fn due(&self, now: Instant) -> BTreeSet<String> {
+        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = again.extract_if(.., |_, when| *when <= now);
+        due.map(|(namespace, _)| namespace).collect()
+    }
+
+    fn next(&self) -> Option<Duration> {
+        let again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = again.values().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Notes what a cluster does not take: it is said in the status.
+    fn note_refusal(&self, namespace: &str, cluster: &str, error: &ApiError) {
+        if error.is_refusal() {
+            let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+            refused.insert((namespace.to_owned(), cluster.to_owned()), error.to_string());
+        }
+    }
+
+    /// Why a cluster did not make a namespace that is still not there.
+    fn refused(&self, namespace: &str, cluster: &str, seen: &Seen) -> Option<String> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (namespace.to_owned(), cluster.to_owned());
+        if *seen != Seen::Absent {
+            refused.remove(&key);
+        }
+        refused.get(&key).cloned()
+    }
+}
+
+/// What is to stand in the status.
+fn status(
+    object: &NamespaceOffloading,
+    name: Option<String>,
+    decided: &BTreeMap<String, Decision>,
+) -> NamespaceOffloadingStatus {
+    let leaving = object.is_leaving();
+    let states = || decided.values().map(|it| &it.state);
+    let conditions = decided
+        .iter()
+        .filter(|(_, it)| !leaving || it.state.ready.is_some())
+        .map(|(id, it)| (id.clone(), conditions(object, id, &it.state)));
+    NamespaceOffloadingStatus {
+        observed_generation: object.metadata.generation,
+        remote_namespace_name: name,
+        offloading_phase: Some(offload::phase(leaving, states())),
+        remote_namespaces_conditions: conditions.collect(),
+    }
+}
+
+fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState) -> Vec<RemoteCondition> {
+    let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
+        let status = if holds { "True" } else { "False" };
+        let before = object.condition(cluster, type_);
+        let since = before
+            .filter(|it| it.status == status && it.reason == reason && !it.last_transition_time.is_empty())
+            .map(|it| it.last_transition_time.clone());
+        RemoteCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            last_transition_time: since.unwrap_or_else(|| format!("{:.0}", Timestamp::now())),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        }
+    };
+    let mut all = vec![match &state.selected {
+        Ok(()) => condition(REQUIRED, true, "ClusterSelected", "the cluster is selected"),
+        Err(why) => condition(REQUIRED, false, "ClusterNotSelected", why),
+    }];
+    if let Some(ready) = &state.ready {
+        let (reason, message) = ready.words();
+        all.push(condition(READY, *ready == Readiness::Created, reason, message));
+    }
+    all
+}
+
+/// Replaces the status of exactly the object that was read: clusters that are no more are taken
+/// out, which a merge patch has to spell.
+fn patch(object: &NamespaceOffloading, status: &NamespaceOffloadingStatus) -> serde_json::Value {
+    let mut patch = json!({
+        "metadata": {"uid": object.metadata.uid, "resourceVersion": object.metadata.resource_version},
+        "status": status,
+    });
+    let before = object
+        .status
+        .iter()
+        .flat_map(|it| it.remote_namespaces_conditions.keys());
+    for cluster in before {
+        if !status.remote_namespaces_conditions.contains_key(cluster) {
+            patch["status"]["remoteNamespacesConditions"][cluster] = serde_json::Value::Null;
+        }
+    }
+    patch
+}
+
+impl Rounds for Namespaces<'_> {
+    const NAME: &'static str = "namespaces";
+    const RESYNC: Duration = Duration::from_mins(2);
+
+    fn due(&self) -> Option<Duration> {
+        let next = [self.queue.left(), self.reconciler.next()];
+        let ask = self.ask.saturating_duration_since(Instant::now());
+        next.into_iter().flatten().chain([ask]).min()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let mut triggers = self.shared.clone();
+        triggers.push(self.reconciler.home.views().offloadings.version());
+        triggers
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        self.look_for_liqo().await?;
+        let idle = self.idle();
+        if *self.idle.borrow() != idle {
+            if let Some(why) = &idle {
+                tracing::warn!("{why}");
+            }
+            self.idle.send_replace(idle.clone());
+        }
+        if idle.is_some() {
+            return Ok(());
+        }
+        self.note_changes();
+        let reconciler = &self.reconciler;
+        let reconcile = async |namespace: String| reconciler.reconcile(&namespace).await;
+        self.has_failed = !self.queue.work(reconcile).await;
+        self.reconciler.release_clusters().await
+    }
+}

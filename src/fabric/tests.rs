@@ -1,0 +1,452 @@
+//! The loop against two fake API servers: this cluster, and the cluster `milan`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::{sync::watch, time};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    cluster::{
+        Rights,
+        testing::{Act, FakeApi, Fault, Life},
+    },
+    fleet::Link,
+    placement::Declared,
+    volume::mark,
+};
+
+const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+const NODE: &str = "/api/v1/nodes/to-milan";
+const THERE: &str = "/api/v1/namespaces/shop-home";
+const CLAIM: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+const MOST_WRITES: usize = 20;
+
+struct World {
+    home: FakeApi,
+    there: FakeApi,
+}
+
+impl World {
+    async fn new() -> Self {
+        let world = Self {
+            home: FakeApi::start().await,
+            there: FakeApi::start().await,
+        };
+        let home = &world.home;
+        for namespace in ["kube-system", "shop"] {
+            home.put(&format!("/api/v1/namespaces/{namespace}"), json!({}));
+        }
+        home.put(
+            NODE,
+            json!({"metadata": {"labels": {"to": "milan", "region": "europe"}}}),
+        );
+        let spec = json!({
+            "kubeconfigSecretRef": {"name": "milan"},
+            "nodeSelector": {"matchLabels": {"to": "milan"}},
+            "fabric": {},
+        });
+        home.put(CLUSTER, json!({"spec": spec}));
+        world
+    }
+
+    /// In which the namespace is asked for like this.
+    async fn asked(spec: Value) -> Self {
+        let world = Self::new().await;
+        world.home.put(OFFLOADING, json!({ "spec": spec }));
+        world
+    }
+
+    /// In which the namespace is there.
+    async fn offloaded() -> Self {
+        let world = Self::asked(json!({})).await;
+        world.run_until(|world| world.phase() == "Ready").await;
+        world
+    }
+
+    async fn run(&self, idle: &Idle) {
+        let home = self.home.cluster_unwatched().await;
+        let link = Link::up(&self.there, Rights::ALL).await;
+        let nodes = crate::placement::NodeRule::Labels(crate::topology::LabelSelector(vec![
+            crate::topology::Requirement::is_in("to", ["milan"]),
+        ]));
+        let declared = Declared {
+            nodes,
+            ..Declared::plain("milan")
+        };
+        let registry = Registry::fixed([(declared, link)]);
+        drive(Namespaces::new(&home, &registry, idle), &Metrics::default()).await;
+    }
+
+    /// Lets the loop run until this is so.
+    async fn run_until(&self, condition: impl Fn(&Self) -> bool) {
+        let idle = watch::Sender::new(None);
+        let until = async {
+            while !condition(self) {
+                time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let outcome = time::timeout(Duration::from_secs(40), async {
+            tokio::select! {
+                () = self.run(&idle) => unreachable!("it runs for ever"),
+                () = until => {}
+            }
+        });
+        let came = outcome.await.is_ok();
+        assert!(came, "it never came true: {:#}", self.status());
+    }
+
+    /// Lets the loop run until it dies before the write after so many, or this is so; whether it
+    /// died.
+    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+        let life = Life::of_writes(writes);
+        for api in [&self.home, &self.there] {
+            api.live(Some(life.clone()));
+        }
+        let died = tokio::select! {
+            () = self.run_until(done) => false,
+            () = life.over() => true,
+        };
+        for api in [&self.home, &self.there] {
+            api.live(None);
+        }
+        died
+    }
+
+    fn status(&self) -> Value {
+        self.home.object(OFFLOADING).unwrap_or_default()["status"].clone()
+    }
+
+    fn phase(&self) -> String {
+        self.status()["offloadingPhase"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    }
+
+    /// What the status says under this condition of the cluster.
+    fn condition(&self, type_: &str) -> Value {
+        let all = self.status()["remoteNamespacesConditions"]["milan"].clone();
+        let found = all
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|it| it["type"] == type_);
+        found.cloned().unwrap_or_default()
+    }
+
+    fn ready(&self) -> (String, String) {
+        let ready = self.condition("Ready");
+        let text = |key: &str| ready[key].as_str().unwrap_or_default().to_owned();
+        (text("reason"), text("message"))
+    }
+
+    fn unoffload(&self) {
+        let finalizers = self.home.object(OFFLOADING).unwrap()["metadata"]["finalizers"].clone();
+        if finalizers.as_array().is_none_or(Vec::is_empty) {
+            self.home.remove(OFFLOADING);
+        } else {
+            self.home.change(OFFLOADING, |it| {
+                it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            });
+        }
+        // The notice that is given before a namespace is deleted is over.
+        self.let_time_pass();
+    }
+
+    /// As if what the status says had been there for long.
+    fn let_time_pass(&self) {
+        self.home.change(OFFLOADING, |it| {
+            let all = it.pointer_mut("/status/remoteNamespacesConditions/milan");
+            for condition in all.and_then(Value::as_array_mut).into_iter().flatten() {
+                condition["lastTransitionTime"] = json!("2026-01-01T00:00:00Z");
+            }
+        });
+    }
+
+    fn is_gone(&self) -> bool {
+        self.home.object(OFFLOADING).is_none() && self.there.object(THERE).is_none()
+    }
+}
+
+#[tokio::test]
+async fn a_namespace_is_made_and_said_to_be_there() {
+    let world = World::offloaded().await;
+    let status = world.status();
+    assert_eq!(status["remoteNamespaceName"], "shop-home");
+    assert_eq!(world.condition("OffloadingRequired")["reason"], "ClusterSelected");
+    assert_eq!(world.ready().0, "NamespaceCreated");
+    let made = world.there.object(THERE).unwrap();
+    assert_eq!(made["metadata"]["labels"]["fabric.storage.liqo.io/home"], "home");
+    assert_eq!(
+        made["metadata"]["labels"]["fabric.storage.liqo.io/home-namespace"],
+        "shop"
+    );
+    let held = |path| world.home.object(path).unwrap()["metadata"]["finalizers"].clone();
+    assert_eq!(
+        held(OFFLOADING),
+        json!(["fabric.storage.liqo.io/remote-namespaces"])
+    );
+    assert_eq!(held(CLUSTER), json!(["fabric.storage.liqo.io/remote-namespaces"]));
+}
+
+#[tokio::test]
+async fn each_strategy_has_its_name() {
+    for (spec, name) in [
+        (json!({"namespaceMappingStrategy": "EnforceSameName"}), "shop"),
+        (
+            json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "else"}),
+            "else",
+        ),
+    ] {
+        let world = World::asked(spec).await;
+        world.run_until(|world| world.phase() == "Ready").await;
+        assert_eq!(world.status()["remoteNamespaceName"], name);
+        assert!(
+            world
+                .there
+                .object(&format!("/api/v1/namespaces/{name}"))
+                .is_some()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_not_selected_is_not_asked() {
+    let selector = |region: &str| {
+        let expression = json!({"key": "region", "operator": "In", "values": [region]});
+        json!({"clusterSelector": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}})
+    };
+    let world = World::asked(selector("asia")).await;
+    world
+        .run_until(|world| world.phase() == "NoClusterSelected")
+        .await;
+    assert_eq!(
+        world.condition("OffloadingRequired")["reason"],
+        "ClusterNotSelected"
+    );
+    assert_eq!(world.there.writes(), 0);
+    let world = World::asked(selector("europe")).await;
+    world.run_until(|world| world.phase() == "Ready").await;
+}
+
+#[tokio::test]
+async fn foreign_namespaces_are_never_adopted_and_never_deleted() {
+    let labels = |home: &str, namespace: &str| {
+        json!({
+            "fabric.storage.liqo.io/home": home,
+            "fabric.storage.liqo.io/home-namespace": namespace,
+        })
+    };
+    for (metadata, who) in [
+        (json!({}), "which this driver did not make"),
+        (
+            json!({"labels": labels("rome", "shop")}),
+            "another home cluster (rome)",
+        ),
+        // An id may be chosen: the other one has chosen the same.
+        (
+            json!({"labels": labels("home", "shop")}),
+            "another home cluster (home)",
+        ),
+    ] {
+        let world = World::asked(json!({})).await;
+        world.there.put(THERE, json!({ "metadata": metadata }));
+        world.run_until(|world| world.phase() == "AllFailed").await;
+        let (reason, message) = world.ready();
+        assert_eq!(reason, "CreationLoopBackOff");
+        assert!(message.contains(who), "{message}");
+        world.unoffload();
+        world
+            .run_until(|world| world.home.object(OFFLOADING).is_none())
+            .await;
+        assert!(world.there.object(THERE).is_some(), "{who}");
+        assert_eq!(world.there.writes(), 0);
+    }
+}
+
+#[tokio::test]
+async fn two_namespaces_cannot_share_one_there() {
+    let world = World::offloaded().await;
+    world.home.put("/api/v1/namespaces/other", json!({}));
+    let other = OFFLOADING.replace("/shop/", "/other/");
+    let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "shop-home"});
+    world.home.put(&other, json!({ "spec": spec }));
+    world
+        .run_until(|world| world.home.object(&other).unwrap()["status"]["offloadingPhase"] == "AllFailed")
+        .await;
+    let status = world.home.object(&other).unwrap()["status"].to_string();
+    assert!(
+        status.contains("belongs to the namespace shop of this cluster"),
+        "{status}"
+    );
+    assert_eq!(world.phase(), "Ready");
+}
+
+#[tokio::test]
+async fn what_a_cluster_refuses_is_said() {
+    let world = World::asked(json!({})).await;
+    world
+        .there
+        .fault(Fault::new("POST", "/api/v1/namespaces", Act::Forbid("no right")));
+    world.run_until(|world| world.phase() == "AllFailed").await;
+    world.there.heal();
+    world.run_until(|world| world.phase() == "Ready").await;
+}
+
+#[tokio::test]
+async fn claims_hold_a_namespace_until_they_are_gone() {
+    let world = World::offloaded().await;
+    world.there.put(
+        CLAIM,
+        json!({"metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}}}),
+    );
+    let foreign = CLAIM.replace("/data", "/theirs");
+    world.there.put(&foreign, json!({}));
+    world.unoffload();
+    world
+        .run_until(|world| world.ready().1.contains("data, theirs (not a twin)"))
+        .await;
+    assert_eq!(world.phase(), "Terminating");
+    world.let_time_pass();
+    world.there.remove(CLAIM);
+    world
+        .run_until(|world| world.ready().1.contains(": theirs (not a twin)."))
+        .await;
+    world.there.remove(&foreign);
+    world.run_until(World::is_gone).await;
+}
+
+#[tokio::test]
+async fn leaving_the_selector_takes_the_namespace_away() {
+    let world = World::offloaded().await;
+    let expression = json!({"key": "region", "operator": "In", "values": ["asia"]});
+    let terms = json!([{"matchExpressions": [expression]}]);
+    world.home.change(OFFLOADING, |it| {
+        it["spec"]["clusterSelector"] = json!({"nodeSelectorTerms": terms});
+    });
+    world.run_until(|world| world.ready().0 == "Terminating").await;
+    assert_eq!(world.phase(), "NoClusterSelected");
+    world.let_time_pass();
+    world
+        .run_until(|world| world.there.object(THERE).is_none() && world.ready().0.is_empty())
+        .await;
+    // It is made again when the cluster is selected again.
+    world.home.change(OFFLOADING, |it| it["spec"] = json!({}));
+    world.run_until(|world| world.phase() == "Ready").await;
+}
+
+#[tokio::test]
+async fn a_remote_cluster_is_held_until_no_namespace_is_there() {
+    let world = World::offloaded().await;
+    world.there.put(CLAIM, json!({}));
+    world.home.change(CLUSTER, |it| {
+        it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    world
+        .run_until(|world| world.ready().1.contains("data (not a twin)"))
+        .await;
+    assert!(world.home.object(CLUSTER).is_some());
+    world.let_time_pass();
+    world.there.remove(CLAIM);
+    world
+        .run_until(|world| world.home.object(CLUSTER).is_none())
+        .await;
+    assert!(world.there.object(THERE).is_none());
+}
+
+#[tokio::test]
+async fn where_liqo_is_installed_nothing_is_done() {
+    let rule = json!({"apiGroups": ["offloading.liqo.io"], "resources": ["namespaceoffloadings"]});
+    for (path, object) in [
+        (
+            "/apis/offloading.liqo.io/v1beta1/namespaces/liqo-tenant-milan/virtualnodes/milan",
+            json!({"kind": "VirtualNode", "apiVersion": "offloading.liqo.io/v1beta1"}),
+        ),
+        (
+            "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/liqo",
+            json!({"webhooks": [{
+                "name": "offloading.liqo.io", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "clientConfig": {}, "rules": [rule],
+            }]}),
+        ),
+    ] {
+        let world = World::asked(json!({})).await;
+        world.home.put(path, object);
+        let idle = watch::Sender::new(None);
+        let mut told = idle.subscribe();
+        let is_liqo =
+            |why: &Option<String>| why.as_ref().is_some_and(|why| why.contains("Liqo is installed"));
+        tokio::select! {
+            () = world.run(&idle) => {}
+            told = told.wait_for(is_liqo) => assert!(told.is_ok()),
+        }
+        assert_eq!((world.home.writes(), world.there.writes()), (0, 0), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_dies_is_succeeded() {
+    for writes in 0..MOST_WRITES {
+        let world = World::asked(json!({})).await;
+        let died = world.die_after(writes, |world| world.phase() == "Ready").await;
+        world.run_until(|world| world.phase() == "Ready").await;
+        assert!(world.there.object(THERE).is_some());
+        if !died {
+            assert!(writes > 3, "a namespace is not offloaded by {writes} writes");
+            return;
+        }
+    }
+    panic!("it is never offloaded");
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_while_it_is_made_leaves_nothing_behind() {
+    for writes in 0..MOST_WRITES {
+        let world = World::asked(json!({})).await;
+        let died = world.die_after(writes, |world| world.phase() == "Ready").await;
+        world.unoffload();
+        let ended = Box::pin(world.die_after(1, World::is_gone)).await;
+        world.let_time_pass();
+        if ended {
+            world.run_until(World::is_gone).await;
+        }
+        assert!(world.is_gone());
+        if !died {
+            return;
+        }
+    }
+    panic!("it is never offloaded");
+}
+
+#[tokio::test]
+async fn the_loop_runs_under_its_lease_and_gives_it_back() {
+    const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-fabric";
+    let world = World::new().await;
+    let home = world.home.cluster_unwatched().await;
+    let settings = Settings {
+        namespace: "ours".into(),
+        identity: "a".into(),
+    };
+    let stop = CancellationToken::new();
+    let idle = watch::Sender::new(None);
+    let holds = async {
+        world.home.until(|store| store.get(LEASE).is_some()).await;
+        assert_eq!(world.home.object(LEASE).unwrap()["spec"]["holderIdentity"], "a");
+        stop.cancel();
+    };
+    tokio::join!(
+        run(
+            home,
+            Registry::default(),
+            settings,
+            Metrics::default(),
+            idle,
+            stop.clone()
+        ),
+        holds
+    );
+    assert_eq!(world.home.object(LEASE).unwrap()["spec"]["holderIdentity"], "");
+}

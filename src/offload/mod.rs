@@ -1,0 +1,30 @@
+//! Which namespaces of this cluster become which namespaces of remote ones, decided from facts:
+//! names, the selector of clusters, what is to be done in a cluster next, and what the status
+//! says. Nothing is read or written here.
+
+mod decision;
+mod names;
+mod selector;
+mod status;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    decision::{Decision, Facts, Seen, Step, decide},
+    names::{NameRefused, remote_name},
+    selector::{ParseError, parse, selects},
+    status::{ClusterState, Phase, Readiness, phase},
+};
+
+/// How the namespace in a remote cluster is named.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MappingStrategy {
+    /// After the namespace and the id of this cluster.
+    #[default]
+    DefaultName,
+    /// As the namespace here.
+    EnforceSameName,
+    /// As `remoteNamespaceName` says.
+    SelectedName,
+}

@@ -1,0 +1,196 @@
+//! Which clusters are selected: terms over the labels of the nodes that stand for them, as
+//! the scheduler reads them, and how people write such terms.
+
+use crate::topology::{Node, NodeSelector, Operator, Requirement, Term};
+
+/// What is wrong with a selector that somebody wrote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no selector: {why}, as in 'region in (europe,us-west), !staging'")]
+pub struct ParseError {
+    text: String,
+    why: &'static str,
+}
+
+/// Whether a cluster is selected for which these nodes stand: one that meets a term is enough.
+/// Without terms every cluster is. `before` counts while no node stands for it.
+#[must_use]
+pub fn selects(selector: &NodeSelector, nodes: &[&Node], before: bool) -> bool {
+    selector.terms.is_empty()
+        || if nodes.is_empty() {
+            before
+        } else {
+            nodes.iter().any(|node| selector.admits(node))
+        }
+}
+
+/// Reads a label selector as kubectl does: one term, whose requirements must all be met.
+pub fn parse(text: &str) -> Result<Term, ParseError> {
+    let wrong = |why| ParseError {
+        text: text.to_owned(),
+        why,
+    };
+    let mut expressions = Vec::new();
+    for part in split(text).ok_or_else(|| wrong("its brackets do not match"))? {
+        expressions.push(requirement(part.trim()).ok_or_else(|| wrong("a requirement is not understood"))?);
+    }
+    Ok(Term {
+        expressions,
+        fields: Vec::new(),
+    })
+}
+
+/// At commas outside of brackets.
+fn split(text: &str) -> Option<Vec<&str>> {
+    let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
+    for (at, it) in text.char_indices() {
+        match it {
+            '(' if inside => return None,
+            '(' => inside = true,
+            ')' if !inside => return None,
+            ')' => inside = false,
+            ',' if !inside => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    (!inside).then_some(parts)
+}
+
+fn requirement(text: &str) -> Option<Requirement> {
+    let of = |key: &str, operator, values: Vec<&str>| {
+        let key = key.trim();
+        let is_key = |it: char| it.is_ascii_alphanumeric() || "-_./".contains(it);
+        let is_value = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        let valid = !key.is_empty()
+            && key.chars().all(is_key)
+            && values.iter().all(|value| value.chars().all(is_value));
+        valid.then(|| Requirement {
+            key: key.to_owned(),
+            operator,
+            values: values.into_iter().map(str::to_owned).collect(),
+        })
+    };
+    if let Some(key) = text.strip_prefix('!') {
+        return of(key, Operator::DoesNotExist, Vec::new());
+    }
+    if let Some((left, list)) = text.split_once('(') {
+        let list = list.strip_suffix(')')?;
+        let (key, word) = left.trim().rsplit_once(char::is_whitespace)?;
+        let operator = match word {
+            "in" => Operator::In,
+            "notin" => Operator::NotIn,
+            _ => return None,
+        };
+        return of(key, operator, list.split(',').map(str::trim).collect());
+    }
+    for (sign, operator) in [
+        ("!=", Operator::NotIn),
+        ("==", Operator::In),
+        ("=", Operator::In),
+        (">", Operator::Gt),
+        ("<", Operator::Lt),
+    ] {
+        if let Some((key, value)) = text.split_once(sign) {
+            let value = value.trim();
+            let compares = matches!(operator, Operator::Gt | Operator::Lt);
+            if compares && value.parse::<i64>().is_err() {
+                return None;
+            }
+            return of(key, operator, vec![value]);
+        }
+    }
+    of(text, Operator::Exists, Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(labels: &[(&str, &str)]) -> Node {
+        Node {
+            name: "to-milan".into(),
+            labels: labels
+                .iter()
+                .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+            ..Node::default()
+        }
+    }
+
+    fn met(selectors: &[&str], labels: &[(&str, &str)]) -> bool {
+        let terms = selectors.iter().map(|text| parse(text).unwrap()).collect();
+        selects(&NodeSelector { terms }, &[&node(labels)], false)
+    }
+
+    #[test]
+    fn the_examples_of_the_documentation() {
+        let europe = "region in (europe,us-west), !staging";
+        assert!(met(&[europe], &[("region", "europe")]));
+        assert!(!met(&[europe], &[("region", "asia")]));
+        assert!(!met(&[europe], &[("region", "europe"), ("staging", "")]));
+        let either = ["region in (europe,us-west)", "!staging"];
+        assert!(met(&either, &[("region", "europe"), ("staging", "")]));
+        assert!(met(&either, &[("region", "asia")]));
+        assert!(!met(&either, &[("region", "asia"), ("staging", "")]));
+    }
+
+    #[test]
+    fn every_operator() {
+        let labels = [("a", "b"), ("cores", "8")];
+        for (selector, expected) in [
+            ("a=b", true),
+            ("a==b", true),
+            ("a = c", false),
+            ("a!=b", false),
+            ("x!=b", true),
+            ("a", true),
+            ("x", false),
+            ("!x", true),
+            ("a notin (c,d)", true),
+            ("cores>7", true),
+            ("cores<8", false),
+        ] {
+            assert_eq!(met(&[selector], &labels), expected, "{selector}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for text in [
+            "",
+            "a in b",
+            "a in (b",
+            "a in (b))",
+            "a is (b)",
+            "a b",
+            "cores>few",
+            "a,,b",
+            "a=b c",
+        ] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn no_terms_select_all_and_no_node_keeps_what_was() {
+        assert!(selects(&NodeSelector::default(), &[], false));
+        let terms = vec![parse("a=b").unwrap()];
+        let selector = NodeSelector { terms };
+        assert!(selects(&selector, &[], true) && !selects(&selector, &[], false));
+        let (other, it) = (node(&[]), node(&[("a", "b")]));
+        assert!(selects(&selector, &[&other, &it], false));
+        assert!(!selects(&selector, &[&other], true));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_people_write_is_too_much(text in "[a-c!=<>(), ]{0,12}") {
+            let _any = parse(&text);
+        }
+    }
+}

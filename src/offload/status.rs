@@ -1,0 +1,144 @@
+//! What is said of an offloaded namespace: how it is in each cluster, and all in all.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How an offloaded namespace is, all in all.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// It is there in every cluster that is selected.
+    Ready,
+    /// No cluster is selected.
+    NoClusterSelected,
+    /// It is not there yet in some that are.
+    InProgress,
+    /// It cannot be made in some of them.
+    SomeFailed,
+    /// It cannot be made in any of them.
+    AllFailed,
+    /// It is being taken away everywhere.
+    Terminating,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// How the namespace in a cluster is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It is there, and twins can be made in it.
+    Created,
+    /// It is being made, or waited for.
+    Creating(String),
+    /// It cannot be made.
+    Failed(String),
+    /// It is being taken away, or held by what is in it.
+    Terminating(String),
+}
+
+impl Readiness {
+    /// Reason and message of the condition.
+    #[must_use]
+    pub fn words(&self) -> (&'static str, &str) {
+        match self {
+            Self::Created => ("NamespaceCreated", "the namespace is there"),
+            Self::Creating(why) => ("Creating", why),
+            Self::Failed(why) => ("CreationLoopBackOff", why),
+            Self::Terminating(why) => ("Terminating", why),
+        }
+    }
+
+    /// What a condition of this reason and message says.
+    #[must_use]
+    pub fn read(reason: &str, message: &str) -> Option<Self> {
+        let message = message.to_owned();
+        Some(match reason {
+            "NamespaceCreated" => Self::Created,
+            "Creating" => Self::Creating(message),
+            "CreationLoopBackOff" => Self::Failed(message),
+            "Terminating" => Self::Terminating(message),
+            _ => return None,
+        })
+    }
+}
+
+/// How an offloaded namespace is in one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterState {
+    /// Whether the cluster is selected, or why not.
+    pub selected: Result<(), String>,
+    /// How the namespace there is, if there is, was or is to be one.
+    pub ready: Option<Readiness>,
+}
+
+/// How the namespace is, all in all.
+pub fn phase<'a>(deleting: bool, clusters: impl IntoIterator<Item = &'a ClusterState>) -> Phase {
+    if deleting {
+        return Phase::Terminating;
+    }
+    let required: Vec<&ClusterState> = clusters.into_iter().filter(|it| it.selected.is_ok()).collect();
+    let count = |of: fn(&Readiness) -> bool| {
+        let such = required.iter().filter(|it| it.ready.as_ref().is_some_and(of));
+        such.count()
+    };
+    let ready = count(|it| matches!(it, Readiness::Created));
+    let failed = count(|it| matches!(it, Readiness::Failed(_)));
+    match required.len() {
+        0 => Phase::NoClusterSelected,
+        all if ready == all => Phase::Ready,
+        all if failed == all => Phase::AllFailed,
+        _ if failed > 0 => Phase::SomeFailed,
+        _ => Phase::InProgress,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases() {
+        let of = |ready: Readiness| ClusterState {
+            selected: Ok(()),
+            ready: Some(ready),
+        };
+        let created = || of(Readiness::Created);
+        let creating = || of(Readiness::Creating(String::new()));
+        let failed = || of(Readiness::Failed("taken".into()));
+        let other = || ClusterState {
+            selected: Err("no".into()),
+            ready: Some(Readiness::Terminating("held".into())),
+        };
+        for (clusters, expected) in [
+            (vec![], Phase::NoClusterSelected),
+            (vec![other()], Phase::NoClusterSelected),
+            (vec![created(), other()], Phase::Ready),
+            (vec![created(), creating()], Phase::InProgress),
+            (vec![failed(), failed()], Phase::AllFailed),
+            (vec![failed(), created()], Phase::SomeFailed),
+            (vec![failed(), creating()], Phase::SomeFailed),
+        ] {
+            assert_eq!(phase(false, &clusters), expected, "{clusters:?}");
+            assert_eq!(phase(true, &clusters), Phase::Terminating);
+        }
+    }
+
+    #[test]
+    fn conditions_are_read_as_they_were_written() {
+        for ready in [
+            Readiness::Created,
+            Readiness::Creating("a".into()),
+            Readiness::Failed("b".into()),
+            Readiness::Terminating("c".into()),
+        ] {
+            let (reason, message) = ready.words();
+            assert_eq!(Readiness::read(reason, message), Some(ready));
+        }
+        assert_eq!(Readiness::read("Else", ""), None);
+    }
+}
