@@ -6,6 +6,8 @@
 //! What is decided is in [`crate::offload`]; what is read and written is here.
 
 mod liqo;
+#[expect(dead_code, reason = "pods are marked next")]
+mod marks;
 mod namespaces;
 mod remote;
 

@@ -5,22 +5,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::{ResourceExt, api::ObjectMeta};
 
+use super::marks::{HOME, HOME_NAMESPACE, HOME_NAMESPACE_UID, HOME_UID};
 use crate::{
     cluster::{ApiError, Cluster, Precondition, may_within},
     observe::crash::{self, Step},
     offload::Seen,
     volume::{ClusterId, mark},
 };
-
-/// Label: the id of the home cluster that made a namespace.
-const HOME: &str = "fabric.storage.liqo.io/home";
-/// Label: the namespace there that it was made for.
-const HOME_NAMESPACE: &str = "fabric.storage.liqo.io/home-namespace";
-/// Annotation: the uid of that home cluster's namespace kube-system. Ids may be chosen, and two
-/// clusters choose the same.
-const HOME_UID: &str = "fabric.storage.liqo.io/home-uid";
-/// Annotation: the uid of the namespace that it was made for.
-const HOME_NAMESPACE_UID: &str = "fabric.storage.liqo.io/home-namespace-uid";
 
 /// For whom a namespace is made.
 #[derive(Clone, Debug)]
