@@ -1,5 +1,6 @@
 //! The kinds of objects that this driver defines, as the API server knows them.
 
+pub mod fabric;
 pub mod namespace_offloading;
 pub mod remote_cluster;
 pub mod volume_move;

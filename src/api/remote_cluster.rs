@@ -15,11 +15,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::conditions;
-use crate::{
-    offload::MappingStrategy,
-    topology::{LabelSelector, Operator, Requirement},
-};
+use super::{conditions, fabric::Fabric};
+use crate::topology::{LabelSelector, Operator, Requirement};
 
 /// Condition of a cluster in which twins can be made: its kubeconfig is accepted,
 /// it answers, and what we may do there suffices.
@@ -47,10 +44,11 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
     derive = "PartialEq",
     doc = "A cluster behind virtual nodes of this one, where claims of the virtual storage class may have their twins. Its name is the id of the cluster.",
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name is the id of the cluster, which nodes carry as a label: at most 63 characters"),
-    validation = Rule::new("has(self.spec.discoveredFrom) || (has(self.spec.kubeconfigSecretRef) && has(self.spec.nodeSelector))").message("kubeconfigSecretRef and nodeSelector are needed, or discoveredFrom"),
+    validation = Rule::new("has(self.spec.discoveredFrom) || (has(self.spec.kubeconfigSecretRef) && (has(self.spec.nodeSelector) || has(self.spec.fabric)))").message("kubeconfigSecretRef and nodeSelector or fabric are needed, or discoveredFrom"),
     validation = Rule::new("!has(self.spec.discoveredFrom) || !(has(self.spec.kubeconfigSecretRef) || has(self.spec.nodeSelector) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("the fabric of a discovered cluster says how it is reached and what its nodes and namespaces are: leave out kubeconfigSecretRef, nodeSelector and namespaces"),
     validation = Rule::new("!has(self.spec.fabric) || !(has(self.spec.discoveredFrom) || has(self.spec.namespaces.mapping) || self.spec.namespaces.strategy != 'SameName')").message("with fabric, NamespaceOffloadings say which namespaces are there: leave out namespaces; a discovered cluster has a fabric of its own"),
     validation = Rule::new("has(self.spec.fabric) == has(oldSelf.spec.fabric)").message("fabric cannot be added or taken away, because namespaces would be others then: delete the RemoteCluster first"),
+    validation = Rule::new("!has(self.spec.fabric) || !has(oldSelf.spec.fabric) || has(self.spec.nodeSelector) == has(oldSelf.spec.nodeSelector)").message("who makes the node of a cluster with fabric cannot be changed: pods would lose their node. Delete the RemoteCluster first"),
     validation = Rule::new("has(self.spec.discoveredFrom) == has(oldSelf.spec.discoveredFrom)").message("a declared cluster cannot become a discovered one, nor the other way round: delete it first"),
     printcolumn(name = "Fabric", type_ = "string", json_path = ".spec.discoveredFrom.fabric", description = "Who declares it, if no administrator does"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "Whether twins can be made there"),
@@ -83,10 +81,11 @@ pub struct RemoteClusterSpec {
     pub namespaces: Namespaces,
 
     /// Has the fabric of this driver make namespaces there: a namespace here has the one there
-    /// that its NamespaceOffloading asks for, and `namespaces` does not count. Whoever runs the
-    /// pods is told by the labels of these namespaces.
+    /// that its NamespaceOffloading asks for, and `namespaces` does not count. Without
+    /// nodeSelector the fabric also makes the node that stands for the cluster, and runs its pods
+    /// there; with it, whoever makes the nodes runs the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fabric: Option<NamespaceFabric>,
+    pub fabric: Option<Fabric>,
 
     /// Which real storage class there a virtual class becomes.
     #[serde(default)]
@@ -185,23 +184,6 @@ pub enum NodeOperator {
     NotIn,
     Exists,
     DoesNotExist,
-}
-
-/// What the fabric of this driver does in a cluster.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceFabric {
-    /// Which namespaces may come.
-    #[serde(default)]
-    pub offload: OffloadRules,
-}
-
-/// Which namespaces may come.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OffloadRules {
-    /// How they may be named there; in any way, if none is listed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 3))]
-    pub strategies: Vec<MappingStrategy>,
 }
 
 /// Which namespace there a namespace here becomes.

@@ -103,6 +103,7 @@ async fn serve(args: Args) -> Outcome {
     let settings = fabric::Settings {
         namespace: args.namespace,
         identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
+        endpoint: None,
     };
     fabric::run(home, registry, settings, loops_metrics, idle, stop).await;
     health.await??;

@@ -122,6 +122,8 @@ pub struct Precondition {
 pub struct Objects<K> {
     api: Api<Lean<K>>,
     kind: String,
+    /// Its name in paths.
+    plural: String,
     namespace: Option<String>,
     cluster: String,
     calls: Calls,
@@ -139,6 +141,7 @@ where
             namespace: api.namespace().map(str::to_owned),
             api,
             kind: K::kind(&()).into_owned(),
+            plural: K::plural(&()).into_owned(),
             cluster: cluster.id().to_string(),
             calls: cluster.calls().clone(),
             lists: cluster.0.lists.clone(),
@@ -179,6 +182,18 @@ where
     pub async fn get(&self, name: &str) -> Result<Option<K>, ApiError> {
         let found = self.bounded("read", name, || self.api.get_opt(name)).await?;
         Ok(unwrapped(found))
+    }
+
+    /// The object of this name, read live. `None` only if the API server itself says that this very
+    /// object is not there: a proxy that knows no such path says nothing about it.
+    pub async fn get_or_gone(&self, name: &str) -> Result<Option<K>, ApiError> {
+        let found = self.bounded("read", name, || async {
+            match self.api.get(name).await {
+                Err(kube::Error::Api(status)) if is_gone(&status, &self.plural, name) => Ok(None),
+                other => other.map(|Lean(found)| Some(found)),
+            }
+        });
+        found.await
     }
 
     /// Every object with these labels, read live, page by page.
@@ -311,7 +326,18 @@ where
 
     /// Deletes exactly this object. One that is gone already is deleted.
     pub async fn delete(&self, name: &str, exactly: Precondition) -> Result<(), ApiError> {
+        self.delete_within(name, exactly, None).await
+    }
+
+    /// Deletes exactly this object, which is given at most so many seconds to end.
+    pub async fn delete_within(
+        &self,
+        name: &str,
+        exactly: Precondition,
+        grace: Option<u32>,
+    ) -> Result<(), ApiError> {
         let params = DeleteParams {
+            grace_period_seconds: grace,
             preconditions: Some(Preconditions {
                 uid: Some(exactly.uid),
                 resource_version: exactly.resource_version,
@@ -386,6 +412,12 @@ fn unwrapped<K>(object: Option<Lean<K>>) -> Option<K> {
 /// `is_not_found` does not recognize.
 pub(super) fn is_unserved(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Whether the API server says that an object of this kind and name is not there.
+fn is_gone(status: &Status, plural: &str, name: &str) -> bool {
+    let details = status.details.as_ref();
+    status.is_not_found() && details.is_some_and(|it| it.name == name && it.kind == plural)
 }
 
 fn absent_is_none<T>(outcome: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {

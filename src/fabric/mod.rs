@@ -1,29 +1,42 @@
 //! The fabric of this driver: `liqo-csi fabric`. It makes the namespaces in remote clusters that
-//! `NamespaceOffloading`s ask for, says how they are, and takes them away again when nothing would
-//! be lost. One replica does so at a time, under a lease. Who runs the pods in them is not its
-//! business, and where Liqo is installed it does nothing: `NamespaceOffloading`s are Liqo's then.
+//! `NamespaceOffloading`s ask for, the virtual nodes of `RemoteCluster`s that nobody else makes
+//! nodes for, and runs the pods of these nodes. One replica does so at a time, under a lease.
+//! Where Liqo is installed no namespace is offloaded: `NamespaceOffloading`s are Liqo's then.
 //!
 //! What is decided is in [`crate::offload`]; what is read and written is here.
 
 mod liqo;
-#[expect(dead_code, reason = "pods are marked next")]
 mod marks;
 mod namespaces;
+mod node;
+mod places;
+mod pods;
+mod raw;
 mod remote;
 
+use std::collections::BTreeSet;
+
+use kube::ResourceExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::namespaces::Namespaces;
+pub use self::node::Endpoint;
+use self::{
+    namespaces::Namespaces,
+    node::NodeKeeper,
+    places::Places,
+    pods::{Pods, node_of},
+};
 use crate::{
     cluster::Cluster,
     fleet::Registry,
-    reconcile::{Lease, Metrics, drive},
+    reconcile::{Lease, Metrics, drive, drive_keyed},
+    volume::ClusterId,
 };
 
 const LEASE: &str = "storage-liqo-io-fabric";
 
-/// Why the fabric does nothing, while it does not.
+/// Why the fabric offloads no namespaces, while it does not.
 pub type Idle = watch::Sender<Option<String>>;
 
 /// How it runs.
@@ -33,6 +46,8 @@ pub struct Settings {
     pub namespace: String,
     /// Who holds the lease: the name of this pod.
     pub identity: String,
+    /// Where this process is found by the API server, if it is.
+    pub endpoint: Option<Endpoint>,
 }
 
 /// Runs whenever this replica holds the lease, until `stop`.
@@ -47,7 +62,10 @@ pub async fn run(
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
-        drive(Namespaces::new(&home, &registry, &idle), &metrics).await;
+        tokio::join!(
+            drive(Namespaces::new(&home, &registry, &idle), &metrics),
+            virtual_nodes(&home, &registry, settings.endpoint, &metrics),
+        );
     };
     while !stop.is_cancelled() {
         stop.run_until_cancelled(lease.lead(turn)).await;
@@ -55,6 +73,39 @@ pub async fn run(
         idle.send_replace(None);
     }
     lease.release().await;
+}
+
+/// A cluster, and the node that the fabric makes for it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Served {
+    cluster: ClusterId,
+    node: String,
+}
+
+/// Looks after each node that the fabric makes, and its pods.
+async fn virtual_nodes(home: &Cluster, registry: &Registry, endpoint: Option<Endpoint>, metrics: &Metrics) {
+    let places = &Places::new(home, registry);
+    let clusters = &home.views().remote_clusters;
+    let served = || {
+        let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
+            Some(Served {
+                node: node_of(cluster)?,
+                cluster: cluster.name_any().parse().ok()?,
+            })
+        };
+        clusters
+            .all()
+            .iter()
+            .filter_map(|it| served(it))
+            .collect::<BTreeSet<_>>()
+    };
+    let start = |Served { cluster, node }: Served| async move {
+        let swept = watch::Sender::new(false);
+        let keeper = NodeKeeper::new(places, cluster.clone(), node.clone(), endpoint, swept.subscribe());
+        let pods = Pods::new(places, cluster, node, &swept);
+        tokio::join!(drive(keeper, metrics), pods.run());
+    };
+    drive_keyed(served, vec![clusters.version()], start, |_| ()).await;
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::{
     cluster::view::{Slim, View},
     offload::Readiness,
     placement::{Adjustments, ClassMap, Declared, Mapped, Namespaces, NodeRule},
+    topology::{FABRIC_NODE, LabelSelector, Requirement},
     volume::{BindingPolicy, ClusterId},
 };
 
@@ -163,8 +164,13 @@ fn object(
         };
         return Some(Object::Discovered(id, adjustments));
     }
-    // The API server demands both.
-    let (secret, nodes) = (spec.kubeconfig_secret_ref?, spec.node_selector?);
+    // The API server demands the Secret, and one of the two.
+    let secret = spec.kubeconfig_secret_ref?;
+    let nodes = match (&spec.node_selector, &spec.fabric) {
+        (Some(nodes), _) => nodes.selector(),
+        (None, Some(_)) => LabelSelector(vec![Requirement::is_in(FABRIC_NODE, [name.clone()])]),
+        (None, None) => return None,
+    };
     let namespaces = if spec.fabric.is_some() {
         offloaded(&name, &offloadings())
     } else {
@@ -179,7 +185,7 @@ fn object(
             id,
             fabric: None,
             object: format!("RemoteCluster {name}"),
-            nodes: NodeRule::Labels(nodes.selector()),
+            nodes: NodeRule::Labels(nodes),
             namespaces,
             classes,
             policy,
@@ -253,6 +259,22 @@ mod tests {
             (adjustments.policy, adjustments.protect),
             (BindingPolicy::Optimistic, false)
         );
+    }
+
+    #[test]
+    fn without_a_selector_the_node_is_the_one_that_the_fabric_makes() {
+        let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}});
+        let Some(Object::Declaring(declaration)) =
+            object(&RemoteCluster::new("milan", from_value(spec).unwrap()), Vec::new)
+        else {
+            unreachable!()
+        };
+        let node = |cluster: &str| Node {
+            labels: [(FABRIC_NODE.to_owned(), cluster.to_owned())].into(),
+            ..Node::default()
+        };
+        let nodes = declaration.declared.nodes;
+        assert!(nodes.admits(&node("milan")) && !nodes.admits(&node("rome")));
     }
 
     #[test]

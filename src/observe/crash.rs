@@ -295,6 +295,34 @@ steps! {
     OffloadLetGo = "offload-let-go",
     /// A `RemoteCluster` is held, or let go, by the fabric.
     FabricHold = "fabric-hold",
+    /// The fabric makes the node that stands for a cluster.
+    FabricNodeMake = "fabric-node-make",
+    /// It writes labels, taints or status of that node.
+    FabricNodeWrite = "fabric-node-write",
+    /// It renews the lease of that node.
+    FabricNodeLease = "fabric-node-lease",
+    /// It deletes that node.
+    FabricNodeDelete = "fabric-node-delete",
+    /// A home pod gets the finalizer, and is told where it is to run.
+    PodClaim = "pod-claim",
+    /// The remote pod of a home pod is made, gated.
+    PodMake = "pod-make",
+    /// A home pod is marked as one that may have run.
+    PodStarted = "pod-started",
+    /// The gate is taken off a remote pod.
+    PodUngate = "pod-ungate",
+    /// The status of a home pod is written.
+    PodStatus = "pod-status",
+    /// The labels of a home pod are carried to its remote pod.
+    PodLabels = "pod-labels",
+    /// A remote pod is deleted.
+    PodDeleteThere = "pod-delete-there",
+    /// A home pod is deleted, because others have deleted its remote pod.
+    PodEnd = "pod-end",
+    /// The finalizer is taken off a home pod.
+    PodLetGo = "pod-let-go",
+    /// A home pod that ended is taken from the API server, as a kubelet does.
+    PodFree = "pod-free",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -2,8 +2,10 @@
 //! names, the selector of clusters, what is to be done in a cluster next, and what the status
 //! says. Nothing is read or written here.
 
+mod capacity;
 mod decision;
 mod names;
+pub mod pods;
 mod selector;
 mod status;
 
@@ -11,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    capacity::{Amounts, share_of, stated},
     decision::{Decision, Facts, Seen, Step, decide},
     names::{NameRefused, remote_name},
     selector::{ParseError, parse, selects},

@@ -3,7 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Metrics, keyed::drive_keyed, rounds::Rounds, watched::Watched};
+use super::{
+    Metrics,
+    keyed::drive_keyed,
+    rounds::{Rounds, drive},
+    watched::Watched,
+};
 use crate::{
     cluster::{
         Cluster,
@@ -32,7 +37,8 @@ pub(super) async fn drive_each<R: Rounds>(
         clusters.insert(home.id().clone());
         clusters
     };
-    drive_keyed(clusters, triggers, make, |id| metrics.forget(id), metrics).await;
+    let start = |id| drive(make(id), metrics);
+    drive_keyed(clusters, triggers, start, |id| metrics.forget(id)).await;
 }
 
 /// The clusters that there are volumes in.

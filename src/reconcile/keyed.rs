@@ -11,19 +11,15 @@ use futures::{
 use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{
-    Metrics,
-    rounds::{Rounds, SETTLE, drive},
-};
+use super::rounds::SETTLE;
 
-/// Drives one loop for each of these keys, which are looked at whenever a trigger changes. A loop
+/// Runs one loop for each of these keys, which are looked at whenever a trigger changes. A loop
 /// whose key is gone ends, and is then told of.
-pub(super) async fn drive_keyed<K: Ord + Clone, R: Rounds>(
+pub(crate) async fn drive_keyed<K: Ord + Clone, L: Future<Output = ()>>(
     mut keys: impl FnMut() -> BTreeSet<K>,
     mut triggers: Vec<watch::Receiver<u64>>,
-    make: impl Fn(K) -> R,
+    start: impl Fn(K) -> L,
     ended: impl Fn(&K),
-    metrics: &Metrics,
 ) {
     let mut ends: BTreeMap<K, DropGuard> = BTreeMap::new();
     let mut running = FuturesUnordered::new();
@@ -37,10 +33,10 @@ pub(super) async fn drive_keyed<K: Ord + Clone, R: Rounds>(
         for key in now {
             if !ends.contains_key(&key) {
                 let stop = CancellationToken::new();
-                let rounds = make(key.clone());
+                let running_loop = start(key.clone());
                 ends.insert(key.clone(), stop.clone().drop_guard());
                 running.push(async move {
-                    stop.run_until_cancelled(drive(rounds, metrics)).await;
+                    stop.run_until_cancelled(running_loop).await;
                     ended(&key);
                 });
             }

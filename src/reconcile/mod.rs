@@ -58,6 +58,7 @@ use self::{
     snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
 };
 pub(crate) use self::{
+    keyed::drive_keyed,
     lease::Lease,
     queue::Queue,
     rounds::{Rounds, drive},

@@ -100,9 +100,8 @@ async fn follow_all<H: MoveHelpers>(context: &Context<'_, H>) {
         drive_keyed(
             keys,
             vec![moves.version()],
-            |key| Following::new(context, key),
+            |key| drive(Following::new(context, key), context.metrics),
             |key: &MoveKey| context.metrics.moves().forget(&key.uid),
-            context.metrics,
         ),
         drive(Leftovers::new(context), context.metrics),
     );

@@ -10,6 +10,9 @@ pub const CLUSTER_KEY: &str = "topology.storage.liqo.io/cluster";
 /// Key on real nodes only: the node itself.
 pub const NODE_KEY: &str = "topology.storage.liqo.io/node";
 
+/// Label on virtual nodes that this driver's fabric makes: the cluster it stands for.
+pub const FABRIC_NODE: &str = "fabric.storage.liqo.io/cluster";
+
 /// Label on virtual nodes only, so that workloads of real nodes can stay away.
 pub const VIRTUAL_NODE: &str = "storage.liqo.io/virtual-node";
 

@@ -1,0 +1,165 @@
+//! `spec.fabric` of a `RemoteCluster`: what the fabric of this driver does in the cluster, which
+//! node stands for it, and how pods run there.
+
+// KubeSchema copies each struct into a function to read its schema.
+#![allow(unreachable_pub)]
+// kubectl shows the comments as they are.
+#![allow(clippy::doc_markdown)]
+
+use std::collections::BTreeMap;
+
+use kube::KubeSchema;
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::offload::MappingStrategy;
+
+const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+
+/// What the fabric of this driver does in a cluster.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.nodeName) == has(oldSelf.nodeName) && (!has(self.nodeName) || self.nodeName == oldSelf.nodeName)").message("nodeName cannot be changed: pods would lose their node. Delete the RemoteCluster first"))]
+pub struct Fabric {
+    /// The node that the fabric makes for the cluster, unless spec.nodeSelector selects those that
+    /// somebody else makes. By default it is called as the RemoteCluster. It cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_SUBDOMAIN))]
+    pub node_name: Option<String>,
+
+    /// Labels of that node, beside the fabric's own. Clusters are selected by them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "labels")]
+    pub labels: BTreeMap<String, String>,
+
+    /// What that node offers.
+    #[serde(default)]
+    pub capacity: Capacity,
+
+    /// How pods run there.
+    #[serde(default)]
+    pub pods: RemotePods,
+
+    /// Which namespaces may come.
+    #[serde(default)]
+    pub offload: OffloadRules,
+}
+
+/// What the node of a cluster offers to the scheduler.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(validation = Rule::new("self.source != 'Static' || (has(self.amounts) && self.amounts.size() > 0)").message("the source Static needs amounts"))]
+pub struct Capacity {
+    /// Nodes: a share of what all nodes there offer that take pods. Static: the amounts.
+    #[serde(default)]
+    pub source: CapacitySource,
+
+    /// How much of what the nodes there offer is ours, in percent.
+    #[serde(default = "all")]
+    #[schemars(range(min = 1, max = 100))]
+    pub share: u32,
+
+    /// With Static: how much of each resource there is, such as cpu: "16". Of what is not
+    /// listed there is none; pods are 110 unless they are.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "amounts")]
+    pub amounts: BTreeMap<String, String>,
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            source: CapacitySource::Nodes,
+            share: all(),
+            amounts: BTreeMap::new(),
+        }
+    }
+}
+
+const fn all() -> u32 {
+    100
+}
+
+/// Where the capacity is known from.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum CapacitySource {
+    #[default]
+    Nodes,
+    Static,
+}
+
+/// How pods run in a cluster.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemotePods {
+    /// Labels of the nodes there that they may run on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "labels")]
+    pub node_selector: BTreeMap<String, String>,
+
+    /// Tolerations that they get.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub tolerations: Vec<Toleration>,
+
+    /// Their priority class there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
+    pub priority_class_name: Option<String>,
+
+    /// Their runtime class there, unless a pod has one of its own other than liqo.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
+    pub runtime_class_name: Option<String>,
+}
+
+/// A toleration, as pods have it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Toleration {
+    /// Key of the taint.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// Exists or Equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<String>,
+    /// Its value, with Equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Its effect; any, without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<String>,
+}
+
+/// Which namespaces may come.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OffloadRules {
+    /// How they may be named there; in any way, if none is listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    pub strategies: Vec<MappingStrategy>,
+}
+
+fn labels(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 64,
+        "additionalProperties": {
+            "type": "string",
+            "maxLength": 63,
+            "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
+        },
+    })
+}
+
+fn amounts(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 64,
+        "additionalProperties": {
+            "type": "string",
+            "maxLength": 32,
+            "pattern": "^[0-9]+(\\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
+        },
+    })
+}

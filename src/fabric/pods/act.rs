@@ -1,0 +1,356 @@
+//! The writes about one pod. Each names the uid of what it writes on, and most its version: what
+//! changed meanwhile is looked at again.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{POLL, Pods, look::Look};
+use crate::{
+    cluster::{ApiError, Objects, Precondition, unless_conflict},
+    fabric::{
+        marks::{
+            CARRIED_LABELS, HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID,
+            REMOTE_NAMESPACE,
+        },
+        places::Place,
+        raw::RawPod,
+    },
+    observe::crash::{self, Step},
+    offload::pods::{
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, Waiting, carried_labels, decide_pod,
+        final_status, remote_pod, remote_status, unreachable_status, waiting_status,
+    },
+};
+
+/// Label of home pods that may run in a remote cluster, as Liqo has it.
+const SHADOWED: &str = "liqo.io/shadowPod";
+/// After a write whose effect a watch is about to tell.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Writes about one pod.
+pub(super) struct Writer<'a> {
+    pub(super) pods: &'a Pods<'a>,
+    pub(super) look: Look<'a>,
+}
+
+impl Writer<'_> {
+    /// Does what was decided; when to look again although nothing changes.
+    pub(super) async fn carry_out(self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
+        if let (Act::Make, Some(home), Ok(place), Ok(namespace)) =
+            (&act, &self.look.home, &self.look.place, &self.look.namespace)
+        {
+            return match self.make(home, place, namespace).await? {
+                Made::Now => Ok(Some(SOON)),
+                Made::Refused(waiting) => self.act(facts, Act::Say(waiting)).await,
+                // Pods of others are not watched.
+                Made::Taken(found) => {
+                    let look = Look {
+                        remote: found,
+                        ..self.look
+                    };
+                    let there = look.classified(facts.home.and(look.home.as_deref()).map(RawPod::uid));
+                    let facts = PodFacts {
+                        there,
+                        ..facts.clone()
+                    };
+                    let next = decide_pod(&facts);
+                    Writer {
+                        pods: self.pods,
+                        look,
+                    }
+                    .act(&facts, next)
+                    .await
+                }
+            };
+        }
+        self.act(facts, act).await
+    }
+
+    async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
+        if let Act::DeleteThere(grace) = act {
+            self.delete_there(grace).await?;
+            return Ok(Some(POLL));
+        }
+        let Some(home) = &self.look.home else {
+            return Ok(None);
+        };
+        match act {
+            Act::Say(waiting) => {
+                self.write_status(home, &waiting_status(&waiting)).await?;
+                return Ok(Some(POLL));
+            }
+            Act::Claim => self.claim(home).await?,
+            Act::MarkStarted => {
+                let status = json!({"startTime": now()});
+                self.write_status(home, &status).await?;
+            }
+            Act::Ungate => self.ungate().await?,
+            Act::Reflect => self.reflect(home).await?,
+            Act::End(end) => self.end(home, end).await?,
+            Act::Free => self.free(home).await?,
+            Act::Rest => return self.rest(home, facts).await,
+            // Nobody answers whom it could be asked of, or it was made a moment ago.
+            Act::Make | Act::DeleteThere(_) => return Ok(Some(POLL)),
+        }
+        Ok(None)
+    }
+
+    /// What waits for its cluster is not ready meanwhile, and is looked at again.
+    async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
+        let There::Unknown(why) = &facts.there else {
+            return Ok(matches!(facts.there, There::Unseen).then_some(POLL));
+        };
+        tracing::debug!(pod = self.look.key, why, "it cannot be told how a pod is");
+        if self.look.place.is_err() && !home.as_home().ended {
+            self.write_status(home, &unreachable_status(&home.json(), &now()))
+                .await?;
+        }
+        Ok(Some(POLL))
+    }
+
+    async fn claim(&self, home: &RawPod) -> Result<(), ApiError> {
+        let (Ok(place), Ok(namespace)) = (&self.look.place, &self.look.namespace) else {
+            return Ok(());
+        };
+        let finalizers = home.finalizers().iter().map(String::as_str).chain([FINALIZER]);
+        let mut metadata = home.exactly();
+        metadata["finalizers"] = finalizers.collect();
+        metadata["labels"] = json!({SHADOWED: "true"});
+        metadata["annotations"] = json!({
+            REMOTE_CLUSTER: self.pods.cluster.as_str(),
+            REMOTE_CLUSTER_UID: place.uid,
+            REMOTE_NAMESPACE: namespace,
+        });
+        let pods = self.home_pods(home);
+        let patch = json!({ "metadata": metadata });
+        let written = crash::around(Step::PodClaim, pods.merge(&home.name_any(), &patch)).await;
+        unless_conflict(written).map(drop)
+    }
+
+    async fn make(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Made, ApiError> {
+        let name = home.name_any();
+        let Some(owner) = place.cluster.all::<Namespace>().get(namespace).await? else {
+            let message = format!(
+                "the cluster {} has no namespace {namespace} any more",
+                self.pods.cluster
+            );
+            let reason = "RemoteNamespaceMissing";
+            return Ok(Made::Refused(Waiting { reason, message }));
+        };
+        let labels = carried_labels(&home.json());
+        let labels = labels.keys().map(String::as_str).collect::<Vec<_>>().join(",");
+        let marks = RemoteMarks {
+            labels: pairs([(HOME, self.pods.places.home.id().as_str())]),
+            annotations: pairs([
+                (HOME_UID, self.look.home_uid),
+                (HOME_POD, self.look.key),
+                (HOME_POD_UID, home.uid()),
+                (CARRIED_LABELS, &labels),
+            ]),
+        };
+        let mut pod = match remote_pod(&home.json(), &marks, &self.pods.settings()) {
+            Ok(pod) => pod,
+            Err(refused) => {
+                let message = refused.to_string();
+                let reason = "PodNotSupported";
+                return Ok(Made::Refused(Waiting { reason, message }));
+            }
+        };
+        pod["metadata"]["namespace"] = namespace.into();
+        // It has a controller: drains take it, and no ReplicaSet adopts it.
+        pod["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": owner.metadata.uid, "controller": true,
+        }]);
+        let pods = place.cluster.within::<RawPod>(namespace);
+        let pod: RawPod = serde_json::from_value(pod)
+            .map_err(|error| pods.failure("make", crate::cluster::Cause::Malformed(error.to_string())))?;
+        match crash::around(Step::PodMake, pods.create(&pod)).await {
+            Ok(Some(_)) => {
+                tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
+                Ok(Made::Now)
+            }
+            Ok(None) => Ok(Made::Taken(pods.get(&name).await?.map(Arc::new))),
+            Err(error) if error.is_refusal() => Ok(Made::Refused(Look::refusal(&error))),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn ungate(&self) -> Result<(), ApiError> {
+        let Some((remote, pods)) = self.remote() else {
+            return Ok(());
+        };
+        let gates = remote.spec["schedulingGates"].as_array().into_iter().flatten();
+        let others: Vec<&Value> = gates.filter(|gate| gate["name"] != GATE).collect();
+        let patch = json!({"metadata": remote.exactly(), "spec": {"schedulingGates": others}});
+        let written = crash::around(Step::PodUngate, pods.merge(&remote.name_any(), &patch)).await;
+        unless_conflict(written).map(drop)
+    }
+
+    async fn reflect(&self, home: &RawPod) -> Result<(), ApiError> {
+        let Some((remote, pods)) = self.remote() else {
+            return Ok(());
+        };
+        self.carry_labels(home, remote, &pods).await?;
+        if home.as_home().ended {
+            return Ok(());
+        }
+        self.write_status(home, &remote_status(&home.json(), &remote.json()))
+            .await
+            .map(drop)
+    }
+
+    async fn carry_labels(
+        &self,
+        home: &RawPod,
+        remote: &RawPod,
+        pods: &Objects<RawPod>,
+    ) -> Result<(), ApiError> {
+        let wanted = carried_labels(&home.json());
+        let keys = wanted.keys().map(String::as_str).collect::<Vec<_>>().join(",");
+        let before = remote.annotation(CARRIED_LABELS).unwrap_or_default();
+        let mut changes = json!({});
+        for (key, value) in &wanted {
+            if remote.labels().get(key) != Some(value) {
+                changes[key] = value.as_str().into();
+            }
+        }
+        // What others have put on it there stays.
+        for key in before.split(',').filter(|key| !wanted.contains_key(*key)) {
+            if remote.labels().contains_key(key) {
+                changes[key] = Value::Null;
+            }
+        }
+        if before == keys && changes.as_object().is_none_or(serde_json::Map::is_empty) {
+            return Ok(());
+        }
+        let mut metadata = remote.exactly();
+        metadata["labels"] = changes;
+        metadata["annotations"] = json!({ CARRIED_LABELS: keys });
+        let patch = json!({ "metadata": metadata });
+        let written = crash::around(Step::PodLabels, pods.merge(&remote.name_any(), &patch)).await;
+        unless_conflict(written).map(drop)
+    }
+
+    async fn delete_there(&self, grace: Option<i64>) -> Result<(), ApiError> {
+        let Some((remote, pods)) = self.remote() else {
+            return Ok(());
+        };
+        let own = || {
+            remote.spec["terminationGracePeriodSeconds"]
+                .as_i64()
+                .unwrap_or(30)
+        };
+        let grace = grace.unwrap_or_else(own).max(1);
+        let exactly = exactly(remote);
+        let grace = u32::try_from(grace).unwrap_or(u32::MAX);
+        let name = remote.name_any();
+        let deleted = pods.delete_within(&name, exactly, Some(grace));
+        unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some)).map(drop)
+    }
+
+    /// Others have deleted the remote pod.
+    async fn end(&self, home: &RawPod, end: End) -> Result<(), ApiError> {
+        let (reason, message) = (
+            "DeletedRemotely",
+            format!("its pod in the cluster {} was deleted there", self.pods.cluster),
+        );
+        match end {
+            End::Failed => {
+                if let Some(status) = final_status(&home.json(), reason, &message, &now()) {
+                    self.write_status(home, &status).await?;
+                }
+                Ok(())
+            }
+            End::Deleted => {
+                tracing::info!(pod = self.look.key, message, "a pod is replaced");
+                let remote = self.look.remote.as_ref();
+                let left = remote.and_then(|it| it.metadata.deletion_grace_period_seconds);
+                let left = left.and_then(|it| u32::try_from(it).ok());
+                let (pods, name) = (self.home_pods(home), home.name_any());
+                let deleted = pods.delete_within(&name, exactly(home), left);
+                unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
+            }
+        }
+    }
+
+    /// Nothing runs for it any more. Jobs count phases, so it ends in one.
+    async fn free(&self, home: &RawPod) -> Result<(), ApiError> {
+        let pods = self.home_pods(home);
+        let name = home.name_any();
+        let mut home = home.clone();
+        if home.as_home().claimed {
+            let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
+            if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
+                match self.write_status(&home, &status).await? {
+                    Some(written) => home = written,
+                    None => return Ok(()),
+                }
+            }
+            let freed = pods.set_finalizer(&home, FINALIZER, false);
+            if unless_conflict(crash::around(Step::PodLetGo, freed).await)?.is_none() {
+                return Ok(());
+            }
+        }
+        let deleted = pods.delete_within(&name, exactly(&home), Some(0));
+        unless_conflict(crash::around(Step::PodFree, deleted).await.map(Some))?;
+        tracing::info!(pod = self.look.key, "a pod of a virtual node has ended");
+        Ok(())
+    }
+
+    /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has
+    /// changed the pod.
+    async fn write_status(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
+        let fields = status.as_object().into_iter().flatten();
+        if fields.clone().all(|(field, value)| home.status[field] == *value) {
+            return Ok(Some(home.clone()));
+        }
+        let patch = json!({"metadata": home.exactly(), "status": status});
+        let (pods, name) = (self.home_pods(home), home.name_any());
+        let written = pods.merge_status(&name, &patch);
+        unless_conflict(crash::around(Step::PodStatus, written).await)
+    }
+
+    fn home_pods(&self, home: &RawPod) -> Objects<RawPod> {
+        self.pods
+            .places
+            .home
+            .within(&home.namespace().unwrap_or_default())
+    }
+
+    fn remote(&self) -> Option<(&RawPod, Objects<RawPod>)> {
+        let (Some(remote), Ok(place)) = (&self.look.remote, &self.look.place) else {
+            return None;
+        };
+        let pods = place.cluster.within(&remote.namespace().unwrap_or_default());
+        Some((remote, pods))
+    }
+}
+
+/// What came of making a remote pod.
+enum Made {
+    Now,
+    Refused(Waiting),
+    /// The name is taken: by this pod, if there still is one.
+    Taken(Option<Arc<RawPod>>),
+}
+
+fn pairs<const N: usize>(all: [(&str, &str); N]) -> std::collections::BTreeMap<String, String> {
+    all.into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+fn exactly(pod: &RawPod) -> Precondition {
+    Precondition {
+        uid: pod.uid().to_owned(),
+        resource_version: None,
+    }
+}
+
+fn now() -> String {
+    format!("{:.0}", Timestamp::now())
+}

@@ -1,0 +1,244 @@
+//! What is known of one pod: the home pod, what its cluster has under its name, and what is in
+//! the way.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+
+use super::{POLL, Pods, act::Writer};
+use crate::{
+    cluster::{ApiError, short},
+    fabric::{
+        marks::{HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
+        places::Place,
+        raw::RawPod,
+    },
+    offload::pods::{PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
+    volume::mark,
+};
+
+/// A pod, and all that its writes need.
+pub(super) struct Look<'a> {
+    pub(super) key: &'a str,
+    pub(super) home: Option<Arc<RawPod>>,
+    pub(super) remote: Option<Arc<RawPod>>,
+    /// The namespace there, if there is one.
+    pub(super) namespace: Result<String, String>,
+    pub(super) place: Result<Place, String>,
+    pub(super) home_uid: &'a str,
+}
+
+impl Pods<'_> {
+    /// Looks at one pod and does what is next; when to look again although nothing changes.
+    pub(super) async fn reconcile(&self, key: String) -> Result<Option<Duration>, ApiError> {
+        let home_uid = self.places.home_uid().await?;
+        let place = self.places.reach(&self.cluster).await;
+        let Some(home) = self.home.get(&key) else {
+            return self.sweep(&key, home_uid, place).await;
+        };
+        let namespace = self.namespace(&home);
+        let remote = match &namespace {
+            Ok(namespace) => self.there.get(namespace, &home.name_any()),
+            Err(_) => None,
+        };
+        let mut look = Look {
+            key: &key,
+            home: Some(Arc::clone(&home)),
+            remote,
+            namespace,
+            place,
+            home_uid,
+        };
+        let there = self.there(&mut look, &home).await?;
+        let facts = PodFacts {
+            home: Some(home.as_home()),
+            obstacle: self.obstacle(&look, &home, &there).await?,
+            there,
+        };
+        Writer { pods: self, look }
+            .carry_out(&facts, decide_pod(&facts))
+            .await
+    }
+
+    /// The namespace in which the pod runs, or is to run.
+    fn namespace(&self, home: &RawPod) -> Result<String, String> {
+        if let Some((cluster, namespace)) = home.place() {
+            return if cluster == self.cluster.as_str() {
+                Ok(namespace.to_owned())
+            } else {
+                Err(format!("it was made to run in the cluster {cluster}"))
+            };
+        }
+        let remote = self
+            .places
+            .registry()
+            .get(&self.cluster)
+            .map_err(|why| why.to_string())?;
+        let namespace = home.namespace().unwrap_or_default();
+        let mapped = remote.namespaces.remote(&namespace, &self.cluster);
+        mapped.map(str::to_owned).map_err(|why| why.to_string())
+    }
+
+    /// What the cluster has under the pod's name. It is asked itself where it matters that nothing
+    /// is there.
+    async fn there(&self, look: &mut Look<'_>, home: &RawPod) -> Result<There, ApiError> {
+        let state = home.as_home();
+        let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
+            let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
+            let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
+            return Ok(if state.claimed {
+                There::Unknown(why)
+            } else {
+                There::Unseen
+            });
+        };
+        if look.remote.is_none() && (state.started || state.deleting.is_some()) && state.claimed {
+            let pods = place.cluster.within::<RawPod>(namespace);
+            match pods.get_or_gone(&home.name_any()).await? {
+                Some(found) => look.remote = Some(Arc::new(found)),
+                // The claim that nothing runs is believed of that cluster only.
+                None => {
+                    let meant = home.annotation(REMOTE_CLUSTER_UID);
+                    return Ok(place
+                        .is_cluster(meant)
+                        .await
+                        .map_or_else(There::Unknown, |()| There::Gone));
+                }
+            }
+        }
+        Ok(look.classified(Some(home.uid())))
+    }
+
+    /// Deletes what runs for a home pod that is no more.
+    async fn sweep(
+        &self,
+        key: &str,
+        home_uid: &str,
+        place: Result<Place, String>,
+    ) -> Result<Option<Duration>, ApiError> {
+        let Some((namespace, name)) = key.split_once('/') else {
+            return Ok(None);
+        };
+        let mut outcome = None;
+        for remote in self.there.named(name) {
+            if remote.annotation(HOME_POD) != Some(key) {
+                continue;
+            }
+            let live = self.places.home.within::<RawPod>(namespace).get(name).await?;
+            if live.is_some_and(|live| Some(live.uid()) == remote.annotation(HOME_POD_UID)) {
+                // It is just not seen yet, or has lost its node.
+                return Ok(Some(POLL));
+            }
+            let look = Look {
+                key,
+                home: None,
+                namespace: Ok(remote.namespace().unwrap_or_default()),
+                remote: Some(remote),
+                place: place.clone(),
+                home_uid,
+            };
+            let facts = PodFacts {
+                home: None,
+                there: look.classified(None),
+                obstacle: None,
+            };
+            let again = Writer { pods: self, look }
+                .carry_out(&facts, decide_pod(&facts))
+                .await?;
+            outcome = outcome.or(again);
+        }
+        Ok(outcome)
+    }
+
+    /// What is in the way of a pod that was not made yet.
+    async fn obstacle(
+        &self,
+        look: &Look<'_>,
+        home: &RawPod,
+        there: &There,
+    ) -> Result<Option<Waiting>, ApiError> {
+        let state = home.as_home();
+        if state.started || state.deleting.is_some() || *there != There::Unseen {
+            return Ok(None);
+        }
+        let waiting = |reason, message| Ok(Some(Waiting { reason, message }));
+        if home.is_of_daemon_set() {
+            let message = "it belongs to a DaemonSet, whose pods are for machines: keep the DaemonSet off this node, which \
+                           stands for a cluster, by an affinity: liqo.io/type NotIn virtual-node";
+            return waiting("DaemonSetNotOffloaded", message.to_owned());
+        }
+        if let Err(why) = &look.namespace {
+            return waiting("OffloadingBackOff", why.clone());
+        }
+        if let Err(refused) = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings()) {
+            return waiting("PodNotSupported", refused.to_string());
+        }
+        let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
+            let why = look.place.as_ref().err().cloned().unwrap_or_default();
+            return waiting("RemoteUnreachable", why);
+        };
+        if !state.claimed {
+            return Ok(None);
+        }
+        for claim in claims(&home.json()) {
+            if let Some(why) = self.claim_is_missing(place, home, namespace, &claim).await? {
+                return waiting("ClaimNotReady", why);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Why the claim of this name there is not the one that the pod means, if it is not.
+    async fn claim_is_missing(
+        &self,
+        place: &Place,
+        home: &RawPod,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let own = home.namespace().unwrap_or_default();
+        let here = self.places.home.within::<PersistentVolumeClaim>(&own);
+        let there = place.cluster.within::<PersistentVolumeClaim>(namespace);
+        let (here, there) = tokio::try_join!(here.get(name), there.get(name))?;
+        let cluster = &self.cluster;
+        Ok(match (here, there) {
+            (_, None) => Some(format!(
+                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or make \
+                 the claim there"
+            )),
+            (_, Some(there)) if there.metadata.deletion_timestamp.is_some() => Some(format!(
+                "the claim {namespace}/{name} of the cluster {cluster} is being deleted"
+            )),
+            (None, Some(_)) => None,
+            (Some(here), Some(there)) => {
+                let of = there.annotations().get(mark::CLAIM_UID);
+                (of != here.metadata.uid.as_ref()).then(|| {
+                    format!(
+                        "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of \
+                         this pod are not there"
+                    )
+                })
+            }
+        })
+    }
+}
+
+impl Look<'_> {
+    /// What the remote pod is, as far as it was seen.
+    pub(super) fn classified(&self, uid: Option<&str>) -> There {
+        let Some(remote) = &self.remote else {
+            return There::Unseen;
+        };
+        let is_ours = remote.annotation(HOME_UID) == Some(self.home_uid);
+        remote.as_there(is_ours, self.key, uid)
+    }
+
+    /// What a pod says that a cluster does not take.
+    pub(super) fn refusal(error: &ApiError) -> Waiting {
+        Waiting {
+            reason: "RemoteRefused",
+            message: short(&error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The pods of one virtual node: each is looked at when it, its remote pod or its cluster has
+//! changed. What is decided is in [`crate::offload::pods`]; [`look`] gathers the facts, [`act`]
+//! writes.
+
+mod act;
+mod look;
+mod watches;
+mod work;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures::{
+    StreamExt,
+    future::{pending, select_all},
+    stream::FuturesUnordered,
+};
+use kube::{Api, ResourceExt, runtime::watcher};
+use tokio::{sync::watch, time};
+use tokio_util::sync::CancellationToken;
+
+use self::{watches::Watches, work::Work};
+use super::{marks::HOME_POD, places::Places, raw::RawPod};
+use crate::{
+    api::{fabric::RemotePods, remote_cluster::RemoteCluster},
+    cluster::{
+        ApiError, Lean,
+        view::{Changed, Feed, View},
+    },
+    offload::{Readiness, pods::RemoteSettings},
+    volume::ClusterId,
+};
+
+/// How many pods of a cluster are looked at at the same time.
+const AT_ONCE: usize = 32;
+/// All are looked at so often, whatever watches say.
+const RESYNC: Duration = Duration::from_mins(1);
+/// What waits for something that no watch tells of is looked at so often.
+const POLL: Duration = Duration::from_secs(2);
+/// Before it is asked again whether a cluster answers.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The pods of one virtual node.
+pub(super) struct Pods<'a> {
+    places: &'a Places<'a>,
+    cluster: ClusterId,
+    home: View<RawPod>,
+    there: Watches,
+    /// Whether all remote pods were looked at since the cluster answers.
+    swept: &'a watch::Sender<bool>,
+    _stops: tokio_util::sync::DropGuard,
+}
+
+impl<'a> Pods<'a> {
+    pub(super) fn new(
+        places: &'a Places<'a>,
+        cluster: ClusterId,
+        node: String,
+        swept: &'a watch::Sender<bool>,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let all: Api<Lean<RawPod>> = Api::all(places.home.client().clone());
+        Self {
+            home: View::start(all, of_node, Some, &stop),
+            there: Watches::new(places.home.id()),
+            places,
+            cluster,
+            swept,
+            _stops: stop.drop_guard(),
+        }
+    }
+
+    /// Looks after them, for ever.
+    pub(super) async fn run(self) {
+        // What is not known at home looks as if it were to be swept.
+        self.home.complete().await;
+        let feed = self.home.feed();
+        let (mut work, mut running) = (Work::default(), FuturesUnordered::new());
+        let mut resync = time::Instant::now();
+        loop {
+            // From now on: a change while this one looks is not missed.
+            let mut triggers = self.triggers();
+            let answers = self.follow().await;
+            triggers.extend(self.there.triggers());
+            self.note_changes(&feed, &mut work, &mut resync);
+            for key in work.take(AT_ONCE - running.len()) {
+                let look = self.reconcile(key.clone());
+                running.push(async move { (key, look.await) });
+            }
+            let is_swept = self.there.are_complete() && (work.is_idle() || *self.swept.borrow());
+            self.swept
+                .send_if_modified(|swept| std::mem::replace(swept, is_swept) != is_swept);
+            let next = [
+                work.next(),
+                Some(resync),
+                (!answers).then(|| time::Instant::now() + RETRY),
+            ];
+            let next = next.into_iter().flatten().min().unwrap_or(resync);
+            let done = async {
+                match running.next().await {
+                    Some(done) => done,
+                    None => pending().await,
+                }
+            };
+            let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
+            tokio::select! {
+                (key, outcome) = done => note_outcome(&mut work, &key, outcome),
+                _changed = select_all(changes) => {}
+                () = time::sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// What the `RemoteCluster` says of pods now.
+    fn settings(&self) -> RemoteSettings {
+        let clusters = &self.places.home.views().remote_clusters;
+        let fabric = clusters
+            .get(self.cluster.as_str())
+            .and_then(|it| it.spec.fabric.clone());
+        fabric
+            .map(|fabric| remote_settings(&fabric.pods))
+            .unwrap_or_default()
+    }
+
+    /// Follows the cluster as it is reached now; whether it answers.
+    async fn follow(&self) -> bool {
+        let place = self.places.reach(&self.cluster).await.ok();
+        let cluster = place.as_ref().map(|place| &place.cluster);
+        self.there.follow(cluster, &self.namespaces());
+        cluster.is_some()
+    }
+
+    /// The namespaces there in which pods of ours may be.
+    fn namespaces(&self) -> BTreeSet<String> {
+        let offloadings = self.places.home.views().offloadings.all();
+        let named = offloadings.iter().filter_map(|one| {
+            let is_there = matches!(
+                one.readiness(self.cluster.as_str())?,
+                Readiness::Created | Readiness::Terminating(_)
+            );
+            let name = one.status.as_ref()?.remote_namespace_name.clone()?;
+            is_there.then_some(name)
+        });
+        // Where pods were made, whatever became of their NamespaceOffloading.
+        let pods = self.home.all();
+        let placed = pods.iter().filter_map(|pod| pod.place());
+        let placed = placed
+            .filter(|(cluster, _)| *cluster == self.cluster.as_str())
+            .map(|(_, namespace)| namespace.to_owned());
+        named.chain(placed).collect()
+    }
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        vec![
+            self.home.version(),
+            self.places.registry().changes(),
+            self.places.home.views().offloadings.version(),
+        ]
+    }
+
+    fn note_changes(&self, feed: &Feed<RawPod>, work: &mut Work, resync: &mut time::Instant) {
+        let (home, there) = (feed.take(), self.there.changed());
+        match (home, there) {
+            (Changed::These(home), Some(there)) if *resync > time::Instant::now() => {
+                home.iter().for_each(|pod| work.add(pod.key()));
+                there
+                    .iter()
+                    .filter_map(|pod| home_key(pod))
+                    .for_each(|key| work.add(key));
+            }
+            _ => {
+                *resync = time::Instant::now() + RESYNC;
+                self.home.all().iter().for_each(|pod| work.add(pod.key()));
+                let there = self.there.all();
+                there
+                    .iter()
+                    .filter_map(|pod| home_key(pod))
+                    .for_each(|key| work.add(key));
+            }
+        }
+    }
+}
+
+/// `namespace/name` of the home pod that a remote pod says it runs for.
+fn home_key(remote: &RawPod) -> Option<String> {
+    remote.annotation(HOME_POD).map(str::to_owned)
+}
+
+fn note_outcome(work: &mut Work, key: &str, outcome: Result<Option<Duration>, ApiError>) {
+    match outcome {
+        Ok(again) => work.done(key, again),
+        Err(error) => {
+            tracing::warn!(pod = key, %error, "a pod of a virtual node could not be seen to: it is tried again");
+            work.failed(key);
+        }
+    }
+}
+
+fn remote_settings(pods: &RemotePods) -> RemoteSettings {
+    let tolerations = pods.tolerations.iter().map(|one| serde_json::json!(one));
+    RemoteSettings {
+        node_selector: pods.node_selector.clone(),
+        tolerations: tolerations.collect(),
+        priority_class: pods.priority_class_name.clone(),
+        runtime_class: pods.runtime_class_name.clone(),
+    }
+}
+
+/// The node that the fabric makes for a cluster, if it makes one.
+pub(super) fn node_of(cluster: &RemoteCluster) -> Option<String> {
+    let fabric = cluster.spec.fabric.as_ref()?;
+    let makes_it = cluster.spec.node_selector.is_none();
+    makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| cluster.name_any()))
+}

@@ -1,0 +1,164 @@
+//! Pods field by field, as the API server has them: a typed definition drops what it does not
+//! know.
+
+use std::borrow::Cow;
+
+use kube::{Resource, ResourceExt, api::ObjectMeta, core::NamespaceResourceScope};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE};
+use crate::{
+    cluster::view::Slim,
+    offload::pods::{FINALIZER, GATE, HomePod, There},
+};
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct RawPod {
+    #[serde(rename = "apiVersion", default = "version")]
+    api_version: String,
+    #[serde(default = "kind")]
+    kind: String,
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: Value,
+    #[serde(default)]
+    pub(super) status: Value,
+}
+
+fn version() -> String {
+    "v1".to_owned()
+}
+
+fn kind() -> String {
+    "Pod".to_owned()
+}
+
+impl Resource for RawPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl RawPod {
+    /// `namespace/name`.
+    pub(super) fn key(&self) -> String {
+        format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations().get(key).map(String::as_str)
+    }
+
+    /// As JSON, for what is decided in [`crate::offload::pods`].
+    pub(super) fn json(&self) -> Value {
+        json!({"metadata": self.metadata, "spec": self.spec, "status": self.status})
+    }
+
+    /// The metadata of a patch of exactly this version.
+    pub(super) fn exactly(&self) -> Value {
+        json!({"uid": self.metadata.uid, "resourceVersion": self.metadata.resource_version})
+    }
+
+    /// The grace period in seconds, if it is being deleted.
+    fn deleting(&self) -> Option<i64> {
+        self.metadata.deletion_timestamp.as_ref()?;
+        Some(self.metadata.deletion_grace_period_seconds.unwrap_or_default())
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.status["phase"].as_str(), Some("Succeeded" | "Failed"))
+    }
+
+    /// What is decided from, of a home pod.
+    pub(super) fn as_home(&self) -> HomePod {
+        HomePod {
+            deleting: self.deleting(),
+            claimed: self.finalizers().iter().any(|it| it == FINALIZER),
+            started: self.status["startTime"].is_string(),
+            ended: self.has_ended(),
+            controlled: self
+                .owner_references()
+                .iter()
+                .any(|it| it.controller == Some(true)),
+        }
+    }
+
+    /// What is decided from, of a remote pod, for the home pod of this key and uid; the uid is
+    /// not known where that is gone.
+    pub(super) fn as_there(&self, is_ours: bool, key: &str, uid: Option<&str>) -> There {
+        if !is_ours || self.annotation(HOME_POD) != Some(key) {
+            return There::Foreign;
+        }
+        let of = self.annotation(HOME_POD_UID);
+        if uid.is_some() && of != uid {
+            return There::Earlier {
+                deleting: self.deleting().is_some(),
+            };
+        }
+        There::Ours {
+            gated: self.is_gated(),
+            deleting: self.deleting(),
+            ended: self.has_ended(),
+        }
+    }
+
+    fn is_gated(&self) -> bool {
+        let gates = self.spec["schedulingGates"].as_array();
+        gates.into_iter().flatten().any(|gate| gate["name"] == GATE)
+    }
+
+    /// Where a home pod may run: cluster and namespace.
+    pub(super) fn place(&self) -> Option<(&str, &str)> {
+        Some((
+            self.annotation(REMOTE_CLUSTER)?,
+            self.annotation(REMOTE_NAMESPACE)?,
+        ))
+    }
+
+    pub(super) fn is_of_daemon_set(&self) -> bool {
+        let owners = self.owner_references();
+        owners
+            .iter()
+            .any(|it| it.controller == Some(true) && it.kind == "DaemonSet")
+    }
+}
+
+impl Slim for RawPod {
+    fn topic(&self) -> &str {
+        self.uid()
+    }
+
+    fn text(&self) -> usize {
+        // Parsed JSON is several times as large as its text.
+        serde_json::to_string(self).map_or(usize::MAX / 4, |text| text.len() * 3)
+    }
+}

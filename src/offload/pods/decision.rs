@@ -1,0 +1,424 @@
+//! What is done next about one pod. See [`super`] for why in this order.
+
+/// What is known of a home pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HomePod {
+    /// The grace period in seconds, if it is being deleted.
+    pub deleting: Option<i64>,
+    /// Whether it has our finalizer, and so may have a remote pod.
+    pub claimed: bool,
+    /// Whether it may have run.
+    pub started: bool,
+    /// Whether it has ended, for good.
+    pub ended: bool,
+    /// Whether somebody makes another one when it is gone.
+    pub controlled: bool,
+}
+
+/// What the remote cluster has under the pod's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum There {
+    /// Nothing was seen, a moment ago.
+    Unseen,
+    /// Nothing: that very cluster has just said so.
+    Gone,
+    /// The pod that was made for this one.
+    Ours {
+        /// Whether the gate still keeps it from starting.
+        gated: bool,
+        /// The grace period in seconds, if it is being deleted.
+        deleting: Option<i64>,
+        /// Whether it has ended.
+        ended: bool,
+    },
+    /// The pod that was made for an earlier one of this name.
+    Earlier {
+        /// Whether it is being deleted.
+        deleting: bool,
+    },
+    /// A pod of somebody else.
+    Foreign,
+    /// It cannot be told, for this reason.
+    Unknown(String),
+}
+
+/// Why a pod does not run (yet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// For programs, in one word.
+    pub reason: &'static str,
+    /// For people: what is in the way, and the way out.
+    pub message: String,
+}
+
+/// All that is decided from.
+#[derive(Clone, Debug)]
+pub struct PodFacts {
+    /// The home pod; `None` if there is none.
+    pub home: Option<HomePod>,
+    /// What is there.
+    pub there: There,
+    /// What is in the way of a pod that was not made yet.
+    pub obstacle: Option<Waiting>,
+}
+
+/// How a home pod ends whose remote pod is gone without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is deleted: its owner makes another one.
+    Deleted,
+    /// It has failed: nobody would make another one, and a record stays.
+    Failed,
+}
+
+/// What is done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// The home pod says what it waits for.
+    Say(Waiting),
+    /// The home pod gets the finalizer, and is told where it is to run.
+    Claim,
+    /// The remote pod is made, gated.
+    Make,
+    /// The home pod is marked as one that may have run.
+    MarkStarted,
+    /// The gate is taken off the remote pod.
+    Ungate,
+    /// The home pod gets the status of the remote one.
+    Reflect,
+    /// The remote pod is deleted, with at most this grace period in seconds; with its own, if
+    /// there is none.
+    DeleteThere(Option<i64>),
+    /// The home pod ends, because others have deleted the remote one.
+    End(End),
+    /// The home pod is let go: nothing runs for it any more.
+    Free,
+    /// Nothing.
+    Rest,
+}
+
+/// A container that is given no time is taken from the API server before it is killed, and its
+/// name is free while it still runs.
+const LEAST_GRACE: i64 = 1;
+
+/// Decides about one pod.
+#[must_use]
+pub fn decide_pod(facts: &PodFacts) -> Act {
+    match facts.home {
+        None => sweep(&facts.there),
+        Some(home) if home.deleting.is_some() => end(home, &facts.there),
+        Some(home) if !home.claimed => match (&facts.obstacle, home.ended) {
+            (_, true) => Act::Rest,
+            (Some(waiting), false) => Act::Say(waiting.clone()),
+            (None, false) => Act::Claim,
+        },
+        Some(home) => run(home, facts),
+    }
+}
+
+/// Nobody wants what is there: its home pod is no more.
+fn sweep(there: &There) -> Act {
+    match there {
+        There::Ours { deleting: None, .. } | There::Earlier { deleting: false } => Act::DeleteThere(None),
+        _ => Act::Rest,
+    }
+}
+
+fn end(home: HomePod, there: &There) -> Act {
+    if !home.claimed {
+        return Act::Free;
+    }
+    let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
+    match there {
+        There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
+        There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
+        // Whoever deletes it once more, with less time, means it.
+        There::Ours {
+            deleting: Some(before),
+            ..
+        } if grace.is_some_and(|now| now < *before) => Act::DeleteThere(grace),
+        There::Ours { .. } => Act::Reflect,
+        There::Unseen | There::Unknown(_) => Act::Rest,
+    }
+}
+
+fn run(home: HomePod, facts: &PodFacts) -> Act {
+    match &facts.there {
+        There::Unknown(_) => Act::Rest,
+        There::Ours { deleting: Some(_), .. } if home.ended => Act::Rest,
+        There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
+        There::Ours { deleting: Some(_), .. } => Act::Reflect,
+        There::Ours { gated: true, .. } if home.ended => Act::Rest,
+        There::Ours { gated: true, .. } if home.started => Act::Ungate,
+        // Also one whose gate somebody else has taken off: it may have run.
+        There::Ours { .. } if !home.started => Act::MarkStarted,
+        There::Ours { .. } => Act::Reflect,
+        There::Unseen | There::Gone | There::Earlier { .. } | There::Foreign if home.ended => Act::Rest,
+        There::Unseen if home.started => Act::Rest,
+        There::Gone | There::Earlier { .. } | There::Foreign if home.started => Act::End(if home.controlled {
+            End::Deleted
+        } else {
+            End::Failed
+        }),
+        There::Unseen | There::Gone => match &facts.obstacle {
+            Some(waiting) => Act::Say(waiting.clone()),
+            None => Act::Make,
+        },
+        There::Earlier { deleting: false } => Act::DeleteThere(None),
+        There::Earlier { deleting: true } => Act::Say(Waiting {
+            reason: "RemotePodLeaving",
+            message: "the pod that ran for an earlier one of this name is still there; this one is made when it is gone"
+                .to_owned(),
+        }),
+        There::Foreign => Act::Say(Waiting {
+            reason: "RemoteNameTaken",
+            message: "the remote cluster has a pod of this name that the fabric did not make; it is left as it is. Delete it \
+                      there, or give this pod another name"
+                .to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CLAIMED: HomePod = HomePod {
+        deleting: None,
+        claimed: true,
+        started: false,
+        ended: false,
+        controlled: true,
+    };
+    const STARTED: HomePod = HomePod {
+        started: true,
+        ..CLAIMED
+    };
+    const GATED: There = There::Ours {
+        gated: true,
+        deleting: None,
+        ended: false,
+    };
+    const RUNNING: There = There::Ours {
+        gated: false,
+        deleting: None,
+        ended: false,
+    };
+
+    fn decided(home: HomePod, there: There) -> Act {
+        decide_pod(&PodFacts {
+            home: Some(home),
+            there,
+            obstacle: None,
+        })
+    }
+
+    #[test]
+    fn a_pod_starts_in_this_order() {
+        let new = HomePod {
+            claimed: false,
+            ..CLAIMED
+        };
+        assert_eq!(decided(new, There::Unseen), Act::Claim);
+        assert_eq!(decided(CLAIMED, There::Unseen), Act::Make);
+        assert_eq!(decided(CLAIMED, GATED), Act::MarkStarted);
+        assert_eq!(decided(STARTED, GATED), Act::Ungate);
+        assert_eq!(decided(STARTED, RUNNING), Act::Reflect);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_said() {
+        let waiting = Waiting {
+            reason: "ClaimNotReady",
+            message: "the claim".into(),
+        };
+        for home in [
+            CLAIMED,
+            HomePod {
+                claimed: false,
+                ..CLAIMED
+            },
+        ] {
+            let facts = PodFacts {
+                home: Some(home),
+                there: There::Unseen,
+                obstacle: Some(waiting.clone()),
+            };
+            assert_eq!(decide_pod(&facts), Act::Say(waiting.clone()));
+        }
+        assert!(matches!(decided(CLAIMED, There::Foreign), Act::Say(_)));
+    }
+
+    #[test]
+    fn a_pod_ends_with_the_time_it_is_given() {
+        let deleting = |grace| HomePod {
+            deleting: Some(grace),
+            ..STARTED
+        };
+        assert_eq!(decided(deleting(30), RUNNING), Act::DeleteThere(Some(30)));
+        assert_eq!(
+            decided(deleting(0), RUNNING),
+            Act::DeleteThere(Some(1)),
+            "never zero: the name would be free while it runs"
+        );
+        let going = |grace| There::Ours {
+            gated: false,
+            deleting: Some(grace),
+            ended: false,
+        };
+        assert_eq!(decided(deleting(30), going(30)), Act::Reflect);
+        assert_eq!(decided(deleting(5), going(30)), Act::DeleteThere(Some(5)));
+        assert_eq!(decided(deleting(0), going(1)), Act::Reflect);
+        assert_eq!(decided(deleting(30), There::Unseen), Act::Rest, "not proved");
+        assert_eq!(decided(deleting(30), There::Gone), Act::Free);
+    }
+
+    #[test]
+    fn what_others_delete_there_is_not_made_again() {
+        let going = There::Ours {
+            gated: false,
+            deleting: Some(30),
+            ended: false,
+        };
+        assert_eq!(decided(STARTED, going), Act::End(End::Deleted));
+        assert_eq!(decided(STARTED, There::Gone), Act::End(End::Deleted));
+        let bare = HomePod {
+            controlled: false,
+            ..STARTED
+        };
+        assert_eq!(decided(bare, There::Gone), Act::End(End::Failed));
+        let ended = HomePod {
+            ended: true,
+            ..STARTED
+        };
+        assert_eq!(decided(ended, There::Gone), Act::Rest);
+    }
+
+    /// A remote pod, and whether it can ever have run.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Remote {
+        of: u32,
+        gated: bool,
+        ran: bool,
+    }
+
+    /// One home pod after another of the same name, and the remote pod of that name. Posts may
+    /// arrive late, remote pods be deleted by others, looks be outdated.
+    #[derive(Debug, Default)]
+    struct World {
+        home: Option<(u32, HomePod)>,
+        remote: Option<Remote>,
+        late: Vec<u32>,
+        ran: Vec<u32>,
+    }
+
+    impl World {
+        fn there(&self, outdated: bool) -> There {
+            let Some((uid, home)) = self.home else {
+                return match self.remote {
+                    Some(_) => There::Ours {
+                        gated: false,
+                        deleting: None,
+                        ended: false,
+                    },
+                    None => There::Gone,
+                };
+            };
+            match self.remote {
+                None if home.started || home.deleting.is_some() => There::Gone,
+                _ if outdated && !home.started && home.deleting.is_none() => There::Unseen,
+                None => There::Unseen,
+                Some(remote) if remote.of == uid => There::Ours {
+                    gated: remote.gated,
+                    deleting: None,
+                    ended: false,
+                },
+                Some(_) => There::Earlier { deleting: false },
+            }
+        }
+
+        fn act(&mut self, outdated: bool, lost: bool) {
+            let facts = PodFacts {
+                home: self.home.map(|(_, home)| home),
+                there: self.there(outdated),
+                obstacle: None,
+            };
+            let uid = self.home.map(|(uid, _)| uid);
+            match decide_pod(&facts) {
+                Act::Claim => self.change(|home| home.claimed = true),
+                Act::Make if lost => self.late.extend(uid),
+                Act::Make => self.post(uid.unwrap()),
+                Act::MarkStarted => self.change(|home| home.started = true),
+                Act::Ungate => self.remote.as_mut().unwrap().gated = false,
+                Act::DeleteThere(_) => self.remote = None,
+                Act::End(End::Deleted) => self.change(|home| home.deleting = Some(30)),
+                Act::End(End::Failed) => self.change(|home| home.ended = true),
+                Act::Free => {
+                    if let Some(remote) = self.remote {
+                        assert_ne!(Some(remote.of), uid, "freed while its pod is there");
+                    }
+                    self.home = None;
+                }
+                Act::Say(_) | Act::Reflect | Act::Rest => {}
+            }
+        }
+
+        fn post(&mut self, of: u32) {
+            if self.remote.is_none() {
+                self.remote = Some(Remote {
+                    of,
+                    gated: true,
+                    ran: false,
+                });
+            }
+        }
+
+        fn change(&mut self, change: impl FnOnce(&mut HomePod)) {
+            change(&mut self.home.as_mut().unwrap().1);
+        }
+
+        /// The remote cluster runs what is not gated.
+        fn tick(&mut self) {
+            if let Some(remote) = &mut self.remote
+                && !remote.gated
+                && !remote.ran
+            {
+                remote.ran = true;
+                self.ran.push(remote.of);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_identity_never_runs_twice(
+            deeds in prop::collection::vec((0..8_u8, any::<bool>(), any::<bool>()), 1..80),
+            controlled: bool,
+        ) {
+            let mut world = World::default();
+            let mut next = 0;
+            for (deed, outdated, lost) in deeds {
+                match deed {
+                    0 if world.home.is_none() => {
+                        world.home = Some((next, HomePod { controlled, ..HomePod::default() }));
+                        next += 1;
+                    }
+                    1 => if world.home.is_some() {
+                        world.change(|home| home.deleting = Some(0));
+                    },
+                    2 => world.remote = None,
+                    3 => if let Some(of) = world.late.pop() { world.post(of) },
+                    _ => world.act(outdated, lost),
+                }
+                world.tick();
+                let mut ran = world.ran.clone();
+                ran.sort_unstable();
+                let before = ran.len();
+                ran.dedup();
+                prop_assert_eq!(ran.len(), before, "{:?}", world);
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! A pod of a virtual node and the pod that runs for it in a remote cluster, decided from what
+//! both are: what is done next, what the remote pod looks like, and what the home pod's status
+//! says. Nothing is read or written here.
+//!
+//! Whatever crashes, an identity (a pod's namespace, name and uid) runs at most once:
+//!
+//! 1. The home pod gets a finalizer, and is told where it is to run.
+//! 2. The remote pod is made *gated*: a scheduling gate keeps it from starting.
+//! 3. The home pod gets `status.startTime`; from then on it may have run.
+//! 4. The gate is taken off.
+//! 5. The home pod goes when the remote cluster says that its pod is gone, and not before.
+//!
+//! A remote pod that is made late, after its home pod went, stays gated and is deleted. One that
+//! may have run and is gone is never made again.
+
+mod decision;
+mod spec;
+mod status;
+mod volumes;
+
+pub use self::{
+    decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
+    spec::{PodRefused, RemoteMarks, RemoteSettings, carried_labels, claims, remote_pod},
+    status::{final_status, remote_status, unreachable_status, waiting_status},
+};
+
+/// The scheduling gate of a remote pod that must not start yet.
+pub const GATE: &str = "fabric.storage.liqo.io/home-pod-started";
+/// Keeps a home pod until its remote pod is gone.
+pub const FINALIZER: &str = "fabric.storage.liqo.io/remote-pod";

@@ -1,0 +1,242 @@
+//! What the status of a home pod says: that of its remote pod, but for what the home cluster
+//! knows better. Addresses there lead nowhere from here and are left out.
+
+use serde_json::{Map, Value, json};
+
+use super::Waiting;
+
+/// Fields of the remote status that the home pod has as well.
+const CARRIED: [&str; 6] = [
+    "containerStatuses",
+    "ephemeralContainerStatuses",
+    "initContainerStatuses",
+    "message",
+    "phase",
+    "reason",
+];
+/// Conditions that are not of the remote pod's making, or about its place there.
+const NOT_CARRIED: [&str; 1] = ["PodScheduled"];
+const READY: &str = "Ready";
+const DISRUPTED: &str = "DisruptionTarget";
+
+/// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
+#[must_use]
+pub fn remote_status(home: &Value, remote: &Value) -> Value {
+    let mut status = Map::new();
+    for field in CARRIED {
+        status.insert(field.to_owned(), remote["status"][field].clone());
+    }
+    if status["phase"].is_null() {
+        status.insert("phase".into(), "Pending".into());
+    }
+    if let Some(why) = unscheduled(remote) {
+        status.insert("reason".into(), "RemoteUnschedulable".into());
+        status.insert("message".into(), why.into());
+    }
+    status.insert("conditions".into(), conditions(home, remote));
+    status.into()
+}
+
+/// The merge patch of a pod that waits.
+#[must_use]
+pub fn waiting_status(waiting: &Waiting) -> Value {
+    json!({"phase": "Pending", "reason": waiting.reason, "message": waiting.message})
+}
+
+/// The merge patch of a pod of which nobody knows how it is: its cluster does not answer.
+#[must_use]
+pub fn unreachable_status(home: &Value, now: &str) -> Value {
+    let conditions = own(home).cloned().map(|mut condition| {
+        let ready = matches!(condition["type"].as_str(), Some(READY | "ContainersReady"));
+        if ready && condition["status"] == "True" {
+            condition["status"] = "False".into();
+            condition["reason"] = "NodeStatusUnknown".into();
+            condition["message"] = "the remote cluster does not answer".into();
+            condition["lastTransitionTime"] = now.into();
+        }
+        condition
+    });
+    json!({ "conditions": conditions.collect::<Vec<_>>() })
+}
+
+/// The merge patch of a pod whose remote pod is gone and that has no other end: it has failed.
+/// `None` if it has ended already.
+#[must_use]
+pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Option<Value> {
+    if matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let disrupted = json!({
+        "type": DISRUPTED, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now,
+    });
+    let others = own(home)
+        .filter(|it| it["type"] != DISRUPTED)
+        .cloned()
+        .map(|mut condition| {
+            if matches!(condition["type"].as_str(), Some(READY | "ContainersReady")) {
+                condition["status"] = "False".into();
+                condition["reason"] = "PodFailed".into();
+            }
+            condition
+        });
+    let conditions: Vec<Value> = others.chain([disrupted]).collect();
+    Some(json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions}))
+}
+
+fn own(home: &Value) -> impl Iterator<Item = &Value> {
+    home["status"]["conditions"].as_array().into_iter().flatten()
+}
+
+/// Why no node there takes the pod, if none does.
+fn unscheduled(remote: &Value) -> Option<String> {
+    let all = remote["status"]["conditions"].as_array()?;
+    let scheduled = all.iter().find(|it| it["type"] == "PodScheduled")?;
+    let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
+    waits.then(|| scheduled["message"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Those of the home cluster stay; those of the remote pod take the place of what it said before.
+fn conditions(home: &Value, remote: &Value) -> Value {
+    let remote_ones = remote["status"]["conditions"].as_array();
+    let remote_ones: Vec<&Value> = remote_ones
+        .into_iter()
+        .flatten()
+        .filter(|it| carried(it))
+        .collect();
+    let gates: Vec<&str> = home["spec"]["readinessGates"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|gate| gate["conditionType"].as_str())
+        .collect();
+    let is_replaced = |condition: &Value| {
+        let known = [
+            "Initialized",
+            "ContainersReady",
+            READY,
+            "PodReadyToStartContainers",
+        ];
+        let kind = condition["type"].as_str().unwrap_or_default();
+        known.contains(&kind) || remote_ones.iter().any(|it| it["type"] == kind)
+    };
+    let kept = own(home).filter(|it| !is_replaced(it) || gates.iter().any(|gate| it["type"] == *gate));
+    let met = |gate: &&str| own(home).any(|it| it["type"] == **gate && it["status"] == "True");
+    let unmet: Vec<&str> = gates.iter().copied().filter(|gate| !met(gate)).collect();
+    let taken = remote_ones
+        .iter()
+        .filter(|it| !gates.iter().any(|gate| it["type"] == *gate))
+        .map(|&it| {
+            let mut condition = it.clone();
+            if let Some(condition) = condition.as_object_mut() {
+                // It counts the changes of another object.
+                condition.remove("observedGeneration");
+            }
+            if condition["type"] == READY && condition["status"] == "True" && !unmet.is_empty() {
+                condition["status"] = "False".into();
+                condition["reason"] = "ReadinessGatesNotReady".into();
+                condition["message"] = format!("not met at home: {}", unmet.join(", ")).into();
+            }
+            condition
+        });
+    kept.cloned().chain(taken).collect::<Vec<_>>().into()
+}
+
+fn carried(condition: &Value) -> bool {
+    let kind = condition["type"].as_str().unwrap_or_default();
+    !NOT_CARRIED.contains(&kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(kind: &str, status: &str) -> Value {
+        json!({"type": kind, "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    }
+
+    fn find<'a>(status: &'a Value, kind: &str) -> &'a Value {
+        let all = status["conditions"].as_array().unwrap();
+        all.iter().find(|it| it["type"] == kind).unwrap()
+    }
+
+    #[test]
+    fn the_status_is_that_of_the_remote_pod_but_for_its_place() {
+        let home = json!({"status": {"phase": "Pending", "qosClass": "Burstable", "conditions": [
+            condition("PodScheduled", "True"), condition("Ready", "False"),
+        ]}});
+        let remote = json!({"status": {
+            "phase": "Running", "podIP": "10.0.0.1", "hostIP": "192.0.2.1", "startTime": "2026-01-01T00:00:00Z",
+            "nominatedNodeName": "n1", "containerStatuses": [{"name": "web"}],
+            "conditions": [condition("PodScheduled", "False"), condition("Ready", "True")],
+        }});
+        let status = remote_status(&home, &remote);
+        assert_eq!(status["phase"], "Running");
+        assert_eq!(status["containerStatuses"], json!([{"name": "web"}]));
+        assert_eq!(status["initContainerStatuses"], Value::Null);
+        assert_eq!(find(&status, "PodScheduled")["status"], "True");
+        assert_eq!(find(&status, "Ready")["status"], "True");
+        for field in ["podIP", "hostIP", "startTime", "nominatedNodeName", "qosClass"] {
+            assert!(status.get(field).is_none(), "{field}");
+        }
+        assert_eq!(
+            remote_status(&json!({"status": status.clone()}), &remote)["conditions"],
+            status["conditions"]
+        );
+    }
+
+    #[test]
+    fn gates_of_home_count() {
+        let remote = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
+        let home = |gate: &str| {
+            json!({
+                "spec": {"readinessGates": [{"conditionType": "lb"}]},
+                "status": {"conditions": [condition("lb", gate)]},
+            })
+        };
+        let status = remote_status(&home("False"), &remote);
+        assert_eq!(find(&status, "Ready")["reason"], "ReadinessGatesNotReady");
+        assert_eq!(find(&status, "lb")["status"], "False");
+        assert_eq!(
+            find(&remote_status(&home("True"), &remote), "Ready")["status"],
+            "True"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_no_node_takes_there_says_so() {
+        let mut waits = condition("PodScheduled", "False");
+        waits["reason"] = "Unschedulable".into();
+        waits["message"] = "0/3 nodes".into();
+        let status = remote_status(
+            &json!({}),
+            &json!({"status": {"phase": "Pending", "conditions": [waits]}}),
+        );
+        assert_eq!(
+            (&status["reason"], &status["message"]),
+            (&json!("RemoteUnschedulable"), &json!("0/3 nodes"))
+        );
+    }
+
+    #[test]
+    fn an_end_is_never_overwritten() {
+        for phase in ["Succeeded", "Failed"] {
+            let home = json!({"status": {"phase": phase}});
+            assert_eq!(final_status(&home, "Gone", "it is gone", "now"), None);
+        }
+        let home = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
+        let status = final_status(&home, "Gone", "it is gone", "now").unwrap();
+        assert_eq!(status["phase"], "Failed");
+        assert_eq!(find(&status, "DisruptionTarget")["status"], "True");
+        assert_eq!(find(&status, "Ready")["status"], "False");
+    }
+
+    #[test]
+    fn a_pod_in_a_cluster_that_is_silent_is_not_ready() {
+        let home = json!({"status": {"conditions": [condition("PodScheduled", "True"), condition("Ready", "True")]}});
+        let status = unreachable_status(&home, "now");
+        assert_eq!(find(&status, "Ready")["status"], "False");
+        assert_eq!(find(&status, "PodScheduled")["status"], "True");
+        let again = json!({ "status": status });
+        assert_eq!(unreachable_status(&again, "later"), again["status"]);
+    }
+}

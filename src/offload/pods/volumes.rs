@@ -1,0 +1,130 @@
+//! Which volumes of a home pod its remote pod has.
+
+use serde_json::{Map, Value};
+
+use super::PodRefused;
+
+/// Kubernetes mounts the token of a service account by a volume with such a name.
+const TOKEN_VOLUME: &str = "kube-api-access-";
+
+/// Kinds that mean the same in any cluster: what they name is reflected, there by the same
+/// name, or outside of both.
+const CARRIED: [&str; 22] = [
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "fc",
+    "flocker",
+    "gcePersistentDisk",
+    "glusterfs",
+    "image",
+    "iscsi",
+    "nfs",
+    "persistentVolumeClaim",
+    "portworxVolume",
+    "quobyte",
+    "rbd",
+    "secret",
+    "vsphereVolume",
+];
+/// What a projected volume may be made of.
+const CARRIED_SOURCES: [&str; 4] = ["clusterTrustBundle", "configMap", "downwardAPI", "secret"];
+
+/// The volumes of the remote pod, and the names of those that are left out: tokens that
+/// Kubernetes has mounted, which would be worth nothing there.
+pub(super) fn remote(volumes: Option<&Value>) -> Result<(Value, Vec<String>), PodRefused> {
+    let (mut kept, mut tokens) = (Vec::new(), Vec::new());
+    for volume in volumes.and_then(Value::as_array).into_iter().flatten() {
+        let name = volume["name"].as_str().unwrap_or_default();
+        if is_token(name, volume) {
+            tokens.push(name.to_owned());
+            continue;
+        }
+        check(name, volume)?;
+        kept.push(volume.clone());
+    }
+    Ok((kept.into(), tokens))
+}
+
+fn is_token(name: &str, volume: &Value) -> bool {
+    name.starts_with(TOKEN_VOLUME) && sources(volume).any(|source| source.contains_key("serviceAccountToken"))
+}
+
+fn sources(volume: &Value) -> impl Iterator<Item = &Map<String, Value>> {
+    let sources = volume["projected"]["sources"].as_array();
+    sources.into_iter().flatten().filter_map(Value::as_object)
+}
+
+fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
+    let described = |kind: &str| format!("volumes[{name}].{kind}");
+    let kinds = volume.as_object().into_iter().flatten();
+    for (kind, _) in kinds.filter(|(kind, value)| *kind != "name" && !value.is_null()) {
+        match kind.as_str() {
+            "projected" => {
+                for source in sources(volume).flat_map(Map::keys) {
+                    let source_name = described(&format!("projected.{source}"));
+                    match source.as_str() {
+                        known if CARRIED_SOURCES.contains(&known) => {}
+                        "serviceAccountToken" | "podCertificate" => {
+                            return Err(PodRefused::AtHomeOnly(source_name));
+                        }
+                        _ => return Err(PodRefused::Unknown(source_name)),
+                    }
+                }
+            }
+            known if CARRIED.contains(&known) => {}
+            "hostPath" | "ephemeral" => return Err(PodRefused::AtHomeOnly(described(kind))),
+            _ => return Err(PodRefused::Unknown(described(kind))),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(volume: Value) -> PodRefused {
+        remote(Some(&json!([volume]))).unwrap_err()
+    }
+
+    #[test]
+    fn each_kind_has_its_rule() {
+        let carried = json!([
+            {"name": "a", "emptyDir": {}},
+            {"name": "b", "nfs": {"server": "nas", "path": "/"}},
+            {"name": "c", "projected": {"sources": [{"secret": {"name": "s"}}, {"downwardAPI": {}}]}},
+        ]);
+        assert_eq!(remote(Some(&carried)), Ok((carried.clone(), vec![])));
+        let at_home = |what: &str| PodRefused::AtHomeOnly(what.into());
+        assert_eq!(
+            refused(json!({"name": "a", "hostPath": {"path": "/"}})),
+            at_home("volumes[a].hostPath")
+        );
+        assert_eq!(
+            refused(json!({"name": "a", "ephemeral": {"x": 1}})),
+            at_home("volumes[a].ephemeral")
+        );
+        let token = json!({"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}});
+        assert_eq!(
+            refused(token),
+            at_home("volumes[t].projected.serviceAccountToken")
+        );
+        let new = json!({"name": "n", "quantum": {"x": 1}});
+        assert_eq!(refused(new), PodRefused::Unknown("volumes[n].quantum".into()));
+    }
+
+    #[test]
+    fn only_mounted_tokens_are_left_out_in_silence() {
+        let named = json!({"name": "kube-api-access-mine", "emptyDir": {}});
+        assert_eq!(remote(Some(&json!([named]))).unwrap().1, Vec::<String>::new());
+    }
+}
