@@ -13,6 +13,7 @@ mod places;
 mod pods;
 mod raw;
 mod remote;
+mod rights;
 
 use std::collections::BTreeSet;
 

@@ -20,6 +20,7 @@ use tokio::{
 
 use super::{
     Idle, liqo,
+    pods::node_of,
     remote::{Owner, Question},
 };
 use crate::{
@@ -229,7 +230,9 @@ impl Reconciler<'_> {
         let asked = match (&wanted, &published) {
             (Err(_), _) => Question::Claims,
             (Ok(()), Some(Readiness::Created)) => Question::Presence,
-            (Ok(()), _) => Question::Usable,
+            (Ok(()), _) => Question::Usable {
+                pods: node_of(cluster).is_some(),
+            },
         };
         let seen = match (name, self.reach(&id)) {
             _ if wanted.is_err() && published.is_none() => Seen::Absent,

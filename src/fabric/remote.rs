@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::{ResourceExt, api::ObjectMeta};
 
-use super::marks::{HOME, HOME_NAMESPACE, HOME_NAMESPACE_UID, HOME_UID};
+use super::{
+    marks::{HOME, HOME_NAMESPACE, HOME_NAMESPACE_UID, HOME_UID},
+    rights,
+};
 use crate::{
     cluster::{ApiError, Cluster, Precondition, may_within},
     observe::crash::{self, Step},
@@ -25,8 +28,11 @@ pub(super) struct Owner {
 /// What is wanted to be known of a namespace that is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether twins can be made in it.
-    Usable,
+    /// Whether twins can be made in it, and pods if the fabric runs them.
+    Usable {
+        /// Whether it does.
+        pods: bool,
+    },
     /// Which claims it holds.
     Claims,
     /// Neither.
@@ -51,13 +57,17 @@ impl Owner {
         let (mut claims, mut usable) = (Vec::new(), Ok(()));
         match asked {
             Question::Claims => claims = claims_in(there, name).await?,
-            Question::Usable => {
-                if !may_within(there, name, "create", "", "persistentvolumeclaims").await? {
-                    usable = Err(format!(
+            Question::Usable { pods } => {
+                usable = if !may_within(there, name, "create", "", "persistentvolumeclaims").await? {
+                    Err(format!(
                         "the namespace {name} is there, but this driver may not make claims in it: see \
                          remoteAccess.level fabric of the chart"
-                    ));
-                }
+                    ))
+                } else if pods {
+                    rights::take(there, name).await?
+                } else {
+                    Ok(())
+                };
             }
             Question::Presence => {}
         }

@@ -295,6 +295,8 @@ steps! {
     OffloadLetGo = "offload-let-go",
     /// A `RemoteCluster` is held, or let go, by the fabric.
     FabricHold = "fabric-hold",
+    /// The fabric takes the rights that it needs in a namespace that it has made.
+    OffloadBind = "offload-bind",
     /// The fabric makes the node that stands for a cluster.
     FabricNodeMake = "fabric-node-make",
     /// It writes labels, taints or status of that node.
