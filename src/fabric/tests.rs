@@ -429,6 +429,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
     let settings = Settings {
         namespace: "ours".into(),
         identity: "a".into(),
+        endpoint: None,
     };
     let stop = CancellationToken::new();
     let idle = watch::Sender::new(None);

@@ -1,6 +1,5 @@
-// Package offload shows on the lab how namespaces are offloaded by the fabric of the driver,
-// with somebody else running the pods: the Go fabric, which asks the NamespaceOffloading where
-// a namespace's pods run.
+// Package offload shows on the lab how namespaces are offloaded by the fabric of the driver, and
+// that their pods run in the other cluster, with the rights that the chart gives there.
 package offload
 
 import (
@@ -25,7 +24,6 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
-	"storage.liqo.io/sanity-tests/fabric"
 	"storage.liqo.io/sanity-tests/machine"
 )
 
@@ -35,8 +33,6 @@ const (
 	// name is the id of the remote cluster, and the name of all that is made for it.
 	name = "offloaded"
 	node = "virtual-offloaded"
-	// label is how the RemoteCluster selects its node.
-	label = "e2e.storage.test/cluster"
 )
 
 var (
@@ -52,7 +48,7 @@ type setup struct {
 	once   sync.Once
 	err    error
 	home   *clusters.Cluster
-	fabric *fabric.Fabric
+	access access
 }
 
 func prepare(t *testing.T) {
@@ -74,9 +70,9 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
-	kubeconfig, err := os.ReadFile(remote.ProxyKubeconfig())
+	kubeconfig, err := s.access.give(ctx, remote)
 	if err != nil {
-		return fmt.Errorf("the kubeconfig of the remote cluster: %w", err)
+		return fmt.Errorf("access to the remote cluster: %w", err)
 	}
 	client, err := home.Client()
 	if err != nil {
@@ -96,32 +92,28 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
 			"kubeconfigSecretRef": map[string]any{"name": name},
-			"nodeSelector":        map[string]any{"matchLabels": map[string]any{label: name}},
-			"fabric":              map[string]any{},
+			"fabric": map[string]any{
+				"nodeName": node,
+				"labels":   map[string]any{"region": "europe"},
+			},
 		},
 	}}
 	_, err = all.Resource(clustersOf).Create(ctx, object, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("declare the remote cluster: %w", err)
 	}
-	options := fabric.Plain(node)
-	options.Home, options.Remote, options.NoNamespaces = home, remote, true
-	options.Labels[label] = name
-	options.Labels["region"] = "europe"
-	options.Namespace = func(namespace string) (string, bool) { return runsIn(ctx, all, namespace) }
-	s.fabric, err = fabric.Start(ctx, options)
-	return err
-}
-
-// runsIn is where a runner of pods finds the namespace for those of a namespace here.
-func runsIn(ctx context.Context, all dynamic.Interface, namespace string) (string, bool) {
-	object, err := all.Resource(offloadings).Namespace(namespace).Get(ctx, "offloading", metav1.GetOptions{})
-	if err != nil || object.GetDeletionTimestamp() != nil {
-		return "", false
-	}
-	reason, _ := condition(object, "Ready")
-	remote, _, _ := unstructured.NestedString(object.Object, "status", "remoteNamespaceName")
-	return remote, reason == "NamespaceCreated"
+	return machine.Until(ctx, "node "+node+" to be ready", func() error {
+		found, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range found.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is not: %v", found.Status.Conditions)
+	})
 }
 
 // condition is what the status says of the remote cluster: reason and message.
@@ -183,9 +175,7 @@ func (s *setup) remove(ctx context.Context) error {
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}
-	if s.fabric != nil {
-		err = errors.Join(err, s.fabric.Stop(ctx))
-	}
+	err = errors.Join(err, s.access.take(ctx))
 	// Liqo, in other suites, is to bring its own.
 	undefined := all.Resource(kinds).Delete(ctx, "namespaceoffloadings.offloading.liqo.io", metav1.DeleteOptions{})
 	if !apierrors.IsNotFound(undefined) {

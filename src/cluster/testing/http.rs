@@ -146,7 +146,13 @@ fn act(
     match outcome {
         Ok(object) if *method == Method::POST => (StatusCode::CREATED, Json(object)).into_response(),
         Ok(object) => Json(object).into_response(),
-        Err(Refused::Absent) => refusal(404, "NotFound"),
+        Err(Refused::Absent) => {
+            let mut said = status(404, "NotFound", "not found");
+            let mut parts = object.rsplit('/');
+            let (name, kind) = (parts.next(), parts.next());
+            said["details"] = json!({"name": name, "kind": kind});
+            (StatusCode::NOT_FOUND, Json(said)).into_response()
+        }
         Err(Refused::Exists) => refusal(409, "AlreadyExists"),
         Err(Refused::Conflict(_)) => refusal(409, "Conflict"),
         Err(Refused::LateFinalizer) => {

@@ -212,3 +212,6 @@ pub(super) fn node_of(cluster: &RemoteCluster) -> Option<String> {
     let makes_it = cluster.spec.node_selector.is_none();
     makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| cluster.name_any()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -134,7 +134,8 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(spec, settings));
     set(&mut remote, "topologySpreadConstraints", spread(spec));
-    let own = spec["runtimeClassName"].as_str().filter(|class| *class != "liqo");
+    let own = spec.get("runtimeClassName").and_then(Value::as_str);
+    let own = own.filter(|class| *class != "liqo");
     if let Some(class) = own.or(settings.runtime_class.as_deref()) {
         remote.insert("runtimeClassName".into(), class.into());
     }

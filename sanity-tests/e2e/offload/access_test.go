@@ -1,0 +1,101 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/machine"
+)
+
+// accessNamespace is where the remote cluster has the identity of the home cluster.
+const accessNamespace = "liqo-csi-access"
+
+// access is what an administrator of the remote cluster gives: the chart, at level fabric.
+type access struct {
+	remote    *clusters.Cluster
+	manifests []byte
+}
+
+// give gives it, and returns a kubeconfig of that identity.
+func (a *access) give(ctx context.Context, remote *clusters.Cluster) ([]byte, error) {
+	a.remote = remote
+	helm, err := chart.New(ctx)
+	if err != nil {
+		return nil, err
+	}
+	values := chart.Values{"remoteAccess": chart.Values{"only": true, "level": "fabric"}}
+	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, values); err != nil {
+		return nil, err
+	}
+	client, err := remote.Client()
+	if err != nil {
+		return nil, err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: accessNamespace}}
+	_, err = client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	if err := a.kubectl(ctx, "apply", "-f", "-"); err != nil {
+		return nil, err
+	}
+	var token []byte
+	err = machine.Until(ctx, "a token", func() error {
+		secret, err := client.CoreV1().Secrets(accessNamespace).Get(ctx, "liqo-csi-remote-token", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if token = secret.Data[corev1.ServiceAccountTokenKey]; len(token) == 0 {
+			return errors.New("it is empty")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(remote.ProxyKubeconfig())
+	if err != nil {
+		return nil, err
+	}
+	config, err := clientcmd.Load(text)
+	if err != nil {
+		return nil, err
+	}
+	current := config.Contexts[config.CurrentContext]
+	config.AuthInfos[current.AuthInfo] = &clientcmdapi.AuthInfo{Token: string(token)}
+	return clientcmd.Write(*config)
+}
+
+// take takes it away.
+func (a *access) take(ctx context.Context) error {
+	if a.manifests == nil {
+		return nil
+	}
+	err := a.kubectl(ctx, "delete", "--ignore-not-found", "-f", "-")
+	client, failed := a.remote.Client()
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	return errors.Join(err, client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{}))
+}
+
+func (a *access) kubectl(ctx context.Context, args ...string) error {
+	command := exec.CommandContext(ctx, a.remote.Kubectl(), args...)
+	command.Stdin = strings.NewReader(string(a.manifests))
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,258 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// offloadedTenant is offloaded under its own name; the second value is the namespace there.
+func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
+	t.Helper()
+	n := newTenant(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	t.Cleanup(func() {
+		// Its pods first, or the namespace there would take them along.
+		if _, err := n.Kubectl("delete", "deployments,jobs,pods", "--all", "--wait=true"); err != nil {
+			t.Error(err)
+		}
+	})
+	return n, user.Existing(t, user.Cluster(t, "remote"), n.Name)
+}
+
+// bare is a pod without a claim, for the node of the remote cluster.
+func bare(pod *corev1.Pod) {
+	pod.Spec.Volumes = nil
+	pod.Spec.Containers[0].VolumeMounts = nil
+	there(pod)
+}
+
+func (n tenant) pod(name string) *corev1.Pod {
+	n.t.Helper()
+	pod, err := n.Client.CoreV1().Pods(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return pod
+}
+
+// waitPod waits until nothing is wrong with the pod.
+func (n tenant) waitPod(what, name string, wrong func(pod *corev1.Pod) string) {
+	n.t.Helper()
+	n.Eventually(what, func(ctx context.Context) (string, error) {
+		pod, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return wrong(pod), nil
+	})
+}
+
+func waitGone(n *user.Namespace, name string) {
+	n.Eventually("pod "+name+" to go", func(ctx context.Context) (string, error) {
+		pod, err := n.Client.CoreV1().Pods(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("it is there: %s, finalizers %v", pod.Status.Phase, pod.Finalizers), nil
+	})
+}
+
+func TestPodRunsWhereItsDataAre(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("writer", "data", there)
+	here := n.WaitReady("writer")
+	if here.Spec.NodeName != node || here.Status.PodIP != "" {
+		t.Errorf("it is on %s with the address %q", here.Spec.NodeName, here.Status.PodIP)
+	}
+	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
+	running, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "writer", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uid := running.Annotations["fabric.storage.liqo.io/home-pod-uid"]; uid != string(here.UID) {
+		t.Errorf("the remote pod runs for %q, not for %s", uid, here.UID)
+	}
+	n.DeletePod("writer")
+	waitGone(remote, "writer")
+	n.Pod("reader", "data", there)
+	n.WaitReady("reader")
+	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
+		t.Errorf("the file has %q", text)
+	}
+}
+
+func TestLabelsOfAPodFollow(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Pod("web", "", bare)
+	n.WaitReady("web")
+	if out, err := n.Kubectl("label", "pod", "web", "role=primary", "app-"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.Eventually("the labels to be there", func(ctx context.Context) (string, error) {
+		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if _, still := pod.Labels["app"]; still || pod.Labels["role"] != "primary" {
+			return fmt.Sprintf("they are %v", pod.Labels), nil
+		}
+		return "", nil
+	})
+}
+
+func TestJobEndsAsItsPodDid(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	template := user.NewPod("", "", bare).Spec
+	template.RestartPolicy = corev1.RestartPolicyNever
+	template.Containers[0].Command = []string{"sh", "-c", "exit 0"}
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{
+		BackoffLimit: new(int32), Template: corev1.PodTemplateSpec{Spec: template},
+	}}
+	if _, err := n.Client.BatchV1().Jobs(n.Name).Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("the job to succeed", func(ctx context.Context) (string, error) {
+		job, err := n.Client.BatchV1().Jobs(n.Name).Get(ctx, "once", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if job.Status.Succeeded != 1 {
+			return fmt.Sprintf("%+v", job.Status), nil
+		}
+		return "", nil
+	})
+}
+
+func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	labels := map[string]string{"app": "web"}
+	one := int32(1)
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
+		Replicas: &one,
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: user.NewPod("", "", bare).Spec},
+	}}
+	if _, err := n.Client.AppsV1().Deployments(n.Name).Create(t.Context(), deployment, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ready := func(but string) (name string) {
+		n.Eventually("a pod of the deployment to be ready", func(ctx context.Context) (string, error) {
+			pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+			if err != nil {
+				return "", err
+			}
+			for _, pod := range pods.Items {
+				for _, condition := range pod.Status.Conditions {
+					if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && pod.Name != but && pod.DeletionTimestamp == nil {
+						name = pod.Name
+						return "", nil
+					}
+				}
+			}
+			return fmt.Sprintf("none of %d is", len(pods.Items)), nil
+		})
+		return name
+	}
+	first := ready("")
+	if out, err := remote.Kubectl("delete", "pod", first); err != nil {
+		t.Fatal(err, out)
+	}
+	ready(first)
+	waitGone(n.Namespace, first)
+
+	// Of a pod without an owner a record stays.
+	n.Pod("alone", "", bare)
+	n.WaitReady("alone")
+	if out, err := remote.Kubectl("delete", "pod", "alone"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.waitPod("the pod to have failed", "alone", func(pod *corev1.Pod) string {
+		if pod.Status.Phase != corev1.PodFailed {
+			return string(pod.Status.Phase)
+		}
+		return ""
+	})
+}
+
+func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	n.Pod("stubborn", "", bare, func(pod *corev1.Pod) {
+		grace := int64(8)
+		pod.Spec.TerminationGracePeriodSeconds = &grace
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap : TERM; while true; do sleep 1; done"}
+	})
+	n.WaitReady("stubborn")
+	// A graceful end is under way there, then somebody loses patience.
+	if out, err := n.Kubectl("delete", "pod", "stubborn", "--wait=false"); err != nil {
+		t.Fatal(err, out)
+	}
+	if out, err := n.Kubectl("delete", "pod", "stubborn", "--force", "--grace-period=0", "--wait=false"); err != nil {
+		t.Fatal(err, out)
+	}
+	for {
+		_, here := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "stubborn", metav1.GetOptions{})
+		_, running := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "stubborn", metav1.GetOptions{})
+		if apierrors.IsNotFound(here) {
+			if !apierrors.IsNotFound(running) {
+				t.Error("the name is free while the pod runs")
+			}
+			break
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("it does not end")
+		}
+	}
+}
+
+func TestWhatCannotRunThereSaysWhy(t *testing.T) {
+	n, remote := offloadedTenant(t)
+	waits := func(name, reason string, words ...string) {
+		t.Helper()
+		n.waitPod(name+" to say why it waits", name, func(pod *corev1.Pod) string {
+			said := fmt.Sprintf("%s %s: %s", pod.Status.Phase, pod.Status.Reason, pod.Status.Message)
+			for _, word := range append(words, reason, "Pending") {
+				if !strings.Contains(said, word) {
+					return said
+				}
+			}
+			return ""
+		})
+	}
+	n.Pod("host", "", bare, func(pod *corev1.Pod) { pod.Spec.HostPID = true })
+	waits("host", "PodNotSupported", "spec.hostPID")
+	remote.Pod("taken", "", func(pod *corev1.Pod) {
+		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
+	})
+	n.Pod("taken", "", bare)
+	waits("taken", "RemoteNameTaken", "did not make")
+	if out, err := remote.Kubectl("delete", "pod", "taken"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.WaitReady("taken")
+
+	// In a namespace that is not offloaded nothing runs there.
+	home := user.NewNamespace(t, user.Cluster(t, "home"))
+	home.Pod("web", "", bare)
+	other := tenant{home, t}
+	other.waitPod("the pod to say why it waits", "web", func(pod *corev1.Pod) string {
+		if pod.Status.Reason != "OffloadingBackOff" || !strings.Contains(pod.Status.Message, "not offloaded") {
+			return pod.Status.Reason + ": " + pod.Status.Message
+		}
+		return ""
+	})
+	home.DeletePod("web")
+}

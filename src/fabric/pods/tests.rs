@@ -1,0 +1,326 @@
+//! The pods of the node `milan` against two fake API servers, and a kubelet there that runs what
+//! is not gated and remembers it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{sync::watch, time};
+
+use super::*;
+use crate::{
+    cluster::{
+        Rights,
+        testing::{Act, FakeApi, Fault, Life},
+    },
+    fleet::{Link, Registry},
+    placement::{Declared, Mapped, Namespaces},
+};
+
+const POD: &str = "/api/v1/namespaces/shop/pods/web";
+const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
+const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+const MOST_WRITES: usize = 12;
+
+struct World {
+    home: FakeApi,
+    there: FakeApi,
+    /// Which remote pods ran for which home pod.
+    ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (home, there) = (FakeApi::start().await, FakeApi::start().await);
+        home.put(SYSTEM, json!({}));
+        there.put(SYSTEM, json!({}));
+        there.put("/api/v1/namespaces/shop-home", json!({}));
+        let spec = json!({"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}});
+        home.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({ "spec": spec }),
+        );
+        let ready = json!({"type": "Ready", "status": "True", "reason": "NamespaceCreated", "message": ""});
+        home.put(
+            "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading",
+            json!({"spec": {}, "status": {
+                "remoteNamespaceName": "shop-home", "remoteNamespacesConditions": {"milan": [ready]},
+            }}),
+        );
+        Self {
+            home,
+            there,
+            ran: Mutex::default(),
+        }
+    }
+
+    /// In which a pod waits on the node; somebody would make another one, or not.
+    async fn with_pod(controlled: bool) -> Self {
+        let world = Self::new().await;
+        world.make(controlled);
+        world
+    }
+
+    fn make(&self, controlled: bool) {
+        let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": true}]);
+        let mut pod = json!({
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"nodeName": "milan", "containers": [{"name": "web", "image": "web"}]},
+            "status": {"phase": "Pending"},
+        });
+        if controlled {
+            pod["metadata"]["ownerReferences"] = owner;
+        }
+        self.home.put(POD, pod);
+    }
+
+    async fn run(&self) {
+        let home = self.home.cluster_unwatched().await;
+        let link = Link::up(&self.there, Rights::ALL).await;
+        let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into();
+        let declared = Declared {
+            namespaces: Namespaces {
+                mapping,
+                same_name: false,
+            },
+            ..Declared::plain("milan")
+        };
+        let registry = Registry::fixed([(declared, link)]);
+        let places = Places::new(&home, &registry);
+        let swept = watch::Sender::new(false);
+        home.views().offloadings.complete().await;
+        Pods::new(&places, "milan".parse().unwrap(), "milan".into(), &swept)
+            .run()
+            .await;
+    }
+
+    /// Runs what is not gated, as a kubelet does.
+    async fn kubelet(&self) {
+        loop {
+            if let Some(pod) = self.there.object(THERE)
+                && pod["spec"]["schedulingGates"]
+                    .as_array()
+                    .is_none_or(Vec::is_empty)
+                && pod["status"]["phase"].is_null()
+            {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let of = text(&pod["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"]);
+                self.ran
+                    .lock()
+                    .unwrap()
+                    .entry(of)
+                    .or_default()
+                    .insert(text(&pod["metadata"]["uid"]));
+                self.there
+                    .change(THERE, |pod| pod["status"] = json!({"phase": "Running"}));
+            }
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn run_until(&self, condition: impl Fn(&Self) -> bool) {
+        let until = async {
+            while !condition(self) {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let outcome = time::timeout(Duration::from_secs(60), async {
+            tokio::select! {
+                () = self.run() => unreachable!("it runs for ever"),
+                () = self.kubelet() => unreachable!("it runs for ever"),
+                () = until => {}
+            }
+        });
+        let came = outcome.await.is_ok();
+        assert!(
+            came,
+            "it never came true: {:#?} {:#?}",
+            self.home.object(POD),
+            self.there.object(THERE)
+        );
+    }
+
+    /// Runs until it dies before the write after so many, or this is so; whether it died.
+    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+        let life = Life::of_writes(writes);
+        for api in [&self.home, &self.there] {
+            api.live(Some(life.clone()));
+        }
+        let died = tokio::select! {
+            () = self.run_until(done) => false,
+            () = life.over() => true,
+        };
+        for api in [&self.home, &self.there] {
+            api.live(None);
+        }
+        died
+    }
+
+    fn is_running(&self) -> bool {
+        self.home
+            .object(POD)
+            .is_some_and(|pod| pod["status"]["phase"] == "Running")
+    }
+
+    fn is_gone(&self) -> bool {
+        self.home.object(POD).is_none() && self.there.object(THERE).is_none()
+    }
+
+    fn delete(&self) {
+        self.home.change(POD, |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        });
+    }
+
+    fn ran_at_most_once_each(&self) -> bool {
+        self.ran.lock().unwrap().values().all(|pods| pods.len() <= 1)
+    }
+
+    fn home_pod(&self) -> Value {
+        self.home.object(POD).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_pod_runs_there_and_says_so() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let (here, there) = (world.home_pod(), world.there.object(THERE).unwrap());
+    assert_eq!(
+        here["metadata"]["finalizers"],
+        json!(["fabric.storage.liqo.io/remote-pod"])
+    );
+    assert_eq!(
+        here["metadata"]["annotations"]["fabric.storage.liqo.io/remote-namespace"],
+        "shop-home"
+    );
+    assert!(here["status"]["startTime"].is_string());
+    assert_eq!(
+        there["metadata"]["labels"],
+        json!({"app": "web", "fabric.storage.liqo.io/home": "home"})
+    );
+    assert_eq!(there["metadata"]["ownerReferences"][0]["kind"], "Namespace");
+    world.delete();
+    world.run_until(World::is_gone).await;
+}
+
+#[tokio::test]
+async fn wherever_it_dies_each_pod_runs_once_and_ends() {
+    let mut has_ended = false;
+    for writes in 0..MOST_WRITES {
+        let world = World::with_pod(true).await;
+        let died = world.die_after(writes, World::is_running).await;
+        world.run_until(World::is_running).await;
+        world.delete();
+        let died = world.die_after(writes, World::is_gone).await || died;
+        world.run_until(World::is_gone).await;
+        assert!(world.ran_at_most_once_each(), "{:?}", world.ran);
+        has_ended |= !died;
+    }
+    assert!(has_ended, "there are more writes than were tried");
+}
+
+#[tokio::test]
+async fn what_others_delete_there_is_replaced_and_not_run_again() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let uid = world.home_pod()["metadata"]["uid"].clone();
+    world.there.remove(THERE);
+    world.run_until(World::is_gone).await;
+    world.make(true);
+    world.run_until(World::is_running).await;
+    assert_ne!(world.home_pod()["metadata"]["uid"], uid);
+    assert!(world.ran_at_most_once_each());
+
+    let alone = World::with_pod(false).await;
+    alone.run_until(World::is_running).await;
+    alone.there.remove(THERE);
+    alone
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Failed")
+        .await;
+    assert_eq!(alone.home_pod()["status"]["reason"], "DeletedRemotely");
+}
+
+#[tokio::test]
+async fn a_name_is_free_only_when_its_cluster_says_so() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world.there.remove(THERE);
+    world.delete();
+    // A proxy in between knows no such path.
+    world
+        .there
+        .fault(Fault::new("GET", "/pods/web", Act::Refuse(404)));
+    let looked = |world: &World| {
+        let asked = |request: &&String| request.ends_with(THERE);
+        world.there.requests().iter().filter(asked).count() > 2
+    };
+    world.run_until(looked).await;
+    assert!(world.home.object(POD).is_some());
+    // Another cluster answers under the address.
+    world.there.heal();
+    let before = world.there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    world
+        .there
+        .change(SYSTEM, |it| it["metadata"]["uid"] = json!("another"));
+    let asked = world.there.requests().len();
+    world
+        .run_until(|world| world.there.requests().len() > asked + 8)
+        .await;
+    assert!(world.home.object(POD).is_some());
+    world.there.change(SYSTEM, |it| it["metadata"]["uid"] = before);
+    world.run_until(World::is_gone).await;
+}
+
+#[tokio::test]
+async fn what_runs_for_nobody_is_deleted_and_nothing_else() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world.home.remove(POD);
+    // Another home cluster that has chosen the same id.
+    let other = "/api/v1/namespaces/shop-home/pods/other";
+    let mut theirs = world.there.object(THERE).unwrap();
+    theirs["metadata"]["annotations"]["fabric.storage.liqo.io/home-uid"] = json!("theirs");
+    theirs["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod"] = json!("shop/other");
+    theirs["metadata"]["uid"] = json!("o");
+    world.there.put(other, theirs);
+    world.run_until(|world| world.there.object(THERE).is_none()).await;
+    assert!(world.there.object(other).is_some());
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_says_for_what() {
+    let world = World::with_pod(true).await;
+    world.there.put(THERE, json!({"spec": {}}));
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "RemoteNameTaken")
+        .await;
+    assert!(world.there.object(THERE).is_some());
+    world.there.remove(THERE);
+    world.run_until(World::is_running).await;
+
+    let claims = World::with_pod(true).await;
+    let volume = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    claims.home.change(POD, |pod| pod["spec"]["volumes"] = volume);
+    claims.home.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"uid": "mine"}}),
+    );
+    let twin = |of: &str| json!({"metadata": {"annotations": {"storage.liqo.io/claim-uid": of}}});
+    let there = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+    let says = |words: &'static str| {
+        move |world: &World| {
+            let status = world.home_pod()["status"].clone();
+            status["reason"] == "ClaimNotReady" && status["message"].as_str().unwrap().contains(words)
+        }
+    };
+    claims.run_until(says("has no claim shop-home/data")).await;
+    claims.there.put(there, twin("theirs"));
+    claims.run_until(says("is not the twin")).await;
+    claims.there.put(there, twin("mine"));
+    claims.run_until(World::is_running).await;
+}
