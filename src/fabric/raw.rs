@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE};
 use crate::{
     cluster::view::Slim,
-    offload::pods::{FINALIZER, GATE, HomePod, There},
+    offload::pods::{FINALIZER, GATE, HomePod, STARTED, There},
 };
 
 /// A pod.
@@ -112,14 +112,16 @@ impl RawPod {
         }
     }
 
-    /// What is decided from, of a remote pod, for the home pod of this key and uid; the uid is
-    /// not known where that is gone.
-    pub(super) fn as_there(&self, is_ours: bool, key: &str, uid: Option<&str>) -> There {
+    /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
+    pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> There {
         if !is_ours || self.annotation(HOME_POD) != Some(key) {
             return There::Foreign;
         }
-        let of = self.annotation(HOME_POD_UID);
-        if uid.is_some() && of != uid {
+        let is_of = |home: &Self| {
+            let started = home.started().is_none_or(|uid| uid == self.uid());
+            self.annotation(HOME_POD_UID) == Some(home.uid()) && started
+        };
+        if !home.is_none_or(is_of) {
             return There::Earlier {
                 deleting: self.deleting().is_some(),
             };
@@ -129,6 +131,13 @@ impl RawPod {
             deleting: self.deleting(),
             ended: self.has_ended(),
         }
+    }
+
+    /// The uid of the remote pod that has started for this home pod, if one has.
+    fn started(&self) -> Option<&str> {
+        let conditions = self.status["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.find(|it| it["type"] == STARTED)?["message"].as_str()
     }
 
     fn is_gated(&self) -> bool {

@@ -22,7 +22,7 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, Waiting, carried_labels, decide_pod,
-        final_status, remote_pod, remote_status, unreachable_status, waiting_status,
+        final_status, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
 };
 
@@ -52,7 +52,7 @@ impl Writer<'_> {
                         remote: found,
                         ..self.look
                     };
-                    let there = look.classified(facts.home.and(look.home.as_deref()).map(RawPod::uid));
+                    let there = look.classified();
                     let facts = PodFacts {
                         there,
                         ..facts.clone()
@@ -85,8 +85,10 @@ impl Writer<'_> {
             }
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
-                let status = json!({"startTime": now()});
-                self.write_status(home, &status).await?;
+                if let Some(remote) = &self.look.remote {
+                    let status = started_status(&home.json(), remote.uid(), &now());
+                    self.write_status(home, &status).await?;
+                }
             }
             Act::Ungate => self.ungate().await?,
             Act::Reflect => self.reflect(home).await?,

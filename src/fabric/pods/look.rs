@@ -107,7 +107,7 @@ impl Pods<'_> {
                 }
             }
         }
-        Ok(look.classified(Some(home.uid())))
+        Ok(look.classified())
     }
 
     /// Deletes what runs for a home pod that is no more.
@@ -140,7 +140,7 @@ impl Pods<'_> {
             };
             let facts = PodFacts {
                 home: None,
-                there: look.classified(None),
+                there: look.classified(),
                 obstacle: None,
             };
             let again = Writer { pods: self, look }
@@ -226,12 +226,12 @@ impl Pods<'_> {
 
 impl Look<'_> {
     /// What the remote pod is, as far as it was seen.
-    pub(super) fn classified(&self, uid: Option<&str>) -> There {
+    pub(super) fn classified(&self) -> There {
         let Some(remote) = &self.remote else {
             return There::Unseen;
         };
         let is_ours = remote.annotation(HOME_UID) == Some(self.home_uid);
-        remote.as_there(is_ours, self.key, uid)
+        remote.as_there(is_ours, self.key, self.home.as_deref())
     }
 
     /// What a pod says that a cluster does not take.

@@ -324,3 +324,22 @@ async fn a_pod_that_waits_says_for_what() {
     claims.there.put(there, twin("mine"));
     claims.run_until(World::is_running).await;
 }
+
+#[tokio::test]
+async fn a_pod_that_is_made_late_never_starts() {
+    let world = World::with_pod(false).await;
+    world.run_until(World::is_running).await;
+    // A request of before that was under way for long arrives when the first one has gone.
+    let mut late = world.there.object(THERE).unwrap();
+    late["metadata"]["uid"] = json!("late");
+    late["spec"]["schedulingGates"] = json!([{"name": "fabric.storage.liqo.io/home-pod-started"}]);
+    late["status"] = json!({});
+    world.there.remove(THERE);
+    world.there.put(THERE, late);
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Failed")
+        .await;
+    world.home.remove(POD);
+    world.run_until(World::is_gone).await;
+    assert!(world.ran_at_most_once_each(), "{:?}", world.ran);
+}

@@ -31,7 +31,8 @@ pub enum There {
         /// Whether it has ended.
         ended: bool,
     },
-    /// The pod that was made for an earlier one of this name.
+    /// A pod that was made for an earlier one of this name, or for this one although another has
+    /// started for it.
     Earlier {
         /// Whether it is being deleted.
         deleting: bool,
@@ -299,6 +300,7 @@ mod tests {
     /// A remote pod, and whether it can ever have run.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Remote {
+        id: u32,
         of: u32,
         gated: bool,
         ran: bool,
@@ -312,6 +314,9 @@ mod tests {
         remote: Option<Remote>,
         late: Vec<u32>,
         ran: Vec<u32>,
+        /// The remote pod that has started for the home pod.
+        named: Option<u32>,
+        made: u32,
     }
 
     impl World {
@@ -330,11 +335,13 @@ mod tests {
                 None if home.started || home.deleting.is_some() => There::Gone,
                 _ if outdated && !home.started && home.deleting.is_none() => There::Unseen,
                 None => There::Unseen,
-                Some(remote) if remote.of == uid => There::Ours {
-                    gated: remote.gated,
-                    deleting: None,
-                    ended: false,
-                },
+                Some(remote) if remote.of == uid && self.named.is_none_or(|id| id == remote.id) => {
+                    There::Ours {
+                        gated: remote.gated,
+                        deleting: None,
+                        ended: false,
+                    }
+                }
                 Some(_) => There::Earlier { deleting: false },
             }
         }
@@ -350,16 +357,20 @@ mod tests {
                 Act::Claim => self.change(|home| home.claimed = true),
                 Act::Make if lost => self.late.extend(uid),
                 Act::Make => self.post(uid.unwrap()),
-                Act::MarkStarted => self.change(|home| home.started = true),
+                Act::MarkStarted => {
+                    self.change(|home| home.started = true);
+                    self.named = self.remote.map(|remote| remote.id);
+                }
                 Act::Ungate => self.remote.as_mut().unwrap().gated = false,
                 Act::DeleteThere(_) => self.remote = None,
                 Act::End(End::Deleted) => self.change(|home| home.deleting = Some(30)),
                 Act::End(End::Failed) => self.change(|home| home.ended = true),
                 Act::Free => {
                     if let Some(remote) = self.remote {
-                        assert_ne!(Some(remote.of), uid, "freed while its pod is there");
+                        let may_run = !remote.gated && Some(remote.of) == uid;
+                        assert!(!may_run, "freed while its pod is there");
                     }
-                    self.home = None;
+                    (self.home, self.named) = (None, None);
                 }
                 Act::Say(_) | Act::Reflect | Act::Rest => {}
             }
@@ -367,7 +378,9 @@ mod tests {
 
         fn post(&mut self, of: u32) {
             if self.remote.is_none() {
+                self.made += 1;
                 self.remote = Some(Remote {
+                    id: self.made,
                     of,
                     gated: true,
                     ran: false,

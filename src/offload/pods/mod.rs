@@ -6,12 +6,14 @@
 //!
 //! 1. The home pod gets a finalizer, and is told where it is to run.
 //! 2. The remote pod is made *gated*: a scheduling gate keeps it from starting.
-//! 3. The home pod gets `status.startTime`; from then on it may have run.
-//! 4. The gate is taken off.
+//! 3. The home pod gets `status.startTime`, and a condition that names the remote pod; from then
+//!    on it may have run.
+//! 4. The gate is taken off the remote pod that is named.
 //! 5. The home pod goes when the remote cluster says that its pod is gone, and not before.
 //!
-//! A remote pod that is made late, after its home pod went, stays gated and is deleted. One that
-//! may have run and is gone is never made again.
+//! A remote pod that is made late, by a request that was under way for long, stays gated and is
+//! deleted: its home pod went, or names another one. One that may have run and is gone is never
+//! made again.
 
 mod decision;
 mod spec;
@@ -21,7 +23,7 @@ mod volumes;
 pub use self::{
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     spec::{PodRefused, RemoteMarks, RemoteSettings, carried_labels, claims, remote_pod},
-    status::{final_status, remote_status, unreachable_status, waiting_status},
+    status::{STARTED, final_status, remote_status, started_status, unreachable_status, waiting_status},
 };
 
 /// The scheduling gate of a remote pod that must not start yet.

@@ -18,6 +18,8 @@ const CARRIED: [&str; 6] = [
 const NOT_CARRIED: [&str; 1] = ["PodScheduled"];
 const READY: &str = "Ready";
 const DISRUPTED: &str = "DisruptionTarget";
+/// Condition of a home pod that may have run: its message is the uid of the remote pod.
+pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
 
 /// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
 #[must_use]
@@ -35,6 +37,16 @@ pub fn remote_status(home: &Value, remote: &Value) -> Value {
     }
     status.insert("conditions".into(), conditions(home, remote));
     status.into()
+}
+
+/// The merge patch of a pod whose remote pod, of this uid, is about to start.
+#[must_use]
+pub fn started_status(home: &Value, remote: &str, now: &str) -> Value {
+    let started = json!({
+        "type": STARTED, "status": "True", "reason": "Started", "message": remote, "lastTransitionTime": now,
+    });
+    let others = own(home).filter(|it| it["type"] != STARTED).cloned();
+    json!({"startTime": now, "conditions": others.chain([started]).collect::<Vec<_>>()})
 }
 
 /// The merge patch of a pod that waits.
