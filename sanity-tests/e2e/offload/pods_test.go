@@ -20,12 +20,6 @@ func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
 	t.Helper()
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
-	t.Cleanup(func() {
-		// Its pods first, or the namespace there would take them along.
-		if _, err := n.Kubectl("delete", "deployments,jobs,pods", "--all", "--wait=true"); err != nil {
-			t.Error(err)
-		}
-	})
 	return n, user.Existing(t, user.Cluster(t, "remote"), n.Name)
 }
 
