@@ -161,13 +161,13 @@ impl Streams {
             certificate::keep(&home, &self.wanted, &shown, &provider).await;
             std::future::pending::<()>().await;
         };
-        let serving = async {
+        let serving = Box::pin(async {
             tokio::join!(
                 authority::keep(&home, &authority),
                 certificates,
                 Arc::clone(&kubelet).accept(self.listener, tls)
             )
-        };
+        });
         if stop.run_until_cancelled(serving).await.is_none() {
             kubelet.end(self.bounds.farewell).await;
         }

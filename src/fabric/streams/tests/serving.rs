@@ -47,9 +47,9 @@ async fn a_command_is_run_there_and_ten_mebibytes_come_back_as_they_went() {
         writer
     });
     assert_eq!(world.metrics.open_now(Kind::Exec), 1);
-    let mut heard = Vec::new();
-    reader.read_to_end(&mut heard).await.unwrap();
-    assert!(heard == sent, "{} bytes of {}", heard.len(), sent.len());
+    let mut echoed = Vec::new();
+    reader.read_to_end(&mut echoed).await.unwrap();
+    assert!(echoed == sent, "{} bytes of {}", echoed.len(), sent.len());
     drop(saying.await.unwrap());
     while world.metrics.open_now(Kind::Exec) > 0 {
         tokio::task::yield_now().await;
@@ -68,7 +68,7 @@ async fn who_has_said_all_still_hears_the_answer() {
 }
 
 #[tokio::test]
-async fn who_leaves_there_is_heard_to_the_end() {
+async fn who_leaves_there_is_echoed_to_the_end() {
     let world = World::new(Act::Leave("exit 3")).await;
     let mut call = world.stream("GET /portForward/shop/web?port=80").await;
     assert_eq!(call.rest().await, b"exit 3");
