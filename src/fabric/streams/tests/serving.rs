@@ -68,7 +68,7 @@ async fn who_has_said_all_still_hears_the_answer() {
 }
 
 #[tokio::test]
-async fn who_leaves_there_is_echoed_to_the_end() {
+async fn who_leaves_there_is_heard_to_the_end() {
     let world = World::new(Act::Leave("exit 3")).await;
     let mut call = world.stream("GET /portForward/shop/web?port=80").await;
     assert_eq!(call.rest().await, b"exit 3");
