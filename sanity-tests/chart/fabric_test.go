@@ -52,6 +52,34 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 	}
 }
 
+// The right to approve is one for the serving certificates of all kubelets.
+func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
+	for _, approves := range []bool{false, true} {
+		values := Values{"enabled": true, "streams": Values{"approveCertificates": approves}}
+		var may, told bool
+		for _, object := range render(t, Values{"fabric": values}) {
+			switch object := object.(type) {
+			case *rbacv1.ClusterRole:
+				for _, rule := range object.Rules {
+					if slices.Contains(rule.Verbs, "approve") {
+						may = true
+						if !slices.Equal(rule.ResourceNames, []string{"kubernetes.io/kubelet-serving"}) {
+							t.Errorf("it may approve for %v", rule.ResourceNames)
+						}
+					}
+				}
+			case *appsv1.Deployment:
+				if object.Name == "liqo-csi-fabric" {
+					told = slices.Contains(object.Spec.Template.Spec.Containers[0].Args, "--approve-serving-certificates")
+				}
+			}
+		}
+		if may != approves || told != approves {
+			t.Errorf("with approveCertificates=%v it may: %v, and is told to: %v", approves, may, told)
+		}
+	}
+}
+
 // Rights on namespaces are rights on all of them: a policy holds the identity to its own.
 func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	objects := render(t, remote("fabric"))

@@ -1,6 +1,10 @@
 //! `liqo-csi fabric`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -36,6 +40,16 @@ pub(super) struct Args {
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, default_value = "0.0.0.0:9828")]
     metrics_address: SocketAddr,
+    /// Address of logs, exec, attach and port-forward of the pods of virtual nodes: API servers
+    /// call its port.
+    #[arg(long, default_value = "0.0.0.0:9829")]
+    streams_address: SocketAddr,
+    /// Address by which API servers call this pod; its serving certificate is for that.
+    #[arg(long, env = "POD_IP")]
+    pod_ip: Option<IpAddr>,
+    /// Approve the requests for that certificate that this process makes itself.
+    #[arg(long)]
+    approve_serving_certificates: bool,
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
@@ -63,7 +77,9 @@ async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
     take_orders_of_command();
     let (mut loops_metrics, mut api_metrics) = (reconcile::Metrics::default(), cluster::Metrics::default());
+    let mut stream_metrics = fabric::StreamMetrics::default();
     let metrics = Metrics::new("fabric", |registry| {
+        stream_metrics = fabric::StreamMetrics::register(registry);
         loops_metrics = reconcile::Metrics::register(registry);
         api_metrics = cluster::Metrics::register(registry);
     });
@@ -100,12 +116,22 @@ async fn serve(args: Args) -> Outcome {
         home.clone(),
         remotes,
     )));
+    let identity = std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string());
+    let streams = fabric::StreamSettings {
+        address: args.streams_address,
+        pod_ip: args.pod_ip,
+        name: identity.clone(),
+        approve: args.approve_serving_certificates,
+    };
+    let streams = fabric::Streams::bind(streams, stream_metrics).await?;
+    let port = streams.port()?;
+    let endpoint = args.pod_ip.map(|address| fabric::Endpoint { address, port });
     let settings = fabric::Settings {
         namespace: args.namespace,
-        identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
-        endpoint: None,
+        identity,
+        endpoint,
     };
-    fabric::run(home, registry, settings, loops_metrics, idle, stop).await;
+    fabric::run(home, registry, settings, streams, loops_metrics, idle, stop).await;
     health.await??;
     Ok(())
 }

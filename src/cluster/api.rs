@@ -309,6 +309,24 @@ where
         self.change_status(name, &Patch::Strategic(patch)).await
     }
 
+    /// Applies a JSON merge patch to the approval of a `CertificateSigningRequest`; `None` when
+    /// there is no such object.
+    pub async fn merge_approval(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
+        let params = PatchParams {
+            field_manager: Some(DRIVER_NAME.to_owned()),
+            ..PatchParams::default()
+        };
+        self.bounded("approve", name, || async {
+            let patch = Patch::Merge(patch);
+            let patched = self
+                .api
+                .patch_subresource("approval", name, &params, &patch)
+                .await;
+            absent_is_none(patched).map(unwrapped)
+        })
+        .await
+    }
+
     async fn change_status(
         &self,
         name: &str,

@@ -7,14 +7,16 @@ use std::{
 };
 
 use http::header::{HeaderValue, USER_AGENT};
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Client, Config,
-    client::ClientBuilder,
+    client::{ClientBuilder, ConfigExt},
     config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+use tower::{BoxError, ServiceBuilder};
 
 use super::{
     ApiError, AwaitedVolumes, Calls, Cluster, Inner, REMOTE_LISTS, RecentLists, Rights, Views,
@@ -27,6 +29,13 @@ use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 
 /// How audit logs know us.
 const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
+
+/// The peer of a stream that is as quiet as this is probed.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Between two probes.
+pub(crate) const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
+/// Who answers none of so many is gone.
+pub(crate) const MOST_PROBES: u32 = 4;
 
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
@@ -182,6 +191,41 @@ impl Cluster {
 pub(crate) fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Result<Client, kube::Error> {
     let watches = Watches::of(id.as_str(), &calls.metrics);
     client(config, calls.timeout, Limits::REMOTE, &watches)
+}
+
+/// A client of a remote cluster for streams of bytes that may be as long as they like, and be quiet
+/// for as long: there is no cap on answers and no timeout but that of connecting. Nothing is to be
+/// parsed of what it brings.
+pub(crate) fn stream_client(mut config: Config, connect_timeout: Duration) -> Result<Client, kube::Error> {
+    config.default_retry = false;
+    config.connect_timeout = Some(connect_timeout);
+    config.read_timeout = None;
+    // What is compressed comes when there is enough of it, and a log is to come as it is written.
+    config.disable_compression = true;
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(OUR_AGENT)));
+    if config.proxy_url.is_some() {
+        return Ok(ClientBuilder::try_from(config)?.build());
+    }
+    // As kube would make it, but for the options of its sockets: key strokes are sent at once, and
+    // a peer that is gone without a word is found out.
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(KEEPALIVE));
+    connector.set_keepalive_interval(Some(KEEPALIVE_PROBES));
+    connector.set_keepalive_retries(Some(MOST_PROBES));
+    let connector = config.rustls_https_connector_with_connector(connector)?;
+    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(client);
+    Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
 /// A client of the cluster of a kubeconfig, or of the one we run in, which is believed little

@@ -35,7 +35,7 @@ use kube::{Client, Resource, api::ObjectMeta, core::NamespaceResourceScope};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use self::connect::remote_client;
+pub(crate) use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client, stream_client};
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     awaited::AwaitedVolumes,

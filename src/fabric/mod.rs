@@ -14,6 +14,7 @@ mod pods;
 mod raw;
 mod remote;
 mod rights;
+mod streams;
 
 use std::collections::BTreeSet;
 
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::node::Endpoint;
+pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
     namespaces::Namespaces,
     node::NodeKeeper,
@@ -51,11 +53,13 @@ pub struct Settings {
     pub endpoint: Option<Endpoint>,
 }
 
-/// Runs whenever this replica holds the lease, until `stop`.
+/// Runs whenever this replica holds the lease, until `stop`; and serves streams whether it does or
+/// not.
 pub async fn run(
     home: Cluster,
     registry: Registry,
     settings: Settings,
+    streams: Streams,
     metrics: Metrics,
     idle: Idle,
     stop: CancellationToken,
@@ -68,12 +72,16 @@ pub async fn run(
             virtual_nodes(&home, &registry, settings.endpoint, &metrics),
         );
     };
-    while !stop.is_cancelled() {
-        stop.run_until_cancelled(lease.lead(turn)).await;
-        metrics.leads(false);
-        idle.send_replace(None);
-    }
-    lease.release().await;
+    let led = async {
+        while !stop.is_cancelled() {
+            stop.run_until_cancelled(lease.lead(turn)).await;
+            metrics.leads(false);
+            idle.send_replace(None);
+        }
+        lease.release().await;
+    };
+    let served = streams.serve(home.clone(), registry.clone(), stop.clone());
+    tokio::join!(led, served);
 }
 
 /// A cluster, and the node that the fabric makes for it.

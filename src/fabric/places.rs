@@ -92,7 +92,8 @@ impl Place {
     }
 }
 
-async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
+/// The uid by which a cluster is known: that of its namespace kube-system.
+pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
     let all = cluster.all::<Namespace>();
     let found = all.get(ETERNAL).await?;
     let missing = || all.failure("identify the cluster by", Cause::NotFound(ETERNAL.to_owned()));

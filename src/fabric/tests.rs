@@ -431,6 +431,13 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         identity: "a".into(),
         endpoint: None,
     };
+    let streams = StreamSettings {
+        address: ([127, 0, 0, 1], 0).into(),
+        pod_ip: None,
+        name: "a".into(),
+        approve: false,
+    };
+    let streams = Streams::bind(streams, StreamMetrics::default()).await.unwrap();
     let stop = CancellationToken::new();
     let idle = watch::Sender::new(None);
     let holds = async {
@@ -443,6 +450,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
             home,
             Registry::default(),
             settings,
+            streams,
             Metrics::default(),
             idle,
             stop.clone()

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use kube::{Client, Config, config::KubeConfigOptions};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use secrecy::SecretString;
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
@@ -206,18 +209,7 @@ impl Keeper {
         let text = serde_json::to_string(&vetted);
         let text = text.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
         self.kubeconfig.get_or_init(|| text.into());
-        let proxied = vetted
-            .clusters
-            .iter()
-            .filter_map(|entry| entry.cluster.as_ref())
-            .any(|cluster| cluster.proxy_url.is_some());
-        let config = Config::from_custom_kubeconfig(vetted, &KubeConfigOptions::default()).await;
-        let mut config = config.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
-        if !proxied {
-            // kube takes the one of our environment, which nobody meant for this.
-            config.proxy_url = None;
-        }
-        remote_client(config, &self.id, &self.calls)
+        remote_client(config_of(vetted).await?, &self.id, &self.calls)
             .map_err(|error| format!("no client can be made: {error}"))
     }
 
@@ -318,6 +310,22 @@ impl Keeper {
         self.link.send_replace(link);
         self.changes.send_modify(|count| *count += 1);
     }
+}
+
+/// What a kubeconfig says, once it is vetted.
+pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
+    let proxied = vetted
+        .clusters
+        .iter()
+        .filter_map(|entry| entry.cluster.as_ref())
+        .any(|cluster| cluster.proxy_url.is_some());
+    let config = Config::from_custom_kubeconfig(vetted, &KubeConfigOptions::default()).await;
+    let mut config = config.map_err(|error| format!("its kubeconfig cannot be used: {error}"))?;
+    if !proxied {
+        // kube takes the one of our environment, which nobody meant for this.
+        config.proxy_url = None;
+    }
+    Ok(config)
 }
 
 #[cfg(test)]

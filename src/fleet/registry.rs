@@ -6,14 +6,16 @@ use std::{
     fmt,
     ops::Deref,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use secrecy::SecretString;
+use kube::Client;
+use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
-use super::link::{Changes, Link};
+use super::link::{Changes, Link, config_of};
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, plain, stream_client},
     placement::{Behind, Declared, behind},
     topology::Node,
     volume::ClusterId,
@@ -149,6 +151,26 @@ impl Remote {
             Link::Up(connected) => connected.kubeconfig.clone(),
             Link::Connecting(_) | Link::Unreachable(_) | Link::Refused(_) | Link::Disputed(_) => None,
         }
+    }
+
+    /// A client of its API server for streams, which knows no timeout but this for connecting: see
+    /// [`stream_client`].
+    pub(crate) async fn stream_client(&self, connect_timeout: Duration) -> Result<Client, Unreachable> {
+        let refused = |why: String| Unreachable::Refused {
+            cluster: self.id.clone(),
+            object: self.object.clone(),
+            why,
+        };
+        // Why it is not reached, if it is not.
+        self.reach()?;
+        let text = self.kubeconfig();
+        let text = text.ok_or_else(|| refused("its kubeconfig is not kept".to_owned()))?;
+        let vetted = serde_json::from_str(text.expose_secret());
+        // Errors of serde quote what they read.
+        let vetted = vetted.map_err(|_| refused("its kubeconfig cannot be read again".to_owned()))?;
+        let config = config_of(vetted).await.map_err(refused)?;
+        stream_client(config, connect_timeout)
+            .map_err(|error| refused(format!("no client can be made: {}", plain(&error))))
     }
 
     /// Why no new volumes are made there, if they are not.

@@ -325,6 +325,10 @@ steps! {
     PodLetGo = "pod-let-go",
     /// A home pod that ended is taken from the API server, as a kubelet does.
     PodFree = "pod-free",
+    /// A serving certificate for the kubelet's API is asked for.
+    ServingRequest = "serving-request",
+    /// The request for it is approved.
+    ServingApprove = "serving-approve",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -114,7 +114,10 @@ fn act(
     body: &Bytes,
 ) -> Response {
     let sent = || serde_json::from_slice::<Value>(body).unwrap_or_default();
-    let object = path.strip_suffix("/status").unwrap_or(path);
+    let object = ["/status", "/approval"]
+        .iter()
+        .find_map(|below| path.strip_suffix(below))
+        .unwrap_or(path);
     let outcome = match *method {
         Method::GET if is_collection(path) => return Json(list(store, path, query)).into_response(),
         Method::GET if is_api(path) && store.get(path).is_none() => {
@@ -125,6 +128,27 @@ fn act(
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
             let mut review = sent();
             review["status"] = json!({"allowed": true});
+            return (StatusCode::CREATED, Json(review)).into_response();
+        }
+        // Whoever is of that group may do everything. What was asked last is kept.
+        Method::POST if path.ends_with("/subjectaccessreviews") => {
+            let mut review = sent();
+            store.put(&format!("{path}/last"), review.clone());
+            let groups = review["spec"]["groups"].as_array();
+            let is_master = groups.is_some_and(|all| all.contains(&json!("system:masters")));
+            review["status"] = json!({"allowed": is_master});
+            return (StatusCode::CREATED, Json(review)).into_response();
+        }
+        // A token says who has it: `token-of:` and a group.
+        Method::POST if path.ends_with("/tokenreviews") => {
+            let mut review = sent();
+            let token = review["spec"]["token"].as_str().unwrap_or_default();
+            review["status"] = match token.strip_prefix("token-of:") {
+                Some(group) => {
+                    json!({"authenticated": true, "user": {"username": "somebody", "groups": [group]}})
+                }
+                None => json!({"authenticated": false}),
+            };
             return (StatusCode::CREATED, Json(review)).into_response();
         }
         Method::POST if path.ends_with("/eviction") => {

@@ -1,0 +1,266 @@
+//! What is asked of a kubelet, and the same in the words of an API server. No cluster is asked
+//! anything here.
+
+use form_urlencoded::Serializer;
+use http::Method;
+use prometheus_client::encoding::EncodeLabelValue;
+
+use super::Refusal;
+
+/// What may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum Kind {
+    /// What a container has written.
+    Logs,
+    /// To run a command in a container.
+    Exec,
+    /// To be connected with the process of a container.
+    Attach,
+    /// To be connected with ports of a pod.
+    PortForward,
+}
+
+/// What a kubelet was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) kind: Kind,
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    container: Option<String>,
+    /// As an API server calls them.
+    options: Vec<(&'static str, String)>,
+}
+
+impl Kind {
+    /// The verb whose right it takes: a command may be run by GET as well.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::Logs => "get",
+            Self::Exec | Self::Attach | Self::PortForward => "create",
+        }
+    }
+
+    fn subresource(self) -> &'static str {
+        match self {
+            Self::Logs => "log",
+            Self::Exec => "exec",
+            Self::Attach => "attach",
+            Self::PortForward => "portforward",
+        }
+    }
+
+    fn takes(self, method: &Method) -> bool {
+        match self {
+            Self::Logs => *method == Method::GET,
+            Self::Exec | Self::Attach | Self::PortForward => {
+                *method == Method::GET || *method == Method::POST
+            }
+        }
+    }
+
+    /// How an API server calls a parameter of a kubelet, if it is passed on.
+    fn option(self, parameter: &str) -> Option<&'static str> {
+        let known: &[(&str, &'static str)] = match self {
+            Self::Logs => &[
+                ("follow", "follow"),
+                ("tailLines", "tailLines"),
+                ("sinceSeconds", "sinceSeconds"),
+                ("sinceTime", "sinceTime"),
+                ("timestamps", "timestamps"),
+                ("previous", "previous"),
+                ("limitBytes", "limitBytes"),
+                ("stream", "stream"),
+            ],
+            Self::Exec => &[("command", "command")],
+            Self::Attach => &[],
+            Self::PortForward => &[("port", "ports")],
+        };
+        let found = known.iter().find(|(name, _)| *name == parameter);
+        found.map(|&(_, option)| option)
+    }
+
+    /// What is either on or off, as a kubelet and as an API server call it.
+    fn switches(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Logs | Self::PortForward => &[],
+            Self::Exec | Self::Attach => &[
+                ("input", "stdin"),
+                ("output", "stdout"),
+                ("error", "stderr"),
+                ("tty", "tty"),
+            ],
+        }
+    }
+}
+
+impl Asked {
+    /// Reads a request.
+    pub(super) fn read(method: &Method, path: &str, query: &str) -> Result<Self, Refusal> {
+        let parts: Vec<&str> = path.split('/').collect();
+        let (kind, namespace, pod, container) = match parts[..] {
+            ["", "containerLogs", namespace, pod, container] => (Kind::Logs, namespace, pod, Some(container)),
+            ["", "exec", namespace, pod, container] => (Kind::Exec, namespace, pod, Some(container)),
+            ["", "attach", namespace, pod, container] => (Kind::Attach, namespace, pod, Some(container)),
+            ["", "portForward", namespace, pod] => (Kind::PortForward, namespace, pod, None),
+            _ => return Err(Refusal::NotServed),
+        };
+        if ![Some(namespace), Some(pod), container]
+            .into_iter()
+            .flatten()
+            .all(is_name)
+        {
+            return Err(Refusal::NotServed);
+        }
+        if !kind.takes(method) {
+            return Err(Refusal::Method(method.clone()));
+        }
+        Ok(Self {
+            kind,
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            container: container.map(str::to_owned),
+            options: options(kind, query),
+        })
+    }
+
+    /// Whether the answer may well begin when something is written that is not written yet.
+    pub(super) fn follows(&self) -> bool {
+        let follow = |(name, value): &(&str, String)| *name == "follow" && is_on(value);
+        self.options.iter().any(follow)
+    }
+
+    /// Path and query of the same request to an API server, for the pod of that name in this
+    /// namespace.
+    pub(super) fn path(&self, namespace: &str) -> String {
+        let mut query = Serializer::new(String::new());
+        if let Some(container) = &self.container {
+            query.append_pair("container", container);
+        }
+        query.extend_pairs(&self.options);
+        format!(
+            "/api/v1/namespaces/{namespace}/pods/{}/{}?{}",
+            self.pod,
+            self.kind.subresource(),
+            query.finish()
+        )
+    }
+}
+
+fn options(kind: Kind, query: &str) -> Vec<(&'static str, String)> {
+    let mut switched = vec![false; kind.switches().len()];
+    let mut options = Vec::new();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if let Some(option) = kind.option(&name) {
+            options.push((option, value.into_owned()));
+        } else if let Some(at) = kind.switches().iter().position(|(it, _)| *it == name) {
+            switched[at] |= is_on(&value);
+        }
+    }
+    // All of them are said: an API server has defaults of its own.
+    for (&(_, option), on) in kind.switches().iter().zip(switched) {
+        options.push((option, on.to_string()));
+    }
+    options
+}
+
+fn is_on(value: &str) -> bool {
+    matches!(value, "1" | "true")
+}
+
+/// A name becomes part of a path, so nothing else may.
+pub(super) fn is_name(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (1..=253).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| inner(byte) || byte == b'-' || byte == b'.')
+        && text.bytes().next().is_some_and(inner)
+        && text.bytes().next_back().is_some_and(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_has_its_words() {
+        for (method, asked, expected) in [
+            (
+                Method::GET,
+                "/containerLogs/shop/web-0/app?follow=true&tailLines=10&sinceSeconds=5&sinceTime=2026-01-01T00%3A00%3A00Z\
+                 &timestamps=true&previous=true&limitBytes=9&stream=Stdout&pretty=1&insecureSkipTLSVerifyBackend=true",
+                "/log?container=app&follow=true&tailLines=10&sinceSeconds=5&sinceTime=2026-01-01T00%3A00%3A00Z\
+                 &timestamps=true&previous=true&limitBytes=9&stream=Stdout",
+            ),
+            (
+                Method::POST,
+                "/exec/shop/web-0/app?command=sh&command=-c&command=a%26b%3Dc+d&input=1&output=1&error=0&tty=1",
+                "/exec?container=app&command=sh&command=-c&command=a%26b%3Dc+d&stdin=true&stdout=true&stderr=false&tty=true",
+            ),
+            (
+                Method::GET,
+                "/exec/shop/web-0/app?command=ls&output=1&error=1&container=other&stdin=true",
+                "/exec?container=app&command=ls&stdin=false&stdout=true&stderr=true&tty=false",
+            ),
+            (
+                Method::POST,
+                "/attach/shop/web-0/app?input=true&command=sh",
+                "/attach?container=app&stdin=true&stdout=false&stderr=false&tty=false",
+            ),
+            (Method::POST, "/portForward/shop/web-0", "/portforward?"),
+            (
+                Method::GET,
+                "/portForward/shop/web-0?port=80&port=443",
+                "/portforward?ports=80&ports=443",
+            ),
+        ] {
+            let (path, query) = asked.split_once('?').unwrap_or((asked, ""));
+            let read = Asked::read(&method, path, query).unwrap();
+            assert_eq!((read.namespace.as_str(), read.pod.as_str()), ("shop", "web-0"));
+            let expected = format!("/api/v1/namespaces/there/pods/web-0{expected}");
+            assert_eq!(read.path("there"), expected, "{asked}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_served() {
+        for path in [
+            "/",
+            "",
+            "/pods",
+            "/metrics",
+            "/logs/",
+            "/run/shop/web-0/app",
+            "/exec/shop/web-0",
+            "/exec/shop/web-0/app/",
+            "/exec/shop/web-0/uid/app",
+            "//exec/shop/web-0/app",
+            "/exec/shop/../app",
+            "/exec/shop/web%2f0/app",
+            "/exec/shop/web-0/a?b",
+            "/exec/shop//app",
+            "/containerLogs/shop/web-0",
+            "/portForward/shop/web-0/uid",
+        ] {
+            let read = Asked::read(&Method::GET, path, "");
+            assert!(matches!(read, Err(Refusal::NotServed)), "{path}");
+        }
+        for (method, path) in [
+            (Method::POST, "/containerLogs/shop/web-0/app"),
+            (Method::PUT, "/exec/shop/web-0/app"),
+            (Method::DELETE, "/portForward/shop/web-0"),
+        ] {
+            let read = Asked::read(&method, path, "");
+            assert!(matches!(read, Err(Refusal::Method(_))), "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn only_a_log_that_is_followed_may_be_quiet_from_the_start() {
+        let logs = |query| Asked::read(&Method::GET, "/containerLogs/shop/web-0/app", query).unwrap();
+        assert!(logs("tailLines=1&follow=true").follows());
+        for query in ["", "follow=false", "stream=follow"] {
+            assert!(!logs(query).follows(), "{query}");
+        }
+    }
+}

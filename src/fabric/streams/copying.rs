@@ -1,0 +1,113 @@
+//! Bytes from one connection to another, both ways, until both are quiet for good.
+
+use std::{
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+
+/// What is held of a stream in memory, in each direction.
+const BUFFER: usize = 16 << 10;
+
+/// Copies until both sides have said all they have to say. When one has, the other one hears of it
+/// and may go on; one that is silent for `linger` then has nothing more to say. While both are
+/// open, they may be silent for as long as they like.
+pub(super) async fn copy(
+    one: impl AsyncRead + AsyncWrite,
+    other: impl AsyncRead + AsyncWrite,
+    linger: Duration,
+) -> io::Result<()> {
+    let (one_reader, one_writer) = tokio::io::split(one);
+    let (other_reader, other_writer) = tokio::io::split(other);
+    let passed = AtomicU64::new(0);
+    let there = pass(one_reader, other_writer, &passed);
+    let back = pass(other_reader, one_writer, &passed);
+    tokio::pin!(there, back);
+    let is_there = tokio::select! {
+        ended = &mut there => ended.map(|()| true)?,
+        ended = &mut back => ended.map(|()| false)?,
+    };
+    loop {
+        let before = passed.load(Ordering::Relaxed);
+        let ended = if is_there {
+            timeout(linger, &mut back).await
+        } else {
+            timeout(linger, &mut there).await
+        };
+        match ended {
+            Ok(ended) => return ended,
+            Err(_) if passed.load(Ordering::Relaxed) == before => return Ok(()),
+            Err(_) => {}
+        }
+    }
+}
+
+/// One direction, and its end.
+async fn pass(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    passed: &AtomicU64,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..read]).await?;
+        // TLS keeps back what was written.
+        to.flush().await?;
+        passed.fetch_add(read as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    const LINGER: Duration = Duration::from_mins(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_said_all_still_hears_the_other() {
+        let (mut home, one) = duplex(1000);
+        let (mut there, other) = duplex(1000);
+        let copying = tokio::spawn(copy(one, other, LINGER));
+        home.write_all(b"sort this").await.unwrap();
+        home.shutdown().await.unwrap();
+        let mut heard = String::new();
+        there.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "sort this");
+        // It takes longer than it may be silent, but is not silent for so long.
+        for _ in 0..5 {
+            tokio::time::sleep(LINGER * 9 / 10).await;
+            there.write_all(b"sorted ").await.unwrap();
+        }
+        drop(there);
+        let mut heard = String::new();
+        home.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "sorted ".repeat(5));
+        copying.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_nothing_until_one_side_has_left() {
+        let (home, one) = duplex(1000);
+        let (mut there, other) = duplex(1000);
+        let copying = tokio::spawn(copy(one, other, LINGER));
+        tokio::time::sleep(LINGER * 100).await;
+        assert!(!copying.is_finished());
+        drop(home);
+        // The other side does not notice.
+        let mut heard = Vec::new();
+        there.read_to_end(&mut heard).await.unwrap();
+        copying.await.unwrap().unwrap();
+        assert!(heard.is_empty());
+    }
+}

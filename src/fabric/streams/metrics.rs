@@ -1,0 +1,91 @@
+//! How many streams there are, of which kind, and what came of requests.
+
+use std::sync::Arc;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::asked::Kind;
+
+/// The streams of a process. Cheap to clone; exported only if registered.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    open: Family<Stream, Gauge>,
+    asked: Family<Request, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Stream {
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    kind: Kind,
+    outcome: Outcome,
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum Outcome {
+    /// The remote cluster answered, and the answer was passed on.
+    Relayed,
+    /// It was not relayed, or there was no answer.
+    Refused,
+}
+
+/// A stream that is open, until it is dropped.
+pub(super) struct Open {
+    gauge: Gauge,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Metrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "liqo_csi_fabric_streams",
+            "Streams that are open to pods in remote clusters, by kind",
+            metrics.open.clone(),
+        );
+        registry.register(
+            "liqo_csi_fabric_stream_requests",
+            "Requests for streams to pods in remote clusters, by kind and outcome",
+            metrics.asked.clone(),
+        );
+        metrics
+    }
+
+    /// Begins a stream, unless there are too many.
+    pub(super) fn open(&self, kind: Kind, room: &Arc<Semaphore>) -> Option<Open> {
+        let permit = Arc::clone(room).try_acquire_owned().ok()?;
+        let gauge = self.open.get_or_create(&Stream { kind }).clone();
+        gauge.inc();
+        Some(Open {
+            gauge,
+            _permit: permit,
+        })
+    }
+
+    /// Counts a request.
+    pub(super) fn count(&self, kind: Kind, outcome: Outcome) {
+        self.asked.get_or_create(&Request { kind, outcome }).inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn open_now(&self, kind: Kind) -> i64 {
+        self.open.get_or_create(&Stream { kind }).get()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.gauge.dec();
+    }
+}

@@ -1,0 +1,124 @@
+//! Who may.
+
+use super::*;
+
+async fn ask_with_token(world: &World, token: &str) -> (StatusCode, String) {
+    let mut call = world.call(None).await.unwrap();
+    let headers = format!("{SPDY}Authorization: Bearer {token}\r\n");
+    call.ask(EXEC, &headers).await
+}
+
+#[tokio::test]
+async fn nobody_is_anonymous() {
+    let world = World::new(Act::Echo).await;
+    for headers in [SPDY.to_owned(), format!("{SPDY}Authorization: Basic YTpi\r\n")] {
+        let answer = world.call(None).await.unwrap().ask(EXEC, &headers).await;
+        assert_eq!(answer.0, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(
+        ask_with_token(&world, "made up").await.0,
+        StatusCode::UNAUTHORIZED
+    );
+    assert!(world.remote.came().is_empty());
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_ca_is_refused() {
+    let world = World::new(Act::Echo).await;
+    let shown = Ca::new().issue("system:masters");
+    let refused = match world.call(Some(shown)).await {
+        // With TLS 1.3 it is told after the handshake.
+        Ok(mut call) => call.0.read_u8().await.is_err(),
+        Err(_) => true,
+    };
+    assert!(refused);
+}
+
+#[tokio::test]
+async fn each_right_is_asked_for_as_a_kubelet_asks() {
+    let world = World::new(Act::Echo).await;
+    for (line, headers, verb) in [
+        (EXEC, SPDY, "create"),
+        ("GET /exec/shop/web/app?command=sh", SPDY, "create"),
+        ("GET /attach/shop/web/app", SPDY, "create"),
+        ("GET /portForward/shop/web", SPDY, "create"),
+        (LOGS, "", "get"),
+    ] {
+        let nobody = world.ca.issue("system:nobodies");
+        let mut call = world.call(Some(nobody)).await.unwrap();
+        let (status, head) = call.ask(line, headers).await;
+        assert_eq!(status, StatusCode::FORBIDDEN);
+        let told = format!(
+            "Forbidden (user=kube-apiserver-kubelet-client, verb={verb}, resource=nodes, subresource=proxy, \
+             node=to-milan)"
+        );
+        assert!(head.contains(&told), "{head}");
+        let review = &world.home.object(REVIEW).unwrap()["spec"];
+        assert_eq!(
+            review["groups"],
+            json!(["system:nobodies", "system:authenticated"])
+        );
+        let asked = &review["resourceAttributes"];
+        assert_eq!(
+            (&asked["resource"], &asked["subresource"], &asked["name"]),
+            (&json!("nodes"), &json!("proxy"), &json!("to-milan"))
+        );
+        assert_eq!(asked["verb"], verb);
+    }
+    assert!(world.remote.came().is_empty());
+}
+
+#[tokio::test]
+async fn who_may_not_is_not_told_which_pods_there_are() {
+    let world = World::new(Act::Echo).await;
+    let nobody = world.ca.issue("system:nobodies");
+    let mut call = world.call(Some(nobody)).await.unwrap();
+    let (status, head) = call.ask("POST /exec/shop/none/app", SPDY).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "{head}");
+    assert!(world.home.object(REVIEW).unwrap()["spec"]["resourceAttributes"]["name"].is_null());
+}
+
+#[tokio::test]
+async fn a_token_counts_as_the_api_server_says() {
+    let world = World::new(Act::Echo).await;
+    let allowed = ask_with_token(&world, "token-of:system:masters").await;
+    assert_eq!(allowed.0, StatusCode::SWITCHING_PROTOCOLS);
+    let refused = ask_with_token(&world, "token-of:system:nobodies").await;
+    assert_eq!(refused.0, StatusCode::FORBIDDEN);
+    assert!(refused.1.contains("user=somebody"), "{}", refused.1);
+    assert_eq!(world.remote.came().len(), 1);
+    // The token stays here.
+    assert_eq!(
+        world.remote.came()[0].headers["authorization"],
+        "Bearer of-the-driver"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_counts_for_a_while() {
+    let world = World::new(Act::Echo).await;
+    let reviews = || {
+        let all = world.home.requests();
+        all.iter()
+            .filter(|it| it.ends_with("/subjectaccessreviews"))
+            .count()
+    };
+    let before = reviews();
+    for _ in 0..5 {
+        assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
+    }
+    assert_eq!(reviews() - before, 1);
+}
+
+#[tokio::test]
+async fn nothing_is_relayed_while_the_api_server_cannot_say_who_may() {
+    let world = World::new(Act::Echo).await;
+    world.home.fault(crate::cluster::testing::Fault::new(
+        "POST",
+        "/apis/authorization.k8s.io",
+        crate::cluster::testing::Act::Refuse(400),
+    ));
+    let (status, _) = world.asked(EXEC, SPDY).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(world.remote.came().is_empty());
+}

@@ -1,0 +1,288 @@
+//! The kubelet's API as an API server calls it, over TLS and with bytes on the wire, in front of
+//! two fake API servers and the end of a stream that does what a test wants.
+
+mod callers;
+mod certificates;
+mod remote;
+mod serving;
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
+use rustls::{
+    ClientConfig,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinHandle,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use self::remote::{Act, Remote};
+use super::*;
+use crate::{
+    cluster::{Rights, testing::FakeApi},
+    fleet::{Connected, Link},
+    placement::{Declared, NodeRule},
+    topology::LabelSelector,
+};
+
+const POD: &str = "/api/v1/namespaces/shop/pods/web";
+const POD_THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
+const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+const CLIENT_CA: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+const REVIEW: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews/last";
+
+const EXEC: &str = "POST /exec/shop/web/app?command=cat&input=1&output=1";
+const LOGS: &str = "GET /containerLogs/shop/web/app";
+const SPDY: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v5.channel.k8s.io\r\n\
+                    X-Stream-Protocol-Version: v4.channel.k8s.io\r\n";
+
+/// The CA of the clients of a cluster.
+struct Ca(CertifiedIssuer<'static, KeyPair>);
+
+impl Ca {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate for somebody of this group.
+    fn issue(&self, group: &str) -> Shown {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "kube-apiserver-kubelet-client");
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        (
+            certificate.der().clone(),
+            PrivatePkcs8KeyDer::from(key.serialize_der()),
+        )
+    }
+}
+
+/// What somebody shows who calls.
+type Shown = (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>);
+
+/// A home cluster with a pod that runs in the cluster `milan`, and the API in front of them.
+struct World {
+    home: FakeApi,
+    there: FakeApi,
+    remote: Remote,
+    ca: Ca,
+    address: SocketAddr,
+    metrics: Metrics,
+    stop: CancellationToken,
+    served: JoinHandle<()>,
+}
+
+impl World {
+    async fn new(act: Act) -> Self {
+        Self::bounded(act, Bounds::default()).await
+    }
+
+    async fn bounded(act: Act, bounds: Bounds) -> Self {
+        let (home, there) = (FakeApi::start().await, FakeApi::start().await);
+        let ca = Ca::new();
+        let system = home.put(SYSTEM, json!({}));
+        home.put(CLIENT_CA, json!({"data": {"client-ca-file": ca.0.pem()}}));
+        let annotations = json!({
+            "fabric.storage.liqo.io/remote-cluster": "milan",
+            "fabric.storage.liqo.io/remote-namespace": "shop-home",
+        });
+        let spec = json!({"nodeName": "to-milan", "containers": []});
+        let pod = home.put(
+            POD,
+            json!({"metadata": {"annotations": annotations}, "spec": spec}),
+        );
+        there.put(
+            POD_THERE,
+            json!({"spec": {"containers": []}, "metadata": {"annotations": {
+                "fabric.storage.liqo.io/home-pod-uid": pod["metadata"]["uid"],
+                "fabric.storage.liqo.io/home-uid": system["metadata"]["uid"],
+            }}}),
+        );
+        let remote = Remote::start(act).await;
+        let registry = registry(&there, &remote).await;
+        let settings = Settings {
+            address: ([127, 0, 0, 1], 0).into(),
+            pod_ip: Some([127, 0, 0, 1].into()),
+            name: "liqo-csi-fabric-0".into(),
+            approve: true,
+        };
+        let metrics = Metrics::default();
+        let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
+        streams.bounds = bounds;
+        let address = streams.listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let served = tokio::spawn(streams.serve(home.cluster_unwatched().await, registry, stop.clone()));
+        let world = Self {
+            home,
+            there,
+            remote,
+            ca,
+            address,
+            metrics,
+            stop,
+            served,
+        };
+        // It asks for certificates as soon as it knows who signs them.
+        while world.asked("GET /exec/no/such/pod", SPDY).await.0 == StatusCode::UNAUTHORIZED {
+            tokio::task::yield_now().await;
+        }
+        world
+    }
+
+    /// A connection with this certificate.
+    async fn call(&self, shown: Option<Shown>) -> io::Result<Conversation> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Anybody));
+        let mut config = match shown {
+            Some((certificate, key)) => builder
+                .with_client_auth_cert(vec![certificate], PrivateKeyDer::from(key))
+                .unwrap(),
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let socket = TcpStream::connect(self.address).await?;
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let socket = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
+        Ok(Conversation(socket))
+    }
+
+    /// As the API server.
+    async fn call_as_master(&self) -> Conversation {
+        self.call(Some(self.ca.issue("system:masters"))).await.unwrap()
+    }
+
+    /// A stream that is open.
+    async fn stream(&self, line: &str) -> Conversation {
+        let mut call = self.call_as_master().await;
+        let (status, head) = call.say(line, SPDY).await;
+        assert_eq!(status, StatusCode::SWITCHING_PROTOCOLS, "{head}");
+        call
+    }
+
+    /// What is answered to the API server.
+    async fn asked(&self, line: &str, headers: &str) -> (StatusCode, String) {
+        self.call_as_master().await.ask(line, headers).await
+    }
+
+    fn change(api: &FakeApi, path: &str, pointer: &str, value: Value) {
+        let changed = api.change(path, |it| *it.pointer_mut(pointer).unwrap() = value);
+        assert!(changed, "{path} is not there");
+    }
+}
+
+async fn registry(there: &FakeApi, remote: &Remote) -> Registry {
+    let Link::Up(up) = Link::up(there, Rights::ALL).await else {
+        unreachable!("it is up");
+    };
+    let kubeconfig = json!({
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", remote.address)}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"token": "of-the-driver"}}],
+        "current-context": "c",
+    });
+    let link = Link::Up(Arc::new(Connected {
+        cluster: up.cluster.clone(),
+        version: up.version.clone(),
+        kubeconfig: Some(kubeconfig.to_string().into()),
+    }));
+    let declared = Declared {
+        nodes: NodeRule::Labels(LabelSelector(Vec::new())),
+        ..Declared::plain("milan")
+    };
+    Registry::fixed([(declared, link)])
+}
+
+/// One connection.
+struct Conversation(TlsStream<TcpStream>);
+
+impl Conversation {
+    /// Asks something; the head of the answer.
+    async fn say(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
+        let request = format!("{line} HTTP/1.1\r\nHost: node\r\n{headers}\r\n");
+        self.0.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(self.0.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head)
+    }
+
+    /// Asks something and nothing else: head and body of the answer.
+    async fn ask(&mut self, line: &str, headers: &str) -> (StatusCode, String) {
+        let (status, mut head) = self.say(line, headers).await;
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .map_or(0, |length| length.parse().unwrap());
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).await.unwrap();
+        head += std::str::from_utf8(&body).unwrap();
+        (status, head)
+    }
+
+    /// All that is said until the end.
+    async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        self.0.read_to_end(&mut rest).await.unwrap();
+        rest
+    }
+}
+
+/// Takes every certificate, as an API server without `--kubelet-certificate-authority` does.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

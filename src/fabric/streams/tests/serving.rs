@@ -1,0 +1,316 @@
+//! What is passed on, and what is not.
+
+use super::*;
+use crate::fabric::streams::asked::Kind;
+
+/// Bytes of which no two pieces are alike.
+fn noise(length: u32) -> Vec<u8> {
+    (0..length / 4)
+        .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_command_is_run_there_and_ten_mebibytes_come_back_as_they_went() {
+    let world = World::new(Act::Echo).await;
+    let mut call = world.call_as_master().await;
+    let (status, head) = call
+        .say(EXEC, &format!("{SPDY}Authorization: Bearer x\r\n"))
+        .await;
+    assert_eq!(status, StatusCode::SWITCHING_PROTOCOLS);
+    let head = head.to_lowercase();
+    for header in [
+        "upgrade: spdy/3.1",
+        "connection: upgrade",
+        "x-stream-protocol-version: v4.channel.k8s.io",
+    ] {
+        assert!(head.contains(header), "{head}");
+    }
+    assert!(!head.contains("set-cookie"), "{head}");
+
+    let came = world.remote.came().pop().unwrap();
+    assert_eq!(
+        came.line,
+        "POST /api/v1/namespaces/shop-home/pods/web/exec\
+         ?container=app&command=cat&stdin=true&stdout=true&stderr=false&tty=false"
+    );
+    assert_eq!(came.headers["authorization"], "Bearer of-the-driver");
+    let versions: Vec<_> = came.headers.get_all("x-stream-protocol-version").iter().collect();
+    assert_eq!(versions, ["v5.channel.k8s.io", "v4.channel.k8s.io"]);
+
+    let sent = noise(10 << 20);
+    let (mut reader, mut writer) = tokio::io::split(call.0);
+    let said = sent.clone();
+    let saying = tokio::spawn(async move {
+        writer.write_all(&said).await.unwrap();
+        writer.shutdown().await.unwrap();
+        writer
+    });
+    assert_eq!(world.metrics.open_now(Kind::Exec), 1);
+    let mut echoed = Vec::new();
+    reader.read_to_end(&mut echoed).await.unwrap();
+    assert!(echoed == sent, "{} bytes of {}", echoed.len(), sent.len());
+    drop(saying.await.unwrap());
+    while world.metrics.open_now(Kind::Exec) > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn who_has_said_all_still_hears_the_answer() {
+    let world = World::new(Act::HearFirst).await;
+    let mut call = world.stream("POST /attach/shop/web/app?input=1&output=1").await;
+    let mut sent = noise(1 << 20);
+    call.0.write_all(&sent).await.unwrap();
+    call.0.shutdown().await.unwrap();
+    sent.reverse();
+    assert!(call.rest().await == sent);
+}
+
+#[tokio::test]
+async fn who_leaves_there_is_heard_to_the_end() {
+    let world = World::new(Act::Leave("exit 3")).await;
+    let mut call = world.stream("GET /portForward/shop/web?port=80").await;
+    assert_eq!(call.rest().await, b"exit 3");
+    let came = world.remote.came().pop().unwrap();
+    assert_eq!(
+        came.line,
+        "GET /api/v1/namespaces/shop-home/pods/web/portforward?ports=80"
+    );
+}
+
+#[tokio::test]
+async fn a_log_is_passed_on_as_it_is_written() {
+    let (lines, written) = watch::channel(Vec::new());
+    let world = World::bounded(
+        Act::Log(written),
+        Bounds {
+            // A log that is followed may be quiet for longer than others may take to answer.
+            answer: Duration::from_millis(1),
+            ..Bounds::default()
+        },
+    )
+    .await;
+    let mut call = world.call_as_master().await;
+    let (status, _) = call.say(&format!("{LOGS}?follow=true&tailLines=5"), "").await;
+    assert_eq!(status, StatusCode::OK);
+    for line in ["one\n", "two\n"] {
+        lines.send_modify(|all| all.push(line));
+        let mut chunk = vec![0; "4\r\none\n\r\n".len()];
+        call.0.read_exact(&mut chunk).await.unwrap();
+        assert_eq!(chunk, format!("4\r\n{line}\r\n").into_bytes());
+    }
+    assert_eq!(world.metrics.open_now(Kind::Logs), 1);
+    lines.send_modify(|all| all.push(""));
+    let mut end = vec![0; 5];
+    call.0.read_exact(&mut end).await.unwrap();
+    assert_eq!(end, b"0\r\n\r\n");
+    assert_eq!(
+        world.remote.came().pop().unwrap().line,
+        "GET /api/v1/namespaces/shop-home/pods/web/log?container=app&follow=true&tailLines=5"
+    );
+    // The connection is good for the next request.
+    assert_eq!(call.ask("GET /pods", "").await.0, StatusCode::NOT_FOUND);
+    assert_eq!(world.metrics.open_now(Kind::Logs), 0);
+}
+
+#[tokio::test]
+async fn what_a_cluster_refuses_is_said_as_it_says_it() {
+    const SAID: &str = r#"{"kind":"Status","code":400,"message":"container app is waiting to start"}"#;
+    for code in [400, 403, 404, 500] {
+        let world = World::new(Act::Refuse(code, SAID)).await;
+        let (status, head) = world.asked(EXEC, SPDY).await;
+        assert_eq!(status.as_u16(), code);
+        // Whoever wants a stream reads a Status, who wants a log would see one.
+        assert!(
+            head.ends_with(SAID) && head.contains("content-type: application/json"),
+            "{head}"
+        );
+        let (status, head) = world.asked(LOGS, "").await;
+        assert_eq!(status.as_u16(), code);
+        assert!(
+            head.ends_with("\r\n\r\ncontainer app is waiting to start"),
+            "{head}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_open_the_stream_is_not_believed() {
+    let world = World::new(Act::Fine).await;
+    let (status, head) = world.asked(EXEC, SPDY).await;
+    assert_eq!(status, StatusCode::BAD_GATEWAY);
+    assert!(
+        head.contains("it says 200 OK to a request for a stream"),
+        "{head}"
+    );
+    let endless = "x".repeat(1 << 20).leak();
+    let world = World::new(Act::Refuse(500, endless)).await;
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::BAD_GATEWAY);
+}
+
+#[tokio::test]
+async fn a_cluster_that_says_nothing_is_waited_for_only_so_long() {
+    let bounds = Bounds {
+        answer: Duration::from_millis(50),
+        ..Bounds::default()
+    };
+    let world = World::bounded(Act::Silent, bounds).await;
+    for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+        let (status, head) = world.asked(line, headers).await;
+        assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(
+            head.contains("the cluster milan has not answered within 50ms"),
+            "{head}"
+        );
+    }
+    assert_eq!(world.metrics.open_now(Kind::Exec), 0);
+}
+
+#[tokio::test]
+async fn only_the_pod_that_runs_for_the_live_one_is_reached() {
+    let annotation = |name: &str| format!("/metadata/annotations/fabric.storage.liqo.io~1{name}");
+    let milan = "remote-cluster";
+    for (is_home, name, value, status, told) in [
+        (
+            false,
+            "home-pod-uid",
+            json!("of-another"),
+            StatusCode::CONFLICT,
+            "does not run for the pod",
+        ),
+        (
+            false,
+            "home-pod-uid",
+            json!(""),
+            StatusCode::CONFLICT,
+            "does not run for the pod",
+        ),
+        (
+            false,
+            "home-uid",
+            json!("of-another"),
+            StatusCode::CONFLICT,
+            "does not run for the pod",
+        ),
+        (
+            true,
+            "remote-namespace",
+            json!("other"),
+            StatusCode::NOT_FOUND,
+            "has no pod other/web",
+        ),
+        (
+            true,
+            "remote-namespace",
+            json!("../x"),
+            StatusCode::NOT_FOUND,
+            "was not given to a remote cluster",
+        ),
+        (
+            true,
+            "remote-namespace",
+            json!(""),
+            StatusCode::NOT_FOUND,
+            "was not given to a remote cluster",
+        ),
+        (
+            true,
+            milan,
+            json!("rome"),
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the cluster rome is not known",
+        ),
+        (
+            true,
+            milan,
+            json!(""),
+            StatusCode::NOT_FOUND,
+            "was not given to a remote cluster",
+        ),
+    ] {
+        let world = World::new(Act::Echo).await;
+        let (api, path) = if is_home {
+            (&world.home, POD)
+        } else {
+            (&world.there, POD_THERE)
+        };
+        World::change(api, path, &annotation(name), value);
+        for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+            let (answered, head) = world.asked(line, headers).await;
+            assert_eq!(answered, status, "{head}");
+            assert!(head.contains(told), "{head}");
+        }
+        assert!(world.remote.came().is_empty(), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_was_made_again_is_another() {
+    let world = World::new(Act::Echo).await;
+    World::change(&world.home, POD, "/metadata/uid", json!("of-the-next"));
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::CONFLICT);
+    world.there.remove(POD_THERE);
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
+    world.home.remove(POD);
+    let (status, head) = world.asked(EXEC, SPDY).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(head.contains("there is no pod shop/web"), "{head}");
+    assert!(world.remote.came().is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_has_to_be_asked_for_as_one() {
+    let world = World::new(Act::Echo).await;
+    for headers in ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"] {
+        assert_eq!(world.asked(EXEC, headers).await.0, StatusCode::BAD_REQUEST);
+    }
+    let post = LOGS.replace("GET", "POST");
+    assert_eq!(
+        world.asked(&post, "Content-Length: 0\r\n").await.0,
+        StatusCode::METHOD_NOT_ALLOWED
+    );
+    assert!(world.remote.came().is_empty());
+}
+
+#[tokio::test]
+async fn there_are_only_so_many_streams() {
+    let bounds = Bounds {
+        streams: 2,
+        ..Bounds::default()
+    };
+    let world = World::bounded(Act::Echo, bounds).await;
+    let streams = (world.stream(EXEC).await, world.stream(EXEC).await);
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::TOO_MANY_REQUESTS);
+    drop(streams);
+    while world.asked(EXEC, SPDY).await.0 != StatusCode::SWITCHING_PROTOCOLS {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn streams_are_cut_when_they_do_not_end_by_themselves() {
+    let (_lines, written) = watch::channel(vec!["one\n"]);
+    for (act, line, headers) in [
+        (Act::Echo, EXEC, SPDY),
+        (
+            Act::Log(written),
+            "GET /containerLogs/shop/web/app?follow=true",
+            "",
+        ),
+    ] {
+        let bounds = Bounds {
+            farewell: Duration::from_millis(50),
+            ..Bounds::default()
+        };
+        let world = World::bounded(act, bounds).await;
+        let mut call = world.call_as_master().await;
+        call.say(line, headers).await;
+        world.stop.cancel();
+        world.served.await.unwrap();
+        // It ends, politely or not.
+        let mut rest = Vec::new();
+        let _ = call.0.read_to_end(&mut rest).await;
+        assert!(TcpStream::connect(world.address).await.is_err(), "nobody listens");
+    }
+}
