@@ -12,6 +12,7 @@ mod node;
 mod places;
 mod pods;
 mod raw;
+mod reflect;
 mod remote;
 mod rights;
 mod streams;
@@ -29,6 +30,7 @@ use self::{
     node::NodeKeeper,
     places::Places,
     pods::{Pods, node_of},
+    reflect::Reflection,
 };
 use crate::{
     cluster::Cluster,
@@ -67,14 +69,18 @@ pub async fn run(
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
+        // Until it was asked for the first time.
+        idle.send_replace(Some("it was not asked yet whether Liqo is installed".to_owned()));
+        let reflection = Reflection::new(&home, &registry, &settings.namespace, &metrics, &idle);
         tokio::join!(
             drive(Namespaces::new(&home, &registry, &idle), &metrics),
+            drive(reflection, &metrics),
             virtual_nodes(&home, &registry, settings.endpoint, &metrics),
         );
     };
     let led = async {
         while !stop.is_cancelled() {
-            stop.run_until_cancelled(lease.lead(turn)).await;
+            Box::pin(stop.run_until_cancelled(lease.lead(turn))).await;
             metrics.leads(false);
             idle.send_replace(None);
         }
