@@ -117,7 +117,7 @@ async fn virtual_nodes(home: &Cluster, registry: &Registry, endpoint: Option<End
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
         let keeper = NodeKeeper::new(places, cluster.clone(), node.clone(), endpoint, swept.subscribe());
-        let pods = Pods::new(places, cluster, node, &swept);
+        let pods = Pods::new(places, cluster, &node, &swept);
         tokio::join!(drive(keeper, metrics), pods.run());
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;
