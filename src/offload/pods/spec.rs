@@ -304,16 +304,16 @@ mod tests {
         })
     }
 
-    fn made(spec: Value) -> Value {
+    fn made(spec: &Value) -> Value {
         let marks = RemoteMarks {
             labels: [("ours".to_owned(), "yes".to_owned())].into(),
             annotations: BTreeMap::new(),
         };
-        remote_pod(&pod(&spec), &marks, &RemoteSettings::default()).unwrap()
+        remote_pod(&pod(spec), &marks, &RemoteSettings::default()).unwrap()
     }
 
-    fn refused(spec: Value) -> PodRefused {
-        remote_pod(&pod(&spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
+    fn refused(spec: &Value) -> PodRefused {
+        remote_pod(&pod(spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
     }
 
     /// As the API server has a pod of a `StatefulSet`.
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_usual_pod_is_carried_without_what_is_of_home() {
-        let remote = made(usual());
+        let remote = made(&usual());
         assert_eq!(remote["metadata"]["labels"], json!({"app": "web", "ours": "yes"}));
         assert_eq!(remote["metadata"]["annotations"], json!({"note": "kept"}));
         let spec = &remote["spec"];
@@ -399,11 +399,11 @@ mod tests {
         ] {
             let mut spec = json!({ "containers": containers });
             spec[field] = value;
-            assert_eq!(refused(spec), PodRefused::AtHomeOnly(field.into()));
+            assert_eq!(refused(&spec), PodRefused::AtHomeOnly(field.into()));
         }
         let spec = json!({"containers": containers, "newFeature": {"on": true}});
-        assert_eq!(refused(spec), PodRefused::Unknown("newFeature".into()));
-        made(json!({"containers": containers, "hostNetwork": false, "newFeature": {}}));
+        assert_eq!(refused(&spec), PodRefused::Unknown("newFeature".into()));
+        made(&json!({"containers": containers, "hostNetwork": false, "newFeature": {}}));
     }
 
     #[test]
