@@ -199,6 +199,9 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 		t.Errorf("it is not refused: %v", err)
 	}
 	n.waitCondition("Ready", "CreationLoopBackOff", n.Name)
+	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be in the cluster "+name) {
+		t.Errorf("the doctor does not find it: %v: %s", err, out)
+	}
 	n.unoffload()
 	if n.remote(n.Name) == nil {
 		t.Error("a foreign namespace was deleted")
