@@ -112,7 +112,7 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"hostPID":         {func(pod *corev1.Pod) { pod.Spec.HostPID = true }, "of their node"},
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
 		"hostPath":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
-		"a token":         {volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}}}}), "no token of it"},
+		"a token":         {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
 		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},
 		"privileged":      {first(func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: new(true)} }), "privileged"},
@@ -125,19 +125,19 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
 		pods := client.CoreV1().Pods(own)
-		if complaint := refused(pods.Create(t.Context(), bare("fenced", one.edit), dryRun()))(one.words); complaint != "" {
+		if complaint := refused(pods.Create(t.Context(), podOf("fenced", one.edit), dryRun()))(one.words); complaint != "" {
 			t.Errorf("%s: %s", what, complaint)
 		}
 	}
 	for _, elsewhere := range []string{other, "kube-system", "default"} {
 		pods := client.CoreV1().Pods(elsewhere)
-		if complaint := refused(pods.Create(t.Context(), bare("fenced"), dryRun()))("in the namespaces of its fabric"); complaint != "" {
+		if complaint := refused(pods.Create(t.Context(), podOf("fenced"), dryRun()))("in the namespaces of its fabric"); complaint != "" {
 			t.Errorf("in %s: %s", elsewhere, complaint)
 		}
 	}
 	// What may not be made may not be added to what was made either.
 	pods := client.CoreV1().Pods(own)
-	pod, err := pods.Create(t.Context(), bare("kept"), metav1.CreateOptions{})
+	pod, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,8 @@ func (n tenant) remote(namespace string) *corev1.Namespace {
 
 func there(pod *corev1.Pod) {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	// Named, because a toleration of everything keeps pods here that are not offloaded.
+	pod.Spec.Tolerations = []corev1.Toleration{ours}
 }
 
 func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {

@@ -144,8 +144,13 @@ var natures = []shape{
 	{"resourceClaims", func(pod *corev1.Pod) {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}}
 	}},
-	{"a projected volume", volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-		{DownwardAPI: &corev1.DownwardAPIProjection{}}}}})},
+	{"a token of its own", projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}})},
+	{"the token of Kubernetes", func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }},
+	{"a projected volume", projected(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}})},
+}
+
+func projected(source corev1.VolumeProjection) func(*corev1.Pod) {
+	return volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}})
 }
 
 func ownedBy(kind string) func(*corev1.Pod) {
@@ -156,7 +161,7 @@ func ownedBy(kind string) func(*corev1.Pod) {
 	}
 }
 
-func bare(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
+func podOf(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
 		AutomountServiceAccountToken: new(bool),
 		Containers:                   []corev1.Container{{Name: "main", Image: "busybox"}},
@@ -179,7 +184,10 @@ func byClass(pod *corev1.Pod) bool {
 func isHomebound(pod *corev1.Pod) bool {
 	spec := &pod.Spec
 	return spec.HostNetwork || spec.HostPID || spec.HostIPC || len(spec.ResourceClaims) > 0 ||
-		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool { return one.HostPath != nil || one.Ephemeral != nil })
+		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool {
+			return one.HostPath != nil || one.Ephemeral != nil ||
+				one.Projected != nil && one.Projected.Sources[0].ServiceAccountToken != nil
+		})
 }
 
 // admits is what the scheduler makes of a pod as it is.
@@ -214,7 +222,7 @@ func (w wish) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	wanted := admits(t, pod, open)
 	selected := len(w.terms) == 0
 	for _, one := range w.terms {
-		selected = selected || admits(t, bare("selector", required(one)), open)
+		selected = selected || admits(t, podOf("selector", required(one)), open)
 	}
 	selected = selected && !slices.Contains(w.refusing, node.Labels[clusterLabel])
 	switch {
@@ -241,7 +249,7 @@ func (w wish) judge(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error))
 			all.Go(func() {
 				for _, nature := range natures {
 					what := strings.Join([]string{nature.name, affinity.name, toleration.name}, ", ")
-					asked := bare("judged", affinity.edit, toleration.edit, nature.edit)
+					asked := podOf("judged", affinity.edit, toleration.edit, nature.edit)
 					made, err := create(asked.DeepCopy())
 					if complaint := w.complaint(t, asked, made, err); complaint != "" {
 						t.Errorf("%s: %s", what, complaint)
@@ -302,7 +310,7 @@ func (n tenant) create(pod *corev1.Pod) (*corev1.Pod, error) {
 // waitPolicies waits until what the API server knows of the namespace has come to this.
 func (n tenant) waitPolicies(w wish) {
 	n.t.Helper()
-	probe := bare("probe", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))
+	probe := podOf("probe", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))
 	n.Eventually("the policies know the namespace", func(context.Context) (string, error) {
 		made, err := n.create(probe.DeepCopy())
 		if err != nil {
@@ -372,7 +380,7 @@ func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 	n := newTenant(t)
 	for _, toleration := range tolerations {
 		for _, affinity := range affinities {
-			asked := bare("judged", affinity.edit, toleration.edit)
+			asked := podOf("judged", affinity.edit, toleration.edit)
 			made, err := n.create(asked.DeepCopy())
 			if err != nil {
 				t.Fatal(err)
@@ -398,7 +406,7 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		n.Eventually("pods to be refused", func(context.Context) (string, error) {
-			if _, err := n.create(bare("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
+			if _, err := n.create(podOf("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
 				return fmt.Sprint("they are not: ", err), nil
 			}
 			return "", nil
@@ -420,7 +428,7 @@ func TestLabelComesAndGoesWithTheOffloading(t *testing.T) {
 	if err != nil || found.Labels["liqo.io/scheduling-enabled"] != "" {
 		t.Errorf("the label is still there: %v %v", err, found.Labels)
 	}
-	pod := bare("plain")
+	pod := podOf("plain")
 	n.Eventually("pods to be left alone", func(context.Context) (string, error) {
 		made, err := n.create(pod.DeepCopy())
 		if err == nil && (made.Spec.Affinity != nil || slices.Contains(made.Spec.Tolerations, ours)) {
@@ -488,7 +496,7 @@ func TestLargeSelectorsAreAffordable(t *testing.T) {
 		term(needs("region", corev1.NodeSelectorOpIn, "europe")), term(needs("region", corev1.NodeSelectorOpIn, "asia")),
 		term(needs("region", corev1.NodeSelectorOpDoesNotExist), needs("disk", corev1.NodeSelectorOpExists)),
 	}
-	asked := bare("large", required(own...))
+	asked := podOf("large", required(own...))
 	made, err := n.create(asked.DeepCopy())
 	if complaint := w.complaint(t, asked, made, err); complaint != "" {
 		t.Error(complaint)

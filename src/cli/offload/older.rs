@@ -91,7 +91,13 @@ fn is_homebound(pod: &Pod) -> bool {
     let mut volumes = spec.volumes.iter().flatten();
     [spec.host_network, spec.host_pid, spec.host_ipc].contains(&Some(true))
         || spec.resource_claims.as_ref().is_some_and(|it| !it.is_empty())
-        || volumes.any(|it| it.host_path.is_some() || it.ephemeral.is_some())
+        || volumes.any(|it| {
+            let sources = it.projected.iter().flat_map(|it| it.sources.iter().flatten());
+            let is_own = !it.name.starts_with("kube-api-access-");
+            it.host_path.is_some()
+                || it.ephemeral.is_some()
+                || is_own && sources.into_iter().any(|one| one.service_account_token.is_some())
+        })
 }
 
 #[cfg(test)]
