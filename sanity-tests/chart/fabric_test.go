@@ -101,6 +101,12 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	if !strings.Contains(bindings.Spec.Validations[1].Expression, "'"+role+"-workloads'") {
 		t.Errorf("the role that may be bound: %s", bindings.Spec.Validations[1].Expression)
 	}
+	account := rights{"liqo-csi-remote", objects}
+	account.check(t, true, "create rolebindings.rbac.authorization.k8s.io -n anywhere",
+		"bind clusterroles.rbac.authorization.k8s.io/"+role+"-workloads")
+	// What it needs for pods it has where it has bound that role.
+	account.check(t, false, "bind clusterroles.rbac.authorization.k8s.io/cluster-admin", "create,delete pods -n anywhere",
+		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere", "patch,update namespaces")
 	if _, full := namespaceVerbs(t, remote("full")); full {
 		t.Error("level full may do something with namespaces")
 	}
@@ -111,7 +117,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 
 func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
 	t.Helper()
-	for _, rule := range only[*rbacv1.ClusterRole](t, render(t, values)).Rules {
+	for _, rule := range named[*rbacv1.ClusterRole](t, render(t, values), "liqo-csi-remote.liqo-csi").Rules {
 		if slices.Contains(rule.Resources, "namespaces") {
 			return strings.Join(rule.Verbs, " "), true
 		}
