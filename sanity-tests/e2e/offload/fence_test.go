@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -137,14 +138,11 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 	}
 	// What may not be made may not be added to what was made either.
 	pods := client.CoreV1().Pods(own)
-	pod, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{})
-	if err != nil {
+	if _, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-		Name: "debug", Image: "busybox", SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
-	}}}
-	changed, err := pods.UpdateEphemeralContainers(t.Context(), "kept", pod, metav1.UpdateOptions{})
+	debug := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", "securityContext": {"privileged": true}}]}}`)
+	changed, err := pods.Patch(t.Context(), "kept", types.StrategicMergePatchType, debug, metav1.PatchOptions{}, "ephemeralcontainers")
 	if complaint := refused(changed, err)("privileged"); complaint != "" {
 		t.Error("an ephemeral container: ", complaint)
 	}
