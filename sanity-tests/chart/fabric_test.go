@@ -152,3 +152,52 @@ func named[T interface {
 	t.Fatalf("there is no %T %s", *new(T), name)
 	panic("unreachable")
 }
+
+// Secrets of users are read only where a namespace is offloaded, by a binding that the fabric
+// makes there: of one role, for itself.
+func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
+	objects := render(t, Values{"fabric": Values{"enabled": true}})
+	account := rights{"liqo-csi-fabric", objects}
+	account.check(t, true,
+		"create rolebindings.rbac.authorization.k8s.io -n anywhere",
+		"get,list,delete rolebindings.rbac.authorization.k8s.io/liqo-csi-fabric-reflected -n anywhere",
+		"bind clusterroles.rbac.authorization.k8s.io/liqo-csi-fabric-reflected",
+	)
+	reads := []string{"get,list,watch secrets -n shop", "get,list,watch configmaps -n shop", "get,list,watch services -n shop", "create,patch events -n shop"}
+	account.check(t, false, reads...)
+	account.check(t, false,
+		"patch,update rolebindings.rbac.authorization.k8s.io -n anywhere",
+		"get,list,delete rolebindings.rbac.authorization.k8s.io/other -n anywhere",
+		"bind clusterroles.rbac.authorization.k8s.io/cluster-admin",
+		"escalate clusterroles.rbac.authorization.k8s.io",
+	)
+	bound := &rbacv1.RoleBinding{
+		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "liqo-csi-fabric-reflected"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-fabric", Namespace: Namespace}},
+	}
+	bound.Namespace = "shop"
+	account = rights{"liqo-csi-fabric", append(objects, bound)}
+	account.check(t, true, reads...)
+	account.check(t, false, "get,list,watch secrets -n other", "create,patch,update,delete secrets -n shop")
+}
+
+// Where a parameter is missing everybody is refused whom the policy is about: it is about the
+// bindings of the fabric only.
+func TestPolicyWithAParameterIsAboutTheFabricAlone(t *testing.T) {
+	var found bool
+	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
+		policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)
+		if !is || policy.Spec.ParamKind == nil {
+			continue
+		}
+		found = true
+		for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
+			if !slices.Equal(rule.ResourceNames, []string{"liqo-csi-fabric-reflected"}) {
+				t.Errorf("%s is about %v of %v", policy.Name, rule.Resources, rule.ResourceNames)
+			}
+		}
+	}
+	if !found {
+		t.Error("nothing holds the fabric to namespaces that are offloaded")
+	}
+}

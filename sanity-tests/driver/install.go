@@ -141,7 +141,7 @@ func ImportImage(ctx context.Context, cluster *clusters.Cluster, options Options
 func withImage(content string, changes chart.Values) chart.Values {
 	values := Values()
 	maps.Copy(values, changes)
-	for _, component := range []string{"controller", "node", "fabric"} {
+	for _, component := range []string{"controller", "fabric", "node"} {
 		settings := chart.Values{}
 		if given, is := values[component].(chart.Values); is {
 			settings = maps.Clone(given)

@@ -30,8 +30,8 @@ pub(super) fn run(args: &Args) -> Outcome<ExitCode> {
 
 async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
-    let installation =
-        Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id).await;
+    let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
+    let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
     match args.common.output {
         Format::Json => print_json("findings", &findings, &unknown)?,

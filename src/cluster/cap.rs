@@ -50,11 +50,11 @@ impl Limits {
         pace: None,
     };
 
-    /// Of any other. An object is at most 1.5 MiB large where etcd keeps it, and what we read
-    /// seldom has more than some KiB.
+    /// Of any other. An object is at most 1.5 MiB large where etcd keeps it, which is more as JSON:
+    /// copies of large Secrets are answered whole. What else we read seldom has more than some KiB.
     pub(super) const REMOTE: Self = Self {
         list: 4 << 20,
-        object: 1 << 20,
+        object: 3 << 20,
         refusal: 64 << 10,
         values: 200_000,
         pace: Some((4 << 20, 64 << 20)),

@@ -135,6 +135,12 @@ impl Events {
         self.write(about, weight, reason, note).await;
     }
 
+    /// Warns on an object of any kind, as this refers to it. Never fails: what cannot be written is
+    /// logged.
+    pub async fn warn_object(&self, about: ObjectReference, reason: &str, note: &str) {
+        self.write(about, Weight::Warning, reason, note).await;
+    }
+
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) {
         let name = about.name.clone().unwrap_or_default();
         let namespace = about.namespace.clone().unwrap_or_default();

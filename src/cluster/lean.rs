@@ -27,6 +27,11 @@ impl<K: Resource> Resource for Lean<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
+    /// Of what is read for its metadata no more is sent.
+    fn metadata_api() -> bool {
+        K::metadata_api()
+    }
+
     fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
         K::kind(dynamic)
     }

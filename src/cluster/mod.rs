@@ -13,6 +13,7 @@ mod evict;
 pub mod facts;
 mod finalizers;
 mod lean;
+mod namespaced;
 mod owners;
 mod recent;
 mod rights;
@@ -44,6 +45,7 @@ pub use self::{
     evict::Eviction,
     finalizers::has_finalizer,
     lean::Lean,
+    namespaced::Watched,
     owners::OwnerNow,
     rights::{Rights, may_within},
     views::Views,

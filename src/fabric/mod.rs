@@ -12,6 +12,7 @@ mod node;
 mod places;
 mod pods;
 mod raw;
+mod reflect;
 mod remote;
 mod rights;
 mod scheduling;
@@ -31,6 +32,7 @@ use self::{
     node::NodeKeeper,
     places::Places,
     pods::{Pods, node_of},
+    reflect::Reflection,
 };
 use crate::{
     cluster::Cluster,
@@ -70,14 +72,18 @@ pub async fn run(
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
+        // Until it was asked for the first time.
+        idle.send_replace(Some("it was not asked yet whether Liqo is installed".to_owned()));
+        let reflection = Reflection::new(&home, &registry, &settings.namespace, &metrics, &idle);
         tokio::join!(
             drive(Namespaces::new(&home, &registry, &idle), &metrics),
+            drive(reflection, &metrics),
             virtual_nodes(&home, &registry, settings.endpoint, &metrics),
         );
     };
     let led = async {
         while !stop.is_cancelled() {
-            stop.run_until_cancelled(lease.lead(turn)).await;
+            Box::pin(stop.run_until_cancelled(lease.lead(turn))).await;
             metrics.leads(false);
             idle.send_replace(None);
         }
@@ -114,7 +120,7 @@ async fn virtual_nodes(home: &Cluster, registry: &Registry, endpoint: Option<End
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
         let keeper = NodeKeeper::new(places, cluster.clone(), node.clone(), endpoint, swept.subscribe());
-        let pods = Pods::new(places, cluster, node, &swept);
+        let pods = Pods::new(places, cluster, &node, &swept);
         tokio::join!(drive(keeper, metrics), pods.run());
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;

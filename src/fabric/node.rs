@@ -139,22 +139,20 @@ impl<'a> NodeKeeper<'a> {
                 self.name, self.cluster
             )))
         };
-        let node = match nodes.get(&self.name).await? {
-            Some(node) => node,
-            None => {
-                let node = json!({
-                    "apiVersion": "v1", "kind": "Node",
-                    "metadata": {"name": self.name, "labels": labels},
-                    "spec": {"taints": [{"key": TAINT, "value": "true", "effect": "NoExecute"}]},
-                });
-                let wrong =
-                    |error: serde_json::Error| nodes.failure("make", Cause::Malformed(error.to_string()));
-                let node: Node = serde_json::from_value(node).map_err(wrong)?;
-                tracing::info!(node = self.name, cluster = %self.cluster, "making a virtual node");
-                crash::around(Step::FabricNodeMake, nodes.create(&node))
-                    .await?
-                    .ok_or_else(taken)?
-            }
+        let node = if let Some(node) = nodes.get(&self.name).await? {
+            node
+        } else {
+            let node = json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": self.name, "labels": labels},
+                "spec": {"taints": [{"key": TAINT, "value": "true", "effect": "NoExecute"}]},
+            });
+            let wrong = |error: serde_json::Error| nodes.failure("make", Cause::Malformed(error.to_string()));
+            let node: Node = serde_json::from_value(node).map_err(wrong)?;
+            tracing::info!(node = self.name, cluster = %self.cluster, "making a virtual node");
+            crash::around(Step::FabricNodeMake, nodes.create(&node))
+                .await?
+                .ok_or_else(taken)?
         };
         if node.labels().get(FABRIC_NODE).map(String::as_str) != Some(self.cluster.as_str()) {
             return Err(taken());

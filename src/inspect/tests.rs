@@ -53,7 +53,7 @@ async fn what_is_forbidden_is_said_and_the_rest_is_shown() {
     api.fault(Fault::new("GET", "/resourcequotas", Act::Refuse(403)));
     let setup = Setup::read(&cluster).await;
     assert_eq!(setup.storage_namespace(), "liqo-storage");
-    let installation = Installation::read(&cluster, setup, "liqo-storage", None).await;
+    let installation = Box::pin(Installation::read(&cluster, setup, "liqo-storage", None)).await;
     let unknown = installation.unknown().join("\n");
     for what in [
         "which volumes there are",

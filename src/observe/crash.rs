@@ -331,6 +331,16 @@ steps! {
     ServingRequest = "serving-request",
     /// The request for it is approved.
     ServingApprove = "serving-approve",
+    /// The fabric takes the right to read what a namespace has for its remote ones.
+    ReflectBind = "reflect-bind",
+    /// It gives that right back.
+    ReflectUnbind = "reflect-unbind",
+    /// The copy of an object is made in a remote namespace.
+    ReflectCreate = "reflect-create",
+    /// A copy is changed.
+    ReflectPatch = "reflect-patch",
+    /// A copy is deleted.
+    ReflectDelete = "reflect-delete",
     /// The lease of the background loops is taken or renewed.
     LeaseWrite = "lease-write",
     /// The node's record of a volume is written.

@@ -6,6 +6,7 @@ mod capacity;
 mod decision;
 mod names;
 pub mod pods;
+pub mod reflection;
 mod selector;
 mod status;
 

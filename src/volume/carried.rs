@@ -214,8 +214,16 @@ fn is_carried(key: &str) -> bool {
         .any(|left_behind| is_within(domain, left_behind))
 }
 
+/// Whether deployment tools know by this key what is theirs.
+#[must_use]
+pub fn marks_ownership(key: &str) -> bool {
+    let domain = key.split_once('/').map(|(domain, _)| domain);
+    domain.is_some_and(|domain| OWNERSHIP.iter().any(|owner| is_within(domain, owner)))
+}
+
 /// Whether `domain` is `parent` or below it.
-fn is_within(domain: &str, parent: &str) -> bool {
+#[must_use]
+pub fn is_within(domain: &str, parent: &str) -> bool {
     domain
         .strip_suffix(parent)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))

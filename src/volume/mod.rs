@@ -29,7 +29,7 @@ mod spec;
 mod transfer;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
-pub use carried::{Carried, CarriedAnnotations, MetadataChanges};
+pub use carried::{Carried, CarriedAnnotations, MetadataChanges, is_within, marks_ownership};
 pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverWants, RealSource, SecretRef, TokenWish, VolumeMode,

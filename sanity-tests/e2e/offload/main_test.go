@@ -66,7 +66,9 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := defineOffloading(ctx, home); err != nil {
 		return err
 	}
-	values := chart.Values{"fabric": chart.Values{"enabled": true}}
+	// The API servers of the lab verify the certificates of those that serve logs.
+	streams := chart.Values{"approveCertificates": true}
+	values := chart.Values{"fabric": chart.Values{"enabled": true, "streams": streams}}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}

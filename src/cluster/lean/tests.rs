@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     ResourceExt,
     api::{DynamicObject, ObjectList, WatchEvent},
+    core::PartialObjectMeta,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -98,4 +99,10 @@ fn maps_without_metadata_pass_unchanged() {
     let text = r#"{"a": "b"}"#;
     let Lean(read): Lean<BTreeMap<String, String>> = serde_json::from_str(text).unwrap();
     assert_eq!(read, BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+}
+
+#[test]
+fn of_metadata_no_more_is_asked_for() {
+    assert!(Lean::<PartialObjectMeta<Pod>>::metadata_api());
+    assert!(!Lean::<Pod>::metadata_api());
 }

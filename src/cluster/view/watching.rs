@@ -50,7 +50,8 @@ impl<S: Slim> View<S> {
     }
 
     /// Watches a remote cluster while it has room. When it has none, what is known of it
-    /// stays as it is, and whoever looks after the cluster hears of it.
+    /// stays as it is, and whoever looks after the cluster hears of it. Pages may be asked for that
+    /// are smaller than others.
     pub fn start_within<K, F>(
         api: Api<Lean<K>>,
         config: watcher::Config,
@@ -63,7 +64,8 @@ impl<S: Slim> View<S> {
         K::DynamicType: Send + Sync,
         F: Fn(K) -> Option<S> + Send + Sync + 'static,
     {
-        let config = config.timeout(WATCH_SECONDS).page_size(REMOTE_PAGE);
+        let page = config.page_size.map_or(REMOTE_PAGE, |it| it.min(REMOTE_PAGE));
+        let config = config.timeout(WATCH_SECONDS).page_size(page);
         let budget = budget.clone();
         Self::begun_with(stop, move |keeper: Self| async move {
             if let Err(Exhausted) = keeper.keep(&api, config, &slim, &budget).await {

@@ -95,16 +95,12 @@ impl Pods<'_> {
         };
         if look.remote.is_none() && (state.started || state.deleting.is_some()) && state.claimed {
             let pods = place.cluster.within::<RawPod>(namespace);
-            match pods.get_or_gone(&home.name_any()).await? {
-                Some(found) => look.remote = Some(Arc::new(found)),
-                // The claim that nothing runs is believed of that cluster only.
-                None => {
-                    let meant = home.annotation(REMOTE_CLUSTER_UID);
-                    return Ok(place
-                        .is_cluster(meant)
-                        .await
-                        .map_or_else(There::Unknown, |()| There::Gone));
-                }
+            look.remote = pods.get_or_gone(&home.name_any()).await?.map(Arc::new);
+            if look.remote.is_none() {
+                // That nothing runs is believed of that cluster only.
+                let meant = home.annotation(REMOTE_CLUSTER_UID);
+                let told = place.is_cluster(meant).await;
+                return Ok(told.map_or_else(There::Unknown, |()| There::Gone));
             }
         }
         Ok(look.classified())

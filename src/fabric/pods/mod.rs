@@ -54,7 +54,7 @@ impl<'a> Pods<'a> {
     pub(super) fn new(
         places: &'a Places<'a>,
         cluster: ClusterId,
-        node: String,
+        node: &str,
         swept: &'a watch::Sender<bool>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -117,9 +117,8 @@ impl<'a> Pods<'a> {
         let fabric = clusters
             .get(self.cluster.as_str())
             .and_then(|it| it.spec.fabric.clone());
-        fabric
-            .map(|fabric| remote_settings(&fabric.pods))
-            .unwrap_or_default()
+        let pods = fabric.map(|fabric| fabric.pods).unwrap_or_default();
+        remote_settings(&pods, self.places.home.id())
     }
 
     /// Follows the cluster as it is reached now; whether it answers.
@@ -162,20 +161,22 @@ impl<'a> Pods<'a> {
         let (home, there) = (feed.take(), self.there.changed());
         match (home, there) {
             (Changed::These(home), Some(there)) if *resync > time::Instant::now() => {
-                home.iter().for_each(|pod| work.add(pod.key()));
-                there
-                    .iter()
-                    .filter_map(|pod| home_key(pod))
-                    .for_each(|key| work.add(key));
+                for pod in home {
+                    work.add(pod.key());
+                }
+                for key in there.iter().filter_map(|pod| home_key(pod)) {
+                    work.add(key);
+                }
             }
             _ => {
                 *resync = time::Instant::now() + RESYNC;
-                self.home.all().iter().for_each(|pod| work.add(pod.key()));
+                for pod in self.home.all() {
+                    work.add(pod.key());
+                }
                 let there = self.there.all();
-                there
-                    .iter()
-                    .filter_map(|pod| home_key(pod))
-                    .for_each(|key| work.add(key));
+                for key in there.iter().filter_map(|pod| home_key(pod)) {
+                    work.add(key);
+                }
             }
         }
     }
@@ -196,9 +197,10 @@ fn note_outcome(work: &mut Work, key: &str, outcome: Result<Option<Duration>, Ap
     }
 }
 
-fn remote_settings(pods: &RemotePods) -> RemoteSettings {
+fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
     let tolerations = pods.tolerations.iter().map(|one| serde_json::json!(one));
     RemoteSettings {
+        home: home.as_str().to_owned(),
         node_selector: pods.node_selector.clone(),
         tolerations: tolerations.collect(),
         priority_class: pods.priority_class_name.clone(),

@@ -92,7 +92,7 @@ impl World {
         let places = Places::new(&home, &registry);
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        Pods::new(&places, "milan".parse().unwrap(), "milan".into(), &swept)
+        Pods::new(&places, "milan".parse().unwrap(), "milan", &swept)
             .run()
             .await;
     }
@@ -127,7 +127,7 @@ impl World {
                 time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let outcome = time::timeout(Duration::from_secs(60), async {
+        let outcome = time::timeout(Duration::from_mins(1), async {
             tokio::select! {
                 () = self.run() => unreachable!("it runs for ever"),
                 () = self.kubelet() => unreachable!("it runs for ever"),

@@ -1,6 +1,7 @@
 //! What is done next about one pod. See [`super`] for why in this order.
 
 /// What is known of a home pod.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HomePod {
     /// The grace period in seconds, if it is being deleted.
@@ -146,15 +147,19 @@ fn end(home: HomePod, there: &There) -> Act {
 fn run(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
         There::Unknown(_) => Act::Rest,
-        There::Ours { deleting: Some(_), .. } if home.ended => Act::Rest,
+        // It is kept for its logs until the home pod is deleted.
+        There::Ours {
+            gated: false,
+            deleting: None,
+            ..
+        } if home.ended => Act::Reflect,
+        _ if home.ended => Act::Rest,
         There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
         There::Ours { deleting: Some(_), .. } => Act::Reflect,
-        There::Ours { gated: true, .. } if home.ended => Act::Rest,
         There::Ours { gated: true, .. } if home.started => Act::Ungate,
         // Also one whose gate somebody else has taken off: it may have run.
         There::Ours { .. } if !home.started => Act::MarkStarted,
         There::Ours { .. } => Act::Reflect,
-        There::Unseen | There::Gone | There::Earlier { .. } | There::Foreign if home.ended => Act::Rest,
         There::Unseen if home.started => Act::Rest,
         There::Gone | There::Earlier { .. } | There::Foreign if home.started => Act::End(if home.controlled {
             End::Deleted

@@ -99,6 +99,8 @@ pub struct RemoteSettings {
     pub tolerations: Vec<Value>,
     /// Their priority class.
     pub priority_class: Option<String>,
+    /// The id of the home cluster: the copy of its certificates is named after it.
+    pub home: String,
     /// Their runtime class, unless the pod has one of its own other than `liqo`.
     pub runtime_class: Option<String>,
 }
@@ -122,7 +124,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             _ => return Err(PodRefused::Unknown(field.clone())),
         }
     }
-    let (kept, tokens) = volumes::remote(spec.get("volumes"))?;
+    let (kept, tokens) = volumes::remote(spec.get("volumes"), &settings.home)?;
     set(&mut remote, "volumes", kept);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
@@ -291,7 +293,7 @@ fn spread(spec: &Map<String, Value>) -> Value {
 mod tests {
     use super::*;
 
-    fn pod(spec: Value) -> Value {
+    fn pod(spec: &Value) -> Value {
         json!({
             "metadata": {
                 "name": "web",
@@ -307,14 +309,14 @@ mod tests {
             labels: [("ours".to_owned(), "yes".to_owned())].into(),
             annotations: BTreeMap::new(),
         };
-        remote_pod(&pod(spec), &marks, &RemoteSettings::default()).unwrap()
+        remote_pod(&pod(&spec), &marks, &RemoteSettings::default()).unwrap()
     }
 
     fn refused(spec: Value) -> PodRefused {
-        remote_pod(&pod(spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
+        remote_pod(&pod(&spec), &RemoteMarks::default(), &RemoteSettings::default()).unwrap_err()
     }
 
-    /// As the API server has a pod of a StatefulSet.
+    /// As the API server has a pod of a `StatefulSet`.
     fn usual() -> Value {
         json!({
             "automountServiceAccountToken": true,
@@ -382,7 +384,7 @@ mod tests {
         {
             assert_eq!(spec[field], Value::Null, "{field}");
         }
-        assert_eq!(claims(&pod(usual())), ["data-web-0"]);
+        assert_eq!(claims(&pod(&usual())), ["data-web-0"]);
     }
 
     #[test]
@@ -410,6 +412,7 @@ mod tests {
             node_selector: [("pool".to_owned(), "guests".to_owned())].into(),
             tolerations: vec![json!({"key": "guests", "operator": "Exists"})],
             priority_class: Some("low".into()),
+            home: "home".into(),
             runtime_class: Some("gvisor".into()),
         };
         let spec = |class| {
@@ -417,7 +420,7 @@ mod tests {
                 {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 3},
             ]})
         };
-        let made = |class| remote_pod(&pod(spec(class)), &RemoteMarks::default(), &settings).unwrap();
+        let made = |class| remote_pod(&pod(&spec(class)), &RemoteMarks::default(), &settings).unwrap();
         let remote = &made("liqo")["spec"];
         assert_eq!(remote["nodeSelector"], json!({"pool": "guests"}));
         assert_eq!(

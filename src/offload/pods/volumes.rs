@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::PodRefused;
+use crate::offload::reflection::{Kind, name_of_copy};
 
 /// Kubernetes mounts the token of a service account by a volume with such a name.
 const TOKEN_VOLUME: &str = "kube-api-access-";
@@ -38,7 +39,7 @@ const CARRIED_SOURCES: [&str; 4] = ["clusterTrustBundle", "configMap", "downward
 
 /// The volumes of the remote pod, and the names of those that are left out: tokens that
 /// Kubernetes has mounted, which would be worth nothing there.
-pub(super) fn remote(volumes: Option<&Value>) -> Result<(Value, Vec<String>), PodRefused> {
+pub(super) fn remote(volumes: Option<&Value>, home: &str) -> Result<(Value, Vec<String>), PodRefused> {
     let (mut kept, mut tokens) = (Vec::new(), Vec::new());
     for volume in volumes.and_then(Value::as_array).into_iter().flatten() {
         let name = volume["name"].as_str().unwrap_or_default();
@@ -47,9 +48,32 @@ pub(super) fn remote(volumes: Option<&Value>) -> Result<(Value, Vec<String>), Po
             continue;
         }
         check(name, volume)?;
-        kept.push(volume.clone());
+        kept.push(with_copies(volume.clone(), home));
     }
     Ok((kept.into(), tokens))
+}
+
+/// The volume, with the names that its objects have there.
+fn with_copies(mut volume: Value, home: &str) -> Value {
+    let renamed = |source: &mut Value| {
+        if let Some(name) = source["configMap"]["name"].as_str() {
+            source["configMap"]["name"] = name_of_copy(Kind::ConfigMap, name, home).into();
+        }
+    };
+    if volume.get("configMap").is_some() {
+        renamed(&mut volume);
+    }
+    let sources = volume
+        .pointer_mut("/projected/sources")
+        .and_then(Value::as_array_mut);
+    for source in sources
+        .into_iter()
+        .flatten()
+        .filter(|source| source.get("configMap").is_some())
+    {
+        renamed(source);
+    }
+    volume
 }
 
 fn is_token(name: &str, volume: &Value) -> bool {
@@ -92,8 +116,8 @@ mod tests {
 
     use super::*;
 
-    fn refused(volume: Value) -> PodRefused {
-        remote(Some(&json!([volume]))).unwrap_err()
+    fn refused(volume: &Value) -> PodRefused {
+        remote(Some(&json!([volume])), "home").unwrap_err()
     }
 
     #[test]
@@ -103,28 +127,49 @@ mod tests {
             {"name": "b", "nfs": {"server": "nas", "path": "/"}},
             {"name": "c", "projected": {"sources": [{"secret": {"name": "s"}}, {"downwardAPI": {}}]}},
         ]);
-        assert_eq!(remote(Some(&carried)), Ok((carried.clone(), vec![])));
+        assert_eq!(remote(Some(&carried), "home"), Ok((carried.clone(), vec![])));
         let at_home = |what: &str| PodRefused::AtHomeOnly(what.into());
         assert_eq!(
-            refused(json!({"name": "a", "hostPath": {"path": "/"}})),
+            refused(&json!({"name": "a", "hostPath": {"path": "/"}})),
             at_home("volumes[a].hostPath")
         );
         assert_eq!(
-            refused(json!({"name": "a", "ephemeral": {"x": 1}})),
+            refused(&json!({"name": "a", "ephemeral": {"x": 1}})),
             at_home("volumes[a].ephemeral")
         );
         let token = json!({"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}});
         assert_eq!(
-            refused(token),
+            refused(&token),
             at_home("volumes[t].projected.serviceAccountToken")
         );
         let new = json!({"name": "n", "quantum": {"x": 1}});
-        assert_eq!(refused(new), PodRefused::Unknown("volumes[n].quantum".into()));
+        assert_eq!(refused(&new), PodRefused::Unknown("volumes[n].quantum".into()));
+    }
+
+    #[test]
+    fn certificates_of_home_are_the_copy() {
+        let certificates = json!({"name": "kube-root-ca.crt"});
+        let volumes = json!([
+            {"name": "a", "configMap": certificates},
+            {"name": "b", "projected": {"sources": [{"configMap": certificates}, {"secret": {"name": "s"}}]}},
+        ]);
+        let (made, _) = remote(Some(&volumes), "home").unwrap();
+        let copy = name_of_copy(Kind::ConfigMap, "kube-root-ca.crt", "home");
+        assert_ne!(copy, "kube-root-ca.crt");
+        assert_eq!(made[0]["configMap"]["name"], copy);
+        assert_eq!(made[1]["projected"]["sources"][0]["configMap"]["name"], copy);
+        assert_eq!(
+            made[1]["projected"]["sources"][1],
+            json!({"secret": {"name": "s"}})
+        );
     }
 
     #[test]
     fn only_mounted_tokens_are_left_out_in_silence() {
         let named = json!({"name": "kube-api-access-mine", "emptyDir": {}});
-        assert_eq!(remote(Some(&json!([named]))).unwrap().1, Vec::<String>::new());
+        assert_eq!(
+            remote(Some(&json!([named])), "home").unwrap().1,
+            Vec::<String>::new()
+        );
     }
 }

@@ -1,0 +1,46 @@
+//! Views of one namespace, for whoever needs them for a while: they end when they are dropped.
+
+use std::{fmt::Debug, ops::Deref};
+
+use kube::{Api, Resource, core::NamespaceResourceScope, runtime::watcher};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::DropGuard;
+
+use super::{
+    Cluster,
+    view::{Slim, View},
+};
+
+/// A view whose watch ends when this is dropped.
+pub struct Watched<S> {
+    view: View<S>,
+    _stops: DropGuard,
+}
+
+impl<S> Deref for Watched<S> {
+    type Target = View<S>;
+
+    fn deref(&self) -> &View<S> {
+        &self.view
+    }
+}
+
+impl Cluster {
+    /// Watches those objects of a kind in a namespace, from the first question on. What is kept
+    /// counts as all that is kept of this cluster.
+    pub fn watch_in<K, S, F>(&self, namespace: &str, those: watcher::Config, slim: F) -> Watched<S>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Clone + Debug + DeserializeOwned + Send + 'static,
+        S: Slim,
+        F: Fn(K) -> Option<S> + Send + Sync + 'static,
+    {
+        let inner = &self.0;
+        let stop = inner.stop.child_token();
+        let api = Api::namespaced(inner.client.clone(), namespace);
+        Watched {
+            view: View::start_within(api, those, slim, &inner.budget, &stop),
+            _stops: stop.drop_guard(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The right to read the Secrets of a namespace at home, which the fabric has only where the
+//! namespace is offloaded: a `RoleBinding` that it makes for itself, and takes away again. An
+//! admission policy of the chart holds it to that.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
+use kube::{ResourceExt, api::ObjectMeta};
+use tokio::time::Instant;
+
+use crate::{
+    cluster::{ApiError, Cluster, Precondition, unless_conflict},
+    observe::crash::{self, Step},
+    volume::mark,
+};
+
+/// The name of the bindings, and of the role that they give.
+pub(super) const ROLE: &str = "liqo-csi-fabric-reflected";
+/// The account of the fabric.
+const ACCOUNT: &str = "liqo-csi-fabric";
+const RBAC: &str = "rbac.authorization.k8s.io";
+/// How often it is looked whether somebody has deleted one.
+const LOOK: Duration = Duration::from_mins(2);
+
+/// The bindings of all namespaces.
+pub(super) struct Bindings<'a> {
+    home: &'a Cluster,
+    /// The namespace of the fabric's account.
+    fabric: String,
+    /// The binding of each namespace that has one.
+    known: BTreeMap<String, Binding>,
+    /// When they are listed next.
+    look: Instant,
+}
+
+struct Binding {
+    uid: String,
+    /// Whether the fabric made it.
+    ours: bool,
+}
+
+impl<'a> Bindings<'a> {
+    pub(super) fn new(home: &'a Cluster, fabric: &str) -> Self {
+        Self {
+            home,
+            fabric: fabric.to_owned(),
+            known: BTreeMap::new(),
+            look: Instant::now(),
+        }
+    }
+
+    /// Whether a namespace has one.
+    pub(super) fn hold(&self, namespace: &str) -> bool {
+        self.known.contains_key(namespace)
+    }
+
+    /// Has one in each of these namespaces and in no other. Where it fails the others are seen to
+    /// all the same.
+    pub(super) async fn settle(&mut self, wanted: &BTreeSet<String>) -> Result<(), ApiError> {
+        if self.look <= Instant::now() {
+            self.known = self.list().await?;
+            self.look = Instant::now() + LOOK;
+        }
+        let mut outcome = Ok(());
+        for namespace in wanted {
+            if !self.known.contains_key(namespace) {
+                outcome = outcome.and(self.bind(namespace).await);
+            }
+        }
+        let left = self
+            .known
+            .iter()
+            .filter(|(it, binding)| binding.ours && !wanted.contains(*it));
+        let left: Vec<String> = left.map(|(namespace, _)| namespace.clone()).collect();
+        for namespace in left {
+            outcome = outcome.and(self.unbind(&namespace).await);
+        }
+        outcome
+    }
+
+    async fn list(&self) -> Result<BTreeMap<String, Binding>, ApiError> {
+        let all = self.home.all::<RoleBinding>();
+        let named = format!("metadata.name={ROLE}");
+        let found = all.pick(None, Some(&named), |it| {
+            Some((it.namespace().unwrap_or_default(), Binding::of(&it)))
+        });
+        Ok(found.await?.into_iter().collect())
+    }
+
+    async fn bind(&mut self, namespace: &str) -> Result<(), ApiError> {
+        let bindings = self.home.within::<RoleBinding>(namespace);
+        let wanted = self.binding();
+        let made = crash::around(Step::ReflectBind, bindings.create(&wanted)).await?;
+        let there = match made {
+            Some(made) => Some(made),
+            None => bindings.get(ROLE).await?,
+        };
+        if let Some(there) = there {
+            self.known.insert(namespace.to_owned(), Binding::of(&there));
+            tracing::info!(namespace, "its objects may be read");
+        }
+        Ok(())
+    }
+
+    async fn unbind(&mut self, namespace: &str) -> Result<(), ApiError> {
+        let Some(binding) = self.known.get(namespace) else {
+            return Ok(());
+        };
+        let exactly = Precondition {
+            uid: binding.uid.clone(),
+            resource_version: None,
+        };
+        let bindings = self.home.within::<RoleBinding>(namespace);
+        let deleted = bindings.delete(ROLE, exactly);
+        let deleted = crash::around(Step::ReflectUnbind, deleted).await.map(Some);
+        unless_conflict(deleted)?;
+        self.known.remove(namespace);
+        tracing::info!(namespace, "its objects may be read no more");
+        Ok(())
+    }
+
+    fn binding(&self) -> RoleBinding {
+        let labels = [(mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned())];
+        RoleBinding {
+            metadata: ObjectMeta {
+                name: Some(ROLE.to_owned()),
+                labels: Some(labels.into()),
+                ..ObjectMeta::default()
+            },
+            role_ref: RoleRef {
+                api_group: RBAC.to_owned(),
+                kind: "ClusterRole".to_owned(),
+                name: ROLE.to_owned(),
+            },
+            subjects: Some(vec![Subject {
+                kind: "ServiceAccount".to_owned(),
+                name: ACCOUNT.to_owned(),
+                namespace: Some(self.fabric.clone()),
+                ..Subject::default()
+            }]),
+        }
+    }
+}
+
+impl Binding {
+    fn of(binding: &RoleBinding) -> Self {
+        Self {
+            uid: binding.uid().unwrap_or_default(),
+            ours: binding.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The loop of one remote namespace: what has changed on either side is compared, and events are
+//! passed on.
+
+use std::time::Duration;
+
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    copies::{Copies, Ends, key},
+    echo::Echo,
+    source::KINDS,
+};
+use crate::{
+    cluster::{
+        ApiError,
+        view::{Changed, Feed},
+    },
+    offload::reflection::{Glimpse, Kind, Original},
+    reconcile::{Queue, Rounds},
+};
+
+/// The loop.
+pub(super) struct Mirror {
+    copies: Copies,
+    echo: Echo,
+    feeds: Vec<Feeds>,
+    queue: Queue,
+    /// When everything is compared next.
+    all: Instant,
+    has_failed: bool,
+}
+
+/// What has changed of one kind.
+struct Feeds {
+    kind: Kind,
+    here: Feed<Original>,
+    there: Feed<Glimpse>,
+}
+
+impl Mirror {
+    pub(super) fn new(ends: Ends) -> Self {
+        let echo = Echo::new(&ends);
+        let copies = Copies::new(ends);
+        let feeds = KINDS.map(|kind| Feeds {
+            kind,
+            here: copies.ends.source.of(kind).feed(),
+            there: copies.seen.of(kind).feed(),
+        });
+        Self {
+            copies,
+            echo,
+            feeds: feeds.into(),
+            queue: Queue::default(),
+            all: Instant::now(),
+            has_failed: false,
+        }
+    }
+
+    fn note_changes(&mut self) {
+        for due in self.copies.due() {
+            self.queue.add(due);
+        }
+        let mut all = self.all <= Instant::now();
+        for feeds in &self.feeds {
+            // What was not read yet is told as a change when it is.
+            if !self.copies.is_read(feeds.kind) {
+                continue;
+            }
+            match (feeds.here.take(), feeds.there.take()) {
+                (Changed::These(here), Changed::These(there)) => {
+                    let here = here.iter().map(|it| it.copy.as_str());
+                    for name in here.chain(there.iter().map(|it| it.name.as_str())) {
+                        self.queue.add(key(feeds.kind, name));
+                    }
+                }
+                _ => all = true,
+            }
+        }
+        if all {
+            self.all = Instant::now() + Self::RESYNC;
+            for unsettled in self.copies.unsettled() {
+                self.queue.add(unsettled);
+            }
+        }
+    }
+}
+
+impl Rounds for Mirror {
+    const NAME: &'static str = "copies";
+    const RESYNC: Duration = Duration::from_mins(2);
+    const GATHER: Duration = Duration::from_millis(100);
+
+    fn due(&self) -> Option<Duration> {
+        let next = [self.queue.left(), self.copies.next(), self.echo.next()];
+        next.into_iter().flatten().min()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let (here, there) = (&self.copies.ends.source, &self.copies.seen);
+        let of = |kind| [here.of(kind).version(), there.of(kind).version()];
+        let mut triggers: Vec<_> = KINDS.into_iter().flat_map(of).collect();
+        triggers.push(self.echo.news());
+        triggers
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        self.note_changes();
+        let copies = &self.copies;
+        let see_to = async |key: String| copies.see_to(&key).await;
+        self.has_failed = !self.queue.work(see_to).await;
+        self.echo.pass_on(&copies.ends).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! What a namespace has beside pods and claims, kept alike in its remote namespaces: `ConfigMap`s,
+//! Secrets and Services go there, events about pods and claims come back. Here it is decided
+//! between which namespaces; each pair of them has a loop of its own, so that a cluster that is
+//! slow delays no other. Where Liqo is installed nothing runs.
+
+mod bindings;
+mod copies;
+mod echo;
+mod mirror;
+mod pace;
+mod source;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use tokio::sync::{OnceCell, Semaphore, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+use self::{bindings::Bindings, mirror::Mirror, source::Source};
+use super::{
+    Idle,
+    marks::{HOME, HOME_UID},
+    remote::Owner,
+};
+use crate::{
+    cluster::{ApiError, Cause, Cluster, events::Events},
+    fleet::Registry,
+    offload::{Readiness, reflection::Marks},
+    reconcile::{Metrics, Rounds, drive},
+    volume::mark,
+};
+
+/// How many objects of one cluster are held in full at the same time.
+const AT_ONCE: usize = 4;
+
+/// The loop that starts and ends the others.
+pub(super) struct Reflection<'a> {
+    home: &'a Cluster,
+    registry: &'a Registry,
+    metrics: &'a Metrics,
+    events: Events,
+    idle: watch::Receiver<Option<String>>,
+    /// Changes whenever `idle` does.
+    wakes: watch::Receiver<u64>,
+    _waking: AbortOnDropHandle<()>,
+    bindings: Bindings<'a>,
+    home_uid: OnceCell<String>,
+    /// By namespace.
+    sources: BTreeMap<String, Arc<Source>>,
+    mirrors: BTreeMap<Place, Running>,
+    /// By cluster.
+    turns: BTreeMap<String, Arc<Semaphore>>,
+}
+
+/// A namespace in a remote cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// The namespace at home.
+    namespace: String,
+    /// The uid of its `NamespaceOffloading`: one that is made anew may be of another namespace.
+    offloading: String,
+    /// The id of the cluster.
+    cluster: String,
+    /// The namespace there.
+    remote: String,
+}
+
+/// A loop for one place.
+struct Running {
+    there: Cluster,
+    task: AbortOnDropHandle<()>,
+}
+
+impl<'a> Reflection<'a> {
+    /// It begins when `idle` says that nothing is in the way. `fabric` is the namespace of this
+    /// process.
+    pub(super) fn new(
+        home: &'a Cluster,
+        registry: &'a Registry,
+        fabric: &str,
+        metrics: &'a Metrics,
+        idle: &Idle,
+    ) -> Self {
+        let (wake, wakes) = watch::channel(0);
+        let mut changes = idle.subscribe();
+        let waking = tokio::spawn(async move {
+            while changes.changed().await.is_ok() {
+                wake.send_modify(|count| *count += 1);
+            }
+        });
+        Self {
+            home,
+            registry,
+            metrics,
+            events: Events::new(home.client().clone()),
+            idle: idle.subscribe(),
+            wakes,
+            _waking: AbortOnDropHandle::new(waking),
+            bindings: Bindings::new(home, fabric),
+            home_uid: OnceCell::new(),
+            sources: BTreeMap::new(),
+            mirrors: BTreeMap::new(),
+            turns: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it is not known yet what there is, or nothing is to be done.
+    fn is_idle(&self) -> bool {
+        let views = self.home.views();
+        let unread = |version: watch::Receiver<u64>| *version.borrow() == 0;
+        self.idle.borrow().is_some()
+            || unread(views.offloadings.version())
+            || unread(views.remote_clusters.version())
+    }
+
+    /// The namespaces that are there, each with its cluster if that can be reached.
+    fn places(&self) -> BTreeMap<Place, Option<Cluster>> {
+        let views = self.home.views();
+        let clusters = views.remote_clusters.all();
+        let clusters = clusters.iter().filter(|it| it.spec.fabric.is_some());
+        let clusters: BTreeSet<String> = clusters.map(|it| it.name_any()).collect();
+        let mut places = BTreeMap::new();
+        for offloading in views.offloadings.all() {
+            let status = offloading.status.as_ref();
+            let remote = status.and_then(|it| it.remote_namespace_name.clone());
+            let (Some(remote), false) = (remote, offloading.is_leaving()) else {
+                continue;
+            };
+            let there = clusters
+                .iter()
+                .filter(|id| offloading.readiness(id) == Some(Readiness::Created));
+            for cluster in there {
+                let place = Place {
+                    namespace: offloading.namespace().unwrap_or_default(),
+                    offloading: offloading.uid().unwrap_or_default(),
+                    cluster: cluster.clone(),
+                    remote: remote.clone(),
+                };
+                places.insert(place, self.reach(cluster));
+            }
+        }
+        places
+    }
+
+    fn reach(&self, cluster: &str) -> Option<Cluster> {
+        let remote = self.registry.get(&cluster.parse().ok()?).ok()?;
+        remote.reach().ok()
+    }
+
+    async fn start(&mut self, place: Place, there: Cluster) -> Result<(), ApiError> {
+        let Some(owner) = self.owner(&place.namespace).await? else {
+            return Ok(());
+        };
+        let marks = marks(&owner);
+        let source = self.sources.entry(place.namespace.clone());
+        let source = source.or_insert_with(|| Arc::new(Source::new(self.home, &place.namespace, &marks)));
+        let turns = self.turns.entry(place.cluster.clone());
+        let turns = turns.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
+        let mirror = Mirror::new(copies::Ends {
+            home: self.home.clone(),
+            there: there.clone(),
+            remote: place.remote.clone(),
+            owner,
+            marks,
+            source: Arc::clone(source),
+            turns: Arc::clone(turns),
+            events: self.events.clone(),
+        });
+        let metrics = self.metrics.clone();
+        let task = tokio::spawn(async move { drive(mirror, &metrics).await });
+        let running = Running {
+            there,
+            task: AbortOnDropHandle::new(task),
+        };
+        tracing::info!(
+            namespace = place.namespace,
+            cluster = place.cluster,
+            remote = place.remote,
+            "what the namespace has is copied there"
+        );
+        self.mirrors.insert(place, running);
+        Ok(())
+    }
+
+    /// `None` where the namespace is gone.
+    async fn owner(&self, namespace: &str) -> Result<Option<Owner>, ApiError> {
+        let all = self.home.all::<Namespace>();
+        let uid = async |name: &str| {
+            let found = all.get(name).await?;
+            Ok::<_, ApiError>(found.and_then(|it| it.uid()))
+        };
+        let identity = async || {
+            let missing = Cause::NotFound("kube-system".to_owned());
+            let missing = || all.failure("identify the cluster by", missing);
+            uid("kube-system").await?.ok_or_else(missing)
+        };
+        let home_uid = self.home_uid.get_or_try_init(identity).await?.clone();
+        Ok(uid(namespace).await?.map(|namespace_uid| Owner {
+            home: self.home.id().clone(),
+            home_uid,
+            namespace: namespace.to_owned(),
+            namespace_uid,
+        }))
+    }
+}
+
+/// By what copies are known.
+fn marks(owner: &Owner) -> Marks {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let home = owner.home.to_string();
+    Marks {
+        labels: [pair(mark::MANAGED_BY, mark::MANAGED_BY_US), pair(HOME, &home)].into(),
+        annotations: [pair(HOME_UID, &owner.home_uid)].into(),
+        home,
+    }
+}
+
+impl Rounds for Reflection<'_> {
+    const NAME: &'static str = "reflection";
+    const RESYNC: Duration = Duration::from_mins(2);
+
+    fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let views = self.home.views();
+        vec![
+            views.offloadings.version(),
+            views.remote_clusters.version(),
+            self.registry.changes(),
+            self.wakes.clone(),
+        ]
+    }
+
+    async fn round(&mut self) -> Result<(), ApiError> {
+        if self.is_idle() {
+            self.mirrors.clear();
+            self.sources.clear();
+            return Ok(());
+        }
+        let places = self.places();
+        let is_same = |place: &Place, running: &Running| {
+            let now = places.get(place).and_then(Option::as_ref);
+            now.is_some_and(|now| now.is_same(&running.there)) && !running.task.is_finished()
+        };
+        self.mirrors.retain(|place, running| is_same(place, running));
+        let namespaces: BTreeSet<String> = places.keys().map(|it| it.namespace.clone()).collect();
+        self.sources.retain(|namespace, _| namespaces.contains(namespace));
+        self.turns
+            .retain(|cluster, _| places.keys().any(|it| it.cluster == *cluster));
+        let mut outcome = self.bindings.settle(&namespaces).await;
+        for (place, there) in places {
+            let is_new = !self.mirrors.contains_key(&place) && self.bindings.hold(&place.namespace);
+            if let (true, Some(there)) = (is_new, there) {
+                outcome = outcome.and(self.start(place, there).await);
+            }
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,867 @@
+//! The loops against two fake API servers: this cluster, whose namespace `shop` is offloaded, and
+//! the cluster `milan`, where it is `shop-home`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::{sync::watch, time};
+
+use super::*;
+use crate::{
+    cluster::{
+        Rights,
+        testing::{Act, FakeApi, Fault, Life},
+        view::Slim,
+    },
+    fleet::Link,
+    offload::reflection::{COPIED_KEYS, HOME_OBJECT_UID, Kind, SKIP},
+    placement::Declared,
+};
+
+const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+const THERE: &str = "/api/v1/namespaces/shop-home";
+const BINDING: &str =
+    "/apis/rbac.authorization.k8s.io/v1/namespaces/shop/rolebindings/liqo-csi-fabric-reflected";
+const MOST_WRITES: usize = 30;
+
+struct World {
+    home: FakeApi,
+    there: FakeApi,
+}
+
+/// The path of an object at home.
+fn here(kind: &str, name: &str) -> String {
+    format!("/api/v1/namespaces/shop/{kind}/{name}")
+}
+
+/// The path of an object there.
+fn there(kind: &str, name: &str) -> String {
+    format!("{THERE}/{kind}/{name}")
+}
+
+impl World {
+    async fn new() -> Self {
+        let world = Self {
+            home: FakeApi::start().await,
+            there: FakeApi::start().await,
+        };
+        let home = &world.home;
+        home.put(
+            "/api/v1/namespaces/kube-system",
+            json!({"metadata": {"uid": "uid-of-home"}}),
+        );
+        home.put(
+            "/api/v1/namespaces/shop",
+            json!({"metadata": {"uid": "uid-of-shop"}}),
+        );
+        let spec = json!({
+            "kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}, "fabric": {},
+        });
+        home.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({ "spec": spec }),
+        );
+        let ready = json!({"type": "Ready", "status": "True", "reason": "NamespaceCreated"});
+        let status = json!({
+            "remoteNamespaceName": "shop-home", "remoteNamespacesConditions": {"milan": [ready]},
+        });
+        home.put(OFFLOADING, json!({"spec": {}, "status": status}));
+        let labels = json!({
+            "fabric.storage.liqo.io/home": "home", "fabric.storage.liqo.io/home-namespace": "shop",
+        });
+        let annotations = json!({
+            "fabric.storage.liqo.io/home-uid": "uid-of-home",
+            "fabric.storage.liqo.io/home-namespace-uid": "uid-of-shop",
+        });
+        let metadata = json!({"labels": labels, "annotations": annotations});
+        world.there.put(THERE, json!({ "metadata": metadata }));
+        world
+    }
+
+    /// In which this `ConfigMap` is copied.
+    async fn copied() -> Self {
+        let world = Self::new().await;
+        world
+            .home
+            .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
+        world.run_until(|world| world.color() == "red").await;
+        world
+    }
+
+    fn color(&self) -> Value {
+        self.there
+            .object(&there("configmaps", "settings"))
+            .unwrap_or_default()["data"]["color"]
+            .clone()
+    }
+
+    async fn run(&self, idle: &Idle) {
+        let link = Link::up(&self.there, Rights::ALL).await;
+        self.run_with(idle, link).await;
+    }
+
+    async fn run_with(&self, idle: &Idle, link: Link) {
+        let home = self.home.cluster_unwatched().await;
+        let registry = Registry::fixed([(Declared::plain("milan"), link)]);
+        let metrics = Metrics::default();
+        let reflection = Reflection::new(&home, &registry, "ours", &metrics, idle);
+        drive(reflection, &metrics).await;
+    }
+
+    /// Lets the loops run until this is so.
+    async fn run_until(&self, condition: impl Fn(&Self) -> bool) {
+        let idle = watch::Sender::new(None);
+        self.run_idle_until(&idle, condition).await;
+    }
+
+    async fn run_idle_until(&self, idle: &Idle, condition: impl Fn(&Self) -> bool) {
+        let until = async {
+            while !condition(self) {
+                time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let outcome = time::timeout(Duration::from_secs(40), async {
+            tokio::select! {
+                () = self.run(idle) => unreachable!("it runs for ever"),
+                () = until => {}
+            }
+        });
+        let came = outcome.await.is_ok();
+        let requests = [&self.home, &self.there].map(FakeApi::requests);
+        assert!(came, "it never came true: {requests:#?}");
+    }
+
+    /// Lets the loops run until everything that was changed before is seen to.
+    async fn settle(&self, name: &str) {
+        self.home
+            .put(&here("configmaps", name), json!({"data": {"a": "b"}}));
+        let last = there("configmaps", name);
+        self.run_until(|world| world.there.object(&last).is_some()).await;
+    }
+
+    /// Lets the loops run until they die before the write after so many, or this is so; whether
+    /// they died.
+    async fn die_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
+        let life = Life::of_writes(writes);
+        for api in [&self.home, &self.there] {
+            api.live(Some(life.clone()));
+        }
+        let died = tokio::select! {
+            () = self.run_until(done) => false,
+            () = life.over() => true,
+        };
+        for api in [&self.home, &self.there] {
+            api.live(None);
+        }
+        died
+    }
+
+    fn events(&self) -> Vec<Value> {
+        self.home.store().below("/api/v1/namespaces/shop/events/")
+    }
+
+    /// The reasons of what was told on objects at home.
+    fn told(&self) -> Vec<String> {
+        let events = self
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let reason = |it: &Value| it["reason"].as_str().unwrap_or_default().to_owned();
+        events.iter().map(reason).collect()
+    }
+}
+
+#[tokio::test]
+async fn objects_are_copied_with_their_marks() {
+    let world = World::new().await;
+    let uid = world.home.put(
+        &here("configmaps", "settings"),
+        json!({"metadata": {"labels": {"app": "web"}}, "data": {"color": "red"}}),
+    )["metadata"]["uid"]
+        .clone();
+    world.home.put(
+        &here("secrets", "password"),
+        json!({"type": "Opaque", "data": {"word": "aHVudGVyMg=="}}),
+    );
+    let spec = json!({
+        "type": "NodePort", "clusterIP": "10.0.0.1", "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": 8080, "protocol": "TCP", "nodePort": 30000}],
+    });
+    world.home.put(&here("services", "web"), json!({ "spec": spec }));
+    world.home.put(
+        &here("configmaps", "kube-root-ca.crt"),
+        json!({"data": {"ca.crt": "x"}}),
+    );
+    let certificates = there(
+        "configmaps",
+        &format!("kube-root-ca.crt.{}", crate::volume::digest(10, ["home"])),
+    );
+    let paths = [
+        there("configmaps", "settings"),
+        there("secrets", "password"),
+        there("services", "web"),
+        certificates,
+    ];
+    world
+        .run_until(|world| paths.iter().all(|path| world.there.object(path).is_some()))
+        .await;
+    let [settings, password, web, _] = paths.map(|path| world.there.object(&path).unwrap());
+    let metadata = &settings["metadata"];
+    assert_eq!(
+        metadata["labels"],
+        json!({
+            "app": "web", "app.kubernetes.io/managed-by": "storage.liqo.io", "fabric.storage.liqo.io/home": "home",
+        })
+    );
+    assert_eq!(
+        metadata["annotations"]["fabric.storage.liqo.io/home-uid"],
+        "uid-of-home"
+    );
+    assert_eq!(metadata["annotations"][HOME_OBJECT_UID], uid);
+    assert_eq!(password["data"], json!({"word": "aHVudGVyMg=="}));
+    assert_eq!(
+        web["spec"],
+        json!({
+            "type": "ClusterIP", "selector": {"app": "web"},
+            "ports": [{"port": 80, "targetPort": 8080, "protocol": "TCP"}],
+        })
+    );
+    let binding = world.home.object(BINDING).unwrap();
+    assert_eq!(binding["roleRef"]["name"], "liqo-csi-fabric-reflected");
+    assert_eq!(
+        binding["subjects"],
+        json!([{"kind": "ServiceAccount", "name": "liqo-csi-fabric", "namespace": "ours"}])
+    );
+}
+
+#[tokio::test]
+async fn changes_go_there_and_drift_is_put_right() {
+    let world = World::copied().await;
+    let copy = there("configmaps", "settings");
+    let uid = world.there.object(&copy).unwrap()["metadata"]["uid"].clone();
+    world.home.change(&here("configmaps", "settings"), |it| {
+        it["data"] = json!({"color": "blue"});
+        it["metadata"]["labels"] = json!({"app": "web"});
+    });
+    world.run_until(|world| world.color() == "blue").await;
+    // Others add what is theirs, and change what is not.
+    world.there.change(&copy, |it| {
+        it["data"] = json!({"color": "green", "size": "large"});
+        it["metadata"]["labels"]["theirs"] = "x".into();
+        it["metadata"]["labels"]["app"] = "y".into();
+    });
+    world.run_until(|world| world.color() == "blue").await;
+    let now = world.there.object(&copy).unwrap();
+    assert_eq!(now["data"], json!({"color": "blue"}));
+    assert_eq!(
+        (
+            &now["metadata"]["labels"]["theirs"],
+            &now["metadata"]["labels"]["app"]
+        ),
+        (&json!("x"), &json!("web"))
+    );
+    assert_eq!(now["metadata"]["uid"], uid, "it is changed in place");
+    world.home.change(&here("configmaps", "settings"), |it| {
+        it["metadata"]["labels"] = json!({});
+    });
+    world
+        .run_until(|world| world.there.object(&copy).unwrap()["metadata"]["labels"]["app"].is_null())
+        .await;
+    world.there.remove(&copy);
+    world.run_until(|world| world.color() == "blue").await;
+}
+
+#[tokio::test]
+async fn what_is_gone_at_home_goes_there() {
+    let world = World::copied().await;
+    world.home.remove(&here("configmaps", "settings"));
+    world.run_until(|world| world.color().is_null()).await;
+    let world = World::copied().await;
+    world.home.change(&here("configmaps", "settings"), |it| {
+        it["metadata"]["annotations"] = json!({SKIP: "true"});
+    });
+    world.run_until(|world| world.color().is_null()).await;
+}
+
+/// The view of a copy says that its object is gone; a live read knows better.
+#[tokio::test]
+async fn nothing_is_deleted_for_what_a_live_read_finds() {
+    let world = World::copied().await;
+    let path = here("configmaps", "settings");
+    let object = world.home.object(&path).unwrap();
+    world.home.remove(&path);
+    let again = path.clone();
+    world.home.before("GET", &path, move |store| {
+        store.put(&again, object);
+    });
+    world.settle("last").await;
+    world.settle("after").await;
+    assert_eq!(world.color(), "red");
+    let deleted = world.there.requests().iter().any(|it| it.starts_with("DELETE"));
+    assert!(!deleted, "{:?}", world.there.requests());
+}
+
+#[tokio::test]
+async fn a_copy_is_deleted_as_it_was_read() {
+    let world = World::copied().await;
+    let copy = there("configmaps", "settings");
+    world.home.remove(&here("configmaps", "settings"));
+    // Somebody takes it over in between.
+    let path = copy.clone();
+    world.there.before("DELETE", &copy, move |store| {
+        let mut object = store.get(&path).unwrap();
+        object["metadata"]["labels"] = json!({});
+        store.put(&path, object);
+    });
+    world
+        .run_until(|world| world.there.requests().iter().any(|it| it.starts_with("DELETE")))
+        .await;
+    world.settle("last").await;
+    assert_eq!(world.color(), "red");
+}
+
+#[tokio::test]
+async fn objects_of_others_are_left_alone_and_named() {
+    let theirs = |labels: Value, annotations: Value| json!({"metadata": {"labels": labels, "annotations": annotations}, "data": {"color": "theirs"}});
+    let ours = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "fabric.storage.liqo.io/home": "home",
+    });
+    for object in [
+        theirs(json!({}), json!({})),
+        // Another cluster has chosen the same id.
+        theirs(ours, json!({"fabric.storage.liqo.io/home-uid": "uid-of-another"})),
+    ] {
+        let world = World::new().await;
+        let copy = there("configmaps", "settings");
+        world.there.put(&copy, object);
+        let version = || world.there.object(&copy).unwrap()["metadata"]["resourceVersion"].clone();
+        let before = version();
+        world
+            .home
+            .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
+        world
+            .run_until(|world| world.told().contains(&"RemoteNameTaken".to_owned()))
+            .await;
+        world.home.remove(&here("configmaps", "settings"));
+        world.settle("last").await;
+        assert_eq!(version(), before);
+        // Once they have gone, the name is free.
+        world
+            .home
+            .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
+        world.there.remove(&copy);
+        world.run_until(|world| world.color() == "red").await;
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_changed_is_made_again() {
+    let world = World::new().await;
+    world
+        .home
+        .put(&here("secrets", "s"), json!({"type": "Opaque", "data": {}}));
+    world.home.put(
+        &here("configmaps", "c"),
+        json!({"data": {"a": "1"}, "immutable": true}),
+    );
+    let services = json!({"type": "ClusterIP", "clusterIP": "10.0.0.1", "ports": [{"port": 80}]});
+    world
+        .home
+        .put(&here("services", "v"), json!({ "spec": services }));
+    let copies = [
+        there("secrets", "s"),
+        there("configmaps", "c"),
+        there("services", "v"),
+    ];
+    world
+        .run_until(|world| copies.iter().all(|path| world.there.object(path).is_some()))
+        .await;
+    let uids = || {
+        copies
+            .each_ref()
+            .map(|path| world.there.object(path).unwrap_or_default()["metadata"]["uid"].clone())
+    };
+    let before = uids();
+    world.home.change(&here("secrets", "s"), |it| {
+        it["type"] = "kubernetes.io/tls".into();
+    });
+    world
+        .home
+        .change(&here("configmaps", "c"), |it| it["data"]["a"] = "2".into());
+    world.home.change(&here("services", "v"), |it| {
+        it["spec"]["clusterIP"] = "None".into();
+    });
+    let is = |path: &str, pointer: &str, value: &str| {
+        world.there.object(path).unwrap_or_default().pointer(pointer) == Some(&json!(value))
+    };
+    world
+        .run_until(|_| {
+            is(&copies[0], "/type", "kubernetes.io/tls")
+                && is(&copies[1], "/data/a", "2")
+                && is(&copies[2], "/spec/clusterIP", "None")
+        })
+        .await;
+    for (now, before) in uids().iter().zip(before) {
+        assert_ne!(*now, before);
+    }
+}
+
+#[tokio::test]
+async fn what_was_left_while_nobody_ran_is_seen_to() {
+    let world = World::copied().await;
+    world.home.remove(&here("configmaps", "settings"));
+    world
+        .home
+        .put(&here("configmaps", "new"), json!({"data": {"a": "b"}}));
+    world
+        .run_until(|world| {
+            world.color().is_null() && world.there.object(&there("configmaps", "new")).is_some()
+        })
+        .await;
+    // One that was made anew under its name is another.
+    world.home.remove(&here("configmaps", "new"));
+    let uid = world
+        .home
+        .put(&here("configmaps", "new"), json!({"data": {"a": "b"}}))["metadata"]["uid"]
+        .clone();
+    let copy = there("configmaps", "new");
+    world
+        .run_until(|world| {
+            world.there.object(&copy).unwrap()["metadata"]["annotations"][HOME_OBJECT_UID] == uid
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn nothing_is_written_where_nothing_has_changed() {
+    let world = World::copied().await;
+    world.home.put(
+        &here("secrets", "s"),
+        json!({"type": "Opaque", "data": {"a": "Yg=="}}),
+    );
+    world.home.put(
+        &here("services", "v"),
+        json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}),
+    );
+    let last = [there("secrets", "s"), there("services", "v")];
+    world
+        .run_until(|world| last.iter().all(|path| world.there.object(path).is_some()))
+        .await;
+    let writes = || world.home.writes() + world.there.writes();
+    let (before, lists) = (writes(), world.there.requests().len());
+    world.settle("one").await;
+    assert_eq!(
+        writes(),
+        before + 1,
+        "a start copies what is new, and that is all"
+    );
+    // Metadata that is not copied changes all the time.
+    let status = |it: &mut Value| it["status"] = json!({"loadBalancer": {}});
+    world.there.change(&last[1], status);
+    world
+        .there
+        .change(&last[0], |it| it["metadata"]["managedFields"] = json!([]));
+    world.settle("two").await;
+    assert_eq!(writes(), before + 2);
+    let after = world.there.requests();
+    let reads = |of: &str| {
+        after[lists..]
+            .iter()
+            .filter(|it| *it == &format!("GET {THERE}/{of}"))
+            .count()
+    };
+    assert_eq!(
+        (reads("configmaps"), reads("secrets")),
+        (2, 2),
+        "one list for each start"
+    );
+}
+
+#[tokio::test]
+async fn bodies_are_not_kept() {
+    let world = World::new().await;
+    let body = "c2VjcmV0".repeat(1000);
+    world.home.put(
+        &here("secrets", "s"),
+        json!({"type": "Opaque", "data": {"word": body}}),
+    );
+    world.there.put(
+        &there("secrets", "s"),
+        json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home"}}, "data": {"word": body}}),
+    );
+    let home = world.home.cluster_unwatched().await;
+    let remote = world.there.remote_cluster("milan", Rights::ALL).await;
+    let marks = Marks {
+        home: "home".into(),
+        labels: [("fabric.storage.liqo.io/home".to_owned(), "home".to_owned())].into(),
+        annotations: [].into(),
+    };
+    let source = Source::new(&home, "shop", &marks);
+    source.of(Kind::Secret).complete().await;
+    let copies = source::copies(&remote, "shop-home", &marks);
+    copies.of(Kind::Secret).complete().await;
+    let (kept, copy) = (source.of(Kind::Secret).all(), copies.of(Kind::Secret).all());
+    let text = format!("{kept:?}{copy:?}");
+    assert!(
+        !text.contains("c2VjcmV0") && !text.contains("secretsecret"),
+        "{text}"
+    );
+    assert!(kept[0].text() < 200 && copy[0].text() < 200 && kept.len() + copy.len() == 2);
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_answer_is_served_when_it_is_back() {
+    let world = World::copied().await;
+    world.home.change(&here("configmaps", "settings"), |it| {
+        it["data"]["color"] = "blue".into();
+    });
+    world
+        .home
+        .put(&here("configmaps", "new"), json!({"data": {"a": "b"}}));
+    for method in ["GET", "POST", "PATCH"] {
+        world.there.fault(Fault::new(method, THERE, Act::Refuse(503)));
+    }
+    let (idle, before) = (watch::Sender::new(None), world.there.writes());
+    let until = async {
+        while world
+            .there
+            .requests()
+            .iter()
+            .filter(|it| it.contains("/configmaps"))
+            .count()
+            < 6
+        {
+            time::sleep(Duration::from_millis(20)).await;
+        }
+        world.there.heal();
+        while world.color() != "blue" || world.there.object(&there("configmaps", "new")).is_none() {
+            time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = world.run(&idle) => unreachable!("it runs for ever"),
+        came = time::timeout(Duration::from_mins(1), until) => came.unwrap(),
+    }
+    assert_eq!(world.there.writes(), before + 2);
+}
+
+#[tokio::test]
+async fn while_a_cluster_cannot_be_reached_nothing_is_tried() {
+    let world = World::copied().await;
+    world.home.change(&here("configmaps", "settings"), |it| {
+        it["data"]["color"] = "blue".into();
+    });
+    let (idle, before) = (watch::Sender::new(None), world.there.requests().len());
+    let lists = || {
+        world
+            .home
+            .requests()
+            .iter()
+            .filter(|it| it.ends_with("/rolebindings"))
+            .count()
+    };
+    let listed = lists();
+    let until = async {
+        while lists() == listed {
+            time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = world.run_with(&idle, Link::Unreachable("no answer".into())) => {}
+        came = time::timeout(Duration::from_secs(40), until) => came.unwrap(),
+    }
+    assert_eq!(world.there.requests().len(), before);
+    assert!(
+        world.home.object(BINDING).is_some(),
+        "it is offloaded all the same"
+    );
+    world.run_until(|world| world.color() == "blue").await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_no_longer_ours_gets_nothing() {
+    let world = World::new().await;
+    world.there.change(THERE, |it| {
+        it["metadata"]["annotations"]["fabric.storage.liqo.io/home-namespace-uid"] =
+            "of-an-earlier-one".into();
+    });
+    world
+        .home
+        .put(&here("secrets", "s"), json!({"data": {"a": "Yg=="}}));
+    world
+        .run_until(|world| world.there.requests().contains(&format!("GET {THERE}")))
+        .await;
+    assert_eq!(world.there.writes(), 0);
+}
+
+#[tokio::test]
+async fn what_the_cluster_refuses_is_said_and_tried_again() {
+    let world = World::new().await;
+    world
+        .there
+        .fault(Fault::new("POST", "/secrets", Act::Forbid("exceeded quota")));
+    world
+        .home
+        .put(&here("secrets", "s"), json!({"data": {"a": "Yg=="}}));
+    world
+        .run_until(|world| world.told().contains(&"ReflectionRefused".to_owned()))
+        .await;
+    world.there.heal();
+    world
+        .run_until(|world| world.there.object(&there("secrets", "s")).is_some())
+        .await;
+}
+
+#[tokio::test]
+async fn while_something_is_in_the_way_nothing_is_done() {
+    let world = World::new().await;
+    world
+        .home
+        .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
+    let idle = watch::Sender::new(Some("Liqo is installed".to_owned()));
+    let until = async {
+        let home = || {
+            world
+                .home
+                .requests()
+                .iter()
+                .any(|it| it.ends_with("/namespaceoffloadings"))
+        };
+        while !home() {
+            time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(world.home.writes() + world.there.writes(), 0);
+        idle.send_replace(None);
+        while world.color() != "red" {
+            time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = world.run(&idle) => unreachable!("it runs for ever"),
+        came = time::timeout(Duration::from_secs(40), until) => came.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn what_comes_in_the_way_ends_all_loops() {
+    let world = World::new().await;
+    let (home, link) = (
+        world.home.cluster_unwatched().await,
+        Link::up(&world.there, Rights::ALL).await,
+    );
+    let registry = Registry::fixed([(Declared::plain("milan"), link)]);
+    let (idle, metrics) = (watch::Sender::new(None), Metrics::default());
+    let mut reflection = Reflection::new(&home, &registry, "ours", &metrics, &idle);
+    while reflection.mirrors.is_empty() {
+        reflection.round().await.unwrap();
+        time::sleep(Duration::from_millis(20)).await;
+    }
+    let wakes = reflection.wakes.clone();
+    idle.send_replace(Some("Liqo is installed".to_owned()));
+    reflection.wakes.changed().await.unwrap();
+    assert!(wakes.has_changed().unwrap(), "it is looked at at once");
+    reflection.round().await.unwrap();
+    assert!(reflection.mirrors.is_empty() && reflection.sources.is_empty());
+}
+
+#[tokio::test]
+async fn the_right_to_read_goes_with_the_offloading() {
+    let world = World::copied().await;
+    // One that was left, and one that others made under its name.
+    let [left, theirs] =
+        ["left", "theirs"].map(|namespace| BINDING.replace("/shop/", &format!("/{namespace}/")));
+    let ours = json!({"labels": {"app.kubernetes.io/managed-by": "storage.liqo.io"}});
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "x"});
+    world.home.put(&left, json!({"metadata": ours, "roleRef": role}));
+    world.home.put(&theirs, json!({"roleRef": role}));
+    world.run_until(|world| world.home.object(&left).is_none()).await;
+    world.home.remove(OFFLOADING);
+    world
+        .run_until(|world| world.home.object(BINDING).is_none())
+        .await;
+    assert!(world.home.object(&theirs).is_some());
+    assert_eq!(world.color(), "red", "what is there goes with its namespace");
+}
+
+#[tokio::test]
+async fn whoever_dies_is_succeeded() {
+    for writes in 0..MOST_WRITES {
+        let world = World::copied().await;
+        world.home.put(
+            &here("secrets", "s"),
+            json!({"type": "Opaque", "data": {"a": "Yg=="}}),
+        );
+        world.home.put(
+            &here("configmaps", "old"),
+            json!({"data": {"a": "b"}, "immutable": true}),
+        );
+        world
+            .run_until(|world| {
+                world.there.object(&there("secrets", "s")).is_some()
+                    && world.there.object(&there("configmaps", "old")).is_some()
+            })
+            .await;
+        world.home.remove(BINDING);
+        world.home.remove(&here("secrets", "s"));
+        world.home.change(&here("configmaps", "settings"), |it| {
+            it["data"]["color"] = "blue".into();
+        });
+        world
+            .home
+            .change(&here("configmaps", "old"), |it| it["data"]["a"] = "c".into());
+        world.home.put(
+            &here("services", "v"),
+            json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}),
+        );
+        let done = |world: &World| {
+            let old = world
+                .there
+                .object(&there("configmaps", "old"))
+                .unwrap_or_default();
+            world.color() == "blue"
+                && old["data"]["a"] == "c"
+                && world.there.object(&there("secrets", "s")).is_none()
+                && world.there.object(&there("services", "v")).is_some()
+                && world.home.object(BINDING).is_some()
+        };
+        let died = world.die_after(writes, done).await;
+        world.run_until(done).await;
+        if !died {
+            assert!(writes >= 6, "it is not done by {writes} writes");
+            return;
+        }
+    }
+    panic!("it is never done");
+}
+
+/// A pod there, for one at home or not.
+fn pod_there(uid: &str, home_pod: Option<&str>) -> Value {
+    let mut pod = json!({"metadata": {"uid": uid, "annotations": {}}, "spec": {"containers": []}});
+    if let Some(home_pod) = home_pod {
+        pod["metadata"]["annotations"] = json!({
+            "fabric.storage.liqo.io/home-uid": "uid-of-home", "fabric.storage.liqo.io/home-pod-uid": home_pod,
+        });
+    }
+    pod
+}
+
+fn event(kind: &str, name: &str, uid: &str, message: &str) -> Value {
+    json!({
+        "involvedObject": {"kind": kind, "namespace": "shop-home", "name": name, "uid": uid},
+        "reason": "Pulled", "message": message, "type": "Normal", "count": 1,
+        "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:01Z",
+        "source": {"component": "kubelet"},
+    })
+}
+
+#[tokio::test]
+async fn events_come_back_to_the_pod_or_claim_that_they_are_for() {
+    let world = World::new().await;
+    world.home.put(
+        &here("pods", "web"),
+        json!({"metadata": {"uid": "web-1"}, "spec": {"containers": []}}),
+    );
+    world.home.put(
+        &here("persistentvolumeclaims", "data"),
+        json!({"metadata": {"uid": "data-1"}}),
+    );
+    world
+        .there
+        .put(&there("pods", "web"), pod_there("there-1", Some("web-1")));
+    world
+        .there
+        .put(&there("pods", "theirs"), pod_there("there-2", None));
+    // One for a pod that is no more.
+    world
+        .there
+        .put(&there("pods", "old"), pod_there("there-3", Some("old-1")));
+    let volume = format!("vol-{}", "0".repeat(40));
+    let twin = json!({
+        "labels": {
+            "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home",
+            "storage.liqo.io/volume": volume,
+        },
+        "annotations": {
+            "storage.liqo.io/claim-namespace": "shop", "storage.liqo.io/claim-name": "data",
+            "storage.liqo.io/claim-uid": "data-1",
+        },
+        "uid": "there-4",
+    });
+    world.there.put(
+        &there("persistentvolumeclaims", "twin"),
+        json!({ "metadata": twin }),
+    );
+    for (name, event) in [
+        ("a", event("Pod", "web", "there-1", &"x".repeat(5000))),
+        ("b", event("Pod", "theirs", "there-2", "theirs")),
+        ("c", event("Pod", "old", "there-3", "too late")),
+        ("d", event("Pod", "web", "an-earlier-one", "of another pod")),
+        ("e", event("Node", "node", "there-5", "of a node")),
+        (
+            "f",
+            event("PersistentVolumeClaim", "twin", "there-4", "of a claim"),
+        ),
+        ("g", event("Pod", "../../web", "there-1", "of a path")),
+    ] {
+        world.there.put(&there("events", name), event);
+    }
+    world.run_until(|world| world.events().len() == 2).await;
+    // All that were heard before the last have been seen to.
+    world
+        .there
+        .put(&there("events", "z"), event("Pod", "web", "there-1", "last"));
+    world.run_until(|world| world.events().len() == 3).await;
+    let events = world.events();
+    let about = |of: &str| -> Vec<&Value> {
+        events
+            .iter()
+            .filter(|it| it["involvedObject"]["uid"] == of)
+            .collect()
+    };
+    assert_eq!((about("web-1").len(), about("data-1").len()), (2, 1));
+    let first = about("web-1")
+        .into_iter()
+        .find(|it| it["message"] != "last")
+        .unwrap();
+    assert_eq!(
+        first["source"],
+        json!({"component": "liqo-csi-fabric", "host": "milan"})
+    );
+    assert_eq!(
+        (&first["reason"], &first["type"], &first["count"]),
+        (&json!("Pulled"), &json!("Normal"), &json!(1))
+    );
+    assert!(first["message"].as_str().unwrap().len() < 1100);
+    assert_eq!(first["involvedObject"]["namespace"], "shop");
+}
+
+#[tokio::test]
+async fn an_event_is_told_once_and_counted() {
+    let world = World::new().await;
+    world.home.put(
+        &here("pods", "web"),
+        json!({"metadata": {"uid": "web-1"}, "spec": {"containers": []}}),
+    );
+    world
+        .there
+        .put(&there("pods", "web"), pod_there("there-1", Some("web-1")));
+    let path = there("events", "a");
+    world.there.put(&path, event("Pod", "web", "there-1", "pulled"));
+    world.run_until(|world| world.events().len() == 1).await;
+    world.there.change(&path, |it| it["count"] = 7.into());
+    world.run_until(|world| world.events()[0]["count"] == 7).await;
+    let writes = |world: &World| {
+        let all = world.home.requests();
+        all.iter()
+            .filter(|it| it.contains("/events") && !it.starts_with("GET"))
+            .count()
+    };
+    let before = writes(&world);
+    world
+        .there
+        .put(&there("events", "z"), event("Pod", "web", "there-1", "last"));
+    world.run_until(|world| world.events().len() == 2).await;
+    assert_eq!(writes(&world), before + 1, "whoever goes on tells nothing again");
+    let record = world.there.object(&path).unwrap();
+    assert!(record["metadata"]["annotations"][COPIED_KEYS].is_null());
+}

@@ -1,0 +1,343 @@
+//! How objects are read, as JSON: which parts of one at home are copied, and which parts of one
+//! there are a copy.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{
+    COPIED_KEYS, Found, HOME_OBJECT_UID, Kind, Marks, Original, Print, ROOT_CERTIFICATES, SKIP, name_of_copy,
+};
+use crate::volume::{digest, is_within, marks_ownership};
+
+/// Digits of the hashes in a print.
+const DIGITS: usize = 32;
+/// Domains whose keys mean the object itself, never its copy: ours and Liqo's, and those of tools
+/// that would prune the copy as an object missing from their sources.
+const OWN_MEANING: [&str; 4] = [
+    "liqo.io",
+    "kubectl.kubernetes.io",
+    "applyset.kubernetes.io",
+    "config.k8s.io",
+];
+
+type Pairs = BTreeMap<String, String>;
+
+/// Why an object is not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotCopied {
+    /// Its user does not want it.
+    #[error("it is marked {SKIP}")]
+    Skipped,
+    /// It is for the cluster that it is in.
+    #[error("it is for this cluster alone")]
+    OfTheCluster,
+    /// The name is that of the copy of another object.
+    #[error("its name is that of the copy of {ROOT_CERTIFICATES}")]
+    NameReserved,
+}
+
+/// What a copy is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// Stands for it.
+    pub original: Original,
+    /// The copy, whole.
+    pub object: Value,
+}
+
+/// The keys that were copied, as recorded on a copy.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Record {
+    labels: Vec<String>,
+    annotations: Vec<String>,
+}
+
+/// What the copy of an object at home is to be.
+///
+/// # Errors
+/// There is to be none.
+pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, NotCopied> {
+    let (labels, annotations) = metadata(&object);
+    let name = text(&object["metadata"]["name"]);
+    if [&labels, &annotations].iter().any(|it| it.contains_key(SKIP)) {
+        return Err(NotCopied::Skipped);
+    }
+    if is_of_the_cluster(kind, &object) {
+        return Err(NotCopied::OfTheCluster);
+    }
+    let copy = name_of_copy(kind, name, &marks.home);
+    if kind == Kind::ConfigMap && copy == name && copy == name_of_copy(kind, ROOT_CERTIFICATES, &marks.home) {
+        return Err(NotCopied::NameReserved);
+    }
+    let (mut labels, mut annotations) = (carried(labels, marks), carried(annotations, marks));
+    let record = Record {
+        labels: labels.keys().cloned().collect(),
+        annotations: annotations.keys().cloned().collect(),
+    };
+    labels.extend(marks.labels.clone());
+    annotations.extend(marks.annotations.clone());
+    annotations.insert(COPIED_KEYS.to_owned(), json!(record).to_string());
+    let uid = text(&object["metadata"]["uid"]).to_owned();
+    annotations.insert(HOME_OBJECT_UID.to_owned(), uid);
+    let content = match kind {
+        Kind::Service => json!({"spec": service(&object["spec"])}),
+        Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
+    };
+    let print = print(kind, &labels, &annotations, &content);
+    let mut object = json!({
+        "apiVersion": "v1",
+        "kind": format!("{kind:?}"),
+        "metadata": {"name": copy, "labels": labels, "annotations": annotations},
+    });
+    extend(&mut object, content);
+    Ok(Wanted {
+        original: Original { copy, print },
+        object,
+    })
+}
+
+/// What an object in the remote namespace is.
+#[must_use]
+pub fn found(kind: Kind, object: Value, marks: &Marks) -> Found {
+    let meta = &object["metadata"];
+    let version = text(&meta["resourceVersion"]).to_owned();
+    let deleting = !meta["deletionTimestamp"].is_null();
+    let immutable = object["immutable"] == true;
+    let (labels, annotations) = metadata(&object);
+    let ours = marks.are_on(&labels, &annotations);
+    let (labels, annotations) = copied(labels, annotations, marks);
+    let content = content_there(kind, object);
+    Found {
+        version,
+        ours,
+        deleting,
+        immutable,
+        print: print(kind, &labels, &annotations, &content),
+    }
+}
+
+/// The merge patch that makes a copy what it is to be: of exactly this object, as it was read.
+#[must_use]
+pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value {
+    let (labels, annotations) = metadata(there);
+    let (labels, annotations) = copied(labels, annotations, marks);
+    let mut before = json!({"metadata": {"labels": labels, "annotations": annotations}});
+    extend(&mut before, content_there(kind, there.clone()));
+    let mut after = wanted.clone();
+    for key in ["apiVersion", "kind"] {
+        after.as_object_mut().and_then(|it| it.remove(key));
+    }
+    after["metadata"].as_object_mut().and_then(|it| it.remove("name"));
+    let mut patch = difference(&before, &after);
+    for key in ["uid", "resourceVersion"] {
+        patch["metadata"][key] = there["metadata"][key].clone();
+    }
+    patch
+}
+
+/// Whether an object belongs to the cluster that it is in.
+fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
+    match kind {
+        Kind::ConfigMap => false,
+        Kind::Secret => matches!(
+            text(&object["type"]),
+            "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token"
+        ),
+        Kind::Service => {
+            let metadata = &object["metadata"];
+            metadata["name"] == "kubernetes" && metadata["namespace"] == "default"
+        }
+    }
+}
+
+fn carried(all: Pairs, marks: &Marks) -> Pairs {
+    let stays = |key: &str| {
+        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+        marks_ownership(key)
+            || marks.labels.contains_key(key)
+            || OWN_MEANING.iter().any(|own| is_within(domain, own))
+    };
+    all.into_iter().filter(|(key, _)| !stays(key)).collect()
+}
+
+/// The labels and annotations of an object there that are a copy, by its own record of them.
+fn copied(labels: Pairs, annotations: Pairs, marks: &Marks) -> (Pairs, Pairs) {
+    let record = annotations.get(COPIED_KEYS);
+    let record: Record = record
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let keep = |all: Pairs, record: &[String], marks: &Pairs, own: &[&str]| -> Pairs {
+        let is_copied =
+            |key: &String| record.contains(key) || marks.contains_key(key) || own.contains(&key.as_str());
+        all.into_iter().filter(|(key, _)| is_copied(key)).collect()
+    };
+    (
+        keep(labels, &record.labels, &marks.labels, &[]),
+        keep(
+            annotations,
+            &record.annotations,
+            &marks.annotations,
+            &[COPIED_KEYS, HOME_OBJECT_UID],
+        ),
+    )
+}
+
+/// Data is copied as it is.
+fn configuration(kind: Kind, mut object: Value) -> Value {
+    let mut content = Map::new();
+    if kind == Kind::Secret {
+        let of_type = match text(&object["type"]) {
+            "" => "Opaque",
+            given => given,
+        };
+        content.insert("type".to_owned(), of_type.into());
+    }
+    for key in ["data", "binaryData", "immutable"] {
+        let value = object[key].take();
+        if says_something(&value) {
+            content.insert(key.to_owned(), value);
+        }
+    }
+    content.into()
+}
+
+fn content_there(kind: Kind, object: Value) -> Value {
+    match kind {
+        Kind::Service => json!({"spec": service_there(&object["spec"])}),
+        Kind::ConfigMap | Kind::Secret => configuration(kind, object),
+    }
+}
+
+/// What is asked of the remote cluster: addresses, node ports and load balancers are its own.
+fn service(spec: &Value) -> Value {
+    let mut copy = service_parts(spec, &["name", "protocol", "port", "targetPort", "appProtocol"]);
+    let of_type = if is_external_name(spec) {
+        "ExternalName"
+    } else {
+        "ClusterIP"
+    };
+    copy.insert("type".to_owned(), of_type.into());
+    copy.into()
+}
+
+/// The same of a copy, with what others may have added.
+fn service_there(spec: &Value) -> Value {
+    let ports = [
+        "name",
+        "protocol",
+        "port",
+        "targetPort",
+        "appProtocol",
+        "nodePort",
+    ];
+    let mut copy = service_parts(spec, &ports);
+    for key in ["type", "externalIPs"] {
+        if says_something(&spec[key]) {
+            copy.insert(key.to_owned(), spec[key].clone());
+        }
+    }
+    copy.into()
+}
+
+fn service_parts(spec: &Value, of_port: &[&str]) -> Map<String, Value> {
+    let part = |of: &Value, keys: &[&str]| -> Map<String, Value> {
+        let kept = keys.iter().filter(|key| says_something(&of[**key]));
+        kept.map(|&key| (key.to_owned(), of[key].clone())).collect()
+    };
+    let mut copy = part(
+        spec,
+        &[
+            "selector",
+            "sessionAffinity",
+            "sessionAffinityConfig",
+            "publishNotReadyAddresses",
+            "internalTrafficPolicy",
+        ],
+    );
+    if spec["clusterIP"] == "None" {
+        copy.insert("clusterIP".to_owned(), "None".into());
+    }
+    if is_external_name(spec) {
+        copy.insert("externalName".to_owned(), spec["externalName"].clone());
+    }
+    let ports = spec["ports"].as_array().into_iter().flatten();
+    let ports: Vec<Value> = ports.map(|port| part(port, of_port).into()).collect();
+    if !ports.is_empty() {
+        copy.insert("ports".to_owned(), ports.into());
+    }
+    copy
+}
+
+fn is_external_name(spec: &Value) -> bool {
+    spec["type"] == "ExternalName"
+}
+
+/// API servers leave out what says nothing.
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Bool(true) | Value::Number(_) | Value::String(_) => true,
+    }
+}
+
+fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Print {
+    let fixed = match kind {
+        Kind::ConfigMap => String::new(),
+        Kind::Secret => digest(DIGITS, [text(&content["type"])]),
+        Kind::Service => {
+            let spec = &content["spec"];
+            let headless = spec["clusterIP"] == "None";
+            format!("{}/{headless}", is_external_name(spec))
+        }
+    };
+    Print {
+        metadata: digest(
+            DIGITS,
+            [json!(labels), json!(annotations)]
+                .map(|it| it.to_string())
+                .iter()
+                .map(String::as_str),
+        ),
+        content: digest(DIGITS, [content.to_string().as_str()]),
+        fixed,
+    }
+}
+
+fn metadata(object: &Value) -> (Pairs, Pairs) {
+    let pairs = |key: &str| -> Pairs {
+        let all = object["metadata"][key].as_object().into_iter().flatten();
+        all.map(|(key, value)| (key.clone(), text(value).to_owned()))
+            .collect()
+    };
+    (pairs("labels"), pairs("annotations"))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn extend(object: &mut Value, content: Value) {
+    if let (Some(object), Value::Object(content)) = (object.as_object_mut(), content) {
+        object.extend(content);
+    }
+}
+
+/// The merge patch from one object to another.
+fn difference(before: &Value, after: &Value) -> Value {
+    let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
+        return after.clone();
+    };
+    let gone = old.keys().filter(|key| !new.contains_key(*key));
+    let gone = gone.map(|key| (key.clone(), Value::Null));
+    let changed = new.iter().filter(|(key, value)| old.get(*key) != Some(value));
+    let changed = changed.map(|(key, value)| {
+        let before = old.get(key).unwrap_or(&Value::Null);
+        (key.clone(), difference(before, value))
+    });
+    gone.chain(changed).collect::<Map<_, _>>().into()
+}

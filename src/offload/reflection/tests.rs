@@ -1,0 +1,477 @@
+//! Whatever is at home and there: copies become what they are to be, and objects of others stay.
+
+use proptest::{collection::btree_map, prelude::*, sample::select};
+use serde_json::{Value, json};
+
+use super::*;
+
+const HOME: &str = "fabric.storage.liqo.io/home";
+const HOME_UID: &str = "fabric.storage.liqo.io/home-uid";
+
+fn marks() -> Marks {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    Marks {
+        home: "rome".into(),
+        labels: [
+            pair("app.kubernetes.io/managed-by", "storage.liqo.io"),
+            pair(HOME, "rome"),
+        ]
+        .into(),
+        annotations: [pair(HOME_UID, "uid-of-rome")].into(),
+    }
+}
+
+fn object(kind: Kind, metadata: Value, content: Value) -> Value {
+    let mut object = json!({"apiVersion": "v1", "kind": format!("{kind:?}")});
+    object["metadata"] = metadata;
+    let Value::Object(content) = content else {
+        panic!("{content}")
+    };
+    object.as_object_mut().unwrap().extend(content);
+    object
+}
+
+fn named(name: &str, kind: Kind, content: Value) -> Value {
+    object(
+        kind,
+        json!({"name": name, "namespace": "shop", "uid": "u"}),
+        content,
+    )
+}
+
+fn copy_of(kind: Kind, original: Value) -> Value {
+    wanted(kind, original, &marks()).unwrap().object
+}
+
+/// What an API server does with a merge patch.
+fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(changes) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (key, change) in changes {
+        if change.is_null() {
+            object.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut object[key], change);
+        }
+    }
+}
+
+/// Does what is decided, as an API server would carry it out.
+fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step {
+    let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
+    let seen = there.clone().map(|it| found(kind, it, &marks()));
+    let step = decide(wanted.as_ref().map(|it| &it.original.print), seen.as_ref());
+    let made = || {
+        let mut made = wanted.as_ref().unwrap().object.clone();
+        made["metadata"]["uid"] = "new".into();
+        Some(made)
+    };
+    match step {
+        Step::Nothing | Step::Wait | Step::Taken => {}
+        Step::Create | Step::Replace => *there = made(),
+        Step::Delete => *there = None,
+        Step::Patch => {
+            let there = there.as_mut().unwrap();
+            let sealed = (there["immutable"] == true)
+                .then(|| [&there["data"], &there["binaryData"], &there["immutable"]].map(Value::clone));
+            let was = (there["type"].clone(), there["spec"]["clusterIP"].clone());
+            let patch = patch(kind, there, &wanted.as_ref().unwrap().object, &marks());
+            merge(there, &patch);
+            // What an API server refuses to change.
+            if let Some(sealed) = sealed {
+                let now = [&there["data"], &there["binaryData"], &there["immutable"]];
+                assert_eq!(now.map(Value::clone), sealed, "{patch}");
+            }
+            assert_eq!(was, (there["type"].clone(), there["spec"]["clusterIP"].clone()));
+        }
+    }
+    step
+}
+
+#[test]
+fn a_copy_says_the_same_and_whose_it_is() {
+    let metadata = json!({
+        "name": "settings", "namespace": "shop", "uid": "u1", "resourceVersion": "7",
+        "ownerReferences": [{"name": "x"}], "finalizers": ["a.b/c"],
+        "labels": {
+            "app": "web", "app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/name": "web",
+            "argocd.argoproj.io/instance": "x", "liqo.io/a": "x",
+        },
+        "annotations": {"note": "x", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+    });
+    let content = json!({"data": {"color": "red"}, "binaryData": {"bin": "AA=="}, "immutable": true});
+    let copy = copy_of(Kind::ConfigMap, object(Kind::ConfigMap, metadata, content));
+    let keys = json!({"labels": ["app", "app.kubernetes.io/name"], "annotations": ["note"]});
+    let expected = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {
+            "name": "settings",
+            "labels": {
+                "app": "web", "app.kubernetes.io/name": "web",
+                "app.kubernetes.io/managed-by": "storage.liqo.io", HOME: "rome",
+            },
+            "annotations": {
+                "note": "x", HOME_UID: "uid-of-rome", HOME_OBJECT_UID: "u1",
+                COPIED_KEYS: serde_json::to_string(&json!(keys)).unwrap(),
+            },
+        },
+        "data": {"color": "red"}, "binaryData": {"bin": "AA=="}, "immutable": true,
+    });
+    let record = |of: &Value| -> Value {
+        serde_json::from_str(of["metadata"]["annotations"][COPIED_KEYS].as_str().unwrap()).unwrap()
+    };
+    assert_eq!(record(&copy), record(&expected));
+    let without = |mut of: Value| {
+        of["metadata"]["annotations"]
+            .as_object_mut()
+            .unwrap()
+            .remove(COPIED_KEYS);
+        of
+    };
+    assert_eq!(without(copy), without(expected));
+}
+
+#[test]
+fn a_service_asks_for_nothing_of_its_own_cluster() {
+    let spec = json!({
+        "type": "LoadBalancer", "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"], "ipFamilies": ["IPv4"],
+        "ipFamilyPolicy": "SingleStack", "externalIPs": ["192.0.2.1"], "loadBalancerIP": "192.0.2.2",
+        "externalTrafficPolicy": "Local", "healthCheckNodePort": 30000, "allocateLoadBalancerNodePorts": true,
+        "loadBalancerClass": "x", "trafficDistribution": "PreferClose", "internalTrafficPolicy": "Cluster",
+        "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}},
+        "publishNotReadyAddresses": true, "selector": {"app": "web"},
+        "ports": [{"name": "http", "port": 80, "targetPort": "web", "protocol": "TCP", "nodePort": 30001}],
+    });
+    let copy = copy_of(
+        Kind::Service,
+        named("web", Kind::Service, json!({"spec": spec, "status": {}})),
+    );
+    let expected = json!({
+        "type": "ClusterIP", "internalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}, "publishNotReadyAddresses": true,
+        "selector": {"app": "web"}, "ports": [{"name": "http", "port": 80, "targetPort": "web", "protocol": "TCP"}],
+    });
+    assert_eq!((&copy["spec"], &copy["status"]), (&expected, &Value::Null));
+
+    let spec_of = |spec: Value| {
+        copy_of(Kind::Service, named("x", Kind::Service, json!({"spec": spec})))["spec"].clone()
+    };
+    let headless = json!({"type": "ClusterIP", "clusterIP": "None", "selector": {"app": "db"}});
+    assert_eq!(spec_of(headless.clone()), headless);
+    let elsewhere = json!({"type": "ExternalName", "externalName": "example.test"});
+    assert_eq!(spec_of(elsewhere.clone()), elsewhere);
+}
+
+#[test]
+fn some_objects_stay_at_home() {
+    let refused = |kind, object| wanted(kind, object, &marks()).map(|it| it.original.copy);
+    for key in ["labels", "annotations"] {
+        let skipped = json!({"name": "a", key: {SKIP: ""}});
+        assert_eq!(
+            refused(Kind::ConfigMap, object(Kind::ConfigMap, skipped, json!({}))),
+            Err(NotCopied::Skipped)
+        );
+    }
+    for of_type in [
+        "kubernetes.io/service-account-token",
+        "bootstrap.kubernetes.io/token",
+    ] {
+        let token = named("token", Kind::Secret, json!({"type": of_type}));
+        assert_eq!(refused(Kind::Secret, token), Err(NotCopied::OfTheCluster));
+    }
+    let api = json!({"name": "kubernetes", "namespace": "default"});
+    assert_eq!(
+        refused(Kind::Service, object(Kind::Service, api, json!({}))),
+        Err(NotCopied::OfTheCluster)
+    );
+    let own = named("kubernetes", Kind::Service, json!({"spec": {}}));
+    assert_eq!(refused(Kind::Service, own), Ok("kubernetes".into()));
+}
+
+#[test]
+fn the_certificates_of_home_take_no_name_of_the_cluster() {
+    let copied = |name: &str| {
+        wanted(Kind::ConfigMap, named(name, Kind::ConfigMap, json!({})), &marks()).map(|it| it.original.copy)
+    };
+    let name = copied("kube-root-ca.crt").unwrap();
+    assert_eq!(name, format!("kube-root-ca.crt.{}", digest(10, ["rome"])));
+    assert_eq!(
+        name_of_original(Kind::ConfigMap, &name, "rome"),
+        "kube-root-ca.crt"
+    );
+    assert_eq!(copied(&name), Err(NotCopied::NameReserved));
+    for kind in [Kind::Secret, Kind::Service] {
+        assert_eq!(name_of_copy(kind, "kube-root-ca.crt", "rome"), "kube-root-ca.crt");
+    }
+}
+
+#[test]
+fn what_cannot_be_changed_is_made_again() {
+    let secret = |of_type: &str| named("s", Kind::Secret, json!({"type": of_type}));
+    let service = |spec: Value| named("s", Kind::Service, json!({"spec": spec}));
+    let map = |content: Value| named("s", Kind::ConfigMap, content);
+    let (address, headless) = (
+        json!({"type": "ClusterIP"}),
+        json!({"type": "ClusterIP", "clusterIP": "None"}),
+    );
+    let elsewhere = json!({"type": "ExternalName", "externalName": "a.test"});
+    for (kind, before, after, expected) in [
+        (
+            Kind::Secret,
+            secret("Opaque"),
+            secret("kubernetes.io/tls"),
+            Step::Replace,
+        ),
+        (Kind::Secret, secret(""), secret("Opaque"), Step::Nothing),
+        (
+            Kind::Service,
+            service(address.clone()),
+            service(headless.clone()),
+            Step::Replace,
+        ),
+        (
+            Kind::Service,
+            service(headless),
+            service(address.clone()),
+            Step::Replace,
+        ),
+        (Kind::Service, service(elsewhere), service(address), Step::Replace),
+        (
+            Kind::ConfigMap,
+            map(json!({"data": {"a": "1"}, "immutable": true})),
+            map(json!({"data": {"a": "2"}, "immutable": true})),
+            Step::Replace,
+        ),
+        (
+            Kind::ConfigMap,
+            map(json!({"immutable": true})),
+            map(json!({})),
+            Step::Replace,
+        ),
+        (
+            Kind::ConfigMap,
+            map(json!({"data": {"a": "1"}})),
+            map(json!({"data": {"a": "2"}, "immutable": true})),
+            Step::Patch,
+        ),
+    ] {
+        let mut there = Some(copy_of(kind, before));
+        assert_eq!(act(kind, Some(&after), &mut there), expected, "{after}");
+        assert_eq!(act(kind, Some(&after), &mut there), Step::Nothing);
+    }
+}
+
+#[test]
+fn a_service_that_was_opened_there_is_closed_again() {
+    let spec = json!({"type": "ClusterIP", "ports": [{"port": 80}]});
+    let original = named("web", Kind::Service, json!({"spec": spec}));
+    let mut there = Some(copy_of(Kind::Service, original.clone()));
+    let opened = &mut there.as_mut().unwrap()["spec"];
+    opened["type"] = "NodePort".into();
+    opened["ports"][0]["nodePort"] = 30000.into();
+    opened["externalIPs"] = json!(["192.0.2.1"]);
+    opened["clusterIPs"] = json!(["10.0.0.1"]);
+    assert_eq!(act(Kind::Service, Some(&original), &mut there), Step::Patch);
+    let mut expected = spec;
+    expected["clusterIPs"] = json!(["10.0.0.1"]);
+    assert_eq!(
+        there.unwrap()["spec"],
+        expected,
+        "what is the cluster's own stays"
+    );
+}
+
+#[test]
+fn one_that_is_going_is_waited_for() {
+    let original = named("a", Kind::ConfigMap, json!({}));
+    let mut there = Some(copy_of(Kind::ConfigMap, original.clone()));
+    there.as_mut().unwrap()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(act(Kind::ConfigMap, Some(&original), &mut there), Step::Wait);
+    assert_eq!(act(Kind::ConfigMap, None, &mut there), Step::Wait);
+}
+
+/// What is settled by metadata alone is settled by all.
+#[test]
+fn what_is_known_is_not_read_again() {
+    let original = named("a", Kind::ConfigMap, json!({"data": {"a": "b"}}));
+    let wanted = wanted(Kind::ConfigMap, original, &marks())
+        .unwrap()
+        .original
+        .print;
+    let other = wanted_print("c");
+    let glimpse = |version: &str, ours, deleting| Glimpse {
+        name: "a".into(),
+        version: version.into(),
+        ours,
+        deleting,
+    };
+    let known = |print: &Print| Known {
+        version: "7".into(),
+        print: print.clone(),
+    };
+    let (same, changed) = (glimpse("7", true, false), glimpse("8", true, false));
+    for (at_home, seen, known, expected) in [
+        (None, None, None, Outlook::Settled),
+        (Some(&wanted), None, Some(known(&wanted)), Outlook::Missing),
+        (Some(&wanted), Some(&same), Some(known(&wanted)), Outlook::Settled),
+        (Some(&wanted), Some(&same), Some(known(&other)), Outlook::Unclear),
+        (
+            Some(&wanted),
+            Some(&changed),
+            Some(known(&wanted)),
+            Outlook::Unclear,
+        ),
+        (Some(&wanted), Some(&same), None, Outlook::Unclear),
+        (None, Some(&same), Some(known(&wanted)), Outlook::Unclear),
+        (None, Some(&glimpse("7", false, false)), None, Outlook::Settled),
+        (
+            Some(&wanted),
+            Some(&glimpse("7", false, false)),
+            Some(known(&wanted)),
+            Outlook::Unclear,
+        ),
+        (
+            Some(&wanted),
+            Some(&glimpse("7", true, true)),
+            None,
+            Outlook::Settled,
+        ),
+    ] {
+        assert_eq!(
+            outlook(at_home, seen, known.as_ref()),
+            expected,
+            "{at_home:?} {seen:?}"
+        );
+    }
+}
+
+fn wanted_print(data: &str) -> Print {
+    let object = named("a", Kind::ConfigMap, json!({"data": {"a": data}}));
+    wanted(Kind::ConfigMap, object, &marks()).unwrap().original.print
+}
+
+fn pairs() -> impl Strategy<Value = Value> {
+    let keys = vec![
+        "app",
+        "note",
+        "app.kubernetes.io/managed-by",
+        "app.kubernetes.io/name",
+        "argocd.argoproj.io/instance",
+        "liqo.io/x",
+        SKIP,
+        HOME,
+        HOME_UID,
+        COPIED_KEYS,
+        HOME_OBJECT_UID,
+    ];
+    btree_map(select(keys), "[a-c{}\"]{0,3}", 0..4).prop_map(|it| json!(it))
+}
+
+fn content(kind: Kind) -> BoxedStrategy<Value> {
+    let data = btree_map("[a-c]", "[a-b]{0,2}", 0..3);
+    match kind {
+        Kind::ConfigMap => (data.clone(), data, any::<Option<bool>>())
+            .prop_map(|(data, binary, immutable)| json!({"data": data, "binaryData": binary, "immutable": immutable}))
+            .boxed(),
+        Kind::Secret => {
+            let types = select(vec!["", "Opaque", "kubernetes.io/tls", "kubernetes.io/service-account-token"]);
+            (data, types, any::<bool>())
+                .prop_map(|(data, of_type, immutable)| json!({"data": data, "type": of_type, "immutable": immutable}))
+                .boxed()
+        }
+        Kind::Service => {
+            let types = select(vec!["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]);
+            (types, any::<bool>(), data, 0..3_u16, any::<bool>())
+                .prop_map(|(of_type, headless, selector, ports, published)| {
+                    let ports: Vec<_> = (0..ports).map(|n| json!({"port": 80 + n, "nodePort": 30000 + n})).collect();
+                    let mut spec = json!({
+                        "type": of_type, "selector": selector, "ports": ports, "publishNotReadyAddresses": published,
+                    });
+                    match (of_type, headless) {
+                        ("ExternalName", _) => spec["externalName"] = "a.test".into(),
+                        (_, true) => spec["clusterIP"] = "None".into(),
+                        (_, false) => spec["clusterIP"] = "10.0.0.1".into(),
+                    }
+                    json!({"spec": spec})
+                })
+                .boxed()
+        }
+    }
+}
+
+/// An object of a kind, whoever made it.
+fn any_object(kind: Kind) -> impl Strategy<Value = Value> {
+    (pairs(), pairs(), content(kind)).prop_map(move |(labels, annotations, content)| {
+        let metadata = json!({"name": "x", "uid": "u", "labels": labels, "annotations": annotations});
+        object(kind, metadata, content)
+    })
+}
+
+/// An object at home, another one, something there, and what others do to a copy.
+fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>, Value)> {
+    select(vec![Kind::ConfigMap, Kind::Secret, Kind::Service]).prop_flat_map(|kind| {
+        (
+            Just(kind),
+            any_object(kind),
+            prop::option::of(any_object(kind)),
+            prop::option::of(any_object(kind)),
+            (pairs(), content(kind)).prop_map(move |(metadata, mut content)| {
+                content["metadata"] = json!({"labels": metadata, "annotations": metadata});
+                // Nobody can change these.
+                if let Some(content) = content.as_object_mut() {
+                    content.remove("type");
+                    content.remove("immutable");
+                }
+                if let Some(spec) = content["spec"].as_object_mut() {
+                    spec.remove("clusterIP");
+                }
+                content
+            }),
+        )
+    })
+}
+
+proptest! {
+    #[test]
+    fn foreign_objects_stay_and_copies_become_what_they_are_to_be(
+        (kind, first, then, there, meddling) in worlds(), late: bool,
+    ) {
+        let mut now = there.clone();
+        let is_ours = |it: &Option<Value>| it.clone().is_some_and(|it| found(kind, it, &marks()).ours);
+        if there.is_some() && !is_ours(&there) {
+            for original in [Some(&first), then.as_ref()] {
+                prop_assert!(matches!(act(kind, original, &mut now), Step::Nothing | Step::Taken));
+                prop_assert_eq!(&now, &there);
+            }
+            return Ok(());
+        }
+        for original in [Some(&first), then.as_ref()] {
+            act(kind, original, &mut now);
+            // Nothing more is done, and what is there is what was to be.
+            prop_assert_eq!(act(kind, original, &mut now), Step::Nothing);
+            let wanted = original.and_then(|it| wanted(kind, it.clone(), &marks()).ok());
+            prop_assert_eq!(wanted.is_some(), now.is_some());
+            let (Some(wanted), Some(copy)) = (wanted, &mut now) else { continue };
+            prop_assert_eq!(&found(kind, copy.clone(), &marks()).print, &wanted.original.print);
+            if !late || copy["immutable"] == true {
+                continue;
+            }
+            merge(copy, &meddling);
+            let met = now.clone();
+            act(kind, original, &mut now);
+            if is_ours(&met) {
+                prop_assert_eq!(act(kind, original, &mut now), Step::Nothing);
+                let copy = now.clone().unwrap();
+                prop_assert_eq!(found(kind, copy, &marks()).print, wanted.original.print);
+            } else {
+                prop_assert_eq!(&now, &met, "whoever takes the marks off has it");
+                return Ok(());
+            }
+        }
+    }
+}
