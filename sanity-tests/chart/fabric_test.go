@@ -8,6 +8,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func TestFabricIsOffByDefault(t *testing.T) {
@@ -80,19 +82,31 @@ func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 	}
 }
 
-// Rights on namespaces are rights on all of them: a policy holds the identity to its own.
+// Rights on namespaces, pods and bindings are rights on all of them: policies hold the identity
+// to its own.
 func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
+	const role = "liqo-csi-remote.liqo-csi"
 	objects := render(t, remote("fabric"))
-	policy := only[*admissionv1.ValidatingAdmissionPolicy](t, objects)
-	who := policy.Spec.MatchConditions[0].Expression
-	for _, subject := range []string{`"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`} {
-		if !strings.Contains(who, subject) {
-			t.Errorf("%s is not held: %s", subject, who)
+	for _, policy := range []string{role, role + "-pods", role + "-rolebindings"} {
+		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
+		who := found.Spec.MatchConditions[0].Expression
+		for _, subject := range []string{`"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`} {
+			if !strings.Contains(who, subject) {
+				t.Errorf("%s: %s is not held: %s", policy, subject, who)
+			}
 		}
+		isBound(t, objects, policy)
 	}
-	if binding := only[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects); binding.Spec.PolicyName != policy.Name {
-		t.Errorf("the policy %s is not bound", policy.Name)
+	bindings := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-rolebindings")
+	if !strings.Contains(bindings.Spec.Validations[1].Expression, "'"+role+"-workloads'") {
+		t.Errorf("the role that may be bound: %s", bindings.Spec.Validations[1].Expression)
 	}
+	account := rights{"liqo-csi-remote", objects}
+	account.check(t, true, "create rolebindings.rbac.authorization.k8s.io -n anywhere",
+		"bind clusterroles.rbac.authorization.k8s.io/"+role+"-workloads")
+	// What it needs for pods it has where it has bound that role.
+	account.check(t, false, "bind clusterroles.rbac.authorization.k8s.io/cluster-admin", "create,delete pods -n anywhere",
+		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere", "patch,update namespaces")
 	if _, full := namespaceVerbs(t, remote("full")); full {
 		t.Error("level full may do something with namespaces")
 	}
@@ -103,12 +117,40 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 
 func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
 	t.Helper()
-	for _, rule := range only[*rbacv1.ClusterRole](t, render(t, values)).Rules {
+	for _, rule := range named[*rbacv1.ClusterRole](t, render(t, values), "liqo-csi-remote.liqo-csi").Rules {
 		if slices.Contains(rule.Resources, "namespaces") {
 			return strings.Join(rule.Verbs, " "), true
 		}
 	}
 	return "", false
+}
+
+// isBound: a policy without a binding that denies, and fails closed, does nothing.
+func isBound(t *testing.T, objects []runtime.Object, policy string) {
+	t.Helper()
+	found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
+	if found.Spec.FailurePolicy == nil || *found.Spec.FailurePolicy != admissionv1.Fail {
+		t.Errorf("%s does not fail closed", policy)
+	}
+	binding := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, policy)
+	if binding.Spec.PolicyName != policy || !slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny) {
+		t.Errorf("%s is bound to %s, with %v", binding.Name, binding.Spec.PolicyName, binding.Spec.ValidationActions)
+	}
+}
+
+// named is the object of this type and name.
+func named[T interface {
+	runtime.Object
+	metav1.Object
+}](t *testing.T, objects []runtime.Object, name string) T {
+	t.Helper()
+	for _, object := range objects {
+		if one, is := object.(T); is && one.GetName() == name {
+			return one
+		}
+	}
+	t.Fatalf("there is no %T %s", *new(T), name)
+	panic("unreachable")
 }
 
 // Secrets of users are read only where a namespace is offloaded, by a binding that the fabric

@@ -81,7 +81,9 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		values    Values
 		says, not []string
 	}{
-		"home": {nil, []string{secret, "once liqo.tenantNamespaces", "Uninstalling takes no data"}, []string{"liqo-csi-remote-token"}},
+		"home":                    {nil, []string{secret, "once liqo.tenantNamespaces", "Uninstalling takes no data"}, []string{"liqo-csi-remote-token"}},
+		"fabric without policies": {offloading(Values{"policies": false}), []string{"are left as they are. Those with the RuntimeClass"}, nil},
+		"fabric":                  {offloading(Values{"policies": true}), nil, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
 		"minimal": {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},

@@ -61,8 +61,9 @@ pub struct NamespaceOffloadingSpec {
     #[schemars(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
     pub remote_namespace_name: Option<String>,
 
-    /// Where pods of the namespace may run. Whoever runs pods in remote clusters reads it;
-    /// this driver does not act on it.
+    /// Where new pods of the namespace run. LocalAndRemote: here, or in clusters that are
+    /// selected, as the scheduler decides. Remote: in these only. Local: here, but for pods of
+    /// the RuntimeClass liqo. Pods that are there are not evicted when it changes.
     #[serde(default)]
     pub pod_offloading_strategy: PodOffloadingStrategy,
 

@@ -7,6 +7,8 @@ use std::{
 };
 
 use clap::ValueEnum;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{ResourceExt, config::KubeConfigOptions};
 use serde::Serialize;
 
 use super::Outcome;
@@ -29,6 +31,44 @@ pub(super) struct CommonArgs {
     /// Id of the cluster [default: what the controller was told, or the uid of the namespace kube-system].
     #[arg(long)]
     cluster_id: Option<ClusterId>,
+}
+
+/// Which cluster it is about, told as kubectl is.
+#[derive(clap::Args, Default)]
+pub(super) struct ClusterArgs {
+    /// Kubeconfig to use [default: found as kubectl does].
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long)]
+    context: Option<String>,
+    /// Cluster of the kubeconfig [default: that of the context].
+    #[arg(long)]
+    cluster: Option<String>,
+    /// User of the kubeconfig [default: that of the context].
+    #[arg(long)]
+    user: Option<String>,
+}
+
+impl ClusterArgs {
+    /// The cluster, to look around in.
+    pub(super) async fn visit(&self) -> Outcome<Cluster> {
+        let entry = KubeConfigOptions {
+            context: self.context.clone(),
+            cluster: self.cluster.clone(),
+            user: self.user.clone(),
+        };
+        Ok(Cluster::visit_as(self.kubeconfig.as_deref(), &entry, CALL_TIMEOUT).await?)
+    }
+}
+
+/// The namespaces with these labels, as kubectl's `-l` selects; an error if there are none.
+pub(super) async fn namespaces(cluster: &Cluster, labels: &str) -> Outcome<Vec<String>> {
+    let found = cluster.all::<Namespace>().list(Some(labels)).await?;
+    if found.is_empty() {
+        return Err(format!("no namespace has the labels {labels}").into());
+    }
+    Ok(found.iter().map(ResourceExt::name_any).collect())
 }
 
 /// The form of an answer.
@@ -67,13 +107,18 @@ pub(super) async fn find(
     id: Option<ClusterId>,
 ) -> Outcome<Place> {
     let cluster = Cluster::visit(kubeconfig, CALL_TIMEOUT).await?;
+    Ok(place(cluster, storage_namespace, id).await)
+}
+
+/// Finds how the driver was deployed in the cluster; what is told wins.
+pub(super) async fn place(cluster: Cluster, storage_namespace: Option<&str>, id: Option<ClusterId>) -> Place {
     let setup = Setup::read(&cluster).await;
-    Ok(Place {
+    Place {
         cluster,
         storage_namespace: storage_namespace.map_or_else(|| setup.storage_namespace(), str::to_owned),
         id: id.or_else(|| setup.cluster_id()),
         setup,
-    })
+    }
 }
 
 /// Runs a command that waits for nothing but answers.

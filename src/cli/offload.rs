@@ -1,21 +1,28 @@
 //! `liqo-csi offload namespace`: asks for namespaces in remote clusters, and waits for them.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+mod older;
+
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use kube::api::ObjectMeta;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{Outcome, common::block_on, process::duration};
+use super::{
+    Outcome,
+    common::{ClusterArgs, block_on, namespaces},
+    process::duration,
+};
 use crate::{
-    api::namespace_offloading::{ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, READY},
+    api::namespace_offloading::{
+        ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
+    },
     cluster::{Cluster, Objects},
     offload::{self, MappingStrategy, Phase},
     topology::Term,
 };
 
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Extends namespaces into remote clusters.
@@ -35,14 +42,20 @@ enum What {
 #[derive(clap::Args)]
 struct NamespaceArgs {
     /// The namespaces.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "ns_selector")]
     names: Vec<String>,
+    /// Labels of the namespaces, instead of their names.
+    #[arg(long, conflicts_with_all = ["names", "output"])]
+    ns_selector: Option<String>,
     /// How the namespaces in remote clusters are named. It cannot be changed later.
     #[arg(long, value_enum, default_value = "DefaultName")]
     namespace_mapping_strategy: Strategy,
     /// Their name, with the strategy `SelectedName`.
     #[arg(long)]
     remote_namespace_name: Option<String>,
+    /// Where new pods of the namespaces run. Those that are there are not evicted.
+    #[arg(long, value_enum, default_value = "LocalAndRemote")]
+    pod_offloading_strategy: Pods,
     /// Labels of the nodes that stand for the clusters to extend into, as in 'region in
     /// (europe,us-west), !staging'; given more than once, one of the selectors is enough
     /// [default: all clusters].
@@ -54,9 +67,36 @@ struct NamespaceArgs {
     /// How long to wait for the namespaces.
     #[arg(long, default_value = "20s", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    /// Labels for the `NamespaceOffloading`s, as in team=a,tier=b.
+    #[arg(long, value_delimiter = ',', value_parser = pair)]
+    global_labels: Vec<(String, String)>,
+    /// Annotations for them.
+    #[arg(long, value_delimiter = ',', value_parser = pair)]
+    global_annotations: Vec<(String, String)>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// `key=value`.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} is not KEY=VALUE"))?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
+}
+
+/// Where pods run, spelt as in the object.
+#[derive(Clone, Copy, ValueEnum)]
+enum Pods {
+    /// Here or in remote clusters, as the scheduler decides.
+    #[value(name = "LocalAndRemote")]
+    LocalAndRemote,
+    /// Here, but for those of the `RuntimeClass` liqo.
+    #[value(name = "Local")]
+    Local,
+    /// In remote clusters.
+    #[value(name = "Remote")]
+    Remote,
 }
 
 /// The strategies, spelt as in the object.
@@ -87,7 +127,7 @@ impl NamespaceArgs {
         let selected = strategy == MappingStrategy::SelectedName;
         let name = self.remote_namespace_name.clone().filter(|_| selected);
         if selected {
-            if self.names.len() > 1 {
+            if self.names.len() > 1 || self.ns_selector.is_some() {
                 return Err(
                     "several namespaces cannot have one name in a remote cluster: offload them one by one"
                         .into(),
@@ -100,32 +140,59 @@ impl NamespaceArgs {
             namespace_mapping_strategy: strategy,
             remote_namespace_name: name,
             cluster_selector: ClusterSelector::of(&self.selector),
-            ..NamespaceOffloadingSpec::default()
+            pod_offloading_strategy: match self.pod_offloading_strategy {
+                Pods::LocalAndRemote => PodOffloadingStrategy::LocalAndRemote,
+                Pods::Local => PodOffloadingStrategy::Local,
+                Pods::Remote => PodOffloadingStrategy::Remote,
+            },
         })
+    }
+
+    /// What is asked for in each namespace.
+    fn wish(&self) -> Outcome<Wish> {
+        let pairs = |all: &[(String, String)]| all.iter().cloned().collect();
+        Ok(Wish {
+            spec: self.spec()?,
+            labels: pairs(&self.global_labels),
+            annotations: pairs(&self.global_annotations),
+        })
+    }
+}
+
+/// What is asked for in each namespace.
+#[derive(Default)]
+struct Wish {
+    spec: NamespaceOffloadingSpec,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+impl Wish {
+    fn object(&self, namespace: &str) -> NamespaceOffloading {
+        let mut object = NamespaceOffloading::new(NAME, self.spec.clone());
+        let some = |all: &BTreeMap<String, String>| (!all.is_empty()).then(|| all.clone());
+        object.metadata = ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            labels: some(&self.labels),
+            annotations: some(&self.annotations),
+            ..object.metadata
+        };
+        object
     }
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     let What::Namespace(args) = args.what;
-    let spec = args.spec()?;
+    let wish = args.wish()?;
     if let Some(form) = args.output {
-        print!("{}", manifests(&args.names, &spec, form)?);
+        print!("{}", manifests(&args.names, &wish, form)?);
         return Ok(ExitCode::SUCCESS);
     }
-    block_on(offload(args, spec))
+    block_on(offload(args, wish))
 }
 
-fn object(namespace: &str, spec: &NamespaceOffloadingSpec) -> NamespaceOffloading {
-    let mut object = NamespaceOffloading::new(NAME, spec.clone());
-    object.metadata = ObjectMeta {
-        namespace: Some(namespace.to_owned()),
-        ..object.metadata
-    };
-    object
-}
-
-fn manifests(names: &[String], spec: &NamespaceOffloadingSpec, form: Manifest) -> Outcome<String> {
-    let objects = names.iter().map(|name| object(name, spec));
+fn manifests(names: &[String], wish: &Wish, form: Manifest) -> Outcome<String> {
+    let objects = names.iter().map(|name| wish.object(name));
     let texts: Outcome<Vec<String>> = objects
         .map(|object| {
             Ok(match form {
@@ -140,16 +207,21 @@ fn manifests(names: &[String], spec: &NamespaceOffloadingSpec, form: Manifest) -
     }))
 }
 
-async fn offload(args: NamespaceArgs, spec: NamespaceOffloadingSpec) -> Outcome<ExitCode> {
-    let cluster = Cluster::visit(args.kubeconfig.as_deref(), CALL_TIMEOUT).await?;
+async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
+    let cluster = args.cluster.visit().await?;
+    let names = match &args.ns_selector {
+        Some(labels) => namespaces(&cluster, labels).await?,
+        None => args.names,
+    };
     let mut asked = Vec::new();
-    for name in &args.names {
-        asked.push(ask(&cluster, name, &spec).await?);
+    for name in &names {
+        asked.push(ask(&cluster, name, &wish).await?);
     }
     let until = Instant::now() + args.timeout;
     let mut all_well = true;
-    for (name, generation) in args.names.iter().zip(asked) {
+    for (name, generation) in names.iter().zip(asked) {
         all_well &= follow(&cluster, name, generation, until).await?;
+        older::print(&cluster, name, wish.spec.pod_offloading_strategy).await?;
     }
     Ok(if all_well {
         ExitCode::SUCCESS
@@ -158,15 +230,16 @@ async fn offload(args: NamespaceArgs, spec: NamespaceOffloadingSpec) -> Outcome<
     })
 }
 
-/// Makes the object, or gives the one that is there another selector; its generation.
-async fn ask(cluster: &Cluster, namespace: &str, spec: &NamespaceOffloadingSpec) -> Outcome<Option<i64>> {
+/// Makes the object, or changes of the one that is there what can be changed; its generation.
+async fn ask(cluster: &Cluster, namespace: &str, wish: &Wish) -> Outcome<Option<i64>> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
-    if let Some(made) = all.create(&object(namespace, spec)).await? {
+    if let Some(made) = all.create(&wish.object(namespace)).await? {
         return Ok(made.metadata.generation);
     }
     let Some(there) = all.get(NAME).await? else {
         return Err(format!("{namespace}: its NamespaceOffloading was deleted just now: try again").into());
     };
+    let spec = &wish.spec;
     let name = |spec: &NamespaceOffloadingSpec| spec.remote_namespace_name.clone().unwrap_or_default();
     if there.is_leaving() {
         return Err(format!("{namespace}: it is being unoffloaded: try again when that has ended").into());
@@ -181,8 +254,11 @@ async fn ask(cluster: &Cluster, namespace: &str, spec: &NamespaceOffloadingSpec)
         .into());
     }
     let patch = json!({
-        "metadata": {"uid": there.metadata.uid},
-        "spec": {"clusterSelector": {"nodeSelectorTerms": spec.cluster_selector.node_selector_terms}},
+        "metadata": {"uid": there.metadata.uid, "labels": wish.labels, "annotations": wish.annotations},
+        "spec": {
+            "clusterSelector": {"nodeSelectorTerms": spec.cluster_selector.node_selector_terms},
+            "podOffloadingStrategy": spec.pod_offloading_strategy,
+        },
     });
     let changed = all.merge(NAME, &patch).await?;
     Ok(changed.and_then(|it| it.metadata.generation))
@@ -200,7 +276,7 @@ async fn follow(
         let object = all
             .get(NAME)
             .await?
-            .unwrap_or_else(|| object(namespace, &NamespaceOffloadingSpec::default()));
+            .unwrap_or_else(|| Wish::default().object(namespace));
         let status = object.status.clone().unwrap_or_default();
         let is_current = status.observed_generation >= generation;
         let phase = status.offloading_phase.filter(|_| is_current);
@@ -266,39 +342,47 @@ pub(super) fn print_trouble(object: &NamespaceOffloading) {
 mod tests {
     use super::*;
 
-    fn spec(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<NamespaceOffloadingSpec> {
+    fn wish(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Wish> {
         NamespaceArgs {
             names: namespaces.iter().map(|&it| it.to_owned()).collect(),
+            ns_selector: namespaces.is_empty().then(|| "team=a".to_owned()),
             namespace_mapping_strategy: strategy,
             remote_namespace_name: name.map(str::to_owned),
+            pod_offloading_strategy: Pods::Remote,
             selector: vec![offload::parse("region in (europe), !staging").unwrap()],
             output: None,
             timeout: Duration::ZERO,
-            kubeconfig: None,
+            global_labels: vec![pair("team=a").unwrap()],
+            global_annotations: Vec::new(),
+            cluster: ClusterArgs::default(),
         }
-        .spec()
+        .wish()
     }
 
     #[test]
     fn the_manifest_is_the_object_that_would_be_made() {
-        let spec = spec(Strategy::Default, Some("ignored"), &["foo", "bar"]).unwrap();
+        let wish = wish(Strategy::Default, Some("ignored"), &["foo", "bar"]).unwrap();
         let names = ["foo".to_owned(), "bar".to_owned()];
-        let yaml = manifests(&names, &spec, Manifest::Yaml).unwrap();
+        let yaml = manifests(&names, &wish, Manifest::Yaml).unwrap();
         let documents: Vec<&str> = yaml.split("---\n").collect();
         assert_eq!(documents.len(), 2);
         let read: NamespaceOffloading = serde_saphyr::from_str(documents[0]).unwrap();
-        assert_eq!(read, object("foo", &spec));
+        assert_eq!(read, wish.object("foo"));
         assert_eq!(read.spec.remote_namespace_name, None, "it is not asked for");
-        let json = manifests(&names[..1], &spec, Manifest::Json).unwrap();
+        assert_eq!(read.spec.pod_offloading_strategy, PodOffloadingStrategy::Remote);
+        assert_eq!(read.metadata.labels.as_ref().unwrap()["team"], "a");
+        let json = manifests(&names[..1], &wish, Manifest::Json).unwrap();
         assert_eq!(serde_json::from_str::<NamespaceOffloading>(&json).unwrap(), read);
     }
 
     #[test]
     fn a_name_that_cannot_be_is_refused_before_anything_is_asked() {
-        assert!(spec(Strategy::Selected, None, &["foo"]).is_err());
-        assert!(spec(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
-        assert!(spec(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
-        let named = spec(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
-        assert_eq!(named.remote_namespace_name.as_deref(), Some("bar"));
+        assert!(wish(Strategy::Selected, None, &["foo"]).is_err());
+        assert!(wish(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
+        assert!(wish(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
+        // Those with a label may be several.
+        assert!(wish(Strategy::Selected, Some("bar"), &[]).is_err());
+        let named = wish(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
+        assert_eq!(named.spec.remote_namespace_name.as_deref(), Some("bar"));
     }
 }

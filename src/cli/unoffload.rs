@@ -1,14 +1,14 @@
 //! `liqo-csi unoffload namespace`: takes namespaces out of remote clusters again, unless
 //! something would be lost.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use clap::Subcommand;
 use tokio::time::{Instant, sleep};
 
 use super::{
     Outcome,
-    common::{self, block_on, print_unknown},
+    common::{ClusterArgs, block_on, namespaces, place, print_unknown},
     offload::print_trouble,
     process::duration,
     table::Table,
@@ -45,17 +45,20 @@ enum What {
 #[derive(clap::Args)]
 struct NamespaceArgs {
     /// The namespaces.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "ns_selector")]
     names: Vec<String>,
+    /// Labels of the namespaces, instead of their names; those that are not offloaded are left
+    /// out.
+    #[arg(long, conflicts_with = "names")]
+    ns_selector: Option<String>,
     /// Only say what holds them.
     #[arg(long)]
     dry_run: bool,
     /// How long to wait for the end of the namespaces there.
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
-    /// Kubeconfig to use [default: found as kubectl does].
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
@@ -64,7 +67,11 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
 }
 
 async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
-    let place = common::find(args.kubeconfig.as_deref(), None, None).await?;
+    let place = place(args.cluster.visit().await?, None, None).await;
+    let names = match &args.ns_selector {
+        Some(labels) => offloaded(&place.cluster, labels).await?,
+        None => args.names,
+    };
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
     let unknown = storage.unknown();
     if !unknown.is_empty() {
@@ -75,7 +82,7 @@ async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
     let all = rows(&storage, &Scope::All);
     let lost: Vec<&Row> = all
         .iter()
-        .filter(|row| would_be_lost(row, &args.names, home.as_deref()))
+        .filter(|row| would_be_lost(row, &names, home.as_deref()))
         .collect();
     if !lost.is_empty() {
         eprint!("{}", table(&lost));
@@ -86,15 +93,15 @@ async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
         return Ok(ExitCode::from(REFUSED));
     }
     if args.dry_run {
-        println!("No volume of this driver holds {}.", args.names.join(", "));
+        println!("No volume of this driver holds {}.", names.join(", "));
         return Ok(ExitCode::SUCCESS);
     }
-    for name in &args.names {
+    for name in &names {
         delete(&place.cluster, name).await?;
     }
     let until = Instant::now() + args.timeout;
     let mut all_gone = true;
-    for name in &args.names {
+    for name in &names {
         all_gone &= follow(&place.cluster, name, until).await?;
     }
     Ok(if all_gone {
@@ -102,6 +109,21 @@ async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The namespaces with these labels that are offloaded.
+async fn offloaded(cluster: &Cluster, labels: &str) -> Outcome<Vec<String>> {
+    let mut names = Vec::new();
+    for name in namespaces(cluster, labels).await? {
+        let all: Objects<NamespaceOffloading> = cluster.within(&name);
+        if all.get(NAME).await?.is_some() {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return Err(format!("no namespace with the labels {labels} is offloaded").into());
+    }
+    Ok(names)
 }
 
 /// Whether a volume is in a remote cluster, for a claim of one of these namespaces.

@@ -99,8 +99,19 @@ impl Cluster {
     /// is watched, and the cluster is not asked who it is. Without a kubeconfig
     /// it is found as kubectl does.
     pub async fn visit(kubeconfig: Option<&Path>, call_timeout: Duration) -> Result<Self, ConnectError> {
+        Self::visit_as(kubeconfig, &KubeConfigOptions::default(), call_timeout).await
+    }
+
+    /// As `visit`, by another entry of the kubeconfig than its current one.
+    pub async fn visit_as(
+        kubeconfig: Option<&Path>,
+        entry: &KubeConfigOptions,
+        call_timeout: Duration,
+    ) -> Result<Self, ConnectError> {
+        let is_chosen = entry.context.is_some() || entry.cluster.is_some() || entry.user.is_some();
         let config = match kubeconfig {
-            Some(path) => from_file(path).await?,
+            Some(path) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, entry).await?,
+            None if is_chosen => Config::from_kubeconfig(entry).await?,
             None => Config::infer().await?,
         };
         let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;

@@ -15,6 +15,7 @@ mod raw;
 mod reflect;
 mod remote;
 mod rights;
+mod scheduling;
 mod streams;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use kube::ResourceExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::liqo::installed as liqo;
 pub use self::node::Endpoint;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
@@ -39,7 +41,8 @@ use crate::{
     volume::ClusterId,
 };
 
-const LEASE: &str = "storage-liqo-io-fabric";
+/// The name of its lease.
+pub(crate) const LEASE: &str = "storage-liqo-io-fabric";
 
 /// Why the fabric offloads no namespaces, while it does not.
 pub type Idle = watch::Sender<Option<String>>;

@@ -22,6 +22,7 @@ use super::{
     Idle, liqo,
     pods::node_of,
     remote::{Owner, Question},
+    scheduling,
 };
 use crate::{
     api::{
@@ -36,7 +37,7 @@ use crate::{
     },
     fleet::{NodeKind, Registry},
     observe::crash::{self, Step as Write},
-    offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step},
+    offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step, Unselected},
     reconcile::{Queue, Rounds},
     topology::Node,
 };
@@ -181,9 +182,12 @@ impl Reconciler<'_> {
             }
             (_, true) => {}
         }
-        let Some(owner) = self.owner(namespace).await? else {
+        let Some(found) = self.home.all::<Namespace>().get(namespace).await? else {
             return Ok(());
         };
+        // Before it is said to be offloaded, and before anything of it is taken away.
+        scheduling::keep(self.home, &found, !leaving).await?;
+        let owner = self.owner(&found).await?;
         let name = self.name(&object);
         let clusters = self.clusters();
         let decided = clusters
@@ -252,12 +256,13 @@ impl Reconciler<'_> {
     }
 
     /// Whether the namespace is to be in a cluster, or why not.
-    fn wanted(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> Result<(), String> {
+    fn wanted(&self, object: &NamespaceOffloading, cluster: &RemoteCluster) -> Result<(), Unselected> {
+        let unmet = |why: &str| Err(Unselected::Unmet(why.to_owned()));
         if object.is_leaving() {
-            return Err("its NamespaceOffloading is being deleted".to_owned());
+            return unmet("its NamespaceOffloading is being deleted");
         }
         if cluster.metadata.deletion_timestamp.is_some() {
-            return Err("the RemoteCluster is being deleted".to_owned());
+            return unmet("the RemoteCluster is being deleted");
         }
         let id = cluster.name_any();
         let before = object.condition(&id, REQUIRED);
@@ -267,9 +272,9 @@ impl Reconciler<'_> {
         let strategy = object.spec.namespace_mapping_strategy;
         // Rules that come later take nothing away.
         if !before && !strategies.is_empty() && !strategies.contains(&strategy) {
-            return Err(format!(
+            return Err(Unselected::NotAdmitted(format!(
                 "its RemoteCluster does not admit the strategy {strategy:?}"
-            ));
+            )));
         }
         let nodes = self.home.views().nodes.all();
         let nodes: Vec<&Node> = nodes
@@ -281,10 +286,10 @@ impl Reconciler<'_> {
         if offload::selects(&selector, &nodes, before) {
             return Ok(());
         }
-        Err(if nodes.is_empty() {
-            "no node stands for it, whose labels the clusterSelector could select".to_owned()
+        unmet(if nodes.is_empty() {
+            "no node stands for it, whose labels the clusterSelector could select"
         } else {
-            "no node that stands for it meets the clusterSelector".to_owned()
+            "no node that stands for it meets the clusterSelector"
         })
     }
 
@@ -380,29 +385,23 @@ impl Reconciler<'_> {
         name.map_err(|why| why.to_string())
     }
 
-    /// `None` where the namespace is gone, and its objects are about to be.
-    async fn owner(&self, namespace: &str) -> Result<Option<Owner>, ApiError> {
+    async fn owner(&self, namespace: &Namespace) -> Result<Owner, ApiError> {
         let all = self.home.all::<Namespace>();
-        let uid = async |name: &str| {
-            let found = all.get(name).await?;
-            Ok::<_, ApiError>(found.and_then(|it| it.uid()))
-        };
         let system = async || {
-            let missing = || {
+            let found = all.get("kube-system").await?;
+            found.and_then(|it| it.uid()).ok_or_else(|| {
                 all.failure(
                     "identify the cluster by",
                     Cause::NotFound("kube-system".to_owned()),
                 )
-            };
-            uid("kube-system").await?.ok_or_else(missing)
+            })
         };
-        let home_uid = self.home_uid.get_or_try_init(system).await?.clone();
-        Ok(uid(namespace).await?.map(|namespace_uid| Owner {
+        Ok(Owner {
             home: self.home.id().clone(),
-            home_uid,
-            namespace: namespace.to_owned(),
-            namespace_uid,
-        }))
+            home_uid: self.home_uid.get_or_try_init(system).await?.clone(),
+            namespace: namespace.name_any(),
+            namespace_uid: namespace.uid().unwrap_or_default(),
+        })
     }
 
     fn look_again(&self, namespace: &str, after: Duration) {
@@ -482,7 +481,10 @@ fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState)
     };
     let mut all = vec![match &state.selected {
         Ok(()) => condition(REQUIRED, true, "ClusterSelected", "the cluster is selected"),
-        Err(why) => condition(REQUIRED, false, "ClusterNotSelected", why),
+        Err(why) => {
+            let (reason, message) = why.words();
+            condition(REQUIRED, false, reason, message)
+        }
     }];
     if let Some(ready) = &state.ready {
         let (reason, message) = ready.words();

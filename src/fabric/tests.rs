@@ -357,6 +357,59 @@ async fn a_remote_cluster_is_held_until_no_namespace_is_there() {
     assert!(world.there.object(THERE).is_none());
 }
 
+const HERE: &str = "/api/v1/namespaces/shop";
+const LABEL: &str = "liqo.io/scheduling-enabled";
+
+#[tokio::test]
+async fn an_offloaded_namespace_is_labelled_and_unlabelled_again() {
+    let world = World::offloaded().await;
+    let metadata = || world.home.object(HERE).unwrap()["metadata"].clone();
+    assert_eq!(metadata()["labels"], json!({LABEL: "true"}));
+    // Somebody takes it off: as long as the namespace is offloaded, it is put on again.
+    world.home.change(HERE, |it| it["metadata"]["labels"] = json!({}));
+    world
+        .run_until(|_| metadata()["labels"] == json!({LABEL: "true"}))
+        .await;
+    world.there.put(CLAIM, json!({}));
+    world.unoffload();
+    // Pods are made here again before anything there is gone.
+    world
+        .run_until(|_| metadata()["labels"].get(LABEL).is_none())
+        .await;
+    assert!(world.there.object(THERE).is_some());
+    world.there.remove(CLAIM);
+    world.run_until(World::is_gone).await;
+    assert_eq!(metadata()["annotations"], json!({}));
+}
+
+#[tokio::test]
+async fn a_label_that_was_there_stays() {
+    for value in ["true", "false"] {
+        let world = World::asked(json!({})).await;
+        let labels = json!({LABEL: value, "team": "a"});
+        world
+            .home
+            .change(HERE, |it| it["metadata"]["labels"] = labels.clone());
+        world.run_until(|world| world.phase() == "Ready").await;
+        world.unoffload();
+        world.run_until(World::is_gone).await;
+        assert_eq!(world.home.object(HERE).unwrap()["metadata"]["labels"], labels);
+    }
+}
+
+/// The policies of pods read the reason.
+#[tokio::test]
+async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
+    let world = World::asked(json!({})).await;
+    world.home.change(CLUSTER, |it| {
+        it["spec"]["fabric"] = json!({"offload": {"strategies": ["EnforceSameName"]}});
+    });
+    world
+        .run_until(|world| world.condition("OffloadingRequired")["reason"] == "ClusterNotAdmitted")
+        .await;
+    assert_eq!(world.there.writes(), 0);
+}
+
 #[tokio::test]
 async fn where_liqo_is_installed_nothing_is_done() {
     let rule = json!({"apiGroups": ["offloading.liqo.io"], "resources": ["namespaceoffloadings"]});

@@ -12,6 +12,7 @@ use k8s_openapi::api::{
 use super::{
     Listing, Scope, Setup, Snapshots, Storage,
     checks::rights::{self, Right},
+    offloading::Offloading,
     setup,
 };
 use crate::{
@@ -52,6 +53,8 @@ pub(crate) struct Installation {
     pub(super) failures: Listing<Event>,
     /// The snapshots.
     pub(super) snapshots: Snapshots,
+    /// Offloaded namespaces, and the fabric.
+    pub(super) offloading: Offloading,
     /// What the controller may not do; `None` where that cannot be told.
     pub(super) missing_rights: Option<Vec<Right>>,
 }
@@ -88,6 +91,7 @@ impl Installation {
             missing_rights(cluster, &setup),
         );
         let snapshots = Snapshots::read(cluster, &Scope::All, &storage.namespace, storage.home.clone()).await;
+        let offloading = Box::pin(Offloading::read(cluster)).await;
         Self {
             now: Timestamp::now(),
             setup,
@@ -104,6 +108,7 @@ impl Installation {
             strangers,
             failures,
             snapshots,
+            offloading,
             missing_rights,
         }
     }
@@ -113,6 +118,7 @@ impl Installation {
         let mut unknown: Vec<String> = self.setup.unknown().into_iter().collect();
         unknown.extend(self.storage.unknown());
         unknown.extend(self.snapshots.unknown());
+        unknown.extend(self.offloading.unknown());
         let told = [
             (
                 "whether the namespace of the twins exists",

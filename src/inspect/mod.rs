@@ -11,6 +11,7 @@ mod health;
 mod installation;
 mod leftovers;
 mod listing;
+mod offloading;
 mod remote;
 mod setup;
 mod snapshots;

@@ -13,7 +13,8 @@ use crate::{cluster::Cluster, volume::ClusterId};
 
 /// Labels of all pods of the driver, as the chart gives them.
 pub(super) const LABELS: &str = "app.kubernetes.io/name=liqo-csi";
-const COMPONENT: &str = "app.kubernetes.io/component";
+/// The label of which part of the driver a pod or a Deployment is.
+pub(super) const COMPONENT: &str = "app.kubernetes.io/component";
 const DEFAULT_NAMESPACE: &str = "liqo-storage";
 
 /// The controllers that are deployed: one, or something is wrong.

@@ -285,6 +285,8 @@ steps! {
     MoveForgetCertificates = "move-forget-certificates",
     /// Our finalizer is put on a `NamespaceOffloading`.
     OffloadHold = "offload-hold",
+    /// A namespace is labelled as offloaded, or no more.
+    OffloadLabel = "offload-label",
     /// The status of a `NamespaceOffloading` is written.
     OffloadStatus = "offload-status",
     /// A namespace is made in a remote cluster.

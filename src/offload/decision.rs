@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ClusterState, Readiness};
+use super::{ClusterState, Readiness, Unselected};
 
 /// Before a namespace is deleted its end has been in the status for so long: who makes twins
 /// has read by then that none are to be made there.
@@ -36,7 +36,7 @@ pub enum Seen {
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Whether it is to be there, or why not.
-    pub wanted: Result<(), String>,
+    pub wanted: Result<(), Unselected>,
     /// What the status says of it.
     pub published: Option<Readiness>,
     /// For how long it has said that.
@@ -168,7 +168,7 @@ mod tests {
             wanted: if wanted {
                 Ok(())
             } else {
-                Err("not selected".into())
+                Err(Unselected::Unmet("not selected".into()))
             },
             published,
             since: Duration::from_secs(since),

@@ -18,7 +18,7 @@ pub use self::{
     decision::{Decision, Facts, Seen, Step, decide},
     names::{NameRefused, remote_name},
     selector::{ParseError, parse, selects},
-    status::{ClusterState, Phase, Readiness, phase},
+    status::{ClusterState, Phase, Readiness, Unselected, phase},
 };
 
 /// How the namespace in a remote cluster is named.

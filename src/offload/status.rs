@@ -67,11 +67,32 @@ impl Readiness {
     }
 }
 
+/// Why a cluster is not selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unselected {
+    /// The namespace is not to be there.
+    Unmet(String),
+    /// It would be, but the cluster's `RemoteCluster` does not admit it: pods are not to be sent
+    /// to its nodes, although these meet the selector.
+    NotAdmitted(String),
+}
+
+impl Unselected {
+    /// Reason and message of the condition.
+    #[must_use]
+    pub fn words(&self) -> (&'static str, &str) {
+        match self {
+            Self::Unmet(why) => ("ClusterNotSelected", why),
+            Self::NotAdmitted(why) => ("ClusterNotAdmitted", why),
+        }
+    }
+}
+
 /// How an offloaded namespace is in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterState {
     /// Whether the cluster is selected, or why not.
-    pub selected: Result<(), String>,
+    pub selected: Result<(), Unselected>,
     /// How the namespace there is, if there is, was or is to be one.
     pub ready: Option<Readiness>,
 }
@@ -111,7 +132,7 @@ mod tests {
         let creating = || of(Readiness::Creating(String::new()));
         let failed = || of(Readiness::Failed("taken".into()));
         let other = || ClusterState {
-            selected: Err("no".into()),
+            selected: Err(Unselected::Unmet("no".into())),
             ready: Some(Readiness::Terminating("held".into())),
         };
         for (clusters, expected) in [

@@ -154,7 +154,7 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 // unreached are steps that no leg gets to yet: of moves, where only a race leads to them, and of
 // the fabric, which does not run in this suite. Their unit tests die there.
 var unreached = both("move-refuse-gate", "move-retain", "move-retain-source",
-	"offload-hold", "offload-status", "offload-create", "offload-delete", "offload-let-go", "fabric-hold",
+	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-delete", "offload-let-go", "fabric-hold",
 	"reflect-bind", "reflect-unbind", "reflect-create", "reflect-patch", "reflect-delete")
 
 // report names every crash point as a test of its own; in a sample those that

@@ -99,7 +99,8 @@ func (n tenant) remote(namespace string) *corev1.Namespace {
 
 func there(pod *corev1.Pod) {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	// Named, because a toleration of everything keeps pods here that are not offloaded.
+	pod.Spec.Tolerations = []corev1.Toleration{ours}
 }
 
 func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
@@ -199,6 +200,9 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 		t.Errorf("it is not refused: %v", err)
 	}
 	n.waitCondition("Ready", "CreationLoopBackOff", n.Name)
+	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be in the cluster "+name) {
+		t.Errorf("the doctor does not find it: %v: %s", err, out)
+	}
 	n.unoffload()
 	if n.remote(n.Name) == nil {
 		t.Error("a foreign namespace was deleted")

@@ -7,6 +7,7 @@ mod controller;
 mod driver;
 mod namespaces;
 mod nodes;
+mod offloading;
 pub(super) mod rights;
 mod snapshots;
 mod transfers;
@@ -108,6 +109,10 @@ pub(crate) const ALL: &[Check] = &[
     volumes::stray_attachments,
     volumes::attach_errors,
     volumes::failed_mounts,
+    offloading::carried_out,
+    offloading::liqo_beside,
+    offloading::namespaces,
+    offloading::clusters,
     transfers::unfinished_imports,
     transfers::unfinished_releases,
 ];

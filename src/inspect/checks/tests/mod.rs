@@ -2,6 +2,7 @@
 
 mod changes;
 mod classes;
+mod offloading;
 mod snapshots;
 mod volumes;
 mod workloads;

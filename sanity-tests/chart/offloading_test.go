@@ -1,0 +1,137 @@
+package chart
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	nodev1 "k8s.io/api/node/v1"
+)
+
+const mutating = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+
+func offloading(settings Values) Values {
+	settings["enabled"] = true
+	return Values{"fabric": settings}
+}
+
+// A validation of what nobody writes would refuse every pod.
+func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
+	for name, one := range map[string]struct {
+		values      Values
+		apiVersions string
+		changed     bool
+	}{
+		"by default":             {offloading(Values{}), mutating, true},
+		"not with Kubernetes 35": {offloading(Values{}), "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", false},
+		"asked for":              {offloading(Values{"policies": true}), "v1", true},
+		"not asked for":          {offloading(Values{"policies": false}), mutating, false},
+		"without the fabric":     {nil, mutating, false},
+		"in a remote cluster":    {remote("fabric"), mutating, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := helm(t).RenderFor(t.Context(), Release, Namespace, one.apiVersions, one.values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, kind := range []string{"Mutating", "Validating"} {
+				rendered := bytes.Contains(text, []byte("kind: "+kind+"AdmissionPolicy\nmetadata:\n  name: offloaded-pods.storage.liqo.io"))
+				if rendered != one.changed {
+					t.Errorf("that there is a %sAdmissionPolicy is %t", kind, rendered)
+				}
+			}
+		})
+	}
+}
+
+func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
+	objects := render(t, offloading(Values{"policies": true}))
+	for _, name := range []string{"offloaded-pods.storage.liqo.io", "other-pods.storage.liqo.io"} {
+		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
+		if *policy.Spec.FailurePolicy != admissionv1.Ignore || policy.Spec.ReinvocationPolicy != admissionv1.NeverReinvocationPolicy {
+			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)
+		}
+		if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, name); binding.Spec.PolicyName != name {
+			t.Errorf("%s is not bound", name)
+		}
+	}
+	// Pods of namespaces that are not offloaded are no business of these.
+	for name, missing := range map[string]admissionv1.ParameterNotFoundActionType{
+		"offloaded-pods.storage.liqo.io":                              admissionv1.AllowAction,
+		"namespace-waits-for-its-namespaceoffloading.storage.liqo.io": admissionv1.DenyAction,
+	} {
+		isBound(t, objects, name)
+		policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name)
+		if policy.Spec.MatchConstraints.NamespaceSelector.MatchLabels["liqo.io/scheduling-enabled"] != "true" {
+			t.Errorf("%s is for all namespaces", name)
+		}
+		ref := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, name).Spec.ParamRef
+		if ref.Name != "offloading" || ref.Namespace != "" || *ref.ParameterNotFoundAction != missing {
+			t.Errorf("%s: %v", name, ref)
+		}
+	}
+	warns := named[*admissionv1.ValidatingAdmissionPolicyBinding](t, objects, "offloaded-pods-stay.storage.liqo.io").Spec.ValidationActions
+	if !slices.Equal(warns, []admissionv1.ValidationAction{admissionv1.Warn}) {
+		t.Errorf("a narrower strategy: %v", warns)
+	}
+}
+
+func TestRuntimeClassOfLiqo(t *testing.T) {
+	class := named[*nodev1.RuntimeClass](t, render(t, offloading(Values{})), "liqo")
+	if class.Handler != "liqo" || class.Scheduling.NodeSelector["liqo.io/type"] != "virtual-node" ||
+		class.Scheduling.Tolerations[0].Key != "virtual-node.liqo.io/not-allowed" {
+		t.Errorf("%s %v", class.Handler, class.Scheduling)
+	}
+	for name, values := range map[string]Values{"not asked for": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
+		for _, object := range render(t, values) {
+			if _, is := object.(*nodev1.RuntimeClass); is {
+				t.Errorf("%s: it is made", name)
+			}
+		}
+	}
+}
+
+// Whoever may patch namespaces may take their Pod Security off.
+func TestFabricMayOnlyLabelNamespaces(t *testing.T) {
+	objects := render(t, offloading(Values{"policies": false}))
+	fabric := rights{"liqo-csi-fabric", objects}
+	fabric.check(t, true, "get,patch namespaces")
+	fabric.check(t, false, "create,delete,update namespaces")
+	isBound(t, objects, "fabric-labels-namespaces.storage.liqo.io")
+}
+
+// The peer of a mover may be in another cluster.
+func TestMoversMayBeDialledFromOutside(t *testing.T) {
+	rule := named[*networkingv1.NetworkPolicy](t, render(t, nil), "liqo-csi-movers").Spec.Ingress
+	if len(rule) != 1 || len(rule[0].From) != 0 || len(rule[0].Ports) != 1 || rule[0].Ports[0].Port.IntValue() != 7401 {
+		t.Errorf("%v", rule)
+	}
+}
+
+// Reserved words of CEL are no names of variables: the API server refuses the policy.
+func TestVariablesAreNoWordsOfCEL(t *testing.T) {
+	reserved := strings.Fields("as break const continue else false for function if import in let loop namespace null package return true var void while")
+	for _, values := range []Values{offloading(Values{"policies": true}), remote("fabric")} {
+		for _, object := range render(t, values) {
+			var names []string
+			switch policy := object.(type) {
+			case *admissionv1.ValidatingAdmissionPolicy:
+				for _, variable := range policy.Spec.Variables {
+					names = append(names, variable.Name)
+				}
+			case *admissionv1.MutatingAdmissionPolicy:
+				for _, variable := range policy.Spec.Variables {
+					names = append(names, variable.Name)
+				}
+			}
+			for _, name := range names {
+				if slices.Contains(reserved, name) {
+					t.Errorf("a variable is called %s", name)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// fenced is the identity of a home cluster in the remote one, with all rights that there are:
+// what is refused, policies refuse.
+func fenced(t *testing.T) (kubernetes.Interface, *user.Namespace) {
+	t.Helper()
+	remote := user.Cluster(t, "remote")
+	of := user.NewNamespace(t, remote)
+	helm, err := chart.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{"only": true, "level": "fabric"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of.Apply(string(manifests))
+	t.Cleanup(func() { unfence(t, of) })
+	config, err := remote.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + of.Name + ":liqo-csi-remote", Groups: []string{"system:masters"},
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, of
+}
+
+// unfence removes what is in no namespace.
+func unfence(t *testing.T, of *user.Namespace) {
+	t.Helper()
+	ctx, now, these := context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + of.Name}
+	roles, policies := of.Client.RbacV1(), of.Client.AdmissionregistrationV1()
+	if err := errors.Join(
+		roles.ClusterRoles().DeleteCollection(ctx, now, these),
+		roles.ClusterRoleBindings().DeleteCollection(ctx, now, these),
+		policies.ValidatingAdmissionPolicies().DeleteCollection(ctx, now, these),
+		policies.ValidatingAdmissionPolicyBindings().DeleteCollection(ctx, now, these),
+	); err != nil {
+		t.Error(err)
+	}
+}
+
+func dryRun() metav1.CreateOptions {
+	return metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+}
+
+func TestRemoteIdentityIsFenced(t *testing.T) {
+	client, of := fenced(t)
+	spaces := client.CoreV1().Namespaces()
+	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-own", Labels: map[string]string{
+		"fabric.storage.liqo.io/home": of.Name, "fabric.storage.liqo.io/home-namespace": "shop",
+	}}}
+	foreign := own.DeepCopy()
+	foreign.Labels = nil
+	of.Eventually("foreign namespaces to be refused", func(ctx context.Context) (string, error) {
+		return refused(spaces.Create(ctx, foreign, dryRun()))("with the labels of its fabric"), nil
+	})
+	if _, err := spaces.Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := spaces.Delete(context.WithoutCancel(t.Context()), own.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	if complaint := refused(struct{}{}, spaces.Delete(t.Context(), of.Name, metav1.DeleteOptions{}))("with the labels of its fabric"); complaint != "" {
+		t.Error("delete another namespace: ", complaint)
+	}
+	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, of.Name) })
+	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
+}
+
+func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+	first := func(edit func(*corev1.Container)) func(*corev1.Pod) {
+		return func(pod *corev1.Pod) { edit(&pod.Spec.Containers[0]) }
+	}
+	initial := func(may corev1.SecurityContext) func(*corev1.Pod) {
+		return func(pod *corev1.Pod) {
+			pod.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "busybox", SecurityContext: &may}}
+		}
+	}
+	for what, one := range map[string]struct {
+		edit  func(*corev1.Pod)
+		words string
+	}{
+		"a plain pod":     {func(*corev1.Pod) {}, ""},
+		"a capability":    {initial(corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"CHOWN"}}}), ""},
+		"hostNetwork":     {func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }, "of their node"},
+		"hostPID":         {func(pod *corev1.Pod) { pod.Spec.HostPID = true }, "of their node"},
+		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
+		"hostPath":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"a token":         {projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
+		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
+		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},
+		"privileged":      {first(func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: new(true)} }), "privileged"},
+		"privileged init": {initial(corev1.SecurityContext{Privileged: new(true)}), "privileged"},
+		"SYS_ADMIN":       {initial(corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}), "capabilities"},
+		"an unsafe sysctl": {func(pod *corev1.Pod) {
+			pod.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
+		}, "sysctls"},
+		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
+		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
+	} {
+		pods := client.CoreV1().Pods(own)
+		if complaint := refused(pods.Create(t.Context(), podOf("fenced", one.edit), dryRun()))(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	for _, elsewhere := range []string{other, "kube-system", "default"} {
+		pods := client.CoreV1().Pods(elsewhere)
+		if complaint := refused(pods.Create(t.Context(), podOf("fenced"), dryRun()))("in the namespaces of its fabric"); complaint != "" {
+			t.Errorf("in %s: %s", elsewhere, complaint)
+		}
+	}
+	// What may not be made may not be added to what was made either.
+	pods := client.CoreV1().Pods(own)
+	if _, err := pods.Create(t.Context(), podOf("kept"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	debug := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", "securityContext": {"privileged": true}}]}}`)
+	changed, err := pods.Patch(t.Context(), "kept", types.StrategicMergePatchType, debug, metav1.PatchOptions{}, "ephemeralcontainers")
+	if complaint := refused(changed, err)("privileged"); complaint != "" {
+		t.Error("an ephemeral container: ", complaint)
+	}
+}
+
+func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+	role := "liqo-csi-remote." + other
+	for _, one := range []struct{ space, kind, role, words string }{
+		{own, "ClusterRole", role + "-workloads", ""},
+		{own, "ClusterRole", "cluster-admin", "bind no role but"},
+		{own, "Role", role + "-workloads", "bind no role but"},
+		{other, "ClusterRole", role + "-workloads", "only in the namespaces of its fabric"},
+		{"kube-system", "ClusterRole", role + "-workloads", "only in the namespaces of its fabric"},
+	} {
+		binding := &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}},
+		}
+		made, err := client.RbacV1().RoleBindings(one.space).Create(t.Context(), binding, dryRun())
+		if complaint := refused(made, err)(one.words); complaint != "" {
+			t.Errorf("%v: %s", one, complaint)
+		}
+	}
+}
+
+// refused compares an outcome with the words of a refusal; without words it is to succeed.
+func refused[T any](_ T, err error) func(words string) string {
+	return func(words string) string {
+		if (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
+			return fmt.Sprintf("the outcome is %v instead of %q", err, words)
+		}
+		return ""
+	}
+}

@@ -1,0 +1,527 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// wish is what a NamespaceOffloading says of pods.
+type wish struct {
+	strategy string
+	terms    []corev1.NodeSelectorTerm
+	// refusing are clusters that were selected and do not take the namespace.
+	refusing []string
+}
+
+const (
+	typeLabel    = "liqo.io/type"
+	clusterLabel = "liqo.io/remote-cluster-id"
+	taintKey     = "virtual-node.liqo.io/not-allowed"
+)
+
+var ours = corev1.Toleration{Key: taintKey, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+
+// zoo are nodes of all kinds that the rules tell apart.
+var zoo = []*corev1.Node{
+	zooNode("home-europe", "", "europe"), zooNode("home-asia", "", "asia"), zooNode("home-nowhere", "", ""),
+	zooNode("virtual-europe", "milan", "europe"), zooNode("virtual-asia", "tokyo", "asia"), zooNode("virtual-nowhere", "zion", ""),
+	zooNode("virtual-refusing", name, "europe"),
+}
+
+func zooNode(called, cluster, region string) *corev1.Node {
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: called, Labels: map[string]string{corev1.LabelHostname: called}}}
+	if region != "" {
+		object.Labels["region"] = region
+	}
+	if cluster != "" {
+		object.Labels[typeLabel], object.Labels[clusterLabel] = "virtual-node", cluster
+		object.Spec.Taints = []corev1.Taint{{Key: taintKey, Value: "true", Effect: corev1.TaintEffectNoExecute}}
+	}
+	return object
+}
+
+// The shapes of pods: what they have of their own when they are made. Each dimension is
+// combined with all others.
+type shape struct {
+	name string
+	edit func(*corev1.Pod)
+}
+
+func term(requirements ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: requirements}
+}
+
+func needs(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
+}
+
+func required(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+		}}
+	}
+}
+
+func tolerating(all ...corev1.Toleration) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.Spec.Tolerations = all }
+}
+
+var affinities = []shape{
+	{"no affinity", func(*corev1.Pod) {}},
+	{"a pod affinity", func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+			}},
+		}}
+	}},
+	{"a preferred node", func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 1, Preference: term(needs("region", corev1.NodeSelectorOpIn, "asia")),
+			}},
+		}}
+	}},
+	{"one term", required(term(needs("region", corev1.NodeSelectorOpIn, "europe")))},
+	{"two terms", required(
+		term(needs("region", corev1.NodeSelectorOpDoesNotExist)),
+		term(needs("region", corev1.NodeSelectorOpIn, "asia"), needs(typeLabel, corev1.NodeSelectorOpNotIn, "other")))},
+	{"a named node", required(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{
+		needs(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-europe")}})},
+	{"a term that no node meets", required(corev1.NodeSelectorTerm{})},
+	{"one of these", required(corev1.NodeSelectorTerm{}, term(needs("region", corev1.NodeSelectorOpExists)))},
+	{"a node selector", func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"region": "europe"} }},
+}
+
+var tolerations = []shape{
+	{"no toleration", func(*corev1.Pod) {}},
+	{"another toleration", tolerating(corev1.Toleration{Key: "gpu", Operator: corev1.TolerationOpExists})},
+	{"a toleration of everything", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})},
+	{"a toleration of every NoExecute", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})},
+	{"a toleration of every NoSchedule", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})},
+	{"our toleration", tolerating(ours)},
+	{"our toleration by value", tolerating(corev1.Toleration{Key: taintKey, Value: "true", Effect: corev1.TaintEffectNoExecute})},
+}
+
+func volume(source corev1.VolumeSource) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes = []corev1.Volume{{Name: "more", VolumeSource: source}}
+	}
+}
+
+var natures = []shape{
+	{"plain", func(*corev1.Pod) {}},
+	{"by class", func(pod *corev1.Pod) { pod.Spec.RuntimeClassName = new("liqo") }},
+	{"by class with hostPID", func(pod *corev1.Pod) { pod.Spec.RuntimeClassName = new("liqo"); pod.Spec.HostPID = true }},
+	{"mirror", func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		pod.Spec.NodeName = "home-europe"
+	}},
+	{"of a DaemonSet", ownedBy("DaemonSet")},
+	{"of a ReplicaSet", ownedBy("ReplicaSet")},
+	{"hostNetwork", func(pod *corev1.Pod) { pod.Spec.HostNetwork = true }},
+	{"hostIPC", func(pod *corev1.Pod) { pod.Spec.HostIPC = true }},
+	{"hostPath", volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp"}})},
+	{"ephemeral", volume(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+		VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
+		}},
+	}})},
+	{"resourceClaims", func(pod *corev1.Pod) {
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}}
+	}},
+	{"a token of its own", projected(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}})},
+	{"the token of Kubernetes", func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }},
+	{"a projected volume", projected(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}})},
+}
+
+func projected(source corev1.VolumeProjection) func(*corev1.Pod) {
+	return volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}})
+}
+
+func ownedBy(kind string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "apps/v1", Kind: kind, Name: "owner", UID: "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111", Controller: new(true),
+		}}
+	}
+}
+
+func podOf(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		AutomountServiceAccountToken: new(bool),
+		Containers:                   []corev1.Container{{Name: "main", Image: "busybox"}},
+	}}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	return pod
+}
+
+func isAside(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(pod)
+	return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" || owner != nil && owner.Kind == "DaemonSet"
+}
+
+func byClass(pod *corev1.Pod) bool {
+	return pod.Spec.RuntimeClassName != nil && *pod.Spec.RuntimeClassName == "liqo"
+}
+
+func isHomebound(pod *corev1.Pod) bool {
+	spec := &pod.Spec
+	return spec.HostNetwork || spec.HostPID || spec.HostIPC || len(spec.ResourceClaims) > 0 ||
+		slices.ContainsFunc(spec.Volumes, func(one corev1.Volume) bool {
+			return one.HostPath != nil || one.Ephemeral != nil ||
+				one.Projected != nil && one.Projected.Sources[0].ServiceAccountToken != nil
+		})
+}
+
+// admits is what the scheduler makes of a pod as it is.
+func admits(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
+	t.Helper()
+	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, taint := range node.Spec.Taints {
+		tolerated := slices.ContainsFunc(pod.Spec.Tolerations, func(one corev1.Toleration) bool {
+			return (one.Effect == "" || one.Effect == taint.Effect) && (one.Key == "" || one.Key == taint.Key) &&
+				(one.Operator == corev1.TolerationOpExists || one.Value == taint.Value)
+		})
+		matches = matches && tolerated
+	}
+	return matches
+}
+
+// refuses: no node would do.
+func (w wish) refuses(pod *corev1.Pod) bool {
+	return !isAside(pod) && isHomebound(pod) && (w.strategy == "Remote" || byClass(pod))
+}
+
+// allows is where the pod is to be able to run: what the documentation says, in terms of nodes.
+func (w wish) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
+	t.Helper()
+	// Without its taints: whether the pod's own words admit the node.
+	open := node.DeepCopy()
+	open.Spec.Taints = nil
+	isVirtual := node.Labels[typeLabel] == "virtual-node"
+	wanted := admits(t, pod, open)
+	selected := len(w.terms) == 0
+	for _, one := range w.terms {
+		selected = selected || admits(t, podOf("selector", required(one)), open)
+	}
+	selected = selected && !slices.Contains(w.refusing, node.Labels[clusterLabel])
+	switch {
+	case isAside(pod):
+		return admits(t, pod, node)
+	case byClass(pod):
+		return wanted && isVirtual && selected
+	case w.strategy == "Remote":
+		return wanted && isVirtual && selected
+	case w.strategy == "LocalAndRemote":
+		return wanted && (!isVirtual || selected && !isHomebound(pod))
+	default:
+		return wanted && !isVirtual
+	}
+}
+
+// judge makes pods of all shapes, and compares where they could run.
+func (w wish) judge(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error)) {
+	t.Helper()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, affinity := range affinities {
+		for _, toleration := range tolerations {
+			all.Go(func() {
+				for _, nature := range natures {
+					what := strings.Join([]string{nature.name, affinity.name, toleration.name}, ", ")
+					asked := podOf("judged", affinity.edit, toleration.edit, nature.edit)
+					made, err := create(asked.DeepCopy())
+					if complaint := w.complaint(t, asked, made, err); complaint != "" {
+						t.Errorf("%s: %s", what, complaint)
+					}
+				}
+			})
+		}
+	}
+}
+
+func (w wish) complaint(t *testing.T, asked, made *corev1.Pod, err error) string {
+	t.Helper()
+	if w.refuses(asked) {
+		if err == nil || !strings.Contains(err.Error(), "the pod can run in this cluster only") {
+			return fmt.Sprintf("it is not refused: %v", err)
+		}
+		return ""
+	}
+	if err != nil {
+		return fmt.Sprint("it is refused: ", err)
+	}
+	for _, node := range zoo {
+		if may := admits(t, made, node); may != w.allows(t, asked, node) {
+			return fmt.Sprintf("that it may run on %s is %t: %v %v", node.Name, may, made.Spec.Tolerations, made.Spec.Affinity)
+		}
+	}
+	kept := func(one corev1.Toleration) bool { return slices.Contains(made.Spec.Tolerations, one) }
+	for _, one := range asked.Spec.Tolerations {
+		// Kubernetes drops what that of the class covers.
+		if !kept(one) && !byClass(asked) {
+			return fmt.Sprintf("its own toleration %v is gone: %v", one, made.Spec.Tolerations)
+		}
+	}
+	times := 0
+	for _, one := range made.Spec.Tolerations {
+		if one == ours {
+			times++
+		}
+	}
+	if times > 1 {
+		return fmt.Sprintf("it tolerates virtual nodes %d times", times)
+	}
+	if own := asked.Spec.Affinity; own != nil && own.PodAntiAffinity != nil && made.Spec.Affinity.PodAntiAffinity == nil {
+		return "its pod affinity is gone"
+	}
+	if own := asked.Spec.Affinity; own != nil && own.NodeAffinity != nil &&
+		len(own.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != len(made.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) {
+		return "its preferred nodes are gone"
+	}
+	return ""
+}
+
+// create makes pods that are not kept.
+func (n tenant) create(pod *corev1.Pod) (*corev1.Pod, error) {
+	return n.Client.CoreV1().Pods(n.Name).Create(n.t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
+// waitPolicies waits until what the API server knows of the namespace has come to this.
+func (n tenant) waitPolicies(w wish) {
+	n.t.Helper()
+	probe := podOf("probe", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))
+	n.Eventually("the policies know the namespace", func(context.Context) (string, error) {
+		made, err := n.create(probe.DeepCopy())
+		if err != nil {
+			return "", err
+		}
+		return w.complaint(n.t, probe, made, nil), nil
+	})
+	n.Eventually("the namespace to be labelled", func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
+		if err == nil && found.Labels["liqo.io/scheduling-enabled"] != "true" {
+			return fmt.Sprint("it has ", found.Labels), nil
+		}
+		return "", err
+	})
+}
+
+func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
+	inEurope := term(needs("region", corev1.NodeSelectorOpIn, "europe"))
+	named := corev1.NodeSelectorTerm{
+		MatchFields:      []corev1.NodeSelectorRequirement{needs(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-asia")},
+		MatchExpressions: []corev1.NodeSelectorRequirement{needs("region", corev1.NodeSelectorOpExists)},
+	}
+	for _, strategy := range []string{"LocalAndRemote", "Remote", "Local"} {
+		for selector, one := range map[string]struct {
+			manifest string
+			terms    []corev1.NodeSelectorTerm
+		}{
+			"all": {"[]", nil},
+			// An empty list is as good as none.
+			"europe":   {"[{matchExpressions: [{key: region, operator: In, values: [europe]}, {key: staging, operator: DoesNotExist, values: []}]}]", []corev1.NodeSelectorTerm{inEurope}},
+			"two ways": {"[{matchExpressions: [{key: region, operator: Exists}], matchFields: [{key: metadata.name, operator: In, values: [virtual-asia]}]}, {matchExpressions: [{key: region, operator: In, values: [europe]}]}]", []corev1.NodeSelectorTerm{named, inEurope}},
+		} {
+			t.Run(strategy+" "+selector, func(t *testing.T) {
+				n := newTenant(t)
+				n.Apply("apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: offloading}\nspec:\n  podOffloadingStrategy: " +
+					strategy + "\n  clusterSelector: {nodeSelectorTerms: " + one.manifest + "}\n")
+				w := wish{strategy: strategy, terms: one.terms}
+				n.waitPolicies(w)
+				w.judge(t, n.create)
+				n.unoffload()
+			})
+		}
+	}
+}
+
+// A cluster in which somebody else has the namespace's name is selected, and not fed.
+func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
+	n := newTenant(t)
+	user.NewNamespaceNamed(t, user.Cluster(t, "remote"), n.Name)
+	if _, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote"); err == nil {
+		t.Fatal("the namespace is not refused")
+	}
+	w := wish{strategy: "Remote", refusing: []string{name}}
+	n.waitPolicies(w)
+	w.judge(t, n.create)
+	if _, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", `{"spec": {"podOffloadingStrategy": "LocalAndRemote"}}`); err != nil {
+		t.Fatal(err)
+	}
+	w.strategy = "LocalAndRemote"
+	n.waitPolicies(w)
+	w.judge(t, n.create)
+	n.unoffload()
+}
+
+// A toleration of everything is no reason to leave from a namespace that is not offloaded.
+func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
+	n := newTenant(t)
+	for _, toleration := range tolerations {
+		for _, affinity := range affinities {
+			asked := podOf("judged", affinity.edit, toleration.edit)
+			made, err := n.create(asked.DeepCopy())
+			if err != nil {
+				t.Fatal(err)
+			}
+			namesIt := slices.ContainsFunc(asked.Spec.Tolerations, func(one corev1.Toleration) bool { return one.Key == taintKey })
+			for _, node := range zoo {
+				want := admits(t, asked, node) && (namesIt || node.Labels[typeLabel] == "")
+				if admits(t, made, node) != want {
+					t.Errorf("%s, %s: that it may run on %s is not %t: %v", toleration.name, affinity.name, node.Name, want, made.Spec.Affinity)
+				}
+			}
+		}
+	}
+}
+
+// A namespace that was labelled beforehand, as Liqo's documentation advises, takes no pods
+// until it is offloaded, and is not unlabelled by the fabric in the end.
+func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
+	n := newTenant(t)
+	if _, err := n.Kubectl("label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"); err != nil {
+		t.Fatal(err)
+	}
+	refused := func() {
+		t.Helper()
+		n.Eventually("pods to be refused", func(context.Context) (string, error) {
+			if _, err := n.create(podOf("early")); err == nil || !strings.Contains(err.Error(), "namespace-waits-for-its-namespaceoffloading") {
+				return fmt.Sprint("they are not: ", err), nil
+			}
+			return "", nil
+		})
+	}
+	refused()
+	n.offload()
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	n.unoffload()
+	refused()
+}
+
+func TestLabelComesAndGoesWithTheOffloading(t *testing.T) {
+	n := newTenant(t)
+	n.offload("--pod-offloading-strategy", "Remote")
+	n.waitPolicies(wish{strategy: "Remote"})
+	n.unoffload()
+	found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
+	if err != nil || found.Labels["liqo.io/scheduling-enabled"] != "" {
+		t.Errorf("the label is still there: %v %v", err, found.Labels)
+	}
+	pod := podOf("plain")
+	n.Eventually("pods to be left alone", func(context.Context) (string, error) {
+		made, err := n.create(pod.DeepCopy())
+		if err == nil && (made.Spec.Affinity != nil || slices.Contains(made.Spec.Tolerations, ours)) {
+			return fmt.Sprint("they have ", made.Spec.Affinity), nil
+		}
+		return "", err
+	})
+}
+
+func TestNarrowerStrategyWarns(t *testing.T) {
+	n := newTenant(t)
+	n.offload()
+	const words = "are not evicted"
+	patch := func(strategy string) string {
+		t.Helper()
+		out, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", `{"spec": {"podOffloadingStrategy": "`+strategy+`"}}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for _, strategy := range []string{"Remote", "Local"} {
+		if out := patch(strategy); !strings.Contains(out, words) {
+			t.Errorf("%s: %s", strategy, out)
+		}
+		if out := patch(strategy); strings.Contains(out, words) {
+			t.Errorf("%s again: %s", strategy, out)
+		}
+	}
+	if out := patch("LocalAndRemote"); strings.Contains(out, words) {
+		t.Errorf("LocalAndRemote: %s", out)
+	}
+	n.unoffload()
+}
+
+// The largest selector that can be written, and a pod with terms of its own: what the API
+// server allows expressions to cost is enough for it.
+func TestLargeSelectorsAreAffordable(t *testing.T) {
+	n := newTenant(t)
+	var selector []any
+	large := make([]corev1.NodeSelectorTerm, 16)
+	for at := range large {
+		var requirements []any
+		for key := range 16 {
+			label := fmt.Sprintf("label-%d-%d", at, key)
+			large[at].MatchExpressions = append(large[at].MatchExpressions, needs(label, corev1.NodeSelectorOpIn, "a", "b"))
+			requirements = append(requirements, map[string]any{"key": label, "operator": "In", "values": []any{"a", "b"}})
+		}
+		selector = append(selector, map[string]any{"matchExpressions": requirements})
+	}
+	all, err := dynamicClient(n.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "offloading.liqo.io/v1beta1", "kind": "NamespaceOffloading", "metadata": map[string]any{"name": "offloading"},
+		"spec": map[string]any{"clusterSelector": map[string]any{"nodeSelectorTerms": selector}},
+	}}
+	if _, err := all.Resource(offloadings).Namespace(n.Name).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w := wish{strategy: "LocalAndRemote", terms: large}
+	n.waitPolicies(w)
+	own := []corev1.NodeSelectorTerm{
+		term(needs("region", corev1.NodeSelectorOpIn, "europe")), term(needs("region", corev1.NodeSelectorOpIn, "asia")),
+		term(needs("region", corev1.NodeSelectorOpDoesNotExist), needs("disk", corev1.NodeSelectorOpExists)),
+	}
+	asked := podOf("large", required(own...))
+	made, err := n.create(asked.DeepCopy())
+	if complaint := w.complaint(t, asked, made, err); complaint != "" {
+		t.Error(complaint)
+	}
+	n.unoffload()
+}
+
+// The fabric may label namespaces, and nothing more.
+func TestFabricWritesNothingElseOfNamespaces(t *testing.T) {
+	n := newTenant(t)
+	as := []string{"--as", "system:serviceaccount:liqo-csi:liqo-csi-fabric"}
+	n.Eventually("the fabric's rights", func(context.Context) (string, error) {
+		_, err := n.Kubectl(append([]string{"label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"}, as...)...)
+		return "", err
+	})
+	for _, args := range [][]string{
+		{"label", "namespace", n.Name, "pod-security.kubernetes.io/enforce=privileged"},
+		{"annotate", "namespace", n.Name, "scheduler.alpha.kubernetes.io/node-selector=a=b"},
+		{"annotate", "namespace", n.Name, "e2e/test-"},
+	} {
+		if out, err := n.Kubectl(append(args, as...)...); err == nil || !strings.Contains(out, "nothing of a namespace but the label") {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
+	}
+	if _, err := n.Kubectl(append([]string{"label", "namespace", n.Name, "liqo.io/scheduling-enabled-"}, as...)...); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,173 @@
+//! Offloaded namespaces, and the fabric that is to make them.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt;
+
+use super::{Finding, Installation, Severity};
+use crate::{
+    api::{
+        namespace_offloading::{NamespaceOffloading, READY, RemoteCondition},
+        remote_cluster::{self, RemoteCluster},
+    },
+    inspect::words::full_name,
+    offload::Phase,
+};
+
+/// A lease that was renewed before that is held by nobody who works.
+const STALE: SignedDuration = SignedDuration::from_mins(1);
+/// What takes longer is not about to end by itself.
+const LONG: SignedDuration = SignedDuration::from_mins(1);
+
+/// Namespaces are offloaded, and somebody sees to it.
+pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
+    let offloading = &installation.offloading;
+    let Some(first) = offloading.asked.iter().next() else {
+        return Vec::new();
+    };
+    // They are Liqo's where it is installed; nothing is concluded where that cannot be told.
+    if !matches!(offloading.liqo, Ok(None)) {
+        return Vec::new();
+    }
+    if offloading.fabrics.lacks(|_| true) {
+        let others = offloading.asked.iter().len().saturating_sub(1);
+        let and = if others > 0 {
+            format!(", like {others} more")
+        } else {
+            String::new()
+        };
+        return vec![Finding::error(
+            title(first),
+            format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
+            "Set the chart's value fabric.enabled. docs/offloading.md says how one is let go that nobody will carry out.",
+        )];
+    }
+    let holder = |lease: &Lease| {
+        let spec = lease.spec.as_ref()?;
+        let renewed = spec.renew_time.as_ref()?.0;
+        let is_held = spec.holder_identity.as_ref().is_some_and(|it| !it.is_empty());
+        (is_held && installation.now.duration_since(renewed) < STALE).then_some(())
+    };
+    if offloading.leases.lacks(|lease| holder(lease).is_some()) {
+        let of = offloading.fabrics.iter().next().map(full_name);
+        return vec![Finding::error(
+            format!("Deployment {}", of.unwrap_or_default()),
+            "None of its pods works: nobody holds its lease. Namespaces are neither offloaded nor unoffloaded.",
+            "See its pods, and what they say: kubectl logs -A -l app.kubernetes.io/component=fabric",
+        )];
+    }
+    Vec::new()
+}
+
+/// The fabric and Liqo are not both there.
+pub(super) fn liqo_beside(installation: &Installation) -> Vec<Finding> {
+    let Ok(Some(how)) = &installation.offloading.liqo else {
+        return Vec::new();
+    };
+    let all = installation.offloading.fabrics.iter();
+    all.map(|fabric| {
+        Finding::warning(
+            format!("Deployment {}", full_name(fabric)),
+            format!(
+                "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing."
+            ),
+            "Set the chart's value fabric.enabled to false. What the fabric made stays as it is.",
+        )
+    })
+    .collect()
+}
+
+/// Each offloaded namespace is where it is to be.
+pub(super) fn namespaces(installation: &Installation) -> Vec<Finding> {
+    let all = installation.offloading.asked.iter();
+    all.flat_map(|object| of_namespace(object, installation.now))
+        .collect()
+}
+
+fn of_namespace(object: &NamespaceOffloading, now: Timestamp) -> Vec<Finding> {
+    let Some(status) = &object.status else {
+        return Vec::new();
+    };
+    let conditions = &status.remote_namespaces_conditions;
+    if status.offloading_phase == Some(Phase::NoClusterSelected) && !object.is_leaving() {
+        let causes = conditions.iter().filter_map(|(cluster, all)| {
+            let said = all.iter().find(|it| it.status != "True")?;
+            Some(format!("{cluster}: {}", said.message))
+        });
+        let causes: Vec<String> = causes.collect();
+        let why = if causes.is_empty() {
+            "no RemoteCluster has spec.fabric".to_owned()
+        } else {
+            causes.join("; ")
+        };
+        return vec![Finding::warning(
+            title(object),
+            format!("No cluster is selected, so its pods stay here or wait: {why}."),
+            "Change its clusterSelector (liqo-csi offload namespace), or the labels of the nodes that stand for the clusters.",
+        )];
+    }
+    let unready = conditions
+        .keys()
+        .filter_map(|cluster| Some((cluster, object.condition(cluster, READY)?)))
+        .filter(|(_, ready)| ready.status != "True");
+    unready
+        .filter_map(|(cluster, ready)| unready_in(object, cluster, ready, now))
+        .collect()
+}
+
+fn unready_in(
+    object: &NamespaceOffloading,
+    cluster: &str,
+    ready: &RemoteCondition,
+    now: Timestamp,
+) -> Option<Finding> {
+    let since = ready.last_transition_time.parse::<Timestamp>();
+    let is_long = since.is_ok_and(|then| now.duration_since(then) >= LONG);
+    let said = ready.message.trim_end_matches('.');
+    let (severity, problem, mend) = match ready.reason.as_str() {
+        "CreationLoopBackOff" => (
+            Severity::Error,
+            format!("It cannot be in the cluster {cluster}: {said}."),
+            "Mend what it says; it is tried again by itself. New pods are kept off that cluster until then.",
+        ),
+        "Terminating" if is_long => (
+            Severity::Warning,
+            format!("Its namespace in the cluster {cluster} does not go: {said}."),
+            "liqo-csi unoffload namespace --dry-run lists the volumes that hold it; docs/offloading.md has the ways out.",
+        ),
+        _ if is_long => (
+            Severity::Warning,
+            format!("It is still not in the cluster {cluster}: {said}."),
+            "liqo-csi clusters shows how it is with the cluster.",
+        ),
+        _ => return None,
+    };
+    Some(Finding::new(severity, title(object), problem, mend))
+}
+
+/// The clusters into which namespaces are offloaded can be used.
+pub(super) fn clusters(installation: &Installation) -> Vec<Finding> {
+    let all = installation.offloading.clusters.iter();
+    all.filter(|it| it.spec.fabric.is_some() && it.metadata.deletion_timestamp.is_none())
+        .filter_map(unusable)
+        .collect()
+}
+
+fn unusable(cluster: &RemoteCluster) -> Option<Finding> {
+    let status = cluster.status.as_ref();
+    let mut conditions = status.into_iter().flat_map(|it| &it.conditions);
+    let why = match conditions.find(|it| it.type_ == remote_cluster::READY) {
+        Some(ready) if ready.status == "True" => return None,
+        Some(ready) => ready.message.trim_end_matches('.').to_owned(),
+        None => "the controller has not looked at it yet".to_owned(),
+    };
+    Some(Finding::error(
+        format!("RemoteCluster {}", cluster.name_any()),
+        format!("It is not ready, so no namespace can be offloaded to it: {why}."),
+        "liqo-csi clusters shows more.",
+    ))
+}
+
+fn title(object: &NamespaceOffloading) -> String {
+    format!("NamespaceOffloading {}", full_name(object))
+}

@@ -1,0 +1,208 @@
+//! Offloaded namespaces, and the fabric.
+
+use serde_json::json;
+
+use super::*;
+use crate::inspect::offloading::Offloading;
+
+fn asked(phase: &str, conditions: &Value) -> Value {
+    json!({
+        "apiVersion": "offloading.liqo.io/v1beta1", "kind": "NamespaceOffloading",
+        "metadata": {"name": "offloading", "namespace": "shop"}, "spec": {},
+        "status": {"offloadingPhase": phase, "remoteNamespacesConditions": {"milan": conditions}},
+    })
+}
+
+fn ready(status: &str, reason: &str, message: &str, since: &str) -> Value {
+    json!([
+        {"type": "OffloadingRequired", "status": "True", "reason": "ClusterSelected"},
+        {"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": since},
+    ])
+}
+
+fn cluster(conditions: &Value) -> Value {
+    json!({
+        "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "milan"},
+        "spec": {"fabric": {}}, "status": {"conditions": conditions},
+    })
+}
+
+fn lease(holder: &str, renewed: &str) -> Value {
+    json!({
+        "metadata": {"name": "storage-liqo-io-fabric", "namespace": "liqo-csi"},
+        "spec": {"holderIdentity": holder, "renewTime": renewed},
+    })
+}
+
+const LONG_AGO: &str = "2026-01-01T11:00:00Z";
+const JUST_NOW: &str = "2026-01-01T11:59:50Z";
+
+/// One namespace, offloaded to one cluster by a fabric that works.
+fn good() -> Offloading {
+    let met = json!([{"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": LONG_AGO}]);
+    Offloading {
+        asked: told([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
+        clusters: told([cluster(&met)]),
+        fabrics: told([json!({"metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"}})]),
+        leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
+        liqo: Ok(None),
+    }
+}
+
+fn with(installation: &mut Installation, change: impl FnOnce(&mut Offloading)) {
+    installation.offloading = good();
+    change(&mut installation.offloading);
+}
+
+fn unready(installation: &mut Installation, phase: &str, reason: &str, message: &str, since: &str) {
+    with(installation, |it| {
+        it.asked = told([asked(phase, &ready("False", reason, message, since))]);
+    });
+}
+
+#[test]
+fn offloaded_namespaces_are_checked() {
+    const OBJECT: &str = "NamespaceOffloading shop/offloading";
+    assert_found(&[
+        (
+            "a foreign namespace",
+            |it| unready(it, "AllFailed", "CreationLoopBackOff", "it is taken.", JUST_NOW),
+            E,
+            [OBJECT, "the cluster milan: it is taken.", "tried again"],
+        ),
+        (
+            "held by claims",
+            |it| unready(it, "Terminating", "Terminating", "data", LONG_AGO),
+            W,
+            [OBJECT, "does not go: data", "unoffload namespace"],
+        ),
+        (
+            "a cluster that does not answer",
+            |it| unready(it, "InProgress", "Creating", "no answer", LONG_AGO),
+            W,
+            [OBJECT, "still not in the cluster milan: no answer", "clusters"],
+        ),
+        (
+            "nothing selected",
+            |it| {
+                with(it, |it| {
+                    let unmet =
+                        json!([{"type": "OffloadingRequired", "status": "False", "message": "no node"}]);
+                    it.asked = told([asked("NoClusterSelected", &unmet)]);
+                });
+            },
+            W,
+            [OBJECT, "milan: no node", "clusterSelector"],
+        ),
+    ]);
+}
+
+#[test]
+fn the_fabric_is_checked() {
+    assert_found(&[
+        (
+            "no fabric",
+            |it| with(it, |it| it.fabrics = Listing::default()),
+            E,
+            [
+                "NamespaceOffloading shop/offloading",
+                "Nobody carries it out",
+                "fabric.enabled",
+            ],
+        ),
+        (
+            "nobody holds the lease",
+            |it| with(it, |it| it.leases = Listing::default()),
+            E,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "None of its pods works",
+                "logs",
+            ],
+        ),
+        (
+            "a lease that was given back",
+            |it| {
+                with(it, |it| {
+                    it.leases = told([lease("", "2026-01-01T11:59:50.000000Z")]);
+                });
+            },
+            E,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "None of its pods works",
+                "logs",
+            ],
+        ),
+        (
+            "a lease of one who died",
+            |it| {
+                with(it, |it| {
+                    it.leases = told([lease("a", "2026-01-01T11:00:00.000000Z")]);
+                });
+            },
+            E,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "None of its pods works",
+                "logs",
+            ],
+        ),
+        (
+            "Liqo beside",
+            |it| with(it, |it| it.liqo = Ok(Some("VirtualNodes".into()))),
+            W,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "VirtualNodes",
+                "fabric.enabled",
+            ],
+        ),
+        (
+            "a cluster that is not ready",
+            |it| {
+                with(it, |it| {
+                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Denied", "message": "no right.",
+                        "lastTransitionTime": LONG_AGO}]);
+                    it.clusters = told([cluster(&unmet)]);
+                });
+            },
+            E,
+            ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
+        ),
+        (
+            "a cluster that nobody looked at",
+            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
+            E,
+            ["RemoteCluster milan", "not looked at it", "clusters"],
+        ),
+    ]);
+}
+
+#[test]
+fn what_works_and_what_is_liqos_is_no_finding() {
+    let good: &[Break] = &[
+        |it| with(it, |_| {}),
+        // It has just begun.
+        |it| unready(it, "InProgress", "Creating", "it is being made", JUST_NOW),
+        |it| unready(it, "Terminating", "Terminating", "it goes", JUST_NOW),
+        |it| with(it, |it| it.fabrics = Listing::refused("forbidden")),
+        |it| with(it, |it| it.leases = Listing::refused("forbidden")),
+        // Whose they are cannot be told.
+        |it| {
+            with(it, |it| {
+                (it.fabrics, it.liqo) = (Listing::default(), Err("forbidden".into()));
+            });
+        },
+        |it| {
+            with(it, |it| {
+                (it.fabrics, it.liqo) = (Listing::default(), Ok(Some("webhook".into())));
+            });
+        },
+    ];
+    for change in good {
+        let mut installation = installation();
+        change(&mut installation);
+        assert_eq!(examine(&installation), []);
+    }
+}

@@ -1,0 +1,82 @@
+//! What is asked of the fabric, and who is there to do it, read once.
+
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
+
+use super::{Listing, setup};
+use crate::{
+    api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
+    cluster::Cluster,
+    fabric,
+};
+
+/// What is known of offloaded namespaces.
+#[derive(Clone, Debug)]
+pub(crate) struct Offloading {
+    /// The offloaded namespaces; none where the kind is not defined.
+    pub(super) asked: Listing<NamespaceOffloading>,
+    /// The remote clusters.
+    pub(super) clusters: Listing<RemoteCluster>,
+    /// The Deployments of the fabric.
+    pub(super) fabrics: Listing<Deployment>,
+    /// What the pod of the fabric holds that works.
+    pub(super) leases: Listing<Lease>,
+    /// How it shows that Liqo is installed, if it is.
+    pub(super) liqo: Result<Option<String>, String>,
+}
+
+impl Default for Offloading {
+    /// Nothing is offloaded.
+    fn default() -> Self {
+        Self {
+            asked: Listing::default(),
+            clusters: Listing::default(),
+            fabrics: Listing::default(),
+            leases: Listing::default(),
+            liqo: Ok(None),
+        }
+    }
+}
+
+impl Offloading {
+    /// Reads it. Never fails: what may not be read is said by [`Self::unknown`].
+    pub(super) async fn read(cluster: &Cluster) -> Self {
+        let component = format!("{},{}=fabric", setup::LABELS, setup::COMPONENT);
+        let (deployments, leases) = (cluster.all::<Deployment>(), cluster.all::<Lease>());
+        let (offloadings, clusters) = (
+            cluster.all::<NamespaceOffloading>(),
+            cluster.all::<RemoteCluster>(),
+        );
+        let lease_is = format!("metadata.name={}", fabric::LEASE);
+        let (asked, clusters, fabrics, leases, liqo) = tokio::join!(
+            offloadings.select(None, None),
+            clusters.select(None, None),
+            Listing::ask(&deployments, Some(&component), None),
+            Listing::ask(&leases, None, Some(&lease_is)),
+            fabric::liqo(cluster),
+        );
+        Self {
+            asked: Listing::of_installed(asked),
+            clusters: Listing::of_installed(clusters),
+            fabrics,
+            leases,
+            liqo,
+        }
+    }
+
+    /// What cannot be told, and why.
+    pub(super) fn unknown(&self) -> Vec<String> {
+        [
+            ("which namespaces are offloaded", self.asked.refusal()),
+            ("which remote clusters there are", self.clusters.refusal()),
+            ("how the fabric is deployed", self.fabrics.refusal()),
+            ("whether the fabric works", self.leases.refusal()),
+            (
+                "whether Liqo is installed",
+                self.liqo.as_ref().err().map(String::as_str),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}")))
+        .collect()
+    }
+}
