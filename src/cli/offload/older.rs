@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(spec: Value) -> Pod {
+    fn pod(spec: &Value) -> Pod {
         let mut pod = json!({"metadata": {"name": "web"}, "spec": spec});
         pod["spec"]["containers"] = json!([]);
         from_value(pod).unwrap()
@@ -143,7 +143,7 @@ mod tests {
             (json!({"runtimeClassName": "liqo"}), vec![]),
         ] {
             for strategy in [Local, LocalAndRemote, Remote] {
-                let is = differs(&pod(spec.clone()), strategy);
+                let is = differs(&pod(&spec), strategy);
                 assert_eq!(is, differ.contains(&strategy), "{strategy:?}: {spec}");
             }
         }
