@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn pods_of_nodes_and_pods_that_ended_never_do() {
-        let mut ended = pod(json!({}));
+        let mut ended = pod(&json!({}));
         ended.status = from_value(json!({"phase": "Succeeded"})).unwrap();
-        let mut agent = pod(json!({}));
+        let mut agent = pod(&json!({}));
         let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "a", "uid": "b", "controller": true}]);
         agent.metadata.owner_references = from_value(owner).unwrap();
         for pod in [ended, agent] {
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn not_all_names_are_told() {
         assert_eq!(words(&[]), None);
-        let many = vec![pod(json!({})); MOST_NAMED + 2];
+        let many = vec![pod(&json!({})); MOST_NAMED + 2];
         assert!(words(&many).unwrap().contains("web and 2 more"));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{POLL, Pods, act::Writer};
@@ -17,6 +17,9 @@ use crate::{
     offload::pods::{PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
     volume::mark,
 };
+
+/// The taint of a node on which nothing runs any more, as an administrator swears.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// A pod, and all that its writes need.
 pub(super) struct Look<'a> {
@@ -54,6 +57,7 @@ impl Pods<'_> {
         let facts = PodFacts {
             home: Some(home.as_home()),
             obstacle: self.obstacle(&look, &home, &there).await?,
+            sworn: self.is_sworn(&home, &there).await?,
             there,
         };
         Writer { pods: self, look }
@@ -138,6 +142,7 @@ impl Pods<'_> {
                 home: None,
                 there: look.classified(),
                 obstacle: None,
+                sworn: false,
             };
             let again = Writer { pods: self, look }
                 .carry_out(&facts, decide_pod(&facts))
@@ -145,6 +150,18 @@ impl Pods<'_> {
             outcome = outcome.or(again);
         }
         Ok(outcome)
+    }
+
+    /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
+    /// any more, while nobody can be asked (KEP 2268).
+    async fn is_sworn(&self, home: &RawPod, there: &There) -> Result<bool, ApiError> {
+        let node = home.spec["nodeName"].as_str();
+        let (There::Unknown(_), Some(_), Some(node)) = (there, home.as_home().deleting, node) else {
+            return Ok(false);
+        };
+        let node = self.places.home.all::<Node>().get(node).await?;
+        let taints = node.and_then(|it| it.spec).and_then(|it| it.taints);
+        Ok(taints.into_iter().flatten().any(|it| it.key == OUT_OF_SERVICE))
     }
 
     /// What is in the way of a pod that was not made yet.

@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -30,6 +33,8 @@ struct World {
     there: FakeApi,
     /// Which remote pods ran for which home pod.
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
+    /// Whether the other cluster does not answer.
+    is_silent: AtomicBool,
 }
 
 impl World {
@@ -54,6 +59,7 @@ impl World {
             home,
             there,
             ran: Mutex::default(),
+            is_silent: AtomicBool::new(false),
         }
     }
 
@@ -79,7 +85,11 @@ impl World {
 
     async fn run(&self) {
         let home = self.home.cluster_unwatched().await;
-        let link = Link::up(&self.there, Rights::ALL).await;
+        let link = if self.is_silent.load(Ordering::Relaxed) {
+            Link::Unreachable("no route".into())
+        } else {
+            Link::up(&self.there, Rights::ALL).await
+        };
         let mapping = [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into();
         let declared = Declared {
             namespaces: Namespaces {
@@ -342,4 +352,34 @@ async fn a_pod_that_is_made_late_never_starts() {
     world.home.remove(POD);
     world.run_until(World::is_gone).await;
     assert!(world.ran_at_most_once_each(), "{:?}", world.ran);
+}
+
+#[tokio::test]
+async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_somebody_swears() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world.home.change(POD, |pod| {
+        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    });
+    world.is_silent.store(true, Ordering::Relaxed);
+    let is_unready = |world: &World| {
+        let conditions = world.home_pod()["status"]["conditions"].clone();
+        conditions[0]["reason"] == "NodeStatusUnknown"
+    };
+    world.run_until(is_unready).await;
+    world.delete();
+    let node = "/api/v1/nodes/milan";
+    world.home.put(node, json!({}));
+    let asked = |world: &World| {
+        let asked = world.home.requests();
+        asked.iter().filter(|request| request.ends_with(node)).count() > 1
+    };
+    world.run_until(asked).await;
+    assert!(world.home.object(POD).is_some());
+    let sworn = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+    world.home.change(node, |node| node["spec"]["taints"] = sworn);
+    world.run_until(|world| world.home.object(POD).is_none()).await;
+    // What still ran is ended when the cluster answers again.
+    world.is_silent.store(false, Ordering::Relaxed);
+    world.run_until(World::is_gone).await;
 }

@@ -62,6 +62,8 @@ pub struct PodFacts {
     pub there: There,
     /// What is in the way of a pod that was not made yet.
     pub obstacle: Option<Waiting>,
+    /// Whether an administrator swears that nothing runs there, which nobody can be asked.
+    pub sworn: bool,
 }
 
 /// How a home pod ends whose remote pod is gone without it.
@@ -108,7 +110,7 @@ const LEAST_GRACE: i64 = 1;
 pub fn decide_pod(facts: &PodFacts) -> Act {
     match facts.home {
         None => sweep(&facts.there),
-        Some(home) if home.deleting.is_some() => end(home, &facts.there),
+        Some(home) if home.deleting.is_some() => end(home, facts),
         Some(home) if !home.claimed => match (&facts.obstacle, home.ended) {
             (_, true) => Act::Rest,
             (Some(waiting), false) => Act::Say(waiting.clone()),
@@ -126,12 +128,13 @@ fn sweep(there: &There) -> Act {
     }
 }
 
-fn end(home: HomePod, there: &There) -> Act {
+fn end(home: HomePod, facts: &PodFacts) -> Act {
     if !home.claimed {
         return Act::Free;
     }
     let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
-    match there {
+    match &facts.there {
+        There::Unknown(_) if facts.sworn => Act::Free,
         There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
         There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
         // Whoever deletes it once more, with less time, means it.
@@ -218,6 +221,7 @@ mod tests {
             home: Some(home),
             there,
             obstacle: None,
+            sworn: false,
         })
     }
 
@@ -251,6 +255,7 @@ mod tests {
                 home: Some(home),
                 there: There::Unseen,
                 obstacle: Some(waiting.clone()),
+                sworn: false,
             };
             assert_eq!(decide_pod(&facts), Act::Say(waiting.clone()));
         }
@@ -279,6 +284,17 @@ mod tests {
         assert_eq!(decided(deleting(0), going(1)), Act::Reflect);
         assert_eq!(decided(deleting(30), There::Unseen), Act::Rest, "not proved");
         assert_eq!(decided(deleting(30), There::Gone), Act::Free);
+        let mut silent = PodFacts {
+            home: Some(deleting(30)),
+            there: There::Unknown("no answer".into()),
+            obstacle: None,
+            sworn: false,
+        };
+        assert_eq!(decide_pod(&silent), Act::Rest);
+        silent.sworn = true;
+        assert_eq!(decide_pod(&silent), Act::Free);
+        silent.there = RUNNING;
+        assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
     }
 
     #[test]
@@ -356,6 +372,7 @@ mod tests {
                 home: self.home.map(|(_, home)| home),
                 there: self.there(outdated),
                 obstacle: None,
+                sworn: false,
             };
             let uid = self.home.map(|(uid, _)| uid);
             match decide_pod(&facts) {
