@@ -1,0 +1,183 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/faults"
+)
+
+const (
+	members = 3
+	trials  = 12
+)
+
+// witness remembers which pods ran in the remote cluster for which pods at home. It asks that
+// cluster itself, not through the link that is cut.
+type witness struct {
+	mutex sync.Mutex
+	ran   map[string][]string
+}
+
+func (w *witness) watch(ctx context.Context, remote *user.Namespace) {
+	for ctx.Err() == nil {
+		events, err := remote.Client.CoreV1().Pods(remote.Name).Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		for event := range events.ResultChan() {
+			if pod, is := event.Object.(*corev1.Pod); is {
+				w.note(pod)
+			}
+		}
+	}
+}
+
+func (w *witness) note(pod *corev1.Pod) {
+	started := func(status corev1.ContainerStatus) bool {
+		return status.State.Running != nil || status.State.Terminated != nil || status.LastTerminationState.Terminated != nil
+	}
+	if !slices.ContainsFunc(pod.Status.ContainerStatuses, started) {
+		return
+	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	of := pod.Name + " " + pod.Annotations["fabric.storage.liqo.io/home-pod-uid"]
+	if !slices.Contains(w.ran[of], string(pod.UID)) {
+		w.ran[of] = append(w.ran[of], string(pod.UID))
+	}
+}
+
+// Pods of a StatefulSet are deleted at both ends, by force as well, while the fabric is killed and
+// the link is cut: none of them ever runs twice, and in the end all run.
+func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
+	prepare(t)
+	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	proxy := user.Cluster(t, "remote").Proxy()
+	t.Cleanup(func() { _ = proxy.Set(context.WithoutCancel(t.Context()), faults.Setting{Mode: faults.Pass}) })
+
+	seen := witness{ran: map[string][]string{}}
+	watching, stop := context.WithCancel(t.Context())
+	var ended sync.WaitGroup
+	ended.Go(func() { seen.watch(watching, remote) })
+	defer ended.Wait()
+	defer stop()
+
+	n.ring()
+	n.waitRing()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	dice := rand.New(rand.NewPCG(seed, 0))
+	for range trials {
+		member := fmt.Sprintf("ring-%d", dice.IntN(members))
+		switch dice.IntN(5) {
+		case 0:
+			deleteNow(n.Namespace, n.Name, member)
+		case 1:
+			deleteNow(remote, remote.Name, member)
+		case 2:
+			n.killFabric()
+		case 3:
+			modes := []faults.Mode{faults.Hang, faults.Reset}
+			n.set(proxy, modes[dice.IntN(len(modes))])
+			deleteNow(n.Namespace, n.Name, member)
+			pause(t, time.Duration(dice.IntN(12))*time.Second)
+			n.set(proxy, faults.Pass)
+		case 4:
+			if err := n.Client.CoreV1().Pods(n.Name).Delete(t.Context(), member, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		}
+		pause(t, time.Duration(dice.IntN(3000))*time.Millisecond)
+	}
+	n.waitRing()
+	stop()
+	ended.Wait()
+	for of, pods := range seen.ran {
+		if len(pods) > 1 {
+			t.Errorf("%s ran %d times: %v", of, len(pods), pods)
+		}
+	}
+	if len(seen.ran) <= members {
+		t.Errorf("nothing happened: only %d pods ran", len(seen.ran))
+	}
+}
+
+// ring is a set of pods for the remote cluster.
+func (n tenant) ring() {
+	n.t.Helper()
+	labels := map[string]string{"app": "ring"}
+	spec := user.NewPod("", "", bare).Spec
+	grace, replicas := int64(2), int32(members)
+	spec.TerminationGracePeriodSeconds = &grace
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "ring"}, Spec: appsv1.StatefulSetSpec{
+		Replicas: &replicas, ServiceName: "ring", PodManagementPolicy: appsv1.ParallelPodManagement,
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+	}}
+	if _, err := n.Client.AppsV1().StatefulSets(n.Name).Create(n.t.Context(), set, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n tenant) waitRing() {
+	n.t.Helper()
+	n.Eventually("all of the set to be ready", func(ctx context.Context) (string, error) {
+		set, err := n.Client.AppsV1().StatefulSets(n.Name).Get(ctx, "ring", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=ring"})
+		if err != nil {
+			return "", err
+		}
+		leaving := slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
+		if set.Status.ReadyReplicas != members || leaving {
+			return fmt.Sprintf("%d are, some leave: %t", set.Status.ReadyReplicas, leaving), nil
+		}
+		return "", nil
+	})
+}
+
+func (n tenant) killFabric() {
+	n.t.Helper()
+	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"}
+	err := n.Client.CoreV1().Pods(chart.Namespace).DeleteCollection(n.t.Context(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, selector)
+	if err != nil {
+		n.t.Error(err)
+	}
+}
+
+func (n tenant) set(proxy *faults.Client, mode faults.Mode) {
+	n.t.Helper()
+	if err := proxy.Set(n.t.Context(), faults.Setting{Mode: mode}); err != nil {
+		n.t.Error(err)
+	}
+}
+
+// deleteNow deletes a pod as somebody does who has lost patience.
+func deleteNow(n *user.Namespace, namespace, name string) {
+	_ = n.Client.CoreV1().Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+}
+
+// pause lets faults meet the pods in different moments: nothing is expected to be over by then.
+func pause(t *testing.T, most time.Duration) {
+	select {
+	case <-time.After(most):
+	case <-t.Context().Done():
+	}
+}
