@@ -226,7 +226,11 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 			return ""
 		})
 	}
-	n.Pod("host", "", bare, func(pod *corev1.Pod) { pod.Spec.HostPID = true })
+	n.Pod("host", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.HostPID = true
+		// The scheduler would leave it here.
+		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
+	})
 	waits("host", "PodNotSupported", "spec.hostPID")
 	remote.Pod("taken", "", func(pod *corev1.Pod) {
 		pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
