@@ -51,6 +51,7 @@ async fn what_is_forbidden_is_said_and_the_rest_is_shown() {
     let cluster = api.cluster_unwatched().await;
     api.fault(Fault::new("GET", "/persistentvolumes", Act::Refuse(403)));
     api.fault(Fault::new("GET", "/resourcequotas", Act::Refuse(403)));
+    api.fault(Fault::new("POST", "/subjectaccessreviews", Act::Refuse(403)));
     let setup = Setup::read(&cluster).await;
     assert_eq!(setup.storage_namespace(), "liqo-storage");
     let installation = Box::pin(Installation::read(&cluster, setup, "liqo-storage", None)).await;
