@@ -48,6 +48,7 @@ const HEARTBEAT: Duration = Duration::from_mins(1);
 /// What the nodes there offer is looked at so often.
 const RECOUNT: Duration = Duration::from_mins(1);
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const KIND: &str = "liqo.io/type";
 const VIRTUAL: &str = "virtual-node";
 
@@ -120,13 +121,22 @@ impl<'a> NodeKeeper<'a> {
             self.hold(object, true).await?;
         }
         let place = self.places.reach(&self.cluster).await;
+        // Without it Kubernetes evicts the pods of a cluster that is well.
+        let node = self.node(&self.labels(fabric, &self.last_counted())).await?;
+        self.renew_lease(&node).await?;
         let counted = self.counted(fabric, place.as_ref().ok()).await;
         let labels = self.labels(fabric, &counted);
-        let node = self.node(&labels).await?;
-        let health = self.health(&place).await;
+        let health = self.health(&place, &node).await;
         self.write(&node, &labels, &self.status(&node, &counted, &health))
-            .await?;
-        self.renew_lease(&node).await
+            .await
+    }
+
+    fn last_counted(&self) -> Counted {
+        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        counted
+            .as_ref()
+            .map(|(_, counted)| counted.clone())
+            .unwrap_or_default()
     }
 
     /// The node, made if it is not there.
@@ -179,8 +189,15 @@ impl<'a> NodeKeeper<'a> {
         labels
     }
 
-    async fn health(&self, place: &Result<Place, String>) -> Health {
+    async fn health(&self, place: &Result<Place, String>, node: &Node) -> Health {
         match place {
+            // Names were freed: what still runs there is to be ended first.
+            Ok(_) if is_out_of_service(node) => Health {
+                status: "False",
+                reason: "OutOfService",
+                message: "the remote cluster answers; take the taint node.kubernetes.io/out-of-service off"
+                    .to_owned(),
+            },
             Ok(place) => match place.is_cluster(None).await {
                 Ok(()) if *self.swept.borrow() => Health {
                     status: "True",
@@ -518,6 +535,17 @@ async fn count(place: &Place, fabric: &Fabric) -> Counted {
     }
 }
 
+/// Whether an administrator swears that nothing runs on a node any more (KEP 2268).
+pub(super) fn is_out_of_service(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
+    taints.any(|it| it.key == OUT_OF_SERVICE)
+}
+
+pub(super) fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
 fn takes_pods(node: &Node) -> bool {
     let labels = node.labels();
     let is_virtual = labels.get(KIND).map(String::as_str) == Some(VIRTUAL)
@@ -526,9 +554,7 @@ fn takes_pods(node: &Node) -> bool {
     let is_closed = spec.and_then(|it| it.unschedulable).unwrap_or_default();
     let mut taints = spec.into_iter().flat_map(|it| it.taints.iter().flatten());
     let is_tainted = taints.any(|it| it.effect != "PreferNoSchedule");
-    let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
-    let is_ready = conditions.any(|it| it.type_ == "Ready" && it.status == "True");
-    is_ready && !is_virtual && !is_closed && !is_tainted
+    is_ready(node) && !is_virtual && !is_closed && !is_tainted
 }
 
 /// What one node is and offers.

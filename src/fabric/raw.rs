@@ -7,7 +7,7 @@ use kube::{Resource, ResourceExt, api::ObjectMeta, core::NamespaceResourceScope}
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE};
+use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE};
 use crate::{
     cluster::view::Slim,
     offload::pods::{FINALIZER, GATE, HomePod, STARTED, There},
@@ -102,7 +102,9 @@ impl RawPod {
     pub(super) fn as_home(&self) -> HomePod {
         HomePod {
             deleting: self.deleting(),
-            claimed: self.finalizers().iter().any(|it| it == FINALIZER),
+            claimed: self.is_held()
+                && self.place().is_some()
+                && self.annotation(REMOTE_CLUSTER_UID).is_some(),
             started: self.status["startTime"].is_string(),
             ended: self.has_ended(),
             controlled: self
@@ -138,6 +140,11 @@ impl RawPod {
         let conditions = self.status["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         conditions.find(|it| it["type"] == STARTED)?["message"].as_str()
+    }
+
+    /// Whether it has our finalizer.
+    pub(super) fn is_held(&self) -> bool {
+        self.finalizers().iter().any(|it| it == FINALIZER)
     }
 
     fn is_gated(&self) -> bool {

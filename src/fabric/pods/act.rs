@@ -284,7 +284,7 @@ impl Writer<'_> {
         let pods = self.home_pods(home);
         let name = home.name_any();
         let mut home = home.clone();
-        if home.as_home().claimed {
+        if home.is_held() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
                 match self.write_status(&home, &status).await? {

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{POLL, Pods, act::Writer};
@@ -11,15 +11,13 @@ use crate::{
     cluster::{ApiError, short},
     fabric::{
         marks::{HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
+        node::{is_out_of_service, is_ready},
         places::Place,
         raw::RawPod,
     },
     offload::pods::{PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
     volume::mark,
 };
-
-/// The taint of a node on which nothing runs any more, as an administrator swears.
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// A pod, and all that its writes need.
 pub(super) struct Look<'a> {
@@ -36,10 +34,11 @@ impl Pods<'_> {
     /// Looks at one pod and does what is next; when to look again although nothing changes.
     pub(super) async fn reconcile(&self, key: String) -> Result<Option<Duration>, ApiError> {
         let home_uid = self.places.home_uid().await?;
-        let place = self.places.reach(&self.cluster).await;
         let Some(home) = self.home.get(&key) else {
+            let place = self.places.reach(&self.cluster).await;
             return self.sweep(&key, home_uid, place).await;
         };
+        let place = self.place_of(&home).await;
         let namespace = self.namespace(&home);
         let remote = match &namespace {
             Ok(namespace) => self.there.get(namespace, &home.name_any()),
@@ -57,7 +56,7 @@ impl Pods<'_> {
         let facts = PodFacts {
             home: Some(home.as_home()),
             obstacle: self.obstacle(&look, &home, &there).await?,
-            sworn: self.is_sworn(&home, &there).await?,
+            sworn: self.is_sworn(&look, &home, &there).await?,
             there,
         };
         Writer { pods: self, look }
@@ -67,21 +66,49 @@ impl Pods<'_> {
 
     /// The namespace in which the pod runs, or is to run.
     fn namespace(&self, home: &RawPod) -> Result<String, String> {
-        if let Some((cluster, namespace)) = home.place() {
-            return if cluster == self.cluster.as_str() {
-                Ok(namespace.to_owned())
-            } else {
-                Err(format!("it was made to run in the cluster {cluster}"))
-            };
+        let state = home.as_home();
+        match home.place() {
+            // Users can write it, but not that a pod has started when they make one.
+            Some((cluster, namespace)) if state.claimed && (state.started || state.deleting.is_some()) => {
+                if cluster == self.cluster.as_str() {
+                    Ok(namespace.to_owned())
+                } else {
+                    Err(format!("it was made to run in the cluster {cluster}"))
+                }
+            }
+            Some((_, namespace)) if state.claimed => {
+                let mapped = self.mapped(home)?;
+                if mapped == namespace {
+                    return Ok(mapped);
+                }
+                Err(format!(
+                    "its annotations say that it is to run in the namespace {namespace}, but its own is offloaded to {mapped}: \
+                     make it anew"
+                ))
+            }
+            _ => self.mapped(home),
         }
-        let remote = self
-            .places
-            .registry()
-            .get(&self.cluster)
-            .map_err(|why| why.to_string())?;
+    }
+
+    /// The namespace that the one of a pod has there.
+    fn mapped(&self, home: &RawPod) -> Result<String, String> {
+        let remote = self.places.registry().get(&self.cluster);
+        let remote = remote.map_err(|why| why.to_string())?;
         let namespace = home.namespace().unwrap_or_default();
         let mapped = remote.namespaces.remote(&namespace, &self.cluster);
         mapped.map(str::to_owned).map_err(|why| why.to_string())
+    }
+
+    /// The cluster that the pod was given to, and not another one under its address.
+    async fn place_of(&self, home: &RawPod) -> Result<Place, String> {
+        let place = self.places.reach(&self.cluster).await?;
+        match home.annotation(REMOTE_CLUSTER_UID) {
+            Some(meant) if home.as_home().claimed && meant != place.uid => Err(format!(
+                "it was given to the cluster with the uid {meant}, and now one with the uid {} answers for {}",
+                place.uid, self.cluster
+            )),
+            _ => Ok(place),
+        }
     }
 
     /// What the cluster has under the pod's name. It is asked itself where it matters that nothing
@@ -91,23 +118,30 @@ impl Pods<'_> {
         let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
             let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
             let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
-            return Ok(if state.claimed {
+            return Ok(if state.claimed && (state.started || state.deleting.is_some()) {
                 There::Unknown(why)
             } else {
                 There::Unseen
             });
         };
-        if look.remote.is_none() && (state.started || state.deleting.is_some()) && state.claimed {
-            let pods = place.cluster.within::<RawPod>(namespace);
-            look.remote = pods.get_or_gone(&home.name_any()).await?.map(Arc::new);
-            if look.remote.is_none() {
-                // That nothing runs is believed of that cluster only.
-                let meant = home.annotation(REMOTE_CLUSTER_UID);
-                let told = place.is_cluster(meant).await;
-                return Ok(told.map_or_else(There::Unknown, |()| There::Gone));
-            }
+        let matters = state.claimed && (state.started || state.deleting.is_some());
+        if !matters || matches!(look.classified(), There::Ours { .. }) {
+            return Ok(look.classified());
         }
-        Ok(look.classified())
+        // Whatever was seen before, or elsewhere, frees no name.
+        let found = match live(place, namespace, &home.name_any()).await {
+            Err(error) if error.is_forbidden() => return Ok(There::Unknown(error.to_string())),
+            found => found?,
+        };
+        look.remote = found.map(Arc::new);
+        let there = look.classified();
+        if matches!(there, There::Ours { .. }) {
+            return Ok(there);
+        }
+        if let Err(why) = place.is_cluster(home.annotation(REMOTE_CLUSTER_UID)).await {
+            return Ok(There::Unknown(why));
+        }
+        Ok(if look.remote.is_none() { There::Gone } else { there })
     }
 
     /// Deletes what runs for a home pod that is no more.
@@ -125,10 +159,12 @@ impl Pods<'_> {
             if remote.annotation(HOME_POD) != Some(key) {
                 continue;
             }
-            let live = self.places.home.within::<RawPod>(namespace).get(name).await?;
+            let pods = self.places.home.within::<RawPod>(namespace);
+            let live = pods.get_or_gone(name).await?;
             if live.is_some_and(|live| Some(live.uid()) == remote.annotation(HOME_POD_UID)) {
                 // It is just not seen yet, or has lost its node.
-                return Ok(Some(POLL));
+                outcome = Some(POLL);
+                continue;
             }
             let look = Look {
                 key,
@@ -154,14 +190,14 @@ impl Pods<'_> {
 
     /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
     /// any more, while nobody can be asked (KEP 2268).
-    async fn is_sworn(&self, home: &RawPod, there: &There) -> Result<bool, ApiError> {
+    async fn is_sworn(&self, look: &Look<'_>, home: &RawPod, there: &There) -> Result<bool, ApiError> {
         let node = home.spec["nodeName"].as_str();
-        let (There::Unknown(_), Some(_), Some(node)) = (there, home.as_home().deleting, node) else {
+        let ends = home.as_home().deleting;
+        let (There::Unknown(_), Err(_), Some(_), Some(node)) = (there, &look.place, ends, node) else {
             return Ok(false);
         };
         let node = self.places.home.all::<Node>().get(node).await?;
-        let taints = node.and_then(|it| it.spec).and_then(|it| it.taints);
-        Ok(taints.into_iter().flatten().any(|it| it.key == OUT_OF_SERVICE))
+        Ok(node.is_some_and(|node| is_out_of_service(&node) && !is_ready(&node)))
     }
 
     /// What is in the way of a pod that was not made yet.
@@ -234,6 +270,22 @@ impl Pods<'_> {
                 })
             }
         })
+    }
+}
+
+/// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights
+/// went with it.
+async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
+    let found = place.cluster.within::<RawPod>(namespace).get_or_gone(name).await;
+    match found {
+        Err(error) if error.is_forbidden() => {
+            let namespaces = place.cluster.all::<Namespace>();
+            match namespaces.get_or_gone(namespace).await? {
+                None => Ok(None),
+                Some(_) => Err(error),
+            }
+        }
+        found => found,
     }
 }
 

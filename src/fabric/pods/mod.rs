@@ -36,6 +36,8 @@ const AT_ONCE: usize = 32;
 const RESYNC: Duration = Duration::from_mins(1);
 /// What waits for something that no watch tells of is looked at so often.
 const POLL: Duration = Duration::from_secs(2);
+/// Until the pods of a cluster that answers again should have been listed.
+const LONGEST_LIST: Duration = Duration::from_secs(30);
 /// Before it is asked again whether a cluster answers.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -77,6 +79,7 @@ impl<'a> Pods<'a> {
         let feed = self.home.feed();
         let (mut work, mut running) = (Work::default(), FuturesUnordered::new());
         let mut resync = time::Instant::now();
+        let mut sweep = Sweep::default();
         loop {
             // From now on: a change while this one looks is not missed.
             let mut triggers = self.triggers();
@@ -87,11 +90,15 @@ impl<'a> Pods<'a> {
                 let look = self.reconcile(key.clone());
                 running.push(async move { (key, look.await) });
             }
-            let is_swept = self.there.are_complete() && (work.is_idle() || *self.swept.borrow());
+            let is_swept = answers && (*self.swept.borrow() || sweep.is_over(&self.there));
+            if !answers {
+                sweep = Sweep::default();
+            }
             self.swept
                 .send_if_modified(|swept| std::mem::replace(swept, is_swept) != is_swept);
+            let has_room = running.len() < AT_ONCE;
             let next = [
-                work.next(),
+                has_room.then(|| work.next()).flatten(),
                 Some(resync),
                 (!answers).then(|| time::Instant::now() + RETRY),
             ];
@@ -104,7 +111,10 @@ impl<'a> Pods<'a> {
             };
             let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
             tokio::select! {
-                (key, outcome) = done => note_outcome(&mut work, &key, outcome),
+                (key, outcome) = done => {
+                    sweep.note(&key);
+                    note_outcome(&mut work, &key, outcome);
+                }
                 _changed = select_all(changes) => {}
                 () = time::sleep_until(next) => {}
             }
@@ -178,6 +188,40 @@ impl<'a> Pods<'a> {
                     work.add(key);
                 }
             }
+        }
+    }
+}
+
+/// The first look at all remote pods since their cluster answers.
+struct Sweep {
+    began: time::Instant,
+    /// Those that are still to be looked at, once all were seen.
+    left: Option<BTreeSet<String>>,
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self {
+            began: time::Instant::now(),
+            left: None,
+        }
+    }
+}
+
+impl Sweep {
+    /// Whether each was looked at. A namespace that cannot be watched is not waited for: the
+    /// others' pods must not be evicted for it.
+    fn is_over(&mut self, there: &Watches) -> bool {
+        if self.left.is_none() && (there.are_complete() || self.began.elapsed() > LONGEST_LIST) {
+            self.left = Some(there.all().iter().filter_map(|pod| home_key(pod)).collect());
+        }
+        self.left.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
+    /// A pod was looked at, whatever came of it.
+    fn note(&mut self, key: &str) {
+        if let Some(left) = &mut self.left {
+            left.remove(key);
         }
     }
 }

@@ -277,10 +277,15 @@ async fn a_name_is_free_only_when_its_cluster_says_so() {
     world
         .there
         .change(SYSTEM, |it| it["metadata"]["uid"] = json!("another"));
-    let asked = world.there.requests().len();
-    world
-        .run_until(|world| world.there.requests().len() > asked + 8)
-        .await;
+    let looked_up = |world: &World| {
+        let asked = world.home.requests();
+        asked
+            .iter()
+            .filter(|request| request.ends_with("/api/v1/nodes/milan"))
+            .count()
+            > 1
+    };
+    world.run_until(looked_up).await;
     assert!(world.home.object(POD).is_some());
     world.there.change(SYSTEM, |it| it["metadata"]["uid"] = before);
     world.run_until(World::is_gone).await;
@@ -382,4 +387,29 @@ async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_somebody_swears() {
     // What still ran is ended when the cluster answers again.
     world.is_silent.store(false, Ordering::Relaxed);
     world.run_until(World::is_gone).await;
+}
+
+#[tokio::test]
+async fn what_users_write_on_a_pod_does_not_say_where_it_runs() {
+    let world = World::with_pod(true).await;
+    let theirs = "/api/v1/namespaces/theirs/pods/web";
+    world.there.put("/api/v1/namespaces/theirs", json!({}));
+    world.home.change(POD, |pod| {
+        pod["metadata"]["finalizers"] = json!(["fabric.storage.liqo.io/remote-pod"]);
+        pod["metadata"]["annotations"] = json!({
+            "fabric.storage.liqo.io/remote-cluster": "milan",
+            "fabric.storage.liqo.io/remote-cluster-uid": world.there.object(SYSTEM).unwrap()["metadata"]["uid"],
+            "fabric.storage.liqo.io/remote-namespace": "theirs",
+        });
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "OffloadingBackOff")
+        .await;
+    assert!(world.there.object(theirs).is_none() && world.there.object(THERE).is_none());
+    // One that is only said to be somewhere runs where it belongs.
+    world
+        .home
+        .change(POD, |pod| pod["metadata"]["finalizers"] = json!([]));
+    world.run_until(World::is_running).await;
+    assert!(world.there.object(theirs).is_none());
 }

@@ -157,11 +157,12 @@ fn run(home: HomePod, facts: &PodFacts) -> Act {
             ..
         } if home.ended => Act::Reflect,
         _ if home.ended => Act::Rest,
+        // Somebody else has taken its gate off: it may have run, and must not be made again.
+        There::Ours { gated: false, .. } if !home.started => Act::MarkStarted,
         There::Ours { deleting: Some(_), .. } if home.started && home.controlled => Act::End(End::Deleted),
         There::Ours { deleting: Some(_), .. } => Act::Reflect,
         There::Ours { gated: true, .. } if home.started => Act::Ungate,
-        // Also one whose gate somebody else has taken off: it may have run.
-        There::Ours { .. } if !home.started => Act::MarkStarted,
+        There::Ours { gated: true, .. } => Act::MarkStarted,
         There::Ours { .. } => Act::Reflect,
         There::Unseen if home.started => Act::Rest,
         There::Gone | There::Earlier { .. } | There::Foreign if home.started => Act::End(if home.controlled {
@@ -295,6 +296,16 @@ mod tests {
         assert_eq!(decide_pod(&silent), Act::Free);
         silent.there = RUNNING;
         assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
+    }
+
+    #[test]
+    fn what_may_have_run_is_marked_before_it_goes() {
+        let going = There::Ours {
+            gated: false,
+            deleting: Some(30),
+            ended: false,
+        };
+        assert_eq!(decided(CLAIMED, going), Act::MarkStarted);
     }
 
     #[test]

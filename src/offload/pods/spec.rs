@@ -144,6 +144,10 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     if let Some(class) = &settings.priority_class {
         remote.insert("priorityClassName".into(), class.as_str().into());
     }
+    // With no time to end, its name would be free there while it still runs.
+    if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64) == Some(0) {
+        remote.insert("terminationGracePeriodSeconds".into(), 1.into());
+    }
     // Who it is at home is nobody there.
     remote.insert("serviceAccountName".into(), "default".into());
     remote.insert("automountServiceAccountToken".into(), false.into());
@@ -378,6 +382,8 @@ mod tests {
         assert_eq!(spec["tolerations"].as_array().unwrap().len(), 1);
         assert_eq!(spec["schedulingGates"], json!([{"name": GATE}]));
         assert_eq!(spec["hostname"], "web-0");
+        let hasty = made(&json!({"containers": [], "terminationGracePeriodSeconds": 0}));
+        assert_eq!(hasty["spec"]["terminationGracePeriodSeconds"], 1);
         for field in LEFT_OUT
             .iter()
             .filter(|field| !field.contains("ccount") && **field != "schedulingGates")
