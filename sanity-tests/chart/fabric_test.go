@@ -1,12 +1,14 @@
 package chart
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -112,6 +114,25 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	}
 	if verbs, _ := namespaceVerbs(t, remote("fabric")); verbs != "get create delete" {
 		t.Errorf("level fabric may %s namespaces", verbs)
+	}
+}
+
+// What a cluster suggests for its node is in one object, and that is what the home cluster may read.
+func TestRemoteClusterSuggestsLabels(t *testing.T) {
+	values := remote("fabric")
+	values["remoteAccess"].(Values)["labels"] = Values{"region": "europe", "staging": ""}
+	objects := render(t, values)
+	labels := named[*corev1.ConfigMap](t, objects, "liqo-csi-labels")
+	if !maps.Equal(labels.Data, map[string]string{"region": "europe", "staging": ""}) {
+		t.Errorf("the labels are %v", labels.Data)
+	}
+	account := rights{"liqo-csi-remote", objects}
+	account.check(t, true, "get configmaps/liqo-csi-labels -n liqo-csi")
+	account.check(t, false, "list configmaps -n liqo-csi", "get configmaps/other -n liqo-csi", "patch configmaps/liqo-csi-labels -n liqo-csi")
+	for _, object := range render(t, remote("fabric")) {
+		if object, is := object.(*corev1.ConfigMap); is {
+			t.Errorf("nothing is suggested, and there is %s", object.Name)
+		}
 	}
 }
 

@@ -32,6 +32,17 @@ pub struct Fabric {
     #[schemars(schema_with = "labels")]
     pub labels: BTreeMap<String, String>,
 
+    /// Labels that the cluster suggests for that node: the data of a ConfigMap there, such as the
+    /// chart makes with remoteAccess.labels. What is in `labels` counts more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_from: Option<LabelSource>,
+
+    /// Taints of that node, beside virtual-node.liqo.io/not-allowed. Pods need tolerations of
+    /// their own for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub taints: Vec<NodeTaint>,
+
     /// What that node offers.
     #[serde(default)]
     pub capacity: Capacity,
@@ -43,6 +54,52 @@ pub struct Fabric {
     /// Which namespaces may come.
     #[serde(default)]
     pub offload: OffloadRules,
+}
+
+/// A ConfigMap in the remote cluster.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabelSource {
+    /// Its namespace.
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_SUBDOMAIN))]
+    pub namespace: String,
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
+    pub name: String,
+}
+
+/// A taint of a node.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeTaint {
+    /// Its key.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub value: Option<String>,
+    /// What it does to pods that do not tolerate it.
+    pub effect: TaintEffect,
+}
+
+/// What a taint does.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum TaintEffect {
+    NoSchedule,
+    PreferNoSchedule,
+    NoExecute,
+}
+
+impl TaintEffect {
+    /// As nodes have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::PreferNoSchedule => "PreferNoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
 }
 
 /// What the node of a cluster offers to the scheduler.

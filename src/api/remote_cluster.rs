@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
@@ -293,6 +293,54 @@ pub struct RemoteClusterStatus {
     /// What went wrong last, as long as it is not overcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+
+    /// What the fabric has to know of the node that it makes, whatever becomes of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub virtual_node: Option<VirtualNodeStatus>,
+}
+
+/// What is kept of a node that the fabric makes.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualNodeStatus {
+    /// Which cluster it stands for: the uid of the namespace kube-system there. Another cluster
+    /// under its address is not taken for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_uid: Option<String>,
+
+    /// Labels that others have put on it: a node that is made again gets them back.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+
+    /// Taints that others have put on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<KeptTaint>,
+
+    /// Whether it is cordoned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unschedulable: bool,
+}
+
+/// A taint, as nodes have it.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptTaint {
+    /// Its key.
+    pub key: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// What it does.
+    pub effect: String,
+}
+
+impl From<&Taint> for KeptTaint {
+    fn from(taint: &Taint) -> Self {
+        Self {
+            key: taint.key.clone(),
+            value: taint.value.clone().filter(|value| !value.is_empty()),
+            effect: taint.effect.clone(),
+        }
+    }
 }
 
 impl RemoteClusterSpec {

@@ -11,25 +11,32 @@ use super::{
     table::Table,
 };
 use crate::{
-    api::remote_cluster::{READY, RemoteCluster},
+    api::{
+        namespace_offloading::NamespaceOffloading,
+        remote_cluster::{READY, RemoteCluster},
+    },
+    cluster::Cause,
     inspect::{
         Scope, Storage,
         rows::{Row, rows},
     },
 };
 
-const HEADER: [&str; 8] = [
+const HEADER: [&str; 9] = [
     "ID",
     "FABRIC",
     "STATE",
     "VERSION",
     "POLICY",
     "NODES",
+    "NAMESPACES",
     "VOLUMES",
     "SNAPSHOTS",
 ];
 /// The state of a cluster where twins can be made.
 const IS_READY: &str = "Ready";
+/// The state of a namespace that is there.
+const IN_PLACE: &str = "NamespaceCreated";
 /// The state of a cluster where volumes are left.
 const UNDECLARED: &str = "Undeclared";
 
@@ -37,8 +44,10 @@ const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "cannotBeTold": [.
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
 Refused, HoldsVolumes while it is being deleted, Undeclared where volumes are left, or Unknown
 before the controller has said anything), message, serverVersion, policy, nodes, volumes,
-snapshots, classes, limits (what the driver may not do there, and what that costs) and
-waiting (pods that wait because their data is there, and why)."#;
+snapshots, classes, limits (what the driver may not do there, and what that costs),
+waiting (pods that wait because their data is there, and why) and namespaces: those that are
+offloaded to it, each with namespace, remoteNamespace, state (the reason of its condition Ready)
+and message."#;
 
 /// Lists the remote clusters whose virtual nodes this cluster has: how they are
 /// reached, what cannot be done there, and which pods wait for them.
@@ -66,6 +75,17 @@ struct Shown {
     classes: Vec<String>,
     limits: Vec<String>,
     waiting: Vec<String>,
+    namespaces: Vec<Offloaded>,
+}
+
+/// A namespace that is offloaded to a cluster.
+#[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Offloaded {
+    namespace: String,
+    remote_namespace: String,
+    state: &'static str,
+    message: String,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -82,7 +102,17 @@ async fn list(args: Args) -> Outcome {
         unknown.push(format!("which clusters are declared: {error}"));
         Vec::new()
     });
-    let shown = all(objects, &rows(&storage, &Scope::All), home.as_deref());
+    let offloadings = place.cluster.all::<NamespaceOffloading>().select(None, None).await;
+    let offloadings = offloadings.unwrap_or_else(|error| {
+        if !matches!(error.cause, Cause::NotFound(_)) {
+            unknown.push(format!("which namespaces are offloaded: {error}"));
+        }
+        Vec::new()
+    });
+    let mut shown = all(objects, &rows(&storage, &Scope::All), home.as_deref());
+    for cluster in &mut shown {
+        cluster.namespaces = offloaded(&offloadings, &cluster.id);
+    }
     match args.common.output {
         Format::Json => print_json("clusters", &shown, &unknown)?,
         Format::Table => {
@@ -146,6 +176,7 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> Shown {
         classes: status.classes,
         limits: status.limits,
         waiting: waiting(rows),
+        namespaces: Vec::new(),
         id,
     }
 }
@@ -167,7 +198,27 @@ fn undeclared(id: &str, rows: &[&Row]) -> Shown {
         classes: Vec::new(),
         limits: Vec::new(),
         waiting: waiting(rows),
+        namespaces: Vec::new(),
     }
+}
+
+/// The namespaces that are offloaded to a cluster, or are to be, or are leaving it.
+fn offloaded(offloadings: &[NamespaceOffloading], cluster: &str) -> Vec<Offloaded> {
+    let of_cluster = offloadings.iter().filter_map(|one| {
+        let ready = one.readiness(cluster)?;
+        let (state, message) = ready.words();
+        Some(Offloaded {
+            namespace: one.namespace().unwrap_or_default(),
+            remote_namespace: one
+                .status
+                .as_ref()
+                .and_then(|it| it.remote_namespace_name.clone())
+                .unwrap_or_default(),
+            state,
+            message: message.to_owned(),
+        })
+    });
+    of_cluster.collect()
 }
 
 /// Claims whose pods wait because their data is there.
@@ -196,6 +247,7 @@ fn table(clusters: &[Shown]) -> String {
             or_dash(cluster.server_version.as_deref().unwrap_or_default()),
             or_dash(&cluster.policy),
             or_dash(&cluster.nodes.join(",")),
+            cluster.namespaces.len().to_string(),
             cluster.volumes.to_string(),
             cluster.snapshots.to_string(),
         ]);
@@ -205,6 +257,9 @@ fn table(clusters: &[Shown]) -> String {
                 object => format!("{object}: "),
             };
             table.note(&format!("  └ {object}{}", cluster.message));
+        }
+        for one in cluster.namespaces.iter().filter(|it| it.state != IN_PLACE) {
+            table.note(&format!("  └ namespace {}: {}: {}", one.namespace, one.state, one.message));
         }
         for limit in &cluster.limits {
             table.note(&format!("  └ {limit}"));
@@ -272,14 +327,30 @@ mod tests {
         }));
         let rows = [waits_in("milan"), waits_in("rome"), waits_in("here")];
         let expected = "\
-ID      FABRIC   STATE         VERSION   POLICY       NODES   VOLUMES   SNAPSHOTS
-milan   liqo     Unreachable   -         Optimistic   milan   2         0
+ID      FABRIC   STATE         VERSION   POLICY       NODES   NAMESPACES   VOLUMES   SNAPSHOTS
+milan   liqo     Unreachable   -         Optimistic   milan   1            2         0
   └ VirtualNode liqo-tenant-milan/milan: no answer within 10s
+  └ namespace shop: Terminating: held
   └ nodes cannot be read
   → shop/data: its pod web-0 waits
-rome    -        Undeclared    -         -            -       1         0
+rome    -        Undeclared    -         -            -       0            1         0
 ";
-        let shown = table(&all(vec![found], &rows, Some("here")));
+        let mut shown = all(vec![found], &rows, Some("here"));
+        let asked = |cluster: &str| {
+            json!({
+                "apiVersion": "offloading.liqo.io/v1beta1", "kind": "NamespaceOffloading",
+                "metadata": {"name": "offloading", "namespace": "shop"}, "spec": {},
+                "status": {"remoteNamespaceName": "shop-home", "remoteNamespacesConditions": {cluster: [{
+                    "type": "Ready", "status": "False", "reason": "Terminating", "message": "held",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }]}},
+            })
+        };
+        let asked = [serde_json::from_value(asked("milan")).unwrap()];
+        for cluster in &mut shown {
+            cluster.namespaces = offloaded(&asked, &cluster.id);
+        }
+        let shown = table(&shown);
         assert!(shown.starts_with(expected), "{shown}");
         assert!(
             shown.contains("  └ no declaration of this cluster is found"),

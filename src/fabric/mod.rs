@@ -5,6 +5,7 @@
 //!
 //! What is decided is in [`crate::offload`]; what is read and written is here.
 
+mod leaving;
 mod liqo;
 mod marks;
 mod namespaces;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::future::try_join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
@@ -19,7 +19,10 @@ use tokio::{
 };
 
 use super::{
-    Idle, liqo,
+    Idle,
+    leaving::{self, Leaving},
+    liqo,
+    node::is_out_of_service,
     pods::node_of,
     remote::{Owner, Question},
     scheduling,
@@ -75,7 +78,7 @@ struct Reconciler<'a> {
     home_uid: OnceCell<String>,
     /// When which namespace is looked at again although nothing changes.
     again: Mutex<BTreeMap<String, Instant>>,
-    /// Why a cluster refused to make a namespace, by namespace and cluster.
+    /// What was refused last, by namespace and cluster: the namespace, or the eviction of a pod.
     refused: Mutex<HashMap<(String, String), String>>,
 }
 
@@ -193,7 +196,7 @@ impl Reconciler<'_> {
         let decided = clusters
             .iter()
             .map(|cluster| self.decide(&object, cluster, &owner, name.as_ref()));
-        let decided: BTreeMap<String, Decision> = join_all(decided).await.into_iter().collect();
+        let decided = try_join_all(decided).await?.into_iter().collect();
         let status = status(&object, name.ok(), &decided);
         if object.status.as_ref() != Some(&status) {
             let patch = patch(&object, &status);
@@ -222,13 +225,14 @@ impl Reconciler<'_> {
         cluster: &RemoteCluster,
         owner: &Owner,
         name: Result<&String, &String>,
-    ) -> (String, Decision) {
+    ) -> Result<(String, Decision), ApiError> {
         let id = cluster.name_any();
         let wanted = self.wanted(object, cluster);
         let published = object.readiness(&id);
-        let since = object
+        let said = object
             .condition(&id, READY)
-            .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok())
+            .and_then(|it| it.last_transition_time.parse::<Timestamp>().ok());
+        let since = said
             .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
             .unwrap_or_default();
         let asked = match (&wanted, &published) {
@@ -238,21 +242,56 @@ impl Reconciler<'_> {
                 pods: node_of(cluster).is_some(),
             },
         };
-        let seen = match (name, self.reach(&id)) {
+        let mut seen = match (name, self.reach(&id)) {
             _ if wanted.is_err() && published.is_none() => Seen::Absent,
             (Err(why), _) => Seen::Foreign(why.clone()),
             (Ok(_), Err(why)) => Seen::Unknown(why),
             (Ok(name), Ok(there)) => owner.look(&there, name, asked).await,
         };
-        let refused = self.refused(&owner.namespace, &id, &seen);
-        let decision = offload::decide(Facts {
+        let mut pods = Vec::new();
+        if let (Seen::Ours { claims, .. }, Some(Readiness::Terminating(_)), Some(said)) = (&mut seen, &published, said)
+            && wanted.is_err()
+        {
+            let leaving = Leaving {
+                home: self.home,
+                owner,
+                nodes: self.nodes_of(cluster),
+                said,
+                for_good: object.is_leaving(),
+            };
+            leaving.mark(claims).await?;
+            pods = leaving.pods().await?;
+        }
+        let facts = Facts {
+            refused: self.refused(&owner.namespace, &id, &seen),
+            sworn: wanted.is_err() && matches!(seen, Seen::Unknown(_)) && self.is_sworn(cluster).await?,
             wanted,
             published,
             since,
-            refused,
+            pods,
             seen,
-        });
-        (id, decision)
+        };
+        Ok((id, offload::decide(facts)))
+    }
+
+    /// The nodes that stand for a cluster, also the one that the fabric makes while it is not there.
+    fn nodes_of(&self, cluster: &RemoteCluster) -> BTreeSet<String> {
+        let nodes = self.home.views().nodes.all();
+        let id = cluster.name_any();
+        let standing = nodes.iter().filter(|node| self.stands_for(node, &id));
+        standing
+            .map(|node| node.name.clone())
+            .chain(node_of(cluster))
+            .collect()
+    }
+
+    /// Whether an administrator swears that nothing runs in a cluster any more.
+    async fn is_sworn(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
+        let Some(name) = node_of(cluster) else {
+            return Ok(false);
+        };
+        let node = self.home.all::<k8s_openapi::api::core::v1::Node>().get(&name).await?;
+        Ok(node.is_some_and(|node| is_out_of_service(&node)))
     }
 
     /// Whether the namespace is to be in a cluster, or why not.
@@ -314,7 +353,8 @@ impl Reconciler<'_> {
         let mut outcome = Ok(());
         for (id, Decision { state, step }) in decided {
             if let Some(Readiness::Creating(_) | Readiness::Terminating(_)) = state.ready {
-                self.look_again(&owner.namespace, if step.is_some() { SOON } else { POLL });
+                let is_quick = matches!(step, Some(Step::Create | Step::Delete(_)));
+                self.look_again(&owner.namespace, if is_quick { SOON } else { POLL });
             }
             let (Some(step), Some(name), Ok(there)) = (step, &status.remote_namespace_name, self.reach(&id))
             else {
@@ -329,11 +369,10 @@ impl Reconciler<'_> {
                     Some(_) => owner.create(&there, name).await,
                     None => Ok(()),
                 },
+                Step::Evict(pods) => leaving::evict(self.home, &owner.namespace, &pods).await,
                 Step::Delete(uid) => owner.delete(&there, name, uid).await,
             };
-            if let Err(error) = &done {
-                self.note_refusal(&owner.namespace, &id, error);
-            }
+            self.note_refusal(&owner.namespace, &id, &done);
             outcome = outcome.and(done);
         }
         outcome
@@ -425,19 +464,22 @@ impl Reconciler<'_> {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Notes what a cluster does not take: it is said in the status.
-    fn note_refusal(&self, namespace: &str, cluster: &str, error: &ApiError) {
-        if error.is_refusal() {
-            let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-            refused.insert((namespace.to_owned(), cluster.to_owned()), error.to_string());
-        }
+    /// Notes what was refused, to say it in the status, until it is not any more.
+    fn note_refusal(&self, namespace: &str, cluster: &str, outcome: &Result<(), ApiError>) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (namespace.to_owned(), cluster.to_owned());
+        match outcome {
+            Err(error) if error.is_refusal() => refused.insert(key, error.to_string()),
+            Err(_) => None,
+            Ok(()) => refused.remove(&key),
+        };
     }
 
-    /// Why a cluster did not make a namespace that is still not there.
+    /// Why what was asked for last was refused: a namespace that is still not there, or an eviction.
     fn refused(&self, namespace: &str, cluster: &str, seen: &Seen) -> Option<String> {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (namespace.to_owned(), cluster.to_owned());
-        if *seen != Seen::Absent {
+        if matches!(seen, Seen::Ours { deleting: true, .. } | Seen::Foreign(_)) {
             refused.remove(&key);
         }
         refused.get(&key).cloned()

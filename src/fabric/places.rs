@@ -11,6 +11,7 @@ use kube::ResourceExt;
 use tokio::sync::OnceCell;
 
 use crate::{
+    api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster},
     fleet::Registry,
     volume::ClusterId,
@@ -64,9 +65,37 @@ impl<'a> Places<'a> {
         }
         let uid = identity(&cluster).await.map_err(|error| error.to_string())?;
         let place = Place { cluster, uid };
+        self.is_expected(id, &place.uid)?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(id.clone(), place.clone());
         Ok(place)
+    }
+
+    /// Whether a cluster of this uid may be the one of this id: what ran in another one is not
+    /// looked for in it, and no two ids lead to one.
+    fn is_expected(&self, id: &ClusterId, uid: &str) -> Result<(), String> {
+        let kept = |cluster: &RemoteCluster| {
+            let node = cluster.status.as_ref()?.virtual_node.as_ref()?;
+            node.cluster_uid.clone()
+        };
+        let clusters = self.home.views().remote_clusters.all();
+        for cluster in clusters {
+            let name = cluster.name_any();
+            let (is_this, is_same) = (name == id.as_str(), kept(&cluster).as_deref() == Some(uid));
+            if is_this && kept(&cluster).is_some() && !is_same {
+                return Err(format!(
+                    "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid \
+                     {uid}): nothing is concluded from what it says. If it replaces the one before, delete the \
+                     RemoteCluster {id} and make it again"
+                ));
+            }
+            if !is_this && is_same {
+                return Err(format!(
+                    "the kubeconfig of {id} leads to the cluster that RemoteCluster {name} stands for: delete one of them"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn known(&self, id: &ClusterId) -> Option<Place> {

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, Precondition, may_within},
     observe::crash::{self, Step},
-    offload::Seen,
+    offload::{Claim, Seen},
     volume::{ClusterId, mark},
 };
 
@@ -148,16 +148,15 @@ impl Owner {
     }
 }
 
-/// The claims of a namespace, whoever made them.
-async fn claims_in(there: &Cluster, namespace: &str) -> Result<Vec<String>, ApiError> {
+/// The claims of a namespace, whoever made them. Whether their likes at home are leaving is for
+/// others to tell.
+async fn claims_in(there: &Cluster, namespace: &str) -> Result<Vec<Claim>, ApiError> {
     let claims = there.within::<PersistentVolumeClaim>(namespace);
     let describe = |claim: PersistentVolumeClaim| {
-        let ours = claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US);
-        let name = claim.name_any();
-        Some(if ours {
-            name
-        } else {
-            format!("{name} (not a twin)")
+        Some(Claim {
+            is_twin: claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US),
+            name: claim.name_any(),
+            leaving: false,
         })
     };
     claims.pick(None, None, describe).await

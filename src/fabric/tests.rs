@@ -319,6 +319,109 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
     world.run_until(World::is_gone).await;
 }
 
+/// A pod of the namespace, on the node that stands for the cluster unless `spec` says otherwise.
+fn pod(metadata: &Value, spec: &Value) -> Value {
+    let mut pod = json!({
+        "metadata": {"creationTimestamp": "2025-01-01T00:00:00Z"},
+        "spec": {"nodeName": "to-milan", "containers": []},
+    });
+    for (field, changes) in [("metadata", metadata), ("spec", spec)] {
+        for (key, value) in changes.as_object().unwrap() {
+            pod[field][key] = value.clone();
+        }
+    }
+    pod
+}
+
+fn controlled_by(kind: &str) -> Value {
+    json!([{"apiVersion": "apps/v1", "kind": kind, "name": "web", "uid": "w", "controller": true}])
+}
+
+#[tokio::test]
+async fn pods_are_evicted_before_their_namespace_is_deleted() {
+    let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
+    let claim = |name: &str| json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]});
+    let remote_only = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "liqo.io/type", "operator": "In", "values": ["virtual-node"]},
+        ]}],
+    }}});
+    let world = World::offloaded().await;
+    let daemon = json!({"ownerReferences": controlled_by("DaemonSet")});
+    let waiting = json!({"ownerReferences": controlled_by("ReplicaSet")});
+    let later = json!({"creationTimestamp": "2030-01-01T00:00:00Z"});
+    for (name, metadata, spec) in [
+        ("web", json!({}), json!({})),
+        ("db", json!({}), claim("data")),
+        ("here", json!({}), json!({"nodeName": "worker"})),
+        ("daemon", daemon, json!({})),
+        ("waiting", waiting, json!({"nodeName": null, "affinity": remote_only})),
+        ("later", later, json!({})),
+    ] {
+        world.home.put(&path(name), pod(&metadata, &spec));
+    }
+    world.home.put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
+    let twin = json!({"metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}}});
+    world.there.put(CLAIM, twin);
+    world.unoffload();
+    world.run_until(|world| world.ready().0 == "Terminating").await;
+    world.let_time_pass();
+    let leaves = |name: &str| {
+        let pod = world.home.object(&path(name)).unwrap();
+        pod["metadata"]["deletionTimestamp"].is_string()
+    };
+    world.run_until(|_| leaves("web") && leaves("waiting")).await;
+    // Its data stay, and it with them.
+    assert!(!leaves("db"));
+    world.home.remove("/api/v1/namespaces/shop/persistentvolumeclaims/data");
+    world.run_until(|_| leaves("db")).await;
+    world.there.remove(CLAIM);
+    for name in ["web", "waiting"] {
+        world.home.remove(&path(name));
+    }
+    world.run_until(|world| world.ready().1.contains("evicted: db.")).await;
+    assert!(world.there.object(THERE).is_some());
+    world.home.remove(&path("db"));
+    world.run_until(World::is_gone).await;
+    for name in ["here", "daemon", "later"] {
+        assert!(!leaves(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_may_not_be_evicted_is_named() {
+    let world = World::offloaded().await;
+    let web = "/api/v1/namespaces/shop/pods/web";
+    world.home.put(web, pod(&json!({}), &json!({})));
+    let budget = Act::Refuse(429);
+    world.home.fault(Fault::new("POST", &format!("{web}/eviction"), budget));
+    world.unoffload();
+    world.run_until(|world| world.ready().0 == "Terminating").await;
+    world.let_time_pass();
+    world
+        .run_until(|world| world.ready().1.contains("cannot be evicted"))
+        .await;
+    assert!(world.there.object(THERE).is_some());
+    world.home.heal();
+    world.run_until(|_| world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_string()).await;
+}
+
+#[tokio::test]
+async fn a_dead_cluster_is_let_go_when_it_is_sworn_to_be_dead() {
+    let world = World::offloaded().await;
+    world.home.change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
+    world.home.put(
+        "/api/v1/nodes/milan",
+        json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),
+    );
+    world.there.fault(Fault::new("GET", THERE, Act::Hang));
+    world.unoffload();
+    world
+        .run_until(|world| world.home.object(OFFLOADING).is_none())
+        .await;
+    assert!(world.there.object(THERE).is_some());
+}
+
 #[tokio::test]
 async fn leaving_the_selector_takes_the_namespace_away() {
     let world = World::offloaded().await;

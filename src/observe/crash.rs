@@ -291,6 +291,8 @@ steps! {
     OffloadStatus = "offload-status",
     /// A namespace is made in a remote cluster.
     OffloadCreate = "offload-create",
+    /// A pod at home is evicted from a cluster that its namespace leaves.
+    OffloadEvict = "offload-evict",
     /// A namespace in a remote cluster is deleted.
     OffloadDelete = "offload-delete",
     /// Our finalizer is taken off a `NamespaceOffloading` that is being deleted.
@@ -303,6 +305,8 @@ steps! {
     FabricNodeMake = "fabric-node-make",
     /// It writes labels, taints or status of that node.
     FabricNodeWrite = "fabric-node-write",
+    /// It keeps what others have set on that node in the `RemoteCluster`.
+    FabricNodeRemember = "fabric-node-remember",
     /// It renews the lease of that node.
     FabricNodeLease = "fabric-node-lease",
     /// It deletes that node.

@@ -50,6 +50,12 @@ pub fn stated(amounts: &Amounts) -> Amounts {
     all
 }
 
+/// Whether two quantities are the same amount, as `1` and `1000m` are.
+#[must_use]
+pub fn same_amount(one: &str, other: &str) -> bool {
+    one == other || nanos(one).is_some_and(|amount| Some(amount) == nanos(other))
+}
+
 /// A quantity in billionths.
 fn nanos(quantity: &str) -> Option<i128> {
     let digits = quantity
@@ -132,6 +138,20 @@ mod tests {
             ("1x", None),
         ] {
             assert_eq!(nanos(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_the_same_however_they_are_spelled() {
+        for (one, other, same) in [
+            ("1", "1000m", true),
+            ("1Gi", "1073741824", true),
+            ("0.5", "500m", true),
+            ("odd", "odd", true),
+            ("1", "2", false),
+            ("odd", "even", false),
+        ] {
+            assert_eq!(same_amount(one, other), same, "{one} {other}");
         }
     }
 

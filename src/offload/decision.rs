@@ -7,7 +7,7 @@ use super::{ClusterState, Readiness, Unselected};
 /// Before a namespace is deleted its end has been in the status for so long: who makes twins
 /// has read by then that none are to be made there.
 const NOTICE: Duration = Duration::from_secs(5);
-/// As many claims are listed.
+/// As many claims or pods are listed.
 const MOST_LISTED: usize = 10;
 
 /// What a remote cluster has under the name that the namespace is to have there.
@@ -22,7 +22,7 @@ pub enum Seen {
         /// Whether it is being deleted.
         deleting: bool,
         /// The claims in it; looked for only when it is to go.
-        claims: Vec<String>,
+        claims: Vec<Claim>,
         /// Whether twins can be made in it, or why not.
         usable: Result<(), String>,
     },
@@ -30,6 +30,30 @@ pub enum Seen {
     Foreign(String),
     /// It cannot be told, for this reason.
     Unknown(String),
+}
+
+/// A claim in the remote namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Its name, which is that of the claim at home whose twin it is.
+    pub name: String,
+    /// Whether this driver made it as a twin.
+    pub is_twin: bool,
+    /// Whether the claim at home is being deleted, or gone.
+    pub leaving: bool,
+}
+
+/// A pod at home that may run in the cluster, or waits for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The claims that it uses.
+    pub claims: Vec<String>,
+    /// Whether it is being deleted.
+    pub leaving: bool,
 }
 
 /// What is known of a namespace in a cluster.
@@ -41,8 +65,13 @@ pub struct Facts {
     pub published: Option<Readiness>,
     /// For how long it has said that.
     pub since: Duration,
-    /// Why the cluster did not make it, if it was asked to and would not.
+    /// Why what was asked for last was refused, if it was: the namespace to be made, or pods to be
+    /// evicted.
     pub refused: Option<String>,
+    /// The pods at home that may run there; looked for only when the namespace is to go.
+    pub pods: Vec<Placed>,
+    /// Whether an administrator swears that nothing runs there any more.
+    pub sworn: bool,
     /// What is there.
     pub seen: Seen,
 }
@@ -52,6 +81,8 @@ pub struct Facts {
 pub enum Step {
     /// Make the namespace.
     Create,
+    /// Evict these pods at home, so that they run elsewhere.
+    Evict(Vec<Placed>),
     /// Delete the namespace of this uid.
     Delete(String),
 }
@@ -68,22 +99,13 @@ pub struct Decision {
 /// Decides about one namespace in one cluster.
 #[must_use]
 pub fn decide(facts: Facts) -> Decision {
-    let Facts {
-        wanted,
-        published,
-        since,
-        refused,
-        seen,
-    } = facts;
-    let (ready, step) = match &wanted {
-        Ok(()) => keep(published.as_ref(), refused, seen),
-        Err(_) => remove(published.as_ref(), since, seen),
+    let selected = facts.wanted.clone();
+    let (ready, step) = match selected {
+        Ok(()) => keep(facts.published.as_ref(), facts.refused, facts.seen),
+        Err(_) => remove(facts),
     };
     Decision {
-        state: ClusterState {
-            selected: wanted,
-            ready,
-        },
+        state: ClusterState { selected, ready },
         step,
     }
 }
@@ -113,39 +135,79 @@ fn keep(
     (Some(ready), None)
 }
 
-fn remove(published: Option<&Readiness>, since: Duration, seen: Seen) -> (Option<Readiness>, Option<Step>) {
+fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     let terminating = |why: String| Some(Readiness::Terminating(why));
-    match seen {
+    let announced = matches!(facts.published, Some(Readiness::Terminating(_))) && facts.since >= NOTICE;
+    match facts.seen {
         Seen::Absent | Seen::Foreign(_) => (None, None),
-        Seen::Unknown(_) if published.is_none() => (None, None),
+        Seen::Unknown(_) if facts.published.is_none() || facts.sworn => (None, None),
         Seen::Unknown(why) => (terminating(why), None),
         Seen::Ours { deleting: true, .. } => (
             terminating("the namespace is being deleted there".to_owned()),
             None,
         ),
-        Seen::Ours { claims, .. } if !claims.is_empty() => (terminating(held_by(claims)), None),
-        Seen::Ours { uid, .. } => {
-            let announced = matches!(published, Some(Readiness::Terminating(_))) && since >= NOTICE;
-            let ready = terminating("the namespace is about to be deleted there".to_owned());
-            (ready, announced.then_some(Step::Delete(uid)))
-        }
+        Seen::Ours { .. } if !announced => (
+            terminating("the namespace is about to be deleted there, and its pods are to be evicted".to_owned()),
+            None,
+        ),
+        Seen::Ours { uid, claims, .. } => empty(uid, &claims, facts.pods, facts.refused),
     }
 }
 
-fn held_by(mut claims: Vec<String>) -> String {
-    claims.sort();
-    let more = claims.len().saturating_sub(MOST_LISTED);
-    claims.truncate(MOST_LISTED);
+/// Evicts the pods, and deletes the namespace when neither a pod nor a claim is in it. A pod whose
+/// claim stays could run nowhere else: it stays too.
+fn empty(
+    uid: String,
+    claims: &[Claim],
+    pods: Vec<Placed>,
+    refused: Option<String>,
+) -> (Option<Readiness>, Option<Step>) {
+    let stays = |claim: &String| claims.iter().any(|it| it.name == *claim && !it.leaving);
+    let free: Vec<_> = pods
+        .into_iter()
+        .filter(|pod| !pod.claims.iter().any(stays))
+        .collect();
+    let why = if let Some(refused) = refused.filter(|_| !free.is_empty()) {
+        format!("pods cannot be evicted: {refused}")
+    } else if !claims.is_empty() {
+        held_by(claims)
+    } else if !free.is_empty() {
+        let names = listed(free.iter().map(|pod| pod.name.clone()).collect());
+        format!("pods are being evicted: {names}. The namespace goes when they are gone")
+    } else {
+        let why = "the namespace is about to be deleted there".to_owned();
+        return (Some(Readiness::Terminating(why)), Some(Step::Delete(uid)));
+    };
+    let evicted: Vec<_> = free.into_iter().filter(|pod| !pod.leaving).collect();
+    let step = (!evicted.is_empty()).then_some(Step::Evict(evicted));
+    (Some(Readiness::Terminating(why)), step)
+}
+
+fn held_by(claims: &[Claim]) -> String {
+    let describe = |claim: &Claim| {
+        if claim.is_twin {
+            claim.name.clone()
+        } else {
+            format!("{} (not a twin)", claim.name)
+        }
+    };
+    format!(
+        "the namespace would be deleted with the data of its claims: {}. Move or delete the claims; the namespace \
+         goes then",
+        listed(claims.iter().map(describe).collect())
+    )
+}
+
+fn listed(mut names: Vec<String>) -> String {
+    names.sort();
+    let more = names.len().saturating_sub(MOST_LISTED);
+    names.truncate(MOST_LISTED);
     let and = if more > 0 {
         format!(" and {more} more")
     } else {
         String::new()
     };
-    format!(
-        "the namespace would be deleted with the data of its claims: {}{and}. Move or delete the claims; the namespace \
-         goes then",
-        claims.join(", ")
-    )
+    format!("{}{and}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -158,13 +220,42 @@ mod tests {
         Seen::Ours {
             uid: "u".into(),
             deleting: false,
-            claims: claims.iter().map(|&it| it.to_owned()).collect(),
+            claims: claims.iter().map(|&it| claim(it, false)).collect(),
             usable: Ok(()),
         }
     }
 
-    fn told(wanted: bool, published: Option<Readiness>, since: u64, seen: Seen) -> Decision {
+    fn claim(name: &str, leaving: bool) -> Claim {
+        Claim {
+            name: name.to_owned(),
+            is_twin: true,
+            leaving,
+        }
+    }
+
+    fn pod(name: &str, claims: &[&str]) -> Placed {
+        Placed {
+            name: name.to_owned(),
+            uid: format!("{name}-uid"),
+            claims: claims.iter().map(|&it| it.to_owned()).collect(),
+            leaving: false,
+        }
+    }
+
+    fn removed(seen: Seen, pods: Vec<Placed>) -> Decision {
+        let terminating = Some(terminating());
         decide(Facts {
+            pods,
+            ..facts(false, terminating, 60, seen)
+        })
+    }
+
+    fn told(wanted: bool, published: Option<Readiness>, since: u64, seen: Seen) -> Decision {
+        decide(facts(wanted, published, since, seen))
+    }
+
+    fn facts(wanted: bool, published: Option<Readiness>, since: u64, seen: Seen) -> Facts {
+        Facts {
             wanted: if wanted {
                 Ok(())
             } else {
@@ -173,8 +264,10 @@ mod tests {
             published,
             since: Duration::from_secs(since),
             refused: None,
+            pods: Vec::new(),
+            sworn: false,
             seen,
-        })
+        }
     }
 
     fn terminating() -> Readiness {
@@ -242,16 +335,53 @@ mod tests {
         );
     }
 
+    #[test]
+    fn pods_are_evicted_before_their_namespace_goes() {
+        let (web, db) = (pod("web", &[]), pod("db", &["data"]));
+        let both = vec![web.clone(), db.clone()];
+        let held = removed(ours(&["data"]), both.clone());
+        assert_eq!(held.step, Some(Step::Evict(vec![web.clone()])));
+        let mut leaving = ours(&[]);
+        if let Seen::Ours { claims, .. } = &mut leaving {
+            claims.push(claim("data", true));
+        }
+        assert_eq!(removed(leaving, both.clone()).step, Some(Step::Evict(both)));
+        let gone = Placed { leaving: true, ..web };
+        let waits = removed(ours(&[]), vec![gone]);
+        assert_eq!(waits.step, None);
+        assert!(matches!(waits.state.ready, Some(Readiness::Terminating(why)) if why.contains("web")));
+        assert_eq!(removed(ours(&[]), Vec::new()).step, Some(Step::Delete("u".into())));
+    }
+
+    #[test]
+    fn a_cluster_that_is_sworn_to_be_dead_is_let_go() {
+        let silent = Seen::Unknown("no answer".into());
+        let held = facts(false, Some(terminating()), 60, silent);
+        assert!(decide(held.clone()).state.ready.is_some());
+        let sworn = Facts { sworn: true, ..held };
+        assert_eq!(decide(sworn).state.ready, None);
+    }
+
     proptest! {
         #[test]
-        fn nothing_is_deleted_that_is_wanted_or_holds_a_claim(
-            wanted: bool, claims in prop::collection::vec("[a-z]{1,4}", 0..3), since in 0..20_u64,
-            deleting: bool,
+        fn nothing_is_deleted_that_is_wanted_or_in_use(
+            wanted: bool, names in prop::collection::vec("[a-z]{1,4}", 0..3), since in 0..20_u64,
+            deleting: bool, pods in 0..3_usize, leaving: bool,
         ) {
-            let seen = Seen::Ours { uid: "u".into(), deleting, claims: claims.clone(), usable: Ok(()) };
-            let decision = told(wanted, Some(terminating()), since, seen);
-            if decision.step.is_some() {
-                prop_assert!(!wanted && claims.is_empty() && !deleting && since >= 5);
+            let claims: Vec<_> = names.iter().map(|name| claim(name, leaving)).collect();
+            let pods: Vec<_> = (0..pods).map(|it| pod(&it.to_string(), &[])).collect();
+            let seen = Seen::Ours { uid: "u".into(), deleting, claims, usable: Ok(()) };
+            let facts = facts(wanted, Some(terminating()), since, seen);
+            let decision = decide(Facts { pods: pods.clone(), ..facts });
+            match decision.step {
+                None | Some(Step::Create) => {}
+                Some(Step::Evict(evicted)) => {
+                    prop_assert!(!wanted && !deleting && since >= 5);
+                    prop_assert_eq!(evicted, pods);
+                }
+                Some(Step::Delete(_)) => {
+                    prop_assert!(!wanted && names.is_empty() && pods.is_empty() && !deleting && since >= 5);
+                }
             }
             prop_assert_eq!(wanted, decision.state.selected.is_ok());
         }

@@ -14,10 +14,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    capacity::{Amounts, share_of, stated},
-    decision::{Decision, Facts, Seen, Step, decide},
+    capacity::{Amounts, same_amount, share_of, stated},
+    decision::{Claim, Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, remote_name},
-    selector::{ParseError, parse, selects},
+    selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
 };
 

@@ -1,7 +1,14 @@
 //! Which clusters are selected: terms over the labels of the nodes that stand for them, as
-//! the scheduler reads them, and how people write such terms.
+//! the scheduler reads them, how people write such terms, and which labels a cluster may suggest.
+
+use std::collections::BTreeMap;
 
 use crate::topology::{Node, NodeSelector, Operator, Requirement, Term};
+
+/// A cluster suggests at most as many labels.
+const MOST_SUGGESTED: usize = 64;
+/// As Kubernetes has it for names and values of labels.
+const LONGEST_LABEL: usize = 63;
 
 /// What is wrong with a selector that somebody wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +112,26 @@ fn requirement(text: &str) -> Option<Requirement> {
     of(text, Operator::Exists, Vec::new())
 }
 
+/// The labels that a cluster suggests for the node that stands for it: those without a prefix,
+/// for a remote cluster does not say of itself what only Kubernetes or an administrator here may.
+#[must_use]
+pub fn suggested(data: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let name = |text: &str| {
+        let edge = |it: char| it.is_ascii_alphanumeric();
+        text.len() <= LONGEST_LABEL
+            && text.starts_with(edge)
+            && text.ends_with(edge)
+            && text.chars().all(|it| edge(it) || matches!(it, '-' | '_' | '.'))
+    };
+    let is_label = |key: &String, value: &mut String| {
+        *value = value.trim().to_owned();
+        name(key) && (value.is_empty() || name(value))
+    };
+    let mut labels = data;
+    labels.retain(is_label);
+    labels.into_iter().take(MOST_SUGGESTED).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -185,6 +212,21 @@ mod tests {
         let (other, it) = (node(&[]), node(&[("a", "b")]));
         assert!(selects(&selector, &[&other, &it], false));
         assert!(!selects(&selector, &[&other], true));
+    }
+
+    #[test]
+    fn a_cluster_suggests_plain_labels_only() {
+        let data = [
+            ("region", " europe\n"),
+            ("staging", ""),
+            ("topology.kubernetes.io/zone", "a"),
+            ("bad", "no value"),
+            (".x", "a"),
+        ];
+        let data = data.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let expected = [("region", "europe"), ("staging", "")];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        assert_eq!(suggested(data), expected);
     }
 
     proptest! {

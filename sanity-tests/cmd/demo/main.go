@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/storage"
@@ -44,8 +45,12 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 
-	chapter("The driver, installed with Helm in the cluster " + home)
-	if err := driver.Install(ctx, story.home.cluster, driver.Options{Progress: os.Stdout}); err != nil {
+	chapter("The driver and its fabric, installed with Helm in the cluster " + home)
+	if err := driver.DefineOffloading(ctx, story.home.cluster); err != nil {
+		return err
+	}
+	values := chart.Values{"fabric": driver.Fabric()}
+	if err := driver.Install(ctx, story.home.cluster, driver.Options{Progress: os.Stdout, Values: values}); err != nil {
 		return err
 	}
 
@@ -54,7 +59,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 
-	chapter("The driver learns of the cluster " + remote)
+	chapter("The driver learns of the cluster " + remote + ", and a namespace is offloaded")
 	defer func() {
 		title := "The clusters part again"
 		if err != nil {

@@ -137,12 +137,13 @@ func (s *story) showDiary(ctx context.Context, p *page, lines int) error {
 	return nil
 }
 
-// inPod runs a script in the pod where its containers are, until it succeeds.
+// inPod runs a script in the pod as its user does, until it succeeds. What runs in the other cluster
+// is reached through the virtual node.
 func (s *story) inPod(ctx context.Context, p *page, script string) (string, error) {
 	kubectl := s.lab.Binaries().Path("kubectl")
 	var out []byte
 	err := s.until(ctx, fmt.Sprintf("%q in pod %s", script, p.pod), func(ctx context.Context) (err error) {
-		cmd := exec.CommandContext(ctx, kubectl, "--kubeconfig", p.at.cluster.Kubeconfig(), "--namespace", p.at.namespace,
+		cmd := exec.CommandContext(ctx, kubectl, "--kubeconfig", s.home.cluster.Kubeconfig(), "--namespace", homeNamespace,
 			"exec", p.pod, "--", "sh", "-c", script)
 		if out, err = cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)

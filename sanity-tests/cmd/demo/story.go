@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"storage.liqo.io/sanity-tests/clusters"
-	"storage.liqo.io/sanity-tests/fabric"
+	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/machine"
 )
 
@@ -33,7 +33,8 @@ type story struct {
 	home, remote side
 	// dynamic is for the driver's own kinds in the home cluster.
 	dynamic dynamic.Interface
-	fabric  *fabric.Fabric
+	// access is what the remote cluster gives the home cluster.
+	access *driver.Access
 }
 
 func newStory(lab *clusters.Lab) (s *story, err error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +16,6 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
-	"storage.liqo.io/sanity-tests/fabric"
 )
 
 const (
@@ -37,23 +35,24 @@ func (s *story) join(ctx context.Context) error {
 	if err := s.tellDriver(ctx); err != nil {
 		return err
 	}
-	if err := s.startFabric(ctx); err != nil {
+	if err := s.freshNamespace(ctx); err != nil {
 		return err
 	}
-	for _, side := range []side{s.home, s.remote} {
-		if err := s.freshNamespace(ctx, side); err != nil {
-			return err
-		}
+	if err := s.showUnion(ctx); err != nil {
+		return err
 	}
-	return s.showUnion(ctx)
+	err := s.command(ctx, "offload", "namespace", homeNamespace,
+		"--namespace-mapping-strategy", "SelectedName", "--remote-namespace-name", remoteNamespace)
+	fmt.Println()
+	return err
 }
 
 // tellDriver makes the two objects by which an administrator tells the driver of
-// a cluster when no fabric does.
-func (s *story) tellDriver(ctx context.Context) error {
-	kubeconfig, err := os.ReadFile(s.remote.cluster.ProxyKubeconfig())
-	if err != nil {
-		return fmt.Errorf("read the kubeconfig of cluster %s: %w", remote, err)
+// a cluster: the kubeconfig that the other administrator has given, and the cluster.
+func (s *story) tellDriver(ctx context.Context) (err error) {
+	var kubeconfig []byte
+	if s.access, kubeconfig, err = driver.GiveAccess(ctx, s.remote.cluster, nil); err != nil {
+		return fmt.Errorf("rights in cluster %s: %w", remote, err)
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: remote}, Data: map[string][]byte{"kubeconfig": kubeconfig}}
 	secrets := s.home.client.CoreV1().Secrets(chart.Namespace)
@@ -87,33 +86,19 @@ func remoteCluster() *unstructured.Unstructured {
 		"metadata":   map[string]any{"name": remote},
 		"spec": map[string]any{
 			"kubeconfigSecretRef": map[string]any{"name": remote},
-			"nodeSelector":        map[string]any{"matchLabels": map[string]any{corev1.LabelHostname: virtualNode}},
-			"namespaces":          map[string]any{"strategy": "Mapped", "mapping": map[string]any{homeNamespace: remoteNamespace}},
+			"fabric":              map[string]any{"nodeName": virtualNode},
 		},
 	}}
 }
 
-// startFabric runs until part, whatever happens to the story: ending pods of the
-// virtual node takes a fabric.
-func (s *story) startFabric(ctx context.Context) (err error) {
-	options := fabric.Plain(virtualNode)
-	options.Home, options.Remote = s.home.cluster, s.remote.cluster
-	// By this label DaemonSets, the driver's among them, keep away from it.
-	options.Labels = map[string]string{"type": "virtual-kubelet"}
-	options.Namespace = func(name string) (string, bool) { return remoteNamespace, name == homeNamespace }
-	options.NoNamespaces = true
-	s.fabric, err = fabric.Start(context.WithoutCancel(ctx), options)
-	return err
-}
-
-func (s *story) freshNamespace(ctx context.Context, in side) error {
-	if err := s.removeNamespace(ctx, in); err != nil {
+func (s *story) freshNamespace(ctx context.Context) error {
+	if err := s.removeNamespace(ctx, s.home); err != nil {
 		return err
 	}
-	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: in.namespace}}
-	_, err := in.client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: homeNamespace}}
+	_, err := s.home.client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("create namespace %s of cluster %s: %w", in.namespace, in.cluster.Name(), err)
+		return fmt.Errorf("create namespace %s of cluster %s: %w", homeNamespace, home, err)
 	}
 	return nil
 }
@@ -160,13 +145,11 @@ func (s *story) showUnion(ctx context.Context) error {
 		return err
 	}
 	secret, _, _ := unstructured.NestedString(object.Object, "spec", "kubeconfigSecretRef", "name")
-	mapping, _, _ := unstructured.NestedStringMap(object.Object, "spec", "namespaces", "mapping")
 	version, _, _ := unstructured.NestedString(object.Object, "status", "serverVersion")
 	line("cluster", "RemoteCluster %s, kubeconfig in Secret %s/%s; %s, %s", object.GetName(), chart.Namespace, secret,
 		strings.Join(standing(object), ", "), version)
-	line("namespace", "%s here is %s there", homeNamespace, mapping[homeNamespace])
-	line("fabric", "this program plays a small one: it runs the pods of node %s in cluster %s", node.Name, node.Annotations[fabric.RemoteAnnotation])
-	line("", "with their volumes as they are, and never makes a claim")
+	line("fabric", "made node %s, which stands for that cluster: %s CPUs, %s of memory", node.Name,
+		node.Status.Allocatable.Cpu(), node.Status.Allocatable.Memory())
 	for _, node := range nodes.Items {
 		line("node", "%s has from the driver %s=%s", node.Name, clusterKey, node.Labels[clusterKey])
 	}
@@ -262,11 +245,9 @@ func (s *story) part(ctx context.Context) error {
 		}
 		line("removed", "%s", what)
 	}
-	// The fabric and the RemoteCluster last: it takes both to delete remote data.
+	// The RemoteCluster last: it takes it to delete remote data. The namespace there goes with the
+	// one here.
 	step("namespace "+homeNamespace, func(ctx context.Context) error { return s.removeNamespace(ctx, s.home) })
-	if s.fabric != nil {
-		step("node "+virtualNode+" and the fabric", s.fabric.Stop)
-	}
 	step("namespace "+remoteNamespace+" of cluster "+remote, func(ctx context.Context) error { return s.removeNamespace(ctx, s.remote) })
 	step("RemoteCluster "+remote, s.removeRemoteCluster)
 	step("Secret "+chart.Namespace+"/"+remote, func(ctx context.Context) error {
@@ -276,6 +257,9 @@ func (s *story) part(ctx context.Context) error {
 		}
 		return err
 	})
+	if s.access != nil {
+		step("rights in cluster "+remote, s.access.Take)
+	}
 	return failed
 }
 

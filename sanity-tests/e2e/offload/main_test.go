@@ -32,12 +32,11 @@ func TestMain(m *testing.M) { user.Main(m, shared.remove) }
 const (
 	// name is the id of the remote cluster, and the name of all that is made for it.
 	name = "offloaded"
-	node = "virtual-offloaded"
+	node = "kosmos-cluster38" // as in the document about Kosmos
 )
 
 var (
 	offloadings = schema.GroupVersionResource{Group: "offloading.liqo.io", Version: "v1beta1", Resource: "namespaceoffloadings"}
-	kinds       = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	clustersOf  = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
 )
 
@@ -48,7 +47,7 @@ type setup struct {
 	once   sync.Once
 	err    error
 	home   *clusters.Cluster
-	access access
+	access *driver.Access
 }
 
 func prepare(t *testing.T) {
@@ -63,16 +62,15 @@ func prepare(t *testing.T) {
 func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error {
 	s.home = home
 	// Installing waits for all pods, and those of the fabric wait for the kind.
-	if err := defineOffloading(ctx, home); err != nil {
+	if err := driver.DefineOffloading(ctx, home); err != nil {
 		return err
 	}
-	// The API servers of the lab verify the certificates of those that serve logs.
-	streams := chart.Values{"approveCertificates": true}
-	values := chart.Values{"fabric": chart.Values{"enabled": true, "streams": streams}}
+	values := chart.Values{"fabric": driver.Fabric()}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
-	kubeconfig, err := s.access.give(ctx, remote)
+	access, kubeconfig, err := driver.GiveAccess(ctx, remote, chart.Values{"labels": chart.Values{"tier": "edge"}})
+	s.access = access
 	if err != nil {
 		return fmt.Errorf("access to the remote cluster: %w", err)
 	}
@@ -95,8 +93,11 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		"spec": map[string]any{
 			"kubeconfigSecretRef": map[string]any{"name": name},
 			"fabric": map[string]any{
-				"nodeName": node,
-				"labels":   map[string]any{"region": "europe"},
+				"nodeName":   node,
+				"labels":     map[string]any{"region": "europe"},
+				"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
+				// Beside ours. This one keeps no pod away.
+				"taints": []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},
 			},
 		},
 	}}
@@ -130,27 +131,6 @@ func condition(object *unstructured.Unstructured, kind string) (reason, message 
 	return reason, message
 }
 
-// defineOffloading defines the kind as the documentation says: never over another definition.
-func defineOffloading(ctx context.Context, home *clusters.Cluster) error {
-	text, err := run(ctx, "crds", "--offloading")
-	if err != nil {
-		return err
-	}
-	all, err := dynamicClient(home)
-	if err != nil {
-		return err
-	}
-	definition, err := decode(text)
-	if err != nil {
-		return err
-	}
-	_, err = all.Resource(kinds).Create(ctx, definition, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("define NamespaceOffloadings: %w", err)
-	}
-	return nil
-}
-
 func (s *setup) remove(ctx context.Context) error {
 	if s.home == nil {
 		return nil
@@ -177,13 +157,10 @@ func (s *setup) remove(ctx context.Context) error {
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}
-	err = errors.Join(err, s.access.take(ctx))
-	// Liqo, in other suites, is to bring its own.
-	undefined := all.Resource(kinds).Delete(ctx, "namespaceoffloadings.offloading.liqo.io", metav1.DeleteOptions{})
-	if !apierrors.IsNotFound(undefined) {
-		err = errors.Join(err, undefined)
+	if s.access != nil {
+		err = errors.Join(err, s.access.Take(ctx))
 	}
-	return errors.Join(gone, err)
+	return errors.Join(gone, err, driver.UndefineOffloading(ctx, s.home))
 }
 
 func dynamicClient(cluster *clusters.Cluster) (dynamic.Interface, error) {

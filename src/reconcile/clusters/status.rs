@@ -193,6 +193,7 @@ fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<
     RemoteClusterStatus {
         observed_generation: object.metadata.generation,
         conditions: vec![condition(READY, ready), condition(REACHABLE, reachable)],
+        virtual_node: object.status.as_ref().and_then(|it| it.virtual_node.clone()),
         ..RemoteClusterStatus::default()
     }
 }
@@ -201,13 +202,15 @@ fn count(objects: usize) -> i64 {
     objects.try_into().unwrap_or(i64::MAX)
 }
 
-/// The merge patch that makes the status this one: what it does not say is taken out.
+/// The merge patch that makes the status this one: what it does not say is taken out. What is
+/// known of the virtual node is the fabric's to write.
 pub(super) fn patch(status: &RemoteClusterStatus) -> Value {
     let mut whole = json!({
         "declaredBy": null, "nodes": null, "serverVersion": null, "classes": null, "limits": null, "lastError": null,
     });
     if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(status)) {
         whole.extend(said);
+        whole.remove("virtualNode");
     }
     json!({"status": whole})
 }

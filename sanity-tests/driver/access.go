@@ -1,4 +1,4 @@
-package offload
+package driver
 
 import (
 	"context"
@@ -22,34 +22,39 @@ import (
 // accessNamespace is where the remote cluster has the identity of the home cluster.
 const accessNamespace = "liqo-csi-access"
 
-// access is what an administrator of the remote cluster gives: the chart, at level fabric.
-type access struct {
+// Access is what an administrator of a remote cluster gives the home cluster: the chart, at level
+// fabric.
+type Access struct {
 	remote    *clusters.Cluster
 	manifests []byte
 }
 
-// give gives it, and returns a kubeconfig of that identity.
-func (a *access) give(ctx context.Context, remote *clusters.Cluster) ([]byte, error) {
-	a.remote = remote
+// GiveAccess gives it, with changes of the chart's values, and returns a kubeconfig of that identity.
+func GiveAccess(ctx context.Context, remote *clusters.Cluster, changes chart.Values) (*Access, []byte, error) {
+	a := &Access{remote: remote}
 	helm, err := chart.New(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	values := chart.Values{"remoteAccess": chart.Values{"only": true, "level": "fabric"}}
+	level := chart.Values{"only": true, "level": "fabric"}
+	for key, value := range changes {
+		level[key] = value
+	}
+	values := chart.Values{"remoteAccess": level}
 	if a.manifests, err = helm.Render(ctx, "home", accessNamespace, values); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client, err := remote.Client()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: accessNamespace}}
 	_, err = client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := a.kubectl(ctx, "apply", "-f", "-"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var token []byte
 	err = machine.Until(ctx, "a token", func() error {
@@ -63,35 +68,37 @@ func (a *access) give(ctx context.Context, remote *clusters.Cluster) ([]byte, er
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	text, err := os.ReadFile(remote.ProxyKubeconfig())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config, err := clientcmd.Load(text)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	current := config.Contexts[config.CurrentContext]
 	config.AuthInfos[current.AuthInfo] = &clientcmdapi.AuthInfo{Token: string(token)}
-	return clientcmd.Write(*config)
+	kubeconfig, err := clientcmd.Write(*config)
+	return a, kubeconfig, err
 }
 
-// take takes it away.
-func (a *access) take(ctx context.Context) error {
-	if a.manifests == nil {
-		return nil
-	}
+// Take takes it away.
+func (a *Access) Take(ctx context.Context) error {
 	err := a.kubectl(ctx, "delete", "--ignore-not-found", "-f", "-")
 	client, failed := a.remote.Client()
 	if failed != nil {
 		return errors.Join(err, failed)
 	}
-	return errors.Join(err, client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{}))
+	failed = client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(failed) {
+		failed = nil
+	}
+	return errors.Join(err, failed)
 }
 
-func (a *access) kubectl(ctx context.Context, args ...string) error {
+func (a *Access) kubectl(ctx context.Context, args ...string) error {
 	command := exec.CommandContext(ctx, a.remote.Kubectl(), args...)
 	command.Stdin = strings.NewReader(string(a.manifests))
 	if out, err := command.CombinedOutput(); err != nil {

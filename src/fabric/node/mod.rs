@@ -2,8 +2,10 @@
 //! goes when its `RemoteCluster` does. Of what is on it, only what the fabric itself has put
 //! there is written: cordons, labels and taints of others stay.
 
+mod count;
+mod object;
+
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -21,17 +23,22 @@ use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
+pub(super) use self::object::{is_out_of_service, is_ready};
+use self::{
+    count::Counter,
+    object::{Health, Marks, differs, status, status_patch},
+};
 use super::places::{Place, Places};
 use crate::{
     api::{
-        fabric::{CapacitySource, Fabric},
+        fabric::Fabric,
         namespace_offloading::READY,
-        remote_cluster::RemoteCluster,
+        remote_cluster::{RemoteCluster, VirtualNodeStatus},
     },
-    cluster::{ApiError, Cause, Precondition, has_finalizer, short, unless_conflict},
+    cluster::{ApiError, Cause, Precondition, has_finalizer, unless_conflict},
     fleet::Link,
     observe::crash::{self, Step},
-    offload::{Amounts, pods::FINALIZER as POD_FINALIZER, share_of, stated},
+    offload::pods::FINALIZER as POD_FINALIZER,
     reconcile::Rounds,
     topology::FABRIC_NODE,
     volume::ClusterId,
@@ -45,12 +52,6 @@ const LEASES: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
 /// The status is written so often even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_mins(1);
-/// What the nodes there offer is looked at so often.
-const RECOUNT: Duration = Duration::from_mins(1);
-const TAINT: &str = "virtual-node.liqo.io/not-allowed";
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-const KIND: &str = "liqo.io/type";
-const VIRTUAL: &str = "virtual-node";
 
 /// Where the API server finds the logs of its pods.
 #[derive(Clone, Copy, Debug)]
@@ -69,24 +70,7 @@ pub(super) struct NodeKeeper<'a> {
     endpoint: Option<Endpoint>,
     swept: watch::Receiver<bool>,
     written: Mutex<Option<Instant>>,
-    counted: Mutex<Option<(Instant, Counted)>>,
-}
-
-/// What the nodes there are and offer.
-#[derive(Clone, Debug, Default)]
-struct Counted {
-    amounts: Amounts,
-    /// Labels that all of them have alike: operating system and architecture.
-    uniform: BTreeMap<String, String>,
-    /// Why they cannot be counted, if they cannot.
-    trouble: Option<String>,
-}
-
-/// How the cluster is.
-struct Health {
-    status: &'static str,
-    reason: &'static str,
-    message: String,
+    counter: tokio::sync::Mutex<Counter>,
 }
 
 impl<'a> NodeKeeper<'a> {
@@ -104,7 +88,7 @@ impl<'a> NodeKeeper<'a> {
             endpoint,
             swept,
             written: Mutex::default(),
-            counted: Mutex::default(),
+            counter: tokio::sync::Mutex::default(),
         }
     }
 
@@ -121,26 +105,54 @@ impl<'a> NodeKeeper<'a> {
             self.hold(object, true).await?;
         }
         let place = self.places.reach(&self.cluster).await;
+        let mut counter = self.counter.lock().await;
+        let kept = object.status.as_ref().and_then(|it| it.virtual_node.clone());
+        let kept = kept.unwrap_or_default();
+        let marks = self.marks(fabric, &counter.known(fabric));
         // Without it Kubernetes evicts the pods of a cluster that is well.
-        let node = self.node(&self.labels(fabric, &self.last_counted())).await?;
+        let node = self.node(&marks, &kept).await?;
         self.renew_lease(&node).await?;
-        let counted = self.counted(fabric, place.as_ref().ok()).await;
-        let labels = self.labels(fabric, &counted);
+        let counted = counter.count(fabric, place.as_ref().ok()).await;
+        drop(counter);
         let health = self.health(&place, &node).await;
-        self.write(&node, &labels, &self.status(&node, &counted, &health))
-            .await
+        let endpoint = self.endpoint.as_ref();
+        let status = status(&node, endpoint, &counted, &health, self.version());
+        let marks = self.marks(fabric, &counted);
+        self.write(&node, &marks, &status).await?;
+        let uid = place.ok().map(|place| place.uid).or_else(|| kept.cluster_uid.clone());
+        let now = VirtualNodeStatus {
+            cluster_uid: uid,
+            ..marks.of_others(&node)
+        };
+        self.remember(&kept, &now).await
     }
 
-    fn last_counted(&self) -> Counted {
-        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        counted
-            .as_ref()
-            .map(|(_, counted)| counted.clone())
-            .unwrap_or_default()
+    fn marks(&self, fabric: &Fabric, counted: &count::Counted) -> Marks {
+        Marks::of(&self.name, self.cluster.as_str(), fabric, counted)
+    }
+
+    /// Keeps what others have set on the node, and which cluster it stands for, where the node
+    /// cannot take it along.
+    async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
+        if kept == now {
+            return Ok(());
+        }
+        let mut whole = json!({"clusterUid": null, "labels": null, "taints": null, "unschedulable": null});
+        if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(now)) {
+            whole.extend(said);
+        }
+        // Of labels, a merge patch keeps those that it does not name.
+        for key in kept.labels.keys().filter(|key| !now.labels.contains_key(*key)) {
+            whole["labels"][key] = Value::Null;
+        }
+        let all = self.places.home.all::<RemoteCluster>();
+        let patch = json!({"status": {"virtualNode": whole}});
+        let written = all.merge_status(self.cluster.as_str(), &patch);
+        crash::around(Step::FabricNodeRemember, written).await.map(drop)
     }
 
     /// The node, made if it is not there.
-    async fn node(&self, labels: &BTreeMap<String, String>) -> Result<Node, ApiError> {
+    async fn node(&self, marks: &Marks, kept: &VirtualNodeStatus) -> Result<Node, ApiError> {
         let nodes = self.places.home.all::<Node>();
         let taken = || {
             nodes.failure("make", Cause::Conflict(format!(
@@ -152,11 +164,7 @@ impl<'a> NodeKeeper<'a> {
         let node = if let Some(node) = nodes.get(&self.name).await? {
             node
         } else {
-            let node = json!({
-                "apiVersion": "v1", "kind": "Node",
-                "metadata": {"name": self.name, "labels": labels},
-                "spec": {"taints": [{"key": TAINT, "value": "true", "effect": "NoExecute"}]},
-            });
+            let node = marks.new_node(&self.name, kept);
             let wrong = |error: serde_json::Error| nodes.failure("make", Cause::Malformed(error.to_string()));
             let node: Node = serde_json::from_value(node).map_err(wrong)?;
             tracing::info!(node = self.name, cluster = %self.cluster, "making a virtual node");
@@ -168,25 +176,6 @@ impl<'a> NodeKeeper<'a> {
             return Err(taken());
         }
         Ok(node)
-    }
-
-    fn labels(&self, fabric: &Fabric, counted: &Counted) -> BTreeMap<String, String> {
-        let own = [
-            ("kubernetes.io/hostname", self.name.as_str()),
-            ("kubernetes.io/role", "agent"),
-            ("type", "virtual-kubelet"),
-            (KIND, VIRTUAL),
-            ("liqo.io/remote-cluster-id", self.cluster.as_str()),
-            ("node.kubernetes.io/exclude-from-external-load-balancers", "true"),
-            ("alpha.service-controller.kubernetes.io/exclude-balancer", "true"),
-            ("node.kubernetes.io/exclude-disruption", "true"),
-            (FABRIC_NODE, self.cluster.as_str()),
-        ];
-        let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let mut labels = fabric.labels.clone();
-        labels.extend(counted.uniform.clone());
-        labels.extend(own);
-        labels
     }
 
     async fn health(&self, place: &Result<Place, String>, node: &Node) -> Health {
@@ -235,52 +224,6 @@ impl<'a> NodeKeeper<'a> {
         }
     }
 
-    fn status(&self, node: &Node, counted: &Counted, health: &Health) -> Value {
-        let now = format!("{:.0}", Timestamp::now());
-        let trouble = counted
-            .trouble
-            .iter()
-            .map(|why| format!("; its capacity is not known: {why}"));
-        let message = [health.message.clone()]
-            .into_iter()
-            .chain(trouble)
-            .collect::<String>();
-        let condition = |kind: &str, status: &str, reason: &str, message: &str| {
-            let before = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
-            let before = before
-                .into_iter()
-                .find(|it| it.type_ == kind && it.status == status);
-            let since = before.and_then(|it| it.last_transition_time.as_ref());
-            let since = since.map_or_else(|| now.clone(), |it| format!("{:.0}", it.0));
-            json!({
-                "type": kind, "status": status, "reason": reason, "message": short(message),
-                "lastHeartbeatTime": now, "lastTransitionTime": since,
-            })
-        };
-        let fine = |kind| condition(kind, "False", "RemoteCluster", "it stands for a cluster");
-        let mut status = json!({
-            "capacity": counted.amounts,
-            "allocatable": counted.amounts,
-            "conditions": [
-                condition("Ready", health.status, health.reason, &message),
-                fine("MemoryPressure"), fine("DiskPressure"), fine("PIDPressure"), fine("NetworkUnavailable"),
-            ],
-            "nodeInfo": {
-                "operatingSystem": counted.uniform.get("kubernetes.io/os").map_or("linux", String::as_str),
-                "architecture": counted.uniform.get("kubernetes.io/arch").map_or("", String::as_str),
-                "kubeletVersion": self.version().unwrap_or_default(),
-                "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
-                "machineID": "", "osImage": "", "systemUUID": "",
-            },
-        });
-        if let Some(endpoint) = &self.endpoint {
-            // A host name would come first where the API server looks for the address.
-            status["addresses"] = json!([{"type": "InternalIP", "address": endpoint.address}]);
-            status["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": endpoint.port}});
-        }
-        status
-    }
-
     fn version(&self) -> Option<String> {
         match self.places.registry().get(&self.cluster).ok()?.link() {
             Link::Up(connected) => Some(connected.version.clone()),
@@ -289,34 +232,16 @@ impl<'a> NodeKeeper<'a> {
     }
 
     /// Writes what has changed, and the status now and then although nothing has.
-    async fn write(
-        &self,
-        node: &Node,
-        labels: &BTreeMap<String, String>,
-        status: &Value,
-    ) -> Result<(), ApiError> {
+    async fn write(&self, node: &Node, marks: &Marks, status: &Value) -> Result<(), ApiError> {
         let nodes = self.places.home.all::<Node>();
-        let missing: BTreeMap<_, _> = labels
-            .iter()
-            .filter(|(key, value)| node.labels().get(*key) != Some(*value))
-            .collect();
-        if !missing.is_empty() {
-            let patch = json!({"metadata": {"uid": node.uid(), "labels": missing}});
-            crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch)).await?;
-        }
-        let taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
-        if !taints.clone().any(|it| it.key == TAINT) {
-            let ours = json!({"key": TAINT, "value": "true", "effect": "NoExecute"});
-            let all: Vec<Value> = taints.map(|it| json!(it)).chain([ours]).collect();
-            let exactly = json!({"uid": node.uid(), "resourceVersion": node.resource_version()});
-            let patch = json!({"metadata": exactly, "spec": {"taints": all}});
+        if let Some(patch) = marks.changes(node) {
             let written = crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch)).await;
             unless_conflict(written)?;
         }
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner).take();
         let is_recent = written.is_some_and(|when| when.elapsed() < HEARTBEAT);
         if !is_recent || differs(node, status) {
-            let patch = json!({"metadata": {"uid": node.uid()}, "status": status});
+            let patch = status_patch(node, status);
             crash::around(
                 Step::FabricNodeWrite,
                 nodes.merge_status_lists(&self.name, &patch),
@@ -357,36 +282,6 @@ impl<'a> NodeKeeper<'a> {
         crash::around(Step::FabricNodeLease, leases.create(&lease))
             .await
             .map(drop)
-    }
-
-    /// What the nodes there offer, counted a moment ago at most; what was counted before, while
-    /// nobody answers.
-    async fn counted(&self, fabric: &Fabric, place: Option<&Place>) -> Counted {
-        let before = self
-            .counted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let is_recent = before.as_ref().is_some_and(|(when, _)| when.elapsed() < RECOUNT);
-        let counted = match place {
-            Some(place) if !is_recent => count(place, fabric).await,
-            _ => before
-                .as_ref()
-                .map(|(_, counted)| counted.clone())
-                .unwrap_or_default(),
-        };
-        if place.is_some() && !is_recent {
-            let mut kept = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-            *kept = Some((Instant::now(), counted.clone()));
-        }
-        match fabric.capacity.source {
-            CapacitySource::Nodes => counted,
-            CapacitySource::Static => Counted {
-                amounts: stated(&fabric.capacity.amounts),
-                trouble: None,
-                ..counted
-            },
-        }
     }
 
     /// The `RemoteCluster` is being deleted: nothing new comes, and when nothing is there any
@@ -482,92 +377,3 @@ impl Rounds for NodeKeeper<'_> {
     }
 }
 
-/// Whether the status says anything else but when it was written.
-fn differs(node: &Node, status: &Value) -> bool {
-    let timeless = |status: Value| {
-        let mut status = status;
-        if let Some(conditions) = status["conditions"].as_array_mut() {
-            for condition in conditions {
-                condition["lastHeartbeatTime"] = Value::Null;
-                condition["lastTransitionTime"] = Value::Null;
-            }
-        }
-        status
-    };
-    let now = timeless(json!(node.status));
-    let wanted = timeless(status.clone());
-    let fields = wanted.as_object().into_iter().flatten();
-    fields.into_iter().any(|(field, value)| match field.as_str() {
-        "conditions" => {
-            let has = now["conditions"].as_array().cloned().unwrap_or_default();
-            value
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|one| !has.contains(one))
-        }
-        _ => now[field] != *value,
-    })
-}
-
-/// Counts the nodes there that take pods of anybody.
-async fn count(place: &Place, fabric: &Fabric) -> Counted {
-    let nodes = place.cluster.all::<Node>();
-    let open = match nodes
-        .pick(None, None, |node| takes_pods(&node).then(|| offer(&node)))
-        .await
-    {
-        Ok(open) => open,
-        Err(error) => {
-            let trouble = format!("{error}; set spec.fabric.capacity.source to Static");
-            return Counted {
-                trouble: Some(trouble),
-                ..Counted::default()
-            };
-        }
-    };
-    let mut uniform = open.first().map(|(labels, _)| labels.clone()).unwrap_or_default();
-    uniform.retain(|key, value| open.iter().all(|(labels, _)| labels.get(key) == Some(value)));
-    Counted {
-        amounts: share_of(open.iter().map(|(_, amounts)| amounts), fabric.capacity.share),
-        uniform,
-        trouble: None,
-    }
-}
-
-/// Whether an administrator swears that nothing runs on a node any more (KEP 2268).
-pub(super) fn is_out_of_service(node: &Node) -> bool {
-    let mut taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
-    taints.any(|it| it.key == OUT_OF_SERVICE)
-}
-
-pub(super) fn is_ready(node: &Node) -> bool {
-    let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
-    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
-}
-
-fn takes_pods(node: &Node) -> bool {
-    let labels = node.labels();
-    let is_virtual = labels.get(KIND).map(String::as_str) == Some(VIRTUAL)
-        || labels.get("type").map(String::as_str) == Some("virtual-kubelet");
-    let spec = node.spec.as_ref();
-    let is_closed = spec.and_then(|it| it.unschedulable).unwrap_or_default();
-    let mut taints = spec.into_iter().flat_map(|it| it.taints.iter().flatten());
-    let is_tainted = taints.any(|it| it.effect != "PreferNoSchedule");
-    is_ready(node) && !is_virtual && !is_closed && !is_tainted
-}
-
-/// What one node is and offers.
-fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
-    let shared = ["kubernetes.io/os", "kubernetes.io/arch"];
-    let labels = node
-        .labels()
-        .iter()
-        .filter(|(key, _)| shared.contains(&key.as_str()));
-    let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
-    let amounts = node.status.iter().flat_map(|it| it.allocatable.iter().flatten());
-    let amounts = amounts
-        .map(|(name, amount)| (name.clone(), amount.0.clone()))
-        .collect();
-    (labels, amounts)
-}

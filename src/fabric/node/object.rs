@@ -1,0 +1,284 @@
+//! The Node that stands for a cluster, as it should be: labels, taints and status, and the patches
+//! that make it so. Only what the fabric itself has put there is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::ResourceExt;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Endpoint, count::Counted};
+use crate::{
+    api::{fabric::Fabric, remote_cluster::VirtualNodeStatus},
+    cluster::short,
+    offload::same_amount,
+    topology::FABRIC_NODE,
+};
+
+const TAINT: &str = "virtual-node.liqo.io/not-allowed";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+pub(super) const KIND: &str = "liqo.io/type";
+pub(super) const VIRTUAL: &str = "virtual-node";
+/// Annotation: which labels and taints are the fabric's, to be taken off when they are not wanted
+/// any more.
+const OURS: &str = "fabric.storage.liqo.io/ours";
+/// Taints that Kubernetes puts on nodes and takes off, or that an administrator swears by.
+const KUBERNETES: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
+
+/// How the cluster is.
+pub(super) struct Health {
+    pub(super) status: &'static str,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// What the fabric puts on the node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Marks {
+    labels: BTreeMap<String, String>,
+    taints: Vec<Taint>,
+}
+
+/// The annotation.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Ours {
+    #[serde(default)]
+    labels: BTreeSet<String>,
+    /// `key:effect` of each.
+    #[serde(default)]
+    taints: BTreeSet<String>,
+}
+
+impl Marks {
+    /// Those of the node with this name, for this cluster.
+    pub(super) fn of(name: &str, cluster: &str, fabric: &Fabric, counted: &Counted) -> Self {
+        let own = [
+            ("kubernetes.io/hostname", name),
+            ("kubernetes.io/role", "agent"),
+            ("type", "virtual-kubelet"),
+            (KIND, VIRTUAL),
+            ("liqo.io/remote-cluster-id", cluster),
+            ("node.kubernetes.io/exclude-from-external-load-balancers", "true"),
+            ("alpha.service-controller.kubernetes.io/exclude-balancer", "true"),
+            ("node.kubernetes.io/exclude-disruption", "true"),
+            (FABRIC_NODE, cluster),
+        ];
+        // What is said here counts more than what the cluster says of itself.
+        let mut labels = counted.suggested.clone();
+        labels.extend(fabric.labels.clone());
+        labels.extend(counted.uniform.clone());
+        labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let taint = |key: &str, value: Option<&str>, effect: &str| Taint {
+            key: key.to_owned(),
+            value: value.map(str::to_owned),
+            effect: effect.to_owned(),
+            time_added: None,
+        };
+        let further = fabric.taints.iter();
+        let further = further.map(|it| taint(&it.key, it.value.as_deref(), it.effect.name()));
+        let mut taints = vec![taint(TAINT, Some("true"), "NoExecute")];
+        taints.extend(further.filter(|it| it.key != TAINT));
+        Self { labels, taints }
+    }
+
+    fn ours(&self) -> Ours {
+        Ours {
+            labels: self.labels.keys().cloned().collect(),
+            taints: self.taints.iter().map(identity).collect(),
+        }
+    }
+
+    /// The node when it is made: with what others had set on the one before.
+    pub(super) fn new_node(&self, name: &str, before: &VirtualNodeStatus) -> Value {
+        let mut labels = before.labels.clone();
+        labels.extend(self.labels.clone());
+        let kept = before.taints.iter().map(|it| json!(it));
+        let taints: Vec<Value> = self.taints.iter().map(|it| json!(it)).chain(kept).collect();
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": labels, "annotations": {OURS: json!(self.ours()).to_string()}},
+            "spec": {"taints": taints, "unschedulable": before.unschedulable.then_some(true)},
+        })
+    }
+
+    /// What is to be changed of labels and taints, if something is. Taints are a list: whoever
+    /// changes it meanwhile makes the patch fail.
+    pub(super) fn changes(&self, node: &Node) -> Option<Value> {
+        let (before, ours) = (ours_on(node), self.ours());
+        let has = node.labels();
+        let mut labels: BTreeMap<&String, Option<&String>> = self
+            .labels
+            .iter()
+            .filter(|(key, value)| has.get(*key) != Some(*value))
+            .map(|(key, value)| (key, Some(value)))
+            .collect();
+        let dropped = before.labels.iter().filter(|key| !ours.labels.contains(*key));
+        labels.extend(dropped.filter(|key| has.contains_key(*key)).map(|key| (key, None)));
+        let mut taints: Vec<&Taint> = taints_of(node)
+            .filter(|it| !before.taints.contains(&identity(it)) && !ours.taints.contains(&identity(it)))
+            .collect();
+        taints.extend(&self.taints);
+        let (now, wanted): (BTreeSet<_>, BTreeSet<_>) = (
+            taints_of(node).map(spelled).collect(),
+            taints.iter().copied().map(spelled).collect(),
+        );
+        if labels.is_empty() && now == wanted && before == ours {
+            return None;
+        }
+        let mut patch = json!({"metadata": {
+            "uid": node.uid(), "resourceVersion": node.resource_version(),
+            "labels": labels, "annotations": {OURS: json!(ours).to_string()},
+        }});
+        if now != wanted {
+            patch["spec"] = json!({"taints": taints});
+        }
+        Some(patch)
+    }
+
+    /// What others have set on the node, to be set again on the next one.
+    pub(super) fn of_others(&self, node: &Node) -> VirtualNodeStatus {
+        let (before, ours) = (ours_on(node), self.ours());
+        let is_ours = |key: &String| before.labels.contains(key) || ours.labels.contains(key);
+        let labels = node.labels().iter().filter(|(key, _)| !is_ours(key));
+        let taints = taints_of(node).filter(|it| {
+            let id = identity(it);
+            let is_kubernetes = KUBERNETES.iter().any(|prefix| it.key.starts_with(prefix));
+            !is_kubernetes && !before.taints.contains(&id) && !ours.taints.contains(&id)
+        });
+        let spec = node.spec.as_ref();
+        VirtualNodeStatus {
+            cluster_uid: None,
+            labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            taints: taints.map(crate::api::remote_cluster::KeptTaint::from).collect(),
+            unschedulable: spec.and_then(|it| it.unschedulable).unwrap_or_default(),
+        }
+    }
+}
+
+fn ours_on(node: &Node) -> Ours {
+    let said = node.annotations().get(OURS);
+    said.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default()
+}
+
+fn taints_of(node: &Node) -> impl Iterator<Item = &Taint> {
+    node.spec.iter().flat_map(|it| it.taints.iter().flatten())
+}
+
+/// What makes a taint another one.
+fn identity(taint: &Taint) -> String {
+    format!("{}:{}", taint.key, taint.effect)
+}
+
+fn spelled(taint: &Taint) -> (&str, &str, &str) {
+    let value = taint.value.as_deref().unwrap_or_default();
+    (&taint.key, value, &taint.effect)
+}
+
+/// The status of the node.
+pub(super) fn status(
+    node: &Node,
+    endpoint: Option<&Endpoint>,
+    counted: &Counted,
+    health: &Health,
+    version: Option<String>,
+) -> Value {
+    let now = format!("{:.0}", Timestamp::now());
+    let trouble = counted.trouble.iter().map(|why| format!("; {why}"));
+    let message: String = [health.message.clone()].into_iter().chain(trouble).collect();
+    let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+        let mut before = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+        let before = before.find(|it| it.type_ == kind && it.status == status);
+        let since = before.and_then(|it| it.last_transition_time.as_ref());
+        let since = since.map_or_else(|| now.clone(), |it| format!("{:.0}", it.0));
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": short(message),
+            "lastHeartbeatTime": now, "lastTransitionTime": since,
+        })
+    };
+    let fine = |kind| condition(kind, "False", "RemoteCluster", "it stands for a cluster");
+    let mut status = json!({
+        "capacity": counted.amounts,
+        "allocatable": counted.amounts,
+        "conditions": [
+            condition("Ready", health.status, health.reason, &message),
+            fine("MemoryPressure"), fine("DiskPressure"), fine("PIDPressure"), fine("NetworkUnavailable"),
+        ],
+        "nodeInfo": {
+            "operatingSystem": counted.uniform.get("kubernetes.io/os").map_or("linux", String::as_str),
+            "architecture": counted.uniform.get("kubernetes.io/arch").map_or("", String::as_str),
+            "kubeletVersion": version.unwrap_or_default(),
+            "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+            "machineID": "", "osImage": "", "systemUUID": "",
+        },
+    });
+    if let Some(endpoint) = endpoint {
+        // A host name would come first where the API server looks for the address.
+        status["addresses"] = json!([{"type": "InternalIP", "address": endpoint.address}]);
+        status["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": endpoint.port}});
+    }
+    status
+}
+
+/// The strategic merge patch that makes the status of the node this one: what is not offered any
+/// more is taken out, and so are addresses of other types.
+pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
+    let mut wanted = status.clone();
+    let now = json!(node.status);
+    for field in ["capacity", "allocatable"] {
+        let had = now[field].as_object().into_iter().flatten();
+        let gone: Vec<&String> = had.map(|(name, _)| name).filter(|it| status[field].get(it).is_none()).collect();
+        for name in gone {
+            wanted[field][name] = Value::Null;
+        }
+    }
+    if let Some(addresses) = wanted["addresses"].as_array_mut() {
+        addresses.push(json!({"$patch": "replace"}));
+    }
+    json!({"metadata": {"uid": node.uid()}, "status": wanted})
+}
+
+/// Whether the status says anything else but when it was written.
+pub(super) fn differs(node: &Node, status: &Value) -> bool {
+    let timeless = |status: &Value| {
+        let mut conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        for condition in &mut conditions {
+            condition["lastHeartbeatTime"] = Value::Null;
+            condition["lastTransitionTime"] = Value::Null;
+        }
+        conditions
+    };
+    let now = json!(node.status);
+    let conditions = timeless(&now);
+    let mut fields = status.as_object().into_iter().flatten();
+    fields.any(|(field, value)| match field.as_str() {
+        "conditions" => timeless(status).iter().any(|one| !conditions.contains(one)),
+        "capacity" | "allocatable" => !same_amounts(&now[field], value),
+        _ => now[field] != *value,
+    })
+}
+
+/// Whether two lists of amounts say the same, however they spell it.
+fn same_amounts(a: &Value, b: &Value) -> bool {
+    let empty = serde_json::Map::new();
+    let (a, b) = (a.as_object().unwrap_or(&empty), b.as_object().unwrap_or(&empty));
+    a.len() == b.len()
+        && a.iter().all(|(name, amount)| {
+            let (one, other) = (amount.as_str(), b.get(name).and_then(Value::as_str));
+            matches!((one, other), (Some(one), Some(other)) if same_amount(one, other))
+        })
+}
+
+/// Whether an administrator swears that nothing runs on a node any more (KEP 2268).
+pub(in crate::fabric) fn is_out_of_service(node: &Node) -> bool {
+    taints_of(node).any(|it| it.key == OUT_OF_SERVICE)
+}
+
+pub(in crate::fabric) fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+#[cfg(test)]
+mod tests;
