@@ -312,15 +312,35 @@ where
     /// Applies a JSON merge patch to the approval of a `CertificateSigningRequest`; `None` when
     /// there is no such object.
     pub async fn merge_approval(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
+        self.merge_below("approve", "approval", name, patch).await
+    }
+
+    /// Applies a JSON merge patch to a part of the object that is changed by itself, as the API
+    /// names it; `None` when there is no such object, or no such part.
+    pub async fn merge_subresource(
+        &self,
+        part: &str,
+        name: &str,
+        patch: &serde_json::Value,
+    ) -> Result<Option<K>, ApiError> {
+        self.merge_below("change", part, name, patch).await
+    }
+
+    async fn merge_below(
+        &self,
+        verb: &'static str,
+        part: &str,
+        name: &str,
+        patch: &serde_json::Value,
+    ) -> Result<Option<K>, ApiError> {
         let params = PatchParams {
             field_manager: Some(DRIVER_NAME.to_owned()),
             ..PatchParams::default()
         };
-        self.bounded("approve", name, || async {
-            let patch = Patch::Merge(patch);
+        self.bounded(verb, name, || async {
             let patched = self
                 .api
-                .patch_subresource("approval", name, &params, &patch)
+                .patch_subresource(part, name, &params, &Patch::Merge(patch))
                 .await;
             absent_is_none(patched).map(unwrapped)
         })

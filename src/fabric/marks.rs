@@ -19,8 +19,6 @@ pub(super) const REMOTE_CLUSTER: &str = "fabric.storage.liqo.io/remote-cluster";
 pub(super) const REMOTE_CLUSTER_UID: &str = "fabric.storage.liqo.io/remote-cluster-uid";
 /// Annotation of such a pod: the namespace there.
 pub(super) const REMOTE_NAMESPACE: &str = "fabric.storage.liqo.io/remote-namespace";
-/// Annotation of a remote pod: the keys of the labels that it has from its home pod.
-pub(super) const CARRIED_LABELS: &str = "fabric.storage.liqo.io/carried-labels";
 /// Label of a home namespace whose new pods are what its `NamespaceOffloading` makes of them. As
 /// Liqo's.
 pub(super) const SCHEDULING: &str = "liqo.io/scheduling-enabled";

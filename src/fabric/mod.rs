@@ -5,6 +5,7 @@
 //!
 //! What is decided is in [`crate::offload`]; what is read and written is here.
 
+mod brake;
 mod leaving;
 mod liqo;
 mod marks;

@@ -321,8 +321,8 @@ steps! {
     PodUngate = "pod-ungate",
     /// The status of a home pod is written.
     PodStatus = "pod-status",
-    /// The labels of a home pod are carried to its remote pod.
-    PodLabels = "pod-labels",
+    /// What has changed of a home pod is carried to its remote pod.
+    PodChange = "pod-change",
     /// A remote pod is deleted.
     PodDeleteThere = "pod-delete-there",
     /// A home pod is deleted, because others have deleted its remote pod.

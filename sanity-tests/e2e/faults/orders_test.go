@@ -156,7 +156,7 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 var unreached = both("move-refuse-gate", "move-retain", "move-retain-source",
 	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-delete", "offload-let-go", "fabric-hold",
 	"offload-bind", "fabric-node-make", "fabric-node-write", "fabric-node-lease", "fabric-node-delete",
-	"pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status", "pod-labels", "pod-delete-there", "pod-end", "pod-let-go", "pod-free",
+	"pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free",
 	"serving-request", "serving-approve",
 	"reflect-bind", "reflect-unbind", "reflect-create", "reflect-patch", "reflect-delete")
 

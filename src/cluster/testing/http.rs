@@ -114,7 +114,7 @@ fn act(
     body: &Bytes,
 ) -> Response {
     let sent = || serde_json::from_slice::<Value>(body).unwrap_or_default();
-    let object = ["/status", "/approval"]
+    let object = ["/status", "/approval", "/resize", "/ephemeralcontainers"]
         .iter()
         .find_map(|below| path.strip_suffix(below))
         .unwrap_or(path);

@@ -13,16 +13,15 @@ use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     fabric::{
         marks::{
-            CARRIED_LABELS, HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID,
-            REMOTE_NAMESPACE,
+            HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE,
         },
         places::Place,
         raw::RawPod,
     },
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, Waiting, carried_labels, decide_pod,
-        final_status, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, Waiting, decide_pod, final_status,
+        remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
 };
 
@@ -91,7 +90,7 @@ impl Writer<'_> {
                 }
             }
             Act::Ungate => self.ungate().await?,
-            Act::Reflect => self.reflect(home).await?,
+            Act::Reflect => return self.reflect(home).await,
             Act::End(end) => self.end(home, end).await?,
             Act::Free => self.free(home).await?,
             Act::Rest => return self.rest(home, facts).await,
@@ -143,15 +142,12 @@ impl Writer<'_> {
             let reason = "RemoteNamespaceMissing";
             return Ok(Made::Refused(Waiting { reason, message }));
         };
-        let labels = carried_labels(&home.json());
-        let labels = labels.keys().map(String::as_str).collect::<Vec<_>>().join(",");
         let marks = RemoteMarks {
             labels: pairs([(HOME, self.pods.places.home.id().as_str())]),
             annotations: pairs([
                 (HOME_UID, self.look.home_uid),
                 (HOME_POD, self.look.key),
                 (HOME_POD_UID, home.uid()),
-                (CARRIED_LABELS, &labels),
             ]),
         };
         let mut pod = match remote_pod(&home.json(), &marks, &self.pods.settings()) {
@@ -192,49 +188,18 @@ impl Writer<'_> {
         unless_conflict(written).map(drop)
     }
 
-    async fn reflect(&self, home: &RawPod) -> Result<(), ApiError> {
+    /// When to look again, because something is to be tried again.
+    async fn reflect(&self, home: &RawPod) -> Result<Option<Duration>, ApiError> {
         let Some((remote, pods)) = self.remote() else {
-            return Ok(());
+            return Ok(None);
         };
-        self.carry_labels(home, remote, &pods).await?;
+        let again = self.carry_changes(home, remote, &pods).await;
         if home.as_home().ended {
-            return Ok(());
+            return Ok(again);
         }
-        self.write_status(home, &remote_status(&home.json(), &remote.json()))
-            .await
-            .map(drop)
-    }
-
-    async fn carry_labels(
-        &self,
-        home: &RawPod,
-        remote: &RawPod,
-        pods: &Objects<RawPod>,
-    ) -> Result<(), ApiError> {
-        let wanted = carried_labels(&home.json());
-        let keys = wanted.keys().map(String::as_str).collect::<Vec<_>>().join(",");
-        let before = remote.annotation(CARRIED_LABELS).unwrap_or_default();
-        let mut changes = json!({});
-        for (key, value) in &wanted {
-            if remote.labels().get(key) != Some(value) {
-                changes[key] = value.as_str().into();
-            }
-        }
-        // What others have put on it there stays.
-        for key in before.split(',').filter(|key| !wanted.contains_key(*key)) {
-            if remote.labels().contains_key(key) {
-                changes[key] = Value::Null;
-            }
-        }
-        if before == keys && changes.as_object().is_none_or(serde_json::Map::is_empty) {
-            return Ok(());
-        }
-        let mut metadata = remote.exactly();
-        metadata["labels"] = changes;
-        metadata["annotations"] = json!({ CARRIED_LABELS: keys });
-        let patch = json!({ "metadata": metadata });
-        let written = crash::around(Step::PodLabels, pods.merge(&remote.name_any(), &patch)).await;
-        unless_conflict(written).map(drop)
+        let status = remote_status(&home.json(), &remote.json());
+        self.write_status(home, &status).await?;
+        Ok(again)
     }
 
     async fn delete_there(&self, grace: Option<i64>) -> Result<(), ApiError> {

@@ -3,6 +3,7 @@
 //! writes.
 
 mod act;
+mod changes;
 mod look;
 mod watches;
 mod work;
@@ -18,12 +19,13 @@ use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use self::{watches::Watches, work::Work};
+use self::{changes::Sent, watches::Watches, work::Work};
 use super::{marks::HOME_POD, places::Places, raw::RawPod};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
     cluster::{
         ApiError, Lean,
+        events::Events,
         view::{Changed, Feed, View},
     },
     offload::{Readiness, pods::RemoteSettings},
@@ -49,6 +51,8 @@ pub(super) struct Pods<'a> {
     there: Watches,
     /// Whether all remote pods were looked at since the cluster answers.
     swept: &'a watch::Sender<bool>,
+    sent: Sent,
+    events: Events,
     _stops: tokio_util::sync::DropGuard,
 }
 
@@ -68,6 +72,8 @@ impl<'a> Pods<'a> {
             places,
             cluster,
             swept,
+            sent: Sent::default(),
+            events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),
         }
     }

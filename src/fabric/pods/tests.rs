@@ -23,6 +23,8 @@ use crate::{
     placement::{Declared, Mapped, Namespaces},
 };
 
+mod changes;
+
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
 const SYSTEM: &str = "/api/v1/namespaces/kube-system";

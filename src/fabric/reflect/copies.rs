@@ -12,13 +12,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret, Service};
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{
-    pace::Brake,
-    source::{self, Copied, KINDS, PerKind, Source, json},
-};
+use super::source::{self, Copied, KINDS, PerKind, Source, json};
 use crate::{
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
-    fabric::remote::{Owner, Question},
+    fabric::{
+        brake::Brake,
+        remote::{Owner, Question},
+    },
     observe::crash::{self, Step as Write},
     offload::{
         Seen,
@@ -65,7 +65,7 @@ struct Memory {
     known: HashMap<String, Known>,
     /// When what is looked at again although nothing changes.
     again: BTreeMap<String, Instant>,
-    brake: Brake,
+    brake: Brake<Print>,
     /// The objects whose names others have, and when they were told so.
     taken: HashMap<String, Instant>,
     /// When the namespace there was last seen to be ours.

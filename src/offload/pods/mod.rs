@@ -15,14 +15,16 @@
 //! deleted: its home pod went, or names another one. One that may have run and is gone is never
 //! made again.
 
+mod changes;
 mod decision;
 mod spec;
 mod status;
 mod volumes;
 
 pub use self::{
+    changes::{CARRIED, Change},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
-    spec::{PodRefused, RemoteMarks, RemoteSettings, carried_labels, claims, remote_pod},
+    spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
     status::{STARTED, final_status, remote_status, started_status, unreachable_status, waiting_status},
 };
 

@@ -7,7 +7,12 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{GATE, volumes};
+use super::{
+    GATE,
+    changes::{self, CARRIED as RECORD},
+    volumes,
+};
+use crate::volume::marks_ownership;
 
 /// Label of virtual nodes, here and in remote clusters that have their own.
 const NODE_KIND: &str = "liqo.io/type";
@@ -23,6 +28,18 @@ const OWN_KEYS: [&str; 4] = [
     "topology.kubernetes.io/",
     "liqo.io/shadowPod",
     "kubectl.kubernetes.io/last-applied-configuration",
+];
+/// Keys of annotations that were written about the pod here, by the kubelet, admission or the
+/// network: there they would lie.
+const ABOUT_HOME: [&str; 8] = [
+    "cni.projectcalico.org/containerID",
+    "cni.projectcalico.org/podIP",
+    "k8s.ovn.org/pod-networks",
+    "k8s.v1.cni.cncf.io/network-status",
+    "k8s.v1.cni.cncf.io/networks-status",
+    "kubernetes.io/config.",
+    "kubernetes.io/limit-ranger",
+    "ovn.kubernetes.io/",
 ];
 /// Its pods would be there what they are here: bound to one machine.
 const PLACE_OF_HOME: [&str; 3] = ["hostNetwork", "hostPID", "hostIPC"];
@@ -134,7 +151,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     }
     remote.insert("affinity".into(), real_nodes_only());
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
-    set(&mut remote, "tolerations", tolerations(spec, settings));
+    set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
     set(&mut remote, "topologySpreadConstraints", spread(spec));
     let own = spec.get("runtimeClassName").and_then(Value::as_str);
     let own = own.filter(|class| *class != "liqo");
@@ -144,8 +161,10 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     if let Some(class) = &settings.priority_class {
         remote.insert("priorityClassName".into(), class.as_str().into());
     }
-    // With no time to end, its name would be free there while it still runs.
-    if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64) == Some(0) {
+    // With no time to end, its name would be free there while it still runs. Less than none
+    // means one second.
+    let grace = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64);
+    if grace.is_some_and(|seconds| seconds < 1) {
         remote.insert("terminationGracePeriodSeconds".into(), 1.into());
     }
     // Who it is at home is nobody there.
@@ -154,7 +173,8 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     remote.insert("schedulingGates".into(), json!([{ "name": GATE }]));
     let mut labels = carried_labels(home);
     labels.extend(marks.labels.clone());
-    let mut annotations = carried(&home["metadata"]["annotations"]);
+    let mut annotations = carried_annotations(home);
+    annotations.insert(RECORD.to_owned(), changes::record(home));
     annotations.extend(marks.annotations.clone());
     Ok(json!({
         "apiVersion": "v1",
@@ -165,9 +185,42 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
 }
 
 /// The labels of a home pod that its remote pod has.
-#[must_use]
-pub fn carried_labels(home: &Value) -> BTreeMap<String, String> {
+pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
     carried(&home["metadata"]["labels"])
+}
+
+/// The annotations of a home pod that its remote pod has. Tools there would take it for theirs by
+/// some of the others, and prune it.
+pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
+    let mut carried = carried(&home["metadata"]["annotations"]);
+    carried.retain(|key, _| !marks_ownership(key) && !ABOUT_HOME.iter().any(|one| key.starts_with(one)));
+    carried
+}
+
+/// The tolerations of a home pod that its remote pod has.
+pub(super) fn carried_tolerations(spec: &Value) -> impl Iterator<Item = &Value> {
+    let all = spec["tolerations"].as_array().into_iter().flatten();
+    all.filter(|one| {
+        let key = one["key"].as_str().unwrap_or_default();
+        !key.is_empty() && key != TAINT
+    })
+}
+
+/// The ephemeral containers of a home pod, as its remote pod has them.
+pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
+    let none = Map::new();
+    let spec = home["spec"].as_object().unwrap_or(&none);
+    let tokens = volumes::tokens(spec.get("volumes"));
+    let all = home["spec"]["ephemeralContainers"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let carried = all.cloned().map(|mut container| {
+        without_mounts(&mut container, &tokens);
+        tell_account(&mut container, spec);
+        container
+    });
+    carried.collect()
 }
 
 /// The names of the claims that a pod uses.
@@ -264,17 +317,9 @@ fn node_selector(spec: &Map<String, Value>, settings: &RemoteSettings) -> Value 
     own.chain(wished).collect::<Map<_, _>>().into()
 }
 
-fn tolerations(spec: &Map<String, Value>, settings: &RemoteSettings) -> Value {
-    let own = spec
-        .get("tolerations")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten();
-    let own = own.filter(|one| {
-        let key = one["key"].as_str().unwrap_or_default();
-        !key.is_empty() && key != TAINT
-    });
-    own.chain(&settings.tolerations)
+fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
+    carried_tolerations(spec)
+        .chain(&settings.tolerations)
         .cloned()
         .collect::<Vec<_>>()
         .into()
@@ -302,7 +347,10 @@ mod tests {
             "metadata": {
                 "name": "web",
                 "labels": {"app": "web", "liqo.io/shadowPod": "true"},
-                "annotations": {"note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan"},
+                "annotations": {
+                    "note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan", "kubernetes.io/config.source": "api",
+                    "argocd.argoproj.io/tracking-id": "shop:/Pod:shop/web",
+                },
             },
             "spec": spec,
         })
@@ -360,7 +408,8 @@ mod tests {
     fn a_usual_pod_is_carried_without_what_is_of_home() {
         let remote = made(&usual());
         assert_eq!(remote["metadata"]["labels"], json!({"app": "web", "ours": "yes"}));
-        assert_eq!(remote["metadata"]["annotations"], json!({"note": "kept"}));
+        let annotations = remote["metadata"]["annotations"].as_object().unwrap();
+        assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
         let spec = &remote["spec"];
         assert_eq!(
             spec["volumes"],

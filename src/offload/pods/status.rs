@@ -6,20 +6,41 @@ use serde_json::{Map, Value, json};
 use super::Waiting;
 
 /// Fields of the remote status that the home pod has as well.
-const CARRIED: [&str; 6] = [
+const CARRIED: [&str; 5] = [
     "containerStatuses",
-    "ephemeralContainerStatuses",
     "initContainerStatuses",
     "message",
     "phase",
     "reason",
 ];
+/// The same of those containers that the home pod has: others were put into the remote one there.
+const EPHEMERAL: &str = "ephemeralContainerStatuses";
 /// Conditions that are not of the remote pod's making, or about its place there.
 const NOT_CARRIED: [&str; 1] = ["PodScheduled"];
+/// Conditions that only the remote pod can have, or that it has told first: those that it has no
+/// more go.
+const OF_REMOTE: [&str; 7] = [
+    "AllContainersRestarting",
+    "ContainersReady",
+    "Initialized",
+    "PodReadyToStartContainers",
+    "PodResizeInProgress",
+    "PodResizePending",
+    READY,
+];
 const READY: &str = "Ready";
 const DISRUPTED: &str = "DisruptionTarget";
 /// Condition of a home pod that may have run: its message is the uid of the remote pod.
 pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
+
+/// How the ephemeral containers are that came from home; null, if there are none.
+fn ephemeral_statuses(home: &Value, remote: &Value) -> Value {
+    let known = home["spec"]["ephemeralContainers"].as_array();
+    let is_known = |it: &&Value| known.is_some_and(|all| all.iter().any(|one| one["name"] == it["name"]));
+    let all = remote["status"][EPHEMERAL].as_array().into_iter().flatten();
+    let all: Vec<Value> = all.filter(is_known).cloned().collect();
+    if all.is_empty() { Value::Null } else { all.into() }
+}
 
 /// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
 #[must_use]
@@ -28,6 +49,7 @@ pub fn remote_status(home: &Value, remote: &Value) -> Value {
     for field in CARRIED {
         status.insert(field.to_owned(), remote["status"][field].clone());
     }
+    status.insert(EPHEMERAL.to_owned(), ephemeral_statuses(home, remote));
     if status["phase"].is_null() {
         status.insert("phase".into(), "Pending".into());
     }
@@ -122,14 +144,8 @@ fn conditions(home: &Value, remote: &Value) -> Value {
         .filter_map(|gate| gate["conditionType"].as_str())
         .collect();
     let is_replaced = |condition: &Value| {
-        let known = [
-            "Initialized",
-            "ContainersReady",
-            READY,
-            "PodReadyToStartContainers",
-        ];
         let kind = condition["type"].as_str().unwrap_or_default();
-        known.contains(&kind) || remote_ones.iter().any(|it| it["type"] == kind)
+        OF_REMOTE.contains(&kind) || remote_ones.iter().any(|it| it["type"] == kind)
     };
     let kept = own(home).filter(|it| !is_replaced(it) || gates.iter().any(|gate| it["type"] == *gate));
     let met = |gate: &&str| own(home).any(|it| it["type"] == **gate && it["status"] == "True");
@@ -194,6 +210,29 @@ mod tests {
             remote_status(&json!({"status": status.clone()}), &remote)["conditions"],
             status["conditions"]
         );
+    }
+
+    #[test]
+    fn containers_that_look_into_a_pod_are_told_of() {
+        let named = |names: &[&str]| -> Value { names.iter().map(|name| json!({"name": name})).collect() };
+        let remote = json!({"status": {"phase": "Running", "ephemeralContainerStatuses": named(&["debug", "theirs"])}});
+        let home = json!({"spec": {"ephemeralContainers": named(&["debug", "later"])}});
+        assert_eq!(remote_status(&home, &remote)[EPHEMERAL], named(&["debug"]));
+        assert_eq!(remote_status(&json!({}), &remote)[EPHEMERAL], Value::Null);
+    }
+
+    #[test]
+    fn what_the_remote_pod_says_no_more_goes() {
+        let home = json!({"status": {"conditions": [condition("PodResizePending", "True"), condition("lb", "True")]}});
+        let remote = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
+        let status = remote_status(&home, &remote);
+        let kinds: Vec<&Value> = status["conditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| &it["type"])
+            .collect();
+        assert_eq!(kinds, ["lb", "Ready"]);
     }
 
     #[test]

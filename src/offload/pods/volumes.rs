@@ -53,6 +53,16 @@ pub(super) fn remote(volumes: Option<&Value>, home: &str) -> Result<(Value, Vec<
     Ok((kept.into(), tokens))
 }
 
+/// The names of the volumes that [`remote`] leaves out.
+pub(super) fn tokens(volumes: Option<&Value>) -> Vec<String> {
+    let all = volumes.and_then(Value::as_array).into_iter().flatten();
+    let named = all.map(|volume| (volume["name"].as_str().unwrap_or_default(), volume));
+    named
+        .filter(|(name, volume)| is_token(name, volume))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
 /// The volume, with the names that its objects have there.
 fn with_copies(mut volume: Value, home: &str) -> Value {
     let renamed = |source: &mut Value| {
