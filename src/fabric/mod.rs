@@ -9,6 +9,7 @@ mod brake;
 mod leaving;
 mod liqo;
 mod marks;
+mod meters;
 mod namespaces;
 mod node;
 mod places;
@@ -30,6 +31,7 @@ pub(crate) use self::liqo::installed as liqo;
 pub use self::node::Endpoint;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
+    meters::Meters,
     namespaces::Namespaces,
     node::NodeKeeper,
     places::Places,
@@ -71,6 +73,7 @@ pub async fn run(
     idle: Idle,
     stop: CancellationToken,
 ) {
+    let meters = Meters::default();
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
@@ -80,7 +83,7 @@ pub async fn run(
         tokio::join!(
             drive(Namespaces::new(&home, &registry, &idle), &metrics),
             drive(reflection, &metrics),
-            virtual_nodes(&home, &registry, settings.endpoint, &metrics),
+            virtual_nodes(&home, &registry, settings.endpoint, &meters, &metrics),
         );
     };
     let led = async {
@@ -91,7 +94,7 @@ pub async fn run(
         }
         lease.release().await;
     };
-    let served = streams.serve(home.clone(), registry.clone(), stop.clone());
+    let served = streams.serve(home.clone(), registry.clone(), meters.clone(), stop.clone());
     tokio::join!(led, served);
 }
 
@@ -103,7 +106,13 @@ struct Served {
 }
 
 /// Looks after each node that the fabric makes, and its pods.
-async fn virtual_nodes(home: &Cluster, registry: &Registry, endpoint: Option<Endpoint>, metrics: &Metrics) {
+async fn virtual_nodes(
+    home: &Cluster,
+    registry: &Registry,
+    endpoint: Option<Endpoint>,
+    meters: &Meters,
+    metrics: &Metrics,
+) {
     let places = &Places::new(home, registry);
     let clusters = &home.views().remote_clusters;
     let served = || {
@@ -122,7 +131,7 @@ async fn virtual_nodes(home: &Cluster, registry: &Registry, endpoint: Option<End
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
         let keeper = NodeKeeper::new(places, cluster.clone(), node.clone(), endpoint, swept.subscribe());
-        let pods = Pods::new(places, cluster, &node, &swept);
+        let pods = Pods::new(places, cluster, &node, meters, &swept);
         tokio::join!(drive(keeper, metrics), pods.run());
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;

@@ -57,7 +57,7 @@ pub fn same_amount(one: &str, other: &str) -> bool {
 }
 
 /// A quantity in billionths.
-fn nanos(quantity: &str) -> Option<i128> {
+pub(super) fn nanos(quantity: &str) -> Option<i128> {
     let digits = quantity
         .find(|it: char| !it.is_ascii_digit() && it != '.')
         .unwrap_or(quantity.len());

@@ -9,6 +9,7 @@ pub mod pods;
 pub mod reflection;
 mod selector;
 mod status;
+pub mod usage;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Who calls, and whether they may. A caller shows a certificate of the cluster's client CA, which
 //! TLS has verified before it is read here, or a token, which the API server reviews. What they may
-//! do is asked of the API server as a kubelet asks it: the rights on `nodes/proxy`. Nobody is
-//! anonymous.
+//! do is asked of the API server as a kubelet asks it: the rights on `nodes/proxy` and
+//! `nodes/metrics`. Nobody is anonymous.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,6 +36,24 @@ pub(super) struct Caller {
     uid: Option<String>,
     groups: Vec<String>,
     extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+/// The part of a node that something takes a right on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Its pods.
+    Proxy,
+    /// What is used there.
+    Metrics,
+}
+
+impl Part {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Proxy => "proxy",
+            Self::Metrics => "metrics",
+        }
+    }
 }
 
 impl Caller {
@@ -121,6 +139,7 @@ impl Gate {
         &self,
         caller: &Caller,
         verb: &'static str,
+        part: Part,
         node: Option<&str>,
     ) -> Result<(), Refusal> {
         let spec = SubjectAccessReviewSpec {
@@ -131,7 +150,7 @@ impl Gate {
             resource_attributes: Some(ResourceAttributes {
                 version: Some("v1".to_owned()),
                 resource: Some("nodes".to_owned()),
-                subresource: Some("proxy".to_owned()),
+                subresource: Some(part.name().to_owned()),
                 verb: Some(verb.to_owned()),
                 name: node.map(str::to_owned),
                 ..ResourceAttributes::default()
@@ -149,6 +168,7 @@ impl Gate {
         Err(Refusal::Forbidden {
             who: format!("user={}", caller.name),
             verb,
+            part: part.name(),
             node: node.map(|node| format!(", node={node}")).unwrap_or_default(),
         })
     }

@@ -1,5 +1,5 @@
 //! The kubelet's API for the pods that this fabric runs in remote clusters: logs, `exec`, `attach`
-//! and `port-forward`. The API server of this cluster calls it, at the address of a virtual node;
+//! and `port-forward`, and what they use. The API server of this cluster calls it, at the address of a virtual node;
 //! one port serves all of them, for pods are found by namespace and name. What is asked is asked
 //! again of the API server of the remote pod, and what that says is passed on: nothing of a stream
 //! is parsed here.
@@ -17,6 +17,7 @@ mod metrics;
 mod refusal;
 mod relay;
 mod target;
+mod usage;
 
 use std::{
     convert::Infallible,
@@ -51,7 +52,7 @@ pub use self::metrics::Metrics;
 use self::{
     asked::Asked,
     certificate::Wanted,
-    identity::{Caller, Gate},
+    identity::{Caller, Gate, Part},
     metrics::Outcome,
     refusal::Refusal,
     relay::Relay,
@@ -59,6 +60,7 @@ use self::{
 };
 use crate::{
     cluster::{Cluster, KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES},
+    fabric::meters::Meters,
     fleet::Registry,
 };
 
@@ -143,7 +145,13 @@ impl Streams {
     }
 
     /// Serves until `stop`.
-    pub(super) async fn serve(self, home: Cluster, registry: Registry, stop: CancellationToken) {
+    pub(super) async fn serve(
+        self,
+        home: Cluster,
+        registry: Registry,
+        meters: Meters,
+        stop: CancellationToken,
+    ) {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let first = match certificate::self_signed(&self.wanted, &provider) {
             Ok(first) => first,
@@ -151,7 +159,7 @@ impl Streams {
         };
         let shown = watch::Sender::new(Arc::new(first));
         let authority = watch::Sender::new(Arc::new(RootCertStore::empty()));
-        let kubelet = Kubelet::new(&home, registry, self.metrics, self.bounds);
+        let kubelet = Kubelet::new(&home, registry, meters, self.metrics, self.bounds);
         let tls = Tls {
             provider: Arc::clone(&provider),
             shown: shown.clone(),
@@ -209,6 +217,7 @@ struct Kubelet {
     gate: Gate,
     finder: Finder,
     relay: Relay,
+    meters: Meters,
     metrics: Metrics,
     bounds: Bounds,
     room: Arc<Semaphore>,
@@ -218,7 +227,13 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    fn new(home: &Cluster, registry: Registry, metrics: Metrics, bounds: Bounds) -> Arc<Self> {
+    fn new(
+        home: &Cluster,
+        registry: Registry,
+        meters: Meters,
+        metrics: Metrics,
+        bounds: Bounds,
+    ) -> Arc<Self> {
         Arc::new(Self {
             gate: Gate::new(home.clone()),
             finder: Finder::new(home.clone(), registry),
@@ -228,6 +243,7 @@ impl Kubelet {
                 streams: TaskTracker::new(),
                 cut: CancellationToken::new(),
             },
+            meters,
             metrics,
             bounds,
             room: Arc::new(Semaphore::new(bounds.streams)),
@@ -304,6 +320,13 @@ impl Kubelet {
 
     async fn answer(&self, caller: Option<&Caller>, request: Request<Incoming>) -> Answer {
         let (method, uri) = (request.method(), request.uri());
+        if uri.path() == usage::PATH {
+            let answer = Box::pin(self.usage(caller, request.headers(), method)).await;
+            return answer.unwrap_or_else(|refusal| {
+                tracing::debug!(why = %refusal, "what pods use is not said");
+                refusal.answer()
+            });
+        }
         let asked = Asked::read(method, uri.path(), uri.query().unwrap_or_default());
         let asked = match asked {
             Ok(asked) => asked,
@@ -337,7 +360,9 @@ impl Kubelet {
             .as_ref()
             .and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
         // Who may not on any node is not told which pods there are.
-        self.gate.admit(&caller, asked.kind.verb(), node).await?;
+        self.gate
+            .admit(&caller, asked.kind.verb(), Part::Proxy, node)
+            .await?;
         let pod = pod.ok_or_else(|| {
             let Asked { namespace, pod, .. } = asked;
             Refusal::NoPod(format!("there is no pod {namespace}/{pod}"))

@@ -17,10 +17,11 @@ pub(super) enum Refusal {
     #[error("Unauthorized: neither a certificate of this cluster's client CA nor a valid token was shown")]
     Stranger,
     /// Whoever asks may not.
-    #[error("Forbidden ({who}, verb={verb}, resource=nodes, subresource=proxy{node})")]
+    #[error("Forbidden ({who}, verb={verb}, resource=nodes, subresource={part}{node})")]
     Forbidden {
         who: String,
         verb: &'static str,
+        part: &'static str,
         node: String,
     },
     /// It is none of what is served.
@@ -35,6 +36,9 @@ pub(super) enum Refusal {
     /// There is no such pod, at home or there.
     #[error("{0}")]
     NoPod(String),
+    /// Nobody knows what pods use.
+    #[error("{0}")]
+    NoUsage(String),
     /// The pod there is not the one that runs for the pod at home.
     #[error("{0}")]
     Foreign(String),
@@ -60,7 +64,7 @@ impl Refusal {
         match self {
             Self::Stranger => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::NotServed | Self::NoPod(_) => StatusCode::NOT_FOUND,
+            Self::NotServed | Self::NoPod(_) | Self::NoUsage(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoUpgrade => StatusCode::BAD_REQUEST,
             Self::Foreign(_) => StatusCode::CONFLICT,

@@ -5,6 +5,7 @@ mod callers;
 mod certificates;
 mod remote;
 mod serving;
+mod usage;
 
 use std::sync::Arc;
 
@@ -81,6 +82,7 @@ struct World {
     ca: Ca,
     address: SocketAddr,
     metrics: Metrics,
+    meters: Meters,
     stop: CancellationToken,
     served: JoinHandle<()>,
 }
@@ -123,8 +125,13 @@ impl World {
         let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
         streams.bounds = bounds;
         let address = streams.listener.local_addr().unwrap();
-        let stop = CancellationToken::new();
-        let served = tokio::spawn(streams.serve(home.cluster_unwatched().await, registry, stop.clone()));
+        let (meters, stop) = (Meters::default(), CancellationToken::new());
+        let served = tokio::spawn(streams.serve(
+            home.cluster_unwatched().await,
+            registry,
+            meters.clone(),
+            stop.clone(),
+        ));
         let world = Self {
             home,
             there,
@@ -132,6 +139,7 @@ impl World {
             ca,
             address,
             metrics,
+            meters,
             stop,
             served,
         };

@@ -1,0 +1,341 @@
+//! What pods of a virtual node use, as kubelets say it. A remote cluster tells how much CPU a
+//! container used on average of late; whoever collects metrics wants counters of nodes. They are
+//! integrated here, and written in Prometheus' text format, for `prometheus-client` writes no
+//! times beside values. Nothing is read or sent here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
+
+use super::capacity;
+
+/// Milliseconds of a second.
+const MILLIS: u128 = 1000;
+const NANOS: u128 = 1_000_000_000;
+/// What a counter begins with, in nanoseconds: metrics-server takes none for a container that
+/// has not run yet.
+const LEAST: u128 = 1_000_000;
+/// More cores than there are anywhere, in billionths.
+const MOST_CPU: u128 = 1_000_000 * NANOS;
+
+/// A container of a home pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Container {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// The name of the container.
+    pub name: String,
+}
+
+/// What a remote cluster said that a container uses. Times are in milliseconds since 1970, by its
+/// clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Which.
+    pub container: Container,
+    /// The uid of its remote pod, and when it was started there, if that is known.
+    pub run: (String, Option<i64>),
+    /// When it was measured.
+    pub at: i64,
+    /// For how long before that, in milliseconds.
+    pub window: u64,
+    /// The CPU that it used meanwhile on average, in billionths of a core.
+    pub cpu: u64,
+    /// The memory that it uses, in bytes.
+    pub memory: u64,
+}
+
+impl Sample {
+    /// Amounts in the words of Kubernetes, such as `12m` and `64Mi`; `None` if they make no sense.
+    #[must_use]
+    pub fn amounts(cpu: &str, memory: &str) -> Option<(u64, u64)> {
+        let nanos = |text| u128::try_from(capacity::nanos(text)?).ok();
+        let cpu = nanos(cpu).filter(|cpu| *cpu <= MOST_CPU)?;
+        let memory = nanos(memory)? / NANOS;
+        Some((u64::try_from(cpu).ok()?, u64::try_from(memory).ok()?))
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Counter {
+    last: Sample,
+    /// In nanoseconds of a core.
+    used: u128,
+}
+
+/// The counters of one node.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    containers: BTreeMap<Container, Counter>,
+    /// Of all containers that there ever were, in nanoseconds of a core.
+    used: u128,
+    /// When the latest was measured.
+    at: i64,
+}
+
+impl Counters {
+    /// Takes all samples that there are now. Containers without one are forgotten; a container
+    /// that was started anew begins anew.
+    pub fn take(&mut self, samples: Vec<Sample>) {
+        let named: BTreeSet<Container> = samples.iter().map(|it| it.container.clone()).collect();
+        self.containers.retain(|container, _| named.contains(container));
+        for sample in samples {
+            self.at = self.at.max(sample.at);
+            let known = self.containers.get(&sample.container);
+            let known = known.filter(|it| it.last.run == sample.run);
+            if known.is_some_and(|it| sample.at <= it.last.at) {
+                continue;
+            }
+            let more = match known {
+                Some(known) => spent(&sample, sample.at.abs_diff(known.last.at)),
+                None => spent(&sample, lived(&sample)).max(LEAST),
+            };
+            let used = known.map_or(0, |it| it.used).saturating_add(more);
+            self.used = self.used.saturating_add(more);
+            let container = sample.container.clone();
+            self.containers.insert(container, Counter { last: sample, used });
+        }
+    }
+
+    /// Writes the containers and pods of several nodes; of the node itself too, if it is alone.
+    #[must_use]
+    pub fn text(nodes: &[Self], is_alone: bool) -> String {
+        let mut text = String::new();
+        let all = || nodes.iter().flat_map(|node| node.containers.values());
+        let mut pods: BTreeMap<(&str, &str), Counter> = BTreeMap::new();
+        for one in all() {
+            let of = &one.last.container;
+            let sum = pods.entry((&of.namespace, &of.pod));
+            sum.and_modify(|sum| {
+                sum.used = sum.used.saturating_add(one.used);
+                sum.last.memory = sum.last.memory.saturating_add(one.last.memory);
+                sum.last.at = sum.last.at.max(one.last.at);
+            })
+            .or_insert_with(|| one.clone());
+        }
+        let container = |of: &Container| {
+            format!(
+                "{{container=\"{}\",namespace=\"{}\",pod=\"{}\"}}",
+                of.name, of.namespace, of.pod
+            )
+        };
+        let pod = |of: &Container| format!("{{namespace=\"{}\",pod=\"{}\"}}", of.namespace, of.pod);
+
+        head(&mut text, "container_cpu_usage_seconds_total", "counter");
+        for Counter { last, used } in all() {
+            let name = container(&last.container);
+            line(
+                &mut text,
+                "container_cpu_usage_seconds_total",
+                &name,
+                &seconds(*used),
+                last.at,
+            );
+        }
+        head(&mut text, "container_memory_working_set_bytes", "gauge");
+        for Counter { last, .. } in all() {
+            let name = container(&last.container);
+            line(
+                &mut text,
+                "container_memory_working_set_bytes",
+                &name,
+                &last.memory.to_string(),
+                last.at,
+            );
+        }
+        head(&mut text, "container_start_time_seconds", "gauge");
+        for Counter { last, .. } in all() {
+            if let Some(started) = last.run.1.and_then(|it| u128::try_from(it).ok()) {
+                let (name, started) = (container(&last.container), seconds(started * NANOS / MILLIS));
+                line(
+                    &mut text,
+                    "container_start_time_seconds",
+                    &name,
+                    &started,
+                    last.at,
+                );
+            }
+        }
+        head(&mut text, "pod_cpu_usage_seconds_total", "counter");
+        for Counter { last, used } in pods.values() {
+            let name = pod(&last.container);
+            line(
+                &mut text,
+                "pod_cpu_usage_seconds_total",
+                &name,
+                &seconds(*used),
+                last.at,
+            );
+        }
+        head(&mut text, "pod_memory_working_set_bytes", "gauge");
+        for Counter { last, .. } in pods.values() {
+            let name = pod(&last.container);
+            line(
+                &mut text,
+                "pod_memory_working_set_bytes",
+                &name,
+                &last.memory.to_string(),
+                last.at,
+            );
+        }
+        if let [node] = nodes
+            && is_alone
+            && node.at != 0
+        {
+            let memory = all().fold(0_u64, |sum, it| sum.saturating_add(it.last.memory));
+            head(&mut text, "node_cpu_usage_seconds_total", "counter");
+            line(
+                &mut text,
+                "node_cpu_usage_seconds_total",
+                "",
+                &seconds(node.used),
+                node.at,
+            );
+            head(&mut text, "node_memory_working_set_bytes", "gauge");
+            line(
+                &mut text,
+                "node_memory_working_set_bytes",
+                "",
+                &memory.to_string(),
+                node.at,
+            );
+        }
+        text
+    }
+}
+
+/// The CPU that was used in so many milliseconds, in nanoseconds of a core.
+fn spent(sample: &Sample, millis: u64) -> u128 {
+    u128::from(sample.cpu).saturating_mul(u128::from(millis)) / MILLIS
+}
+
+/// For how long a container was measured that has no counter yet, in milliseconds.
+fn lived(sample: &Sample) -> u64 {
+    let age = sample.run.1.map(|started| sample.at.saturating_sub(started));
+    let age = age.and_then(|it| u64::try_from(it).ok());
+    age.map_or(sample.window, |age| age.min(sample.window))
+}
+
+fn seconds(nanos: u128) -> String {
+    format!("{}.{:09}", nanos / NANOS, nanos % NANOS)
+}
+
+fn head(text: &mut String, name: &str, kind: &str) {
+    let _infallible = writeln!(text, "# TYPE {name} {kind}");
+}
+
+fn line(text: &mut String, name: &str, labels: &str, value: &str, at: i64) {
+    let _infallible = writeln!(text, "{name}{labels} {value} {at}");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample(container: &str, at: i64, cpu: u64) -> Sample {
+        Sample {
+            container: Container {
+                namespace: "shop".into(),
+                pod: "web".into(),
+                name: container.into(),
+            },
+            run: ("a".into(), Some(0)),
+            at,
+            window: 15_000,
+            cpu,
+            memory: 64 << 20,
+        }
+    }
+
+    fn value(counters: &Counters, name: &str) -> Option<String> {
+        let text = Counters::text(std::slice::from_ref(counters), true);
+        let found = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(found.trim().to_owned())
+    }
+
+    #[test]
+    fn a_rate_becomes_a_counter() {
+        let web = "container_cpu_usage_seconds_total{container=\"web\",namespace=\"shop\",pod=\"web\"}";
+        let mut counters = Counters::default();
+        counters.take(vec![sample("web", 60_000, 500_000_000)]);
+        assert_eq!(value(&counters, web).unwrap(), "7.500000000 60000");
+        counters.take(vec![sample("web", 60_000, 500_000_000)]);
+        assert_eq!(
+            value(&counters, web).unwrap(),
+            "7.500000000 60000",
+            "nothing new was measured"
+        );
+        counters.take(vec![sample("web", 70_500, 1_000_000_000)]);
+        assert_eq!(value(&counters, web).unwrap(), "18.000000000 70500");
+        let mut again = sample("web", 72_000, 1_000_000_000);
+        again.run.1 = Some(71_000);
+        counters.take(vec![again]);
+        assert_eq!(
+            value(&counters, web).unwrap(),
+            "1.000000000 72000",
+            "it was started anew"
+        );
+        assert_eq!(
+            value(&counters, "node_cpu_usage_seconds_total").unwrap(),
+            "19.000000000 72000"
+        );
+        assert_eq!(
+            value(&counters, "container_start_time_seconds").unwrap(),
+            "{container=\"web\",namespace=\"shop\",pod=\"web\"} 71.000000000 72000"
+        );
+    }
+
+    #[test]
+    fn pods_and_nodes_are_sums() {
+        let mut counters = Counters::default();
+        counters.take(vec![sample("web", 60_000, 200_000_000), sample("log", 61_000, 0)]);
+        let pod = "{namespace=\"shop\",pod=\"web\"}";
+        let of_pod = |name: &str| value(&counters, &format!("{name}{pod}")).unwrap();
+        assert_eq!(of_pod("pod_cpu_usage_seconds_total"), "3.001000000 61000");
+        assert_eq!(of_pod("pod_memory_working_set_bytes"), "134217728 61000");
+        assert_eq!(
+            value(&counters, "node_memory_working_set_bytes").unwrap(),
+            "134217728 61000"
+        );
+        let two = Counters::text(&[counters.clone(), Counters::default()], false);
+        assert!(!two.contains("\nnode_"), "whose would it be");
+        assert_eq!(value(&Counters::default(), "node_"), None);
+    }
+
+    #[test]
+    fn amounts_are_read_as_kubernetes_writes_them() {
+        assert_eq!(Sample::amounts("12345678n", "20Mi"), Some((12_345_678, 20 << 20)));
+        assert_eq!(Sample::amounts("250m", "1000Ki"), Some((250_000_000, 1_024_000)));
+        assert_eq!(Sample::amounts("0", "0"), Some((0, 0)));
+        for (cpu, memory) in [("-1", "1"), ("1", "-1"), ("x", "1"), ("1", ""), ("1E", "1")] {
+            let read = Sample::amounts(cpu, memory);
+            assert!(read.is_none() || memory.is_empty(), "{cpu} {memory}: {read:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn counters_never_fall(
+            rounds in proptest::collection::vec(proptest::collection::vec((0..3_usize, any::<i64>(), any::<u64>()), 0..4), 1..6),
+        ) {
+            let mut counters = Counters::default();
+            let mut before = counters.clone();
+            for round in rounds {
+                let names = ["a", "b", "c"];
+                counters.take(round.into_iter().map(|(at, when, cpu)| sample(names[at], when, cpu)).collect());
+                prop_assert!(counters.used >= before.used);
+                for (container, counter) in &counters.containers {
+                    prop_assert!(counter.used >= LEAST);
+                    prop_assert!(before.containers.get(container).is_none_or(|it| it.used <= counter.used));
+                }
+                let _is_written = Counters::text(std::slice::from_ref(&counters), true);
+                before = counters.clone();
+            }
+        }
+    }
+}
