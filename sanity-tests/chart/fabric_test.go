@@ -103,6 +103,19 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	if !strings.Contains(bindings.Spec.Validations[1].Expression, "'"+role+"-workloads'") {
 		t.Errorf("the role that may be bound: %s", bindings.Spec.Validations[1].Expression)
 	}
+	// What changes a pod in another way is fenced like it.
+	judged := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
+	if !slices.Contains(judged.Operations, admissionv1.Update) {
+		t.Errorf("only %v of pods is fenced", judged.Operations)
+	}
+	for _, rule := range named[*rbacv1.ClusterRole](t, objects, role+"-workloads").Rules {
+		isWritten := slices.Contains(rule.Verbs, "patch") && slices.Contains(rule.APIGroups, "")
+		for _, resource := range rule.Resources {
+			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(judged.Resources, resource) {
+				t.Errorf("%s may be changed, and are not fenced", resource)
+			}
+		}
+	}
 	account := rights{"liqo-csi-remote", objects}
 	account.check(t, true, "create rolebindings.rbac.authorization.k8s.io -n anywhere",
 		"bind clusterroles.rbac.authorization.k8s.io/"+role+"-workloads")

@@ -10,6 +10,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -89,23 +90,74 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 	}
 }
 
-func TestLabelsOfAPodFollow(t *testing.T) {
+func TestChangesOfAPodFollow(t *testing.T) {
 	n, remote := offloadedTenant(t)
-	n.Pod("web", "", bare)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
+	})
 	n.WaitReady("web")
-	if out, err := n.Kubectl("label", "pod", "web", "role=primary", "app-"); err != nil {
-		t.Fatal(err, out)
+	first, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	n.Eventually("the labels to be there", func(ctx context.Context) (string, error) {
+	for _, args := range [][]string{
+		{"label", "pod", "web", "role=primary", "app-"},
+		{"annotate", "pod", "web", "note=new"},
+		{"patch", "pod", "web", "--subresource", "resize", "--patch",
+			`{"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "20m"}}}]}}`},
+	} {
+		if out, err := n.Kubectl(args...); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	n.Eventually("the changes to be there", func(ctx context.Context) (string, error) {
 		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
-		if _, still := pod.Labels["app"]; still || pod.Labels["role"] != "primary" {
-			return fmt.Sprintf("they are %v", pod.Labels), nil
+		if _, still := pod.Labels["app"]; still || pod.Labels["role"] != "primary" || pod.Annotations["note"] != "new" {
+			return fmt.Sprintf("the labels are %v, the annotations %v", pod.Labels, pod.Annotations), nil
+		}
+		if cpu := pod.Spec.Containers[0].Resources.Requests.Cpu().String(); cpu != "20m" {
+			return "the CPU is " + cpu, nil
 		}
 		return "", nil
 	})
+
+	// Another name of the same image: the container is started anew.
+	if out, err := n.Kubectl("set", "image", "pod/web", "main=busybox:1.37"); err != nil {
+		t.Fatal(err, out)
+	}
+	n.waitPod("the container to be started anew", "web", func(pod *corev1.Pod) string {
+		status := pod.Status.ContainerStatuses[0]
+		if status.RestartCount == 0 || status.State.Running == nil {
+			return fmt.Sprintf("%+v", status)
+		}
+		return ""
+	})
+
+	for name, profile := range map[string]string{"looker": "baseline", "tracer": "general"} {
+		if out, err := n.Kubectl("debug", "web", "--image=busybox:1.37", "--profile="+profile, "--container="+name, "--attach=false",
+			"--", "sh", "-c", "echo looked; sleep 1000"); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	n.Eventually("the log of the container that looks into the pod", func(context.Context) (string, error) {
+		out, err := n.kubectl(true, "logs", "web", "--container=looker").CombinedOutput()
+		if err != nil || string(out) != "looked\n" {
+			return fmt.Sprintf("%v: %s", err, out), nil
+		}
+		return "", nil
+	})
+	// The fence there takes no capability to trace.
+	n.WaitEvent("web", "RemoteChangeRefused", "capabilities")
+	last, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last.UID != first.UID || len(last.Spec.EphemeralContainers) != 1 {
+		t.Errorf("it is %s, not %s, and has the ephemeral containers %v", last.UID, first.UID, last.Spec.EphemeralContainers)
+	}
 }
 
 func TestJobEndsAsItsPodDid(t *testing.T) {

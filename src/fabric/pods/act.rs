@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{POLL, Pods, look::Look};
+use super::{POLL, Pods, changes::reference, look::Look};
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     fabric::{
@@ -70,6 +70,9 @@ impl Writer<'_> {
     }
 
     async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
+        if !matches!(act, Act::Say(_)) {
+            self.pods.waits.forget(self.look.key);
+        }
         if let Act::DeleteThere(grace) = act {
             self.delete_there(grace).await?;
             return Ok(Some(POLL));
@@ -78,10 +81,7 @@ impl Writer<'_> {
             return Ok(None);
         };
         match act {
-            Act::Say(waiting) => {
-                self.write_status(home, &waiting_status(&waiting)).await?;
-                return Ok(Some(POLL));
-            }
+            Act::Say(waiting) => return self.say(home, &waiting).await.map(Some),
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.look.remote {
@@ -98,6 +98,17 @@ impl Writer<'_> {
             Act::Make | Act::DeleteThere(_) => return Ok(Some(POLL)),
         }
         Ok(None)
+    }
+
+    /// It says what it waits for, in an event too if that is new; for how long it is left alone.
+    async fn say(&self, home: &RawPod, waiting: &Waiting) -> Result<Duration, ApiError> {
+        let is_new = home.status["reason"] != waiting.reason;
+        let written = self.write_status(home, &waiting_status(waiting)).await?;
+        if is_new && written.is_some() {
+            let (about, Waiting { reason, message }) = (reference(home), waiting);
+            self.pods.events.warn_object(about, reason, message).await;
+        }
+        Ok(self.pods.waits.note(self.look.key, self.look.print))
     }
 
     /// What waits for its cluster is not ready meanwhile, and is looked at again.

@@ -15,7 +15,7 @@ use crate::{
     cluster::{ApiError, Cause, Objects, short},
     fabric::{brake::Brake, raw::RawPod},
     observe::crash::{self, Step},
-    offload::pods::Change,
+    offload::pods::{Change, Patch},
 };
 
 /// What was sent of late, by home pod and change.
@@ -36,6 +36,16 @@ impl Sent {
     }
 }
 
+/// What came of a change.
+enum Outcome {
+    /// The remote pod is this now.
+    Carried(Box<RawPod>),
+    /// It is tried again in that time.
+    Later(Duration),
+    /// The remote pod is another one by now, or gone: a watch is about to tell.
+    Outdated,
+}
+
 impl Writer<'_> {
     /// Makes the remote pod follow; in what time some of it is tried again. Nothing that fails here
     /// keeps the status from home.
@@ -52,39 +62,53 @@ impl Writer<'_> {
             .into_iter()
             .filter(|it| !ended || *it == Change::Metadata)
         {
-            let Some(patch) = change.patch(&wanted, &remote.json()) else {
-                continue;
-            };
-            let (key, text) = (format!("{}/{change:?}", home.uid()), patch.to_string());
-            if let Some(left) = self.pods.sent.holds(&key, &text) {
-                again = Some(again.map_or(left, |it| it.min(left)));
-                continue;
-            }
-            let outcome = send(change, pods, &remote, patch).await;
-            if outcome.as_ref().is_err_and(ApiError::is_conflict) {
-                // It has changed meanwhile, which a watch is about to tell.
-                return again;
-            }
-            self.pods.sent.note(key.clone(), text.clone());
-            match outcome {
-                Ok(Some(written)) => {
-                    tracing::debug!(pod = self.look.key, ?change, "a change was carried");
-                    remote = written;
-                    continue;
-                }
-                Ok(None) if self.is_gone(pods, &remote).await => return again,
-                Ok(None) => self.refused(home, change, "it does not serve that").await,
-                Err(error) if error.is_refusal() => {
-                    self.refused(home, change, &error.cause.to_string()).await;
-                }
-                Err(error) => {
-                    tracing::warn!(pod = self.look.key, ?change, %error, "a change could not be carried: it is tried again");
+            let mut left = 0;
+            while let Some(patch) = change.patches(&wanted, &remote.json()).into_iter().nth(left) {
+                match self.carry(change, patch, home, &remote, pods).await {
+                    Outcome::Carried(written) => remote = *written,
+                    Outcome::Later(when) => {
+                        left += 1;
+                        again = Some(again.map_or(when, |it| it.min(when)));
+                    }
+                    Outcome::Outdated => return again,
                 }
             }
-            let left = self.pods.sent.holds(&key, &text).unwrap_or_default();
-            again = Some(again.map_or(left, |it| it.min(left)));
         }
         again
+    }
+
+    async fn carry(
+        &self,
+        change: Change,
+        Patch { about, patch }: Patch,
+        home: &RawPod,
+        remote: &RawPod,
+        pods: &Objects<RawPod>,
+    ) -> Outcome {
+        let (key, text) = (format!("{}/{change:?}/{about}", home.uid()), patch.to_string());
+        if let Some(left) = self.pods.sent.holds(&key, &text) {
+            return Outcome::Later(left);
+        }
+        let outcome = send(change, pods, remote, patch).await;
+        if outcome.as_ref().is_err_and(ApiError::is_conflict) {
+            return Outcome::Outdated;
+        }
+        self.pods.sent.note(key.clone(), text.clone());
+        match outcome {
+            Ok(Some(written)) => {
+                tracing::debug!(pod = self.look.key, ?change, about, "a change was carried");
+                return Outcome::Carried(Box::new(written));
+            }
+            Ok(None) if self.is_gone(pods, remote).await => return Outcome::Outdated,
+            Ok(None) => self.refused(home, change, "it does not serve that").await,
+            Err(error) if error.is_refusal() => {
+                self.refused(home, change, &error.cause.to_string()).await;
+            }
+            Err(error) => {
+                tracing::warn!(pod = self.look.key, ?change, about, %error, "a change could not be carried: it is tried again");
+            }
+        }
+        Outcome::Later(self.pods.sent.holds(&key, &text).unwrap_or_default())
     }
 
     /// Whether the pod is not there any more. Otherwise the cluster does not know what was asked.
@@ -101,7 +125,7 @@ impl Writer<'_> {
             short(why)
         );
         tracing::info!(pod = self.look.key, note, "a change is refused");
-        let about = about(home);
+        let about = reference(home);
         self.pods
             .events
             .warn_object(about, "RemoteChangeRefused", &note)
@@ -110,7 +134,7 @@ impl Writer<'_> {
 }
 
 /// How events refer to a home pod.
-fn about(home: &RawPod) -> ObjectReference {
+pub(super) fn reference(home: &RawPod) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),

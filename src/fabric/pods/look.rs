@@ -28,6 +28,8 @@ pub(super) struct Look<'a> {
     pub(super) namespace: Result<String, String>,
     pub(super) place: Result<Place, String>,
     pub(super) home_uid: &'a str,
+    /// What is known without asking, if it waits with that.
+    pub(super) print: u64,
 }
 
 impl Pods<'_> {
@@ -35,6 +37,7 @@ impl Pods<'_> {
     pub(super) async fn reconcile(&self, key: String) -> Result<Option<Duration>, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let Some(home) = self.home.get(&key) else {
+            self.waits.forget(&key);
             let place = self.places.reach(&self.cluster).await;
             return self.sweep(&key, home_uid, place).await;
         };
@@ -51,10 +54,18 @@ impl Pods<'_> {
             namespace,
             place,
             home_uid,
+            print: 0,
         };
+        let state = home.as_home();
+        if !state.started && !state.ended && state.deleting.is_none() {
+            look.print = self.print(&look);
+            if let Some(left) = self.waits.holds(&key, look.print) {
+                return Ok(Some(left));
+            }
+        }
         let there = self.there(&mut look, &home).await?;
         let facts = PodFacts {
-            home: Some(home.as_home()),
+            home: Some(state),
             obstacle: self.obstacle(&look, &home, &there).await?,
             sworn: self.is_sworn(&look, &home, &there).await?,
             there,
@@ -173,6 +184,7 @@ impl Pods<'_> {
                 remote: Some(remote),
                 place: place.clone(),
                 home_uid,
+                print: 0,
             };
             let facts = PodFacts {
                 home: None,

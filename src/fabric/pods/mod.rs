@@ -5,6 +5,8 @@
 mod act;
 mod changes;
 mod look;
+mod usage;
+mod waits;
 mod watches;
 mod work;
 
@@ -19,8 +21,8 @@ use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use self::{changes::Sent, watches::Watches, work::Work};
-use super::{marks::HOME_POD, places::Places, raw::RawPod};
+use self::{changes::Sent, waits::Waits, watches::Watches, work::Work};
+use super::{marks::HOME_POD, meters::Meters, places::Places, raw::RawPod};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
     cluster::{
@@ -47,11 +49,15 @@ const RETRY: Duration = Duration::from_secs(2);
 pub(super) struct Pods<'a> {
     places: &'a Places<'a>,
     cluster: ClusterId,
+    node: String,
+    /// Where it is asked what the pods use.
+    meters: &'a Meters,
     home: View<RawPod>,
     there: Watches,
     /// Whether all remote pods were looked at since the cluster answers.
     swept: &'a watch::Sender<bool>,
     sent: Sent,
+    waits: Waits,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
 }
@@ -61,6 +67,7 @@ impl<'a> Pods<'a> {
         places: &'a Places<'a>,
         cluster: ClusterId,
         node: &str,
+        meters: &'a Meters,
         swept: &'a watch::Sender<bool>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -71,27 +78,40 @@ impl<'a> Pods<'a> {
             there: Watches::new(places.home.id()),
             places,
             cluster,
+            node: node.to_owned(),
+            meters,
             swept,
             sent: Sent::default(),
+            waits: Waits::default(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),
         }
     }
 
-    /// Looks after them, for ever.
+    /// Looks after them, and says what they use, for ever.
     pub(super) async fn run(self) {
+        tokio::join!(self.look_after(), self.meter());
+    }
+
+    async fn look_after(&self) {
         // What is not known at home looks as if it were to be swept.
         self.home.complete().await;
         let feed = self.home.feed();
         let (mut work, mut running) = (Work::default(), FuturesUnordered::new());
         let mut resync = time::Instant::now();
         let mut sweep = Sweep::default();
+        let mut surroundings = self.surroundings();
         loop {
             // From now on: a change while this one looks is not missed.
             let mut triggers = self.triggers();
             let answers = self.follow().await;
             triggers.extend(self.there.triggers());
             self.note_changes(&feed, &mut work, &mut resync);
+            if has_changed(&mut surroundings) {
+                for key in self.waits.keys() {
+                    work.add(key);
+                }
+            }
             for key in work.take(AT_ONCE - running.len()) {
                 let look = self.reconcile(key.clone());
                 running.push(async move { (key, look.await) });
@@ -166,10 +186,19 @@ impl<'a> Pods<'a> {
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
+        let mut all = self.surroundings();
+        all.push(self.home.version());
+        all
+    }
+
+    /// Which clusters there are and how they are, and which namespaces are there: what waits may
+    /// wait for these.
+    fn surroundings(&self) -> Vec<watch::Receiver<u64>> {
+        let views = self.places.home.views();
         vec![
-            self.home.version(),
             self.places.registry().changes(),
-            self.places.home.views().offloadings.version(),
+            views.offloadings.version(),
+            views.remote_clusters.version(),
         ]
     }
 
@@ -196,6 +225,16 @@ impl<'a> Pods<'a> {
             }
         }
     }
+}
+
+/// Whether one has since the last call.
+fn has_changed(versions: &mut [watch::Receiver<u64>]) -> bool {
+    let mut has_changed = false;
+    for version in versions {
+        has_changed |= version.has_changed().unwrap_or_default();
+        version.mark_unchanged();
+    }
+    has_changed
 }
 
 /// The first look at all remote pods since their cluster answers.

@@ -24,6 +24,8 @@ use crate::{
 };
 
 mod changes;
+mod usage;
+mod waits;
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
@@ -37,6 +39,7 @@ struct World {
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Whether the other cluster does not answer.
     is_silent: AtomicBool,
+    meters: Meters,
 }
 
 impl World {
@@ -62,6 +65,7 @@ impl World {
             there,
             ran: Mutex::default(),
             is_silent: AtomicBool::new(false),
+            meters: Meters::default(),
         }
     }
 
@@ -104,7 +108,7 @@ impl World {
         let places = Places::new(&home, &registry);
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        Pods::new(&places, "milan".parse().unwrap(), "milan", &swept)
+        Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept)
             .run()
             .await;
     }

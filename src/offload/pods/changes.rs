@@ -63,17 +63,32 @@ impl Change {
         }
     }
 
-    /// The merge patch, without a precondition, by which the remote pod follows its home pod in
-    /// this; `None` if it does.
+    /// The merge patches, without a precondition, of which each makes the remote pod follow its
+    /// home pod in a part of this; none if it does. After one was taken the others are to be asked
+    /// for anew.
     #[must_use]
-    pub fn patch(self, home: &Value, remote: &Value) -> Option<Value> {
+    pub fn patches(self, home: &Value, remote: &Value) -> Vec<Patch> {
+        let whole = |patch: Option<Value>| {
+            let about = String::new();
+            patch.map(|patch| Patch { about, patch }).into_iter().collect()
+        };
         match self {
-            Self::Metadata => metadata(home, remote),
+            Self::Metadata => whole(metadata(home, remote)),
+            // One that is refused can never be taken back, and must not hold others up.
             Self::EphemeralContainers => ephemeral_containers(home, remote),
-            Self::Resources => resources(home, remote),
-            Self::Spec => changed_spec(home, remote),
+            Self::Resources => whole(resources(home, remote)),
+            Self::Spec => whole(changed_spec(home, remote)),
         }
     }
+}
+
+/// What is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patch {
+    /// What it adds, where more than one thing may be added; empty otherwise.
+    pub about: String,
+    /// A JSON merge patch.
+    pub patch: Value,
 }
 
 /// What a remote pod has from its home pod.
@@ -181,18 +196,20 @@ fn pairs(wanted: &BTreeMap<String, String>, before: &[String], there: &Value) ->
     set.chain(gone.map(|key| (key.clone(), Value::Null))).collect()
 }
 
-fn ephemeral_containers(home: &Value, remote: &Value) -> Option<Value> {
-    let is_there = |name: &Value| list(&remote["spec"]["ephemeralContainers"]).any(|it| it["name"] == *name);
-    let new: Vec<Value> = spec::ephemeral_containers(home)
+/// Those that are there can be neither changed nor taken away, and go along as they are.
+fn ephemeral_containers(home: &Value, remote: &Value) -> Vec<Patch> {
+    let there = &remote["spec"]["ephemeralContainers"];
+    let is_there = |name: &Value| list(there).any(|it| it["name"] == *name);
+    let new = spec::ephemeral_containers(home)
         .into_iter()
-        .filter(|it| !is_there(&it["name"]))
-        .collect();
-    if new.is_empty() {
-        return None;
-    }
-    // They can be neither changed nor taken away: those that are there go along as they are.
-    let all = list(&remote["spec"]["ephemeralContainers"]).cloned().chain(new);
-    Some(json!({"spec": {"ephemeralContainers": all.collect::<Vec<_>>()}}))
+        .filter(|it| !is_there(&it["name"]));
+    new.map(|one| {
+        let about = one["name"].as_str().unwrap_or_default().to_owned();
+        let all: Vec<Value> = list(there).cloned().chain([one]).collect();
+        let patch = json!({"spec": {"ephemeralContainers": all}});
+        Patch { about, patch }
+    })
+    .collect()
 }
 
 fn resources(home: &Value, remote: &Value) -> Option<Value> {

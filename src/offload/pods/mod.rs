@@ -22,7 +22,7 @@ mod status;
 mod volumes;
 
 pub use self::{
-    changes::{CARRIED, Change},
+    changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
     status::{STARTED, final_status, remote_status, started_status, unreachable_status, waiting_status},
