@@ -12,9 +12,12 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::offload::MappingStrategy;
+use crate::offload::{MappingStrategy, PodNetwork};
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+// What is no address for all that is found when it is read; `isCIDR` is not in all API servers.
+const CIDR: &str = r"^(((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]+/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$";
+const MOST_CIDRS: u32 = 16;
 
 /// What the fabric of this driver does in a cluster.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +49,10 @@ pub struct Fabric {
     /// What that node offers.
     #[serde(default)]
     pub capacity: Capacity,
+
+    /// Whether the pod networks of the two clusters reach each other.
+    #[serde(default)]
+    pub network: Network,
 
     /// How pods run there.
     #[serde(default)]
@@ -145,6 +152,43 @@ pub enum CapacitySource {
     Static,
 }
 
+/// How pods of the two clusters reach each other. The fabric makes no network: it says which
+/// addresses are told.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.mode != 'Routed' || (has(self.podCIDRs) && self.podCIDRs.size() > 0)").message("the mode Routed needs podCIDRs: those of the pods of the remote cluster"))]
+pub struct Network {
+    /// Isolated: addresses of pods mean nothing in the other cluster, and none are told. Routed:
+    /// an administrator has made the pod networks of both clusters disjoint, with routes between
+    /// them in both directions and without NAT. Pods of this node have their addresses here then,
+    /// and EndpointSlices are copied there.
+    #[serde(default)]
+    pub mode: NetworkMode,
+
+    /// With Routed: the addresses that pods of the remote cluster have, such as 10.64.0.0/16, and
+    /// no others. Within them that cluster decides where Services of this one lead.
+    #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "cidrs")]
+    pub pod_cidrs: Vec<String>,
+}
+
+/// Whether pods of two clusters reach each other.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NetworkMode {
+    #[default]
+    Isolated,
+    Routed,
+}
+
+impl Network {
+    /// The addresses of remote pods that lead there from here; `None` if none do.
+    #[must_use]
+    pub fn routed(&self) -> Option<PodNetwork> {
+        (self.mode == NetworkMode::Routed).then(|| PodNetwork::read(&self.pod_cidrs))
+    }
+}
+
 /// How pods run in a cluster.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -206,6 +250,14 @@ fn labels(_: &mut schemars::SchemaGenerator) -> Schema {
             "maxLength": 63,
             "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
         },
+    })
+}
+
+fn cidrs(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": MOST_CIDRS,
+        "items": {"type": "string", "maxLength": 43, "pattern": CIDR},
     })
 }
 

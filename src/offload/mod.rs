@@ -1,10 +1,11 @@
 //! Which namespaces of this cluster become which namespaces of remote ones, decided from facts:
-//! names, the selector of clusters, what is to be done in a cluster next, and what the status
-//! says. Nothing is read or written here.
+//! names, the selector of clusters, which addresses lead there, what is to be done in a cluster
+//! next, and what the status says. Nothing is read or written here.
 
 mod capacity;
 mod decision;
 mod names;
+mod network;
 pub mod pods;
 pub mod reflection;
 mod selector;
@@ -18,6 +19,7 @@ pub use self::{
     capacity::{Amounts, same_amount, share_of, stated},
     decision::{Claim, Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, remote_name},
+    network::{NotRouted, PodNetwork},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
 };

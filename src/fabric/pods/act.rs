@@ -1,7 +1,7 @@
 //! The writes about one pod. Each names the uid of what it writes on, and most its version: what
 //! changed meanwhile is looked at again.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
@@ -208,9 +208,24 @@ impl Writer<'_> {
         if home.as_home().ended {
             return Ok(again);
         }
-        let status = remote_status(&home.json(), &remote.json());
+        let addresses = self.addresses(home, remote).await;
+        let status = remote_status(&home.json(), &remote.json(), &addresses);
         self.write_status(home, &status).await?;
         Ok(again)
+    }
+
+    /// By which addresses the pod is reached from here: those that pods of its cluster have.
+    async fn addresses(&self, home: &RawPod, remote: &RawPod) -> Vec<IpAddr> {
+        let Some(network) = self.pods.network() else {
+            return Vec::new();
+        };
+        match network.addresses(&remote.status) {
+            Ok(addresses) => addresses,
+            Err(outside) => {
+                self.pods.tell_outside(home, &outside, &network).await;
+                Vec::new()
+            }
+        }
     }
 
     async fn delete_there(&self, grace: Option<i64>) -> Result<(), ApiError> {

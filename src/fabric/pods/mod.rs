@@ -3,6 +3,7 @@
 //! writes.
 
 mod act;
+mod addresses;
 mod changes;
 mod look;
 mod usage;
@@ -10,7 +11,7 @@ mod waits;
 mod watches;
 mod work;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::{
     StreamExt,
@@ -21,7 +22,7 @@ use kube::{Api, ResourceExt, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use self::{changes::Sent, waits::Waits, watches::Watches, work::Work};
+use self::{addresses::Told, changes::Sent, waits::Waits, watches::Watches, work::Work};
 use super::{marks::HOME_POD, meters::Meters, places::Places, raw::RawPod};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
@@ -54,6 +55,7 @@ pub(super) struct Pods<'a> {
     meters: &'a Meters,
     home: View<RawPod>,
     there: Watches,
+    outside: Told,
     /// Whether all remote pods were looked at since the cluster answers.
     swept: &'a watch::Sender<bool>,
     sent: Sent,
@@ -76,6 +78,7 @@ impl<'a> Pods<'a> {
         Self {
             home: View::start(all, of_node, Some, &stop),
             there: Watches::new(places.home.id()),
+            outside: Told::default(),
             places,
             cluster,
             node: node.to_owned(),
@@ -101,11 +104,17 @@ impl<'a> Pods<'a> {
         let mut resync = time::Instant::now();
         let mut sweep = Sweep::default();
         let mut surroundings = self.surroundings();
+        let mut network = self.network();
         loop {
             // From now on: a change while this one looks is not missed.
             let mut triggers = self.triggers();
             let answers = self.follow().await;
             triggers.extend(self.there.triggers());
+            let now = self.network();
+            if now != network {
+                // All pods have other addresses here.
+                (network, resync) = (now, time::Instant::now());
+            }
             self.note_changes(&feed, &mut work, &mut resync);
             if has_changed(&mut surroundings) {
                 for key in self.waits.keys() {
@@ -147,13 +156,17 @@ impl<'a> Pods<'a> {
         }
     }
 
-    /// What the `RemoteCluster` says of pods now.
-    fn settings(&self) -> RemoteSettings {
+    /// What the `RemoteCluster` says of the cluster now.
+    fn spec(&self) -> Option<Arc<RemoteCluster>> {
         let clusters = &self.places.home.views().remote_clusters;
-        let fabric = clusters
-            .get(self.cluster.as_str())
-            .and_then(|it| it.spec.fabric.clone());
-        let pods = fabric.map(|fabric| fabric.pods).unwrap_or_default();
+        clusters.get(self.cluster.as_str())
+    }
+
+    /// What it says of pods.
+    fn settings(&self) -> RemoteSettings {
+        let object = self.spec();
+        let fabric = object.as_ref().and_then(|it| it.spec.fabric.as_ref());
+        let pods = fabric.map(|fabric| fabric.pods.clone()).unwrap_or_default();
         remote_settings(&pods, self.places.home.id())
     }
 

@@ -1,5 +1,7 @@
 //! What the status of a home pod says: that of its remote pod, but for what the home cluster
-//! knows better. Addresses there lead nowhere from here and are left out.
+//! knows better, and addresses: of these it has only what leads there from here.
+
+use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
@@ -43,9 +45,16 @@ fn ephemeral_statuses(home: &Value, remote: &Value) -> Value {
 }
 
 /// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
+/// These are the addresses by which the pod is reached from here.
 #[must_use]
-pub fn remote_status(home: &Value, remote: &Value) -> Value {
+pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Value {
     let mut status = Map::new();
+    let list: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+    status.insert("podIP".into(), json!(addresses.first()));
+    status.insert(
+        "podIPs".into(),
+        if list.is_empty() { Value::Null } else { list.into() },
+    );
     for field in CARRIED {
         status.insert(field.to_owned(), remote["status"][field].clone());
     }
@@ -197,17 +206,17 @@ mod tests {
             "nominatedNodeName": "n1", "containerStatuses": [{"name": "web"}],
             "conditions": [condition("PodScheduled", "False"), condition("Ready", "True")],
         }});
-        let status = remote_status(&home, &remote);
+        let status = remote_status(&home, &remote, &[]);
         assert_eq!(status["phase"], "Running");
         assert_eq!(status["containerStatuses"], json!([{"name": "web"}]));
         assert_eq!(status["initContainerStatuses"], Value::Null);
         assert_eq!(find(&status, "PodScheduled")["status"], "True");
         assert_eq!(find(&status, "Ready")["status"], "True");
-        for field in ["podIP", "hostIP", "startTime", "nominatedNodeName", "qosClass"] {
+        for field in ["hostIP", "startTime", "nominatedNodeName", "qosClass"] {
             assert!(status.get(field).is_none(), "{field}");
         }
         assert_eq!(
-            remote_status(&json!({"status": status.clone()}), &remote)["conditions"],
+            remote_status(&json!({"status": status.clone()}), &remote, &[])["conditions"],
             status["conditions"]
         );
     }
@@ -217,15 +226,15 @@ mod tests {
         let named = |names: &[&str]| -> Value { names.iter().map(|name| json!({"name": name})).collect() };
         let remote = json!({"status": {"phase": "Running", "ephemeralContainerStatuses": named(&["debug", "theirs"])}});
         let home = json!({"spec": {"ephemeralContainers": named(&["debug", "later"])}});
-        assert_eq!(remote_status(&home, &remote)[EPHEMERAL], named(&["debug"]));
-        assert_eq!(remote_status(&json!({}), &remote)[EPHEMERAL], Value::Null);
+        assert_eq!(remote_status(&home, &remote, &[])[EPHEMERAL], named(&["debug"]));
+        assert_eq!(remote_status(&json!({}), &remote, &[])[EPHEMERAL], Value::Null);
     }
 
     #[test]
     fn what_the_remote_pod_says_no_more_goes() {
         let home = json!({"status": {"conditions": [condition("PodResizePending", "True"), condition("lb", "True")]}});
         let remote = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
-        let status = remote_status(&home, &remote);
+        let status = remote_status(&home, &remote, &[]);
         let kinds: Vec<&Value> = status["conditions"]
             .as_array()
             .unwrap()
@@ -233,6 +242,22 @@ mod tests {
             .map(|it| &it["type"])
             .collect();
         assert_eq!(kinds, ["lb", "Ready"]);
+    }
+
+    #[test]
+    fn addresses_are_those_that_are_given_and_no_others() {
+        let remote = json!({"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}});
+        let home = json!({"status": {"podIP": "10.64.0.1", "podIPs": [{"ip": "10.64.0.1"}]}});
+        let status = remote_status(&home, &remote, &[]);
+        assert_eq!((&status["podIP"], &status["podIPs"]), (&Value::Null, &Value::Null));
+        assert!(
+            status.as_object().unwrap().contains_key("podIP"),
+            "what was told before is taken back"
+        );
+        let both = ["10.64.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let status = remote_status(&home, &remote, &both);
+        assert_eq!(status["podIP"], "10.64.0.2");
+        assert_eq!(status["podIPs"], json!([{"ip": "10.64.0.2"}, {"ip": "fd00::2"}]));
     }
 
     #[test]
@@ -244,11 +269,11 @@ mod tests {
                 "status": {"conditions": [condition("lb", gate)]},
             })
         };
-        let status = remote_status(&home("False"), &remote);
+        let status = remote_status(&home("False"), &remote, &[]);
         assert_eq!(find(&status, "Ready")["reason"], "ReadinessGatesNotReady");
         assert_eq!(find(&status, "lb")["status"], "False");
         assert_eq!(
-            find(&remote_status(&home("True"), &remote), "Ready")["status"],
+            find(&remote_status(&home("True"), &remote, &[]), "Ready")["status"],
             "True"
         );
     }
@@ -261,6 +286,7 @@ mod tests {
         let status = remote_status(
             &json!({}),
             &json!({"status": {"phase": "Pending", "conditions": [waits]}}),
+            &[],
         );
         assert_eq!(
             (&status["reason"], &status["message"]),

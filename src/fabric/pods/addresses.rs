@@ -1,0 +1,61 @@
+//! The addresses of remote pods: which are believed, and who hears of those that are not.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::ResourceExt;
+
+use super::Pods;
+use crate::{
+    fabric::raw::RawPod,
+    offload::{NotRouted, PodNetwork},
+};
+
+/// Of so many pods it is remembered what they were told.
+const MOST_TOLD: usize = 10_000;
+
+/// Which pods were told that their addresses are not believed: by uid, with the addresses.
+pub(super) type Told = Mutex<BTreeMap<String, String>>;
+
+impl Pods<'_> {
+    /// The pod network of the cluster, if there are routes to it.
+    pub(super) fn network(&self) -> Option<PodNetwork> {
+        self.spec()?.spec.fabric.as_ref()?.network.routed()
+    }
+
+    /// Says on a pod, once for the addresses that it has, why it has none here.
+    pub(super) async fn tell_outside(&self, home: &RawPod, outside: &NotRouted, network: &PodNetwork) {
+        let addresses = outside.to_string();
+        if !self.is_news(home.uid(), &addresses) {
+            return;
+        }
+        let cluster = &self.cluster;
+        let note = format!(
+            "its pod in the cluster {cluster} has the address {addresses}, which is not one of spec.fabric.network.podCIDRs \
+             of RemoteCluster {cluster} ({network}): it has no address here, and no Service leads to it. Mend podCIDRs if \
+             pods there have such addresses"
+        );
+        tracing::warn!(pod = home.key(), cluster = %cluster, "{note}");
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: home.namespace(),
+            name: Some(home.name_any()),
+            uid: Some(home.uid().to_owned()),
+            ..ObjectReference::default()
+        };
+        let reason = "AddressNotRouted";
+        self.events.warn_object(about, reason, &note).await;
+    }
+
+    fn is_news(&self, uid: &str, addresses: &str) -> bool {
+        let mut told = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() >= MOST_TOLD {
+            told.retain(|uid, _| self.home.count_of_topic(uid) > 0);
+        }
+        told.insert(uid.to_owned(), addresses.to_owned()).as_deref() != Some(addresses)
+    }
+}
