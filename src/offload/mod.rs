@@ -19,7 +19,7 @@ pub use self::{
     capacity::{Amounts, same_amount, share_of, stated},
     decision::{Claim, Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, remote_name},
-    network::{NotRouted, PodNetwork},
+    network::{NotRouted, PodNetwork, Routes},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
 };

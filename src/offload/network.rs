@@ -1,7 +1,7 @@
-//! The pod network of a remote cluster that is routed: which addresses of its pods are believed.
-//! Who makes the routes is not known here.
+//! Pod networks that are routed: which addresses of remote pods are believed, and which pods are
+//! reached from which cluster. Who makes the routes is not known here.
 
-use std::{fmt, net::IpAddr};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -24,6 +24,39 @@ pub struct PodNetwork {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join(", "))]
 pub struct NotRouted(Vec<String>);
+
+/// Which nodes of this cluster stand for which others, and whether there are routes to these.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes(BTreeMap<String, Stands>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stands {
+    cluster: String,
+    routed: bool,
+}
+
+impl FromIterator<(String, String, bool)> for Routes {
+    /// From nodes, the clusters for which they stand, and whether these are routed.
+    fn from_iter<I: IntoIterator<Item = (String, String, bool)>>(all: I) -> Self {
+        let all = all.into_iter();
+        Self(
+            all.map(|(node, cluster, routed)| (node, Stands { cluster, routed }))
+                .collect(),
+        )
+    }
+}
+
+impl Routes {
+    /// Whether a cluster, which is routed itself, is to be told of pods on this node of ours. Those
+    /// that run in that very cluster it finds by itself.
+    #[must_use]
+    pub fn lead(&self, cluster: &str, node: Option<&str>) -> bool {
+        match node.and_then(|node| self.0.get(node)) {
+            Some(stands) => stands.routed && stands.cluster != cluster,
+            None => true,
+        }
+    }
+}
 
 impl PodNetwork {
     /// Reads CIDRs, of IPv4 and IPv6. What is none counts for nothing: see [`Self::unread`].

@@ -8,11 +8,17 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret, Service};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, ObjectReference, Secret, Service},
+    discovery::v1::EndpointSlice,
+};
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::source::{self, Copied, KINDS, PerKind, Source, json};
+use super::{
+    routes::Current,
+    source::{self, Copied, Of, PerKind, Source, json, kinds},
+};
 use crate::{
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
     fabric::{
@@ -23,8 +29,8 @@ use crate::{
     offload::{
         Seen,
         reflection::{
-            Glimpse, HOME_OBJECT_UID, Kind, Known, Marks, Original, Outlook, Print, Step, Wanted, decide,
-            found, name_of_original, outlook, patch, wanted,
+            Glimpse, HOME_OBJECT_UID, Kind, Known, Marks, Original, Outlook, Print, Slice, Step, Wanted,
+            decide, found, name_of_original, outlook, patch, wanted,
         },
     },
 };
@@ -47,6 +53,9 @@ pub(super) struct Ends {
     pub(super) owner: Owner,
     pub(super) marks: Marks,
     pub(super) source: Arc<Source>,
+    /// Whether there are routes between the pods of the two clusters.
+    pub(super) routed: bool,
+    pub(super) routes: Arc<Current>,
     pub(super) turns: Arc<Semaphore>,
     pub(super) events: Events,
 }
@@ -84,9 +93,9 @@ impl Copies {
     /// What may differ, as far as both sides were read: as kind and name of a copy.
     pub(super) fn unsettled(&self) -> BTreeSet<String> {
         let mut unsettled = BTreeSet::new();
-        for kind in KINDS.into_iter().filter(|kind| self.is_read(*kind)) {
-            let (here, there) = (self.ends.source.of(kind).all(), self.seen.of(kind).all());
-            let here = here.iter().map(|it| it.copy.as_str());
+        for kind in self.kinds().iter().copied().filter(|kind| self.is_read(*kind)) {
+            let (here, there) = (self.ends.source.names(kind), self.seen.of(kind).all());
+            let here = here.iter().map(String::as_str);
             let names: BTreeSet<&str> = here.chain(there.iter().map(|it| it.name.as_str())).collect();
             let is_unsettled = |name: &&str| self.outlook(kind, name).1 != Outlook::Settled;
             let all = names.into_iter().filter(is_unsettled);
@@ -95,15 +104,26 @@ impl Copies {
         unsettled
     }
 
-    /// Whether both sides were read once.
+    pub(super) fn kinds(&self) -> &'static [Kind] {
+        kinds(self.ends.routed)
+    }
+
+    /// Whether both sides were read once, and all that what is copied depends on.
     pub(super) fn is_read(&self, kind: Kind) -> bool {
-        let versions = [self.ends.source.of(kind).version(), self.seen.of(kind).version()];
-        versions.iter().all(|version| *version.borrow() > 0)
+        let is_read = |kind| {
+            let versions = [self.ends.source.version(kind), self.seen.of(kind).version()];
+            versions.iter().all(|version| *version.borrow() > 0)
+        };
+        let depends = || self.ends.routes.get().is_some() && is_read(Kind::Service);
+        is_read(kind) && (kind != Kind::EndpointSlice || depends())
     }
 
     /// What is to be copied under this name, and what the views tell of the copy.
     fn outlook(&self, kind: Kind, name: &str) -> (Option<Arc<Original>>, Outlook) {
-        let here = self.ends.source.of(kind).of_topic(name).pop();
+        let here = match self.ends.source.of(kind) {
+            Of::Objects(view) => view.of_topic(name).pop(),
+            Of::Slices(_) => self.slice_original(name),
+        };
         let there = self.seen.of(kind).get(&format!("{}/{name}", self.ends.remote));
         let wanted = here.as_ref().map(|it| &it.print);
         let outlook = outlook(
@@ -120,6 +140,7 @@ impl Copies {
             Some(("ConfigMap", name)) => self.copy::<ConfigMap>(name).await,
             Some(("Secret", name)) => self.copy::<Secret>(name).await,
             Some(("Service", name)) => self.copy::<Service>(name).await,
+            Some(("EndpointSlice", name)) => self.copy::<EndpointSlice>(name).await,
             _ => Ok(()),
         }
     }
@@ -236,7 +257,13 @@ impl Copies {
         let (home, namespace) = (&self.ends.home, &self.ends.owner.namespace);
         let original = name_of_original(K::KIND, name, &self.ends.marks.home);
         let found = home.within::<K>(namespace).get(&original).await?;
-        Ok(found.and_then(|it| wanted(K::KIND, json(it), &self.ends.marks).ok()))
+        let Some(found) = found.map(json) else {
+            return Ok(None);
+        };
+        Ok(match K::KIND {
+            Kind::EndpointSlice => Slice::read(&found).and_then(|slice| self.slice_copy(&slice)),
+            kind => wanted(kind, found, &self.ends.marks).ok(),
+        })
     }
 
     /// False, if something of that name is there by now.
@@ -253,7 +280,7 @@ impl Copies {
     }
 
     /// Deletes exactly what was read.
-    async fn delete<K: Copied>(&self, name: &str, there: &Value) -> Result<(), ApiError> {
+    pub(super) async fn delete<K: Copied>(&self, name: &str, there: &Value) -> Result<(), ApiError> {
         let text = |key: &str| there["metadata"][key].as_str().map(str::to_owned);
         let exactly = Precondition {
             uid: text("uid").unwrap_or_default(),
@@ -267,7 +294,7 @@ impl Copies {
 
     /// Whether the namespace there is still the one that was made for ours: another one may have
     /// its name by now.
-    async fn is_ours(&self) -> Result<bool, ApiError> {
+    pub(super) async fn is_ours(&self) -> Result<bool, ApiError> {
         let checked = self.memory().checked;
         if checked.is_some_and(|at| at.elapsed() < CHECK) {
             return Ok(true);
@@ -320,7 +347,7 @@ impl Copies {
         }
         let uid = wanted.object["metadata"]["annotations"][HOME_OBJECT_UID].as_str();
         let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
+            api_version: Some(K::KIND.api_version().to_owned()),
             kind: Some(format!("{:?}", K::KIND)),
             namespace: Some(self.ends.owner.namespace.clone()),
             name: Some(name_of_original(K::KIND, name, &self.ends.marks.home)),

@@ -8,14 +8,14 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     copies::{Copies, Ends, key},
     echo::Echo,
-    source::KINDS,
+    source::Changes,
 };
 use crate::{
     cluster::{
         ApiError,
         view::{Changed, Feed},
     },
-    offload::reflection::{Glimpse, Kind, Original},
+    offload::reflection::{Glimpse, Kind},
     reconcile::{Queue, Rounds},
 };
 
@@ -27,13 +27,17 @@ pub(super) struct Mirror {
     queue: Queue,
     /// When everything is compared next.
     all: Instant,
+    /// Changes when what clusters are told of pods does.
+    routes: watch::Receiver<u64>,
+    /// Whether copies may be left from when there were routes.
+    has_leftovers: bool,
     has_failed: bool,
 }
 
 /// What has changed of one kind.
 struct Feeds {
     kind: Kind,
-    here: Feed<Original>,
+    here: Changes,
     there: Feed<Glimpse>,
 }
 
@@ -41,15 +45,17 @@ impl Mirror {
     pub(super) fn new(ends: Ends) -> Self {
         let echo = Echo::new(&ends);
         let copies = Copies::new(ends);
-        let feeds = KINDS.map(|kind| Feeds {
+        let feeds = copies.kinds().iter().map(|&kind| Feeds {
             kind,
-            here: copies.ends.source.of(kind).feed(),
+            here: copies.ends.source.changes(kind),
             there: copies.seen.of(kind).feed(),
         });
         Self {
+            feeds: feeds.collect(),
+            routes: copies.ends.routes.changes(),
+            has_leftovers: !copies.ends.routed,
             copies,
             echo,
-            feeds: feeds.into(),
             queue: Queue::default(),
             all: Instant::now(),
             has_failed: false,
@@ -60,17 +66,25 @@ impl Mirror {
         for due in self.copies.due() {
             self.queue.add(due);
         }
-        let mut all = self.all <= Instant::now();
+        let have_moved = self.routes.has_changed().unwrap_or(false);
+        self.routes.mark_unchanged();
+        let mut all = self.all <= Instant::now() || have_moved;
         for feeds in &self.feeds {
             // What was not read yet is told as a change when it is.
             if !self.copies.is_read(feeds.kind) {
                 continue;
             }
             match (feeds.here.take(), feeds.there.take()) {
-                (Changed::These(here), Changed::These(there)) => {
-                    let here = here.iter().map(|it| it.copy.as_str());
+                (Some(here), Changed::These(there)) => {
+                    let here = here.iter().map(String::as_str);
                     for name in here.chain(there.iter().map(|it| it.name.as_str())) {
                         self.queue.add(key(feeds.kind, name));
+                        if feeds.kind == Kind::Service {
+                            self.copies
+                                .slices_of(name)
+                                .into_iter()
+                                .for_each(|slice| self.queue.add(slice));
+                        }
                     }
                 }
                 _ => all = true,
@@ -101,9 +115,9 @@ impl Rounds for Mirror {
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         let (here, there) = (&self.copies.ends.source, &self.copies.seen);
-        let of = |kind| [here.of(kind).version(), there.of(kind).version()];
-        let mut triggers: Vec<_> = KINDS.into_iter().flat_map(of).collect();
-        triggers.push(self.echo.news());
+        let of = |kind: &Kind| [here.version(*kind), there.of(*kind).version()];
+        let mut triggers: Vec<_> = self.copies.kinds().iter().flat_map(of).collect();
+        triggers.extend([self.echo.news(), self.routes.clone()]);
         triggers
     }
 
@@ -112,6 +126,15 @@ impl Rounds for Mirror {
         let copies = &self.copies;
         let see_to = async |key: String| copies.see_to(&key).await;
         self.has_failed = !self.queue.work(see_to).await;
+        if self.has_leftovers {
+            match copies.collect_slices().await {
+                Ok(()) => self.has_leftovers = false,
+                Err(error) => {
+                    tracing::warn!(%error, "EndpointSlices that were copied could not be deleted: it is tried again");
+                    self.has_failed = true;
+                }
+            }
+        }
         self.echo.pass_on(&copies.ends).await;
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! What a namespace has beside pods and claims, kept alike in its remote namespaces: `ConfigMap`s,
-//! Secrets and Services go there, events about pods and claims come back. Here it is decided
+//! Secrets and Services go there, and `EndpointSlice`s where pods reach each other; events about pods and claims come back. Here it is decided
 //! between which namespaces; each pair of them has a loop of its own, so that a cluster that is
 //! slow delays no other. Where Liqo is installed nothing runs.
 
@@ -8,6 +8,8 @@ mod copies;
 mod echo;
 mod mirror;
 mod pace;
+mod routes;
+mod slices;
 mod source;
 
 use std::{
@@ -21,7 +23,12 @@ use kube::ResourceExt;
 use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::{bindings::Bindings, mirror::Mirror, source::Source};
+use self::{
+    bindings::Bindings,
+    mirror::Mirror,
+    routes::{Current, is_routed, routes},
+    source::Source,
+};
 use super::{
     Idle,
     marks::{HOME, HOME_UID},
@@ -55,6 +62,7 @@ pub(super) struct Reflection<'a> {
     mirrors: BTreeMap<Place, Running>,
     /// By cluster.
     turns: BTreeMap<String, Arc<Semaphore>>,
+    routes: Arc<Current>,
 }
 
 /// A namespace in a remote cluster.
@@ -68,6 +76,8 @@ struct Place {
     cluster: String,
     /// The namespace there.
     remote: String,
+    /// Whether there are routes between the pods of the two clusters.
+    routed: bool,
 }
 
 /// A loop for one place.
@@ -106,6 +116,7 @@ impl<'a> Reflection<'a> {
             sources: BTreeMap::new(),
             mirrors: BTreeMap::new(),
             turns: BTreeMap::new(),
+            routes: Arc::default(),
         }
     }
 
@@ -123,7 +134,7 @@ impl<'a> Reflection<'a> {
         let views = self.home.views();
         let clusters = views.remote_clusters.all();
         let clusters = clusters.iter().filter(|it| it.spec.fabric.is_some());
-        let clusters: BTreeSet<String> = clusters.map(|it| it.name_any()).collect();
+        let clusters: BTreeMap<String, bool> = clusters.map(|it| (it.name_any(), is_routed(it))).collect();
         let mut places = BTreeMap::new();
         for offloading in views.offloadings.all() {
             let status = offloading.status.as_ref();
@@ -133,13 +144,14 @@ impl<'a> Reflection<'a> {
             };
             let there = clusters
                 .iter()
-                .filter(|id| offloading.readiness(id) == Some(Readiness::Created));
-            for cluster in there {
+                .filter(|(id, _)| offloading.readiness(id) == Some(Readiness::Created));
+            for (cluster, &routed) in there {
                 let place = Place {
                     namespace: offloading.namespace().unwrap_or_default(),
                     offloading: offloading.uid().unwrap_or_default(),
                     cluster: cluster.clone(),
                     remote: remote.clone(),
+                    routed,
                 };
                 places.insert(place, self.reach(cluster));
             }
@@ -168,6 +180,8 @@ impl<'a> Reflection<'a> {
             owner,
             marks,
             source: Arc::clone(source),
+            routed: place.routed,
+            routes: Arc::clone(&self.routes),
             turns: Arc::clone(turns),
             events: self.events.clone(),
         });
@@ -230,6 +244,7 @@ impl Rounds for Reflection<'_> {
             views.offloadings.version(),
             views.remote_clusters.version(),
             self.registry.changes(),
+            views.nodes.version(),
             self.wakes.clone(),
         ]
     }
@@ -241,6 +256,9 @@ impl Rounds for Reflection<'_> {
             return Ok(());
         }
         let places = self.places();
+        if places.keys().any(|place| place.routed) {
+            self.routes.set(routes(self.home, self.registry));
+        }
         let is_same = |place: &Place, running: &Running| {
             let now = places.get(place).and_then(Option::as_ref);
             now.is_some_and(|now| now.is_same(&running.there)) && !running.task.is_finished()

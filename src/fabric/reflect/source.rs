@@ -1,6 +1,8 @@
 //! What is watched: the objects of a namespace at home, once however many clusters it is in, and
 //! the metadata of their copies in one remote namespace. Of what objects say only digests are
-//! kept; the text of a Secret is read when it is compared or written, and forgotten.
+//! kept; the text of a Secret is read when it is compared or written, and forgotten. Of
+//! `EndpointSlice`s, which are watched only where there are routes, it is kept what each cluster
+//! may be told of.
 
 use std::{
     fmt::Debug,
@@ -8,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Secret, Service},
+    discovery::v1::EndpointSlice,
+};
 use kube::{
     Resource, ResourceExt,
     core::{NamespaceResourceScope, PartialObjectMeta},
@@ -16,11 +21,15 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use tokio::sync::watch;
 
 use super::pace::Pace;
 use crate::{
-    cluster::{Cluster, Watched, view::Slim},
-    offload::reflection::{Glimpse, Kind, Marks, Original, wanted},
+    cluster::{
+        Cluster, Watched,
+        view::{Changed, Feed, Slim},
+    },
+    offload::reflection::{Glimpse, Kind, Marks, Original, Slice, wanted},
 };
 
 /// A kind that is copied.
@@ -50,31 +59,76 @@ impl Copied for Service {
     const KIND: Kind = Kind::Service;
 }
 
+impl Copied for EndpointSlice {
+    const KIND: Kind = Kind::EndpointSlice;
+}
+
 /// Objects in one page of a list at home. A page of the largest Secrets must fit into memory.
 const PAGE: u32 = 10;
-/// All kinds.
-pub(super) const KINDS: [Kind; 3] = [Kind::ConfigMap, Kind::Secret, Kind::Service];
+/// All kinds that are copied, with routes or without.
+pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
+    const ALL: [Kind; 4] = [Kind::ConfigMap, Kind::Secret, Kind::Service, Kind::EndpointSlice];
+    if routed { &ALL } else { ALL.split_at(3).0 }
+}
 
 /// A namespace at home.
 pub(super) struct Source {
-    objects: PerKind<Original>,
+    objects: PerKind<Original, Slice>,
     /// How fast events are made in it.
     pace: Mutex<Pace>,
 }
 
-/// One view for each kind.
-pub(super) struct PerKind<S> {
+/// One view for each kind. A watch begins when it is asked.
+pub(super) struct PerKind<S, E = S> {
     config_maps: Watched<S>,
     secrets: Watched<S>,
     services: Watched<S>,
+    slices: Watched<E>,
+}
+
+/// The view of one kind.
+pub(super) enum Of<'a, S, E> {
+    Objects(&'a Watched<S>),
+    Slices(&'a Watched<E>),
+}
+
+impl<S, E> PerKind<S, E> {
+    fn view(&self, kind: Kind) -> Of<'_, S, E> {
+        match kind {
+            Kind::ConfigMap => Of::Objects(&self.config_maps),
+            Kind::Secret => Of::Objects(&self.secrets),
+            Kind::Service => Of::Objects(&self.services),
+            Kind::EndpointSlice => Of::Slices(&self.slices),
+        }
+    }
 }
 
 impl<S> PerKind<S> {
     pub(super) fn of(&self, kind: Kind) -> &Watched<S> {
-        match kind {
-            Kind::ConfigMap => &self.config_maps,
-            Kind::Secret => &self.secrets,
-            Kind::Service => &self.services,
+        match self.view(kind) {
+            Of::Objects(view) | Of::Slices(view) => view,
+        }
+    }
+}
+
+/// What has changed of one kind at home.
+pub(super) enum Changes {
+    Objects(Feed<Original>),
+    Slices(Feed<Slice>),
+}
+
+impl Changes {
+    /// The names of the copies concerned; `None` if it may be any.
+    pub(super) fn take(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Objects(feed) => match feed.take() {
+                Changed::These(all) => Some(all.iter().map(|it| it.copy.clone()).collect()),
+                Changed::Everything => None,
+            },
+            Self::Slices(feed) => match feed.take() {
+                Changed::These(all) => Some(all.iter().map(|it| it.name.clone()).collect()),
+                Changed::Everything => None,
+            },
         }
     }
 }
@@ -87,6 +141,17 @@ impl Slim for Original {
 
     fn text(&self) -> usize {
         self.copy.len() + self.print.text()
+    }
+}
+
+/// Its topics are its name and its Service.
+impl Slim for Slice {
+    fn topic(&self) -> &str {
+        &self.name
+    }
+
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        [self.name.as_str(), self.topic.as_str()].into_iter()
     }
 }
 
@@ -112,13 +177,46 @@ impl Source {
                 config_maps: watch::<ConfigMap>(home, namespace, marks),
                 secrets: watch::<Secret>(home, namespace, marks),
                 services: watch::<Service>(home, namespace, marks),
+                slices: home.watch_in(namespace, watcher::Config::default(), |it: EndpointSlice| {
+                    Slice::read(&json(it))
+                }),
             },
             pace: Mutex::default(),
         }
     }
 
-    pub(super) fn of(&self, kind: Kind) -> &Watched<Original> {
-        self.objects.of(kind)
+    pub(super) fn of(&self, kind: Kind) -> Of<'_, Original, Slice> {
+        self.objects.view(kind)
+    }
+
+    pub(super) fn services(&self) -> &Watched<Original> {
+        &self.objects.services
+    }
+
+    pub(super) fn slices(&self) -> &Watched<Slice> {
+        &self.objects.slices
+    }
+
+    pub(super) fn version(&self, kind: Kind) -> watch::Receiver<u64> {
+        match self.of(kind) {
+            Of::Objects(view) => view.version(),
+            Of::Slices(view) => view.version(),
+        }
+    }
+
+    pub(super) fn changes(&self, kind: Kind) -> Changes {
+        match self.of(kind) {
+            Of::Objects(view) => Changes::Objects(view.feed()),
+            Of::Slices(view) => Changes::Slices(view.feed()),
+        }
+    }
+
+    /// The names that copies of this kind may have.
+    pub(super) fn names(&self, kind: Kind) -> Vec<String> {
+        match self.of(kind) {
+            Of::Objects(view) => view.all().iter().map(|it| it.copy.clone()).collect(),
+            Of::Slices(view) => view.all().iter().map(|it| it.name.clone()).collect(),
+        }
     }
 
     /// Whether an event may be made in the namespace now, or in what time.
@@ -148,6 +246,7 @@ pub(super) fn copies(there: &Cluster, namespace: &str, marks: &Marks) -> PerKind
         config_maps: watch::<ConfigMap>(there, namespace, marks),
         secrets: watch::<Secret>(there, namespace, marks),
         services: watch::<Service>(there, namespace, marks),
+        slices: watch::<EndpointSlice>(there, namespace, marks),
     }
 }
 

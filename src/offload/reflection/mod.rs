@@ -1,12 +1,17 @@
-//! What of a namespace is copied into remote clusters: `ConfigMap`s, Secrets and Services. What a
-//! copy looks like, and what is to be done about one, decided from the objects alone; in
-//! `object` is how they are read. Nothing is fetched or written here.
+//! What of a namespace is copied into remote clusters: `ConfigMap`s, Secrets and Services, and
+//! `EndpointSlice`s where pods reach each other. What a copy looks like, and what is to be done
+//! about one, decided from the objects alone; in `object` is how they are read, in `slices` which
+//! endpoints a cluster is told of. Nothing is fetched or written here.
 
 mod object;
+mod slices;
 
 use std::collections::BTreeMap;
 
-pub use self::object::{NotCopied, Wanted, found, patch, wanted};
+pub use self::{
+    object::{NotCopied, Wanted, found, patch, wanted},
+    slices::{SERVICE_NAME, SLICE_MANAGER, SLICES_OF_FABRIC, Slice, slices_of},
+};
 use crate::volume::digest;
 
 /// Annotation of a copy: the uid of the object at home.
@@ -30,6 +35,18 @@ pub enum Kind {
     ConfigMap,
     Secret,
     Service,
+    EndpointSlice,
+}
+
+impl Kind {
+    /// Its API group and version.
+    #[must_use]
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::ConfigMap | Self::Secret | Self::Service => "v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+        }
+    }
 }
 
 /// The labels and annotations by which copies are known that were made for one home cluster.
@@ -61,7 +78,8 @@ pub struct Print {
     metadata: String,
     /// All the rest.
     content: String,
-    /// What the API server never changes: the type of a Secret, whether a Service is headless.
+    /// What the API server never changes: the type of a Secret, whether a Service is headless, the
+    /// family of addresses.
     fixed: String,
 }
 

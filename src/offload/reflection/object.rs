@@ -85,10 +85,11 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     let content = match kind {
         Kind::Service => json!({"spec": service(&object["spec"])}),
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
+        Kind::EndpointSlice => endpoints(&object),
     };
     let print = print(kind, &labels, &annotations, &content);
     let mut object = json!({
-        "apiVersion": "v1",
+        "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
         "metadata": {"name": copy, "labels": labels, "annotations": annotations},
     });
@@ -141,7 +142,7 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 /// Whether an object belongs to the cluster that it is in.
 fn is_of_the_cluster(kind: Kind, object: &Value) -> bool {
     match kind {
-        Kind::ConfigMap => false,
+        Kind::ConfigMap | Kind::EndpointSlice => false,
         Kind::Secret => matches!(
             text(&object["type"]),
             "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token"
@@ -208,7 +209,29 @@ fn content_there(kind: Kind, object: Value) -> Value {
     match kind {
         Kind::Service => json!({"spec": service_there(&object["spec"])}),
         Kind::ConfigMap | Kind::Secret => configuration(kind, object),
+        Kind::EndpointSlice => endpoints(&object),
     }
+}
+
+/// Everything of a slice: what others add to one endpoint is seen as well.
+fn endpoints(object: &Value) -> Value {
+    let parts = |of: &Value| -> Value {
+        let all = of.as_object().into_iter().flatten();
+        let all = all.filter(|(_, value)| *value == &Value::Bool(false) || says_something(value));
+        all.map(|(key, value)| (key.clone(), value.clone()))
+            .collect::<Map<_, _>>()
+            .into()
+    };
+    let list = |key: &str| -> Vec<Value> {
+        let all = object[key].as_array().into_iter().flatten();
+        all.map(parts).collect()
+    };
+    let mut content = json!({"addressType": object["addressType"], "endpoints": list("endpoints")});
+    let ports = list("ports");
+    if !ports.is_empty() {
+        content["ports"] = ports.into();
+    }
+    content
 }
 
 /// What is asked of the remote cluster: addresses, node ports and load balancers are its own.
@@ -289,6 +312,7 @@ fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Pr
     let fixed = match kind {
         Kind::ConfigMap => String::new(),
         Kind::Secret => digest(DIGITS, [text(&content["type"])]),
+        Kind::EndpointSlice => text(&content["addressType"]).to_owned(),
         Kind::Service => {
             let spec = &content["spec"];
             let headless = spec["clusterIP"] == "None";
@@ -308,7 +332,7 @@ fn print(kind: Kind, labels: &Pairs, annotations: &Pairs, content: &Value) -> Pr
     }
 }
 
-fn metadata(object: &Value) -> (Pairs, Pairs) {
+pub(super) fn metadata(object: &Value) -> (Pairs, Pairs) {
     let pairs = |key: &str| -> Pairs {
         let all = object["metadata"][key].as_object().into_iter().flatten();
         all.map(|(key, value)| (key.clone(), text(value).to_owned()))
@@ -317,7 +341,7 @@ fn metadata(object: &Value) -> (Pairs, Pairs) {
     (pairs("labels"), pairs("annotations"))
 }
 
-fn text(value: &Value) -> &str {
+pub(super) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 

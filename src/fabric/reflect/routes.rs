@@ -1,0 +1,80 @@
+//! Which nodes of this cluster stand for which others, as far as that matters to what these are
+//! told of pods here.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::{
+    api::remote_cluster::RemoteCluster,
+    cluster::Cluster,
+    fabric::pods::node_of,
+    fleet::{NodeKind, Registry},
+    offload::Routes,
+};
+
+/// The routes of this moment, for all who copy.
+pub(super) struct Current {
+    routes: Mutex<Option<Arc<Routes>>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Default for Current {
+    fn default() -> Self {
+        Self {
+            routes: Mutex::default(),
+            changes: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Current {
+    /// `None` until they are known.
+    pub(super) fn get(&self) -> Option<Arc<Routes>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes when they do.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(super) fn set(&self, now: Option<Routes>) {
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if routes.as_deref() != now.as_ref() {
+            *routes = now.map(Arc::new);
+            self.changes.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+/// Whether there are routes to a cluster.
+pub(super) fn is_routed(cluster: &RemoteCluster) -> bool {
+    let fabric = cluster.spec.fabric.as_ref();
+    fabric.is_some_and(|fabric| fabric.network.routed().is_some())
+}
+
+/// What is known of them; `None` while the nodes were not read.
+pub(super) fn routes(home: &Cluster, registry: &Registry) -> Option<Routes> {
+    let views = home.views();
+    if *views.nodes.version().borrow() == 0 {
+        return None;
+    }
+    let routed = |cluster: &str| views.remote_clusters.get(cluster).is_some_and(|it| is_routed(&it));
+    let nodes = views.nodes.all();
+    let seen = nodes.iter().filter_map(|node| match registry.behind(node) {
+        NodeKind::Real => None,
+        NodeKind::Virtual(remote) => {
+            let cluster = remote.id.to_string();
+            let routed = routed(&cluster);
+            Some((node.name.clone(), cluster, routed))
+        }
+        NodeKind::Disputed(clusters) => Some((node.name.clone(), clusters, false)),
+    });
+    // Pods are on nodes of the fabric also while somebody has deleted these.
+    let clusters = views.remote_clusters.all();
+    let named = clusters
+        .iter()
+        .filter_map(|it| Some((node_of(it)?, it.metadata.name.clone()?, is_routed(it))));
+    Some(seen.chain(named).collect())
+}

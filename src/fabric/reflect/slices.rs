@@ -1,0 +1,76 @@
+//! What of `EndpointSlice`s is copied to one remote namespace, and the end of the copies where
+//! there are no routes any more.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt;
+
+use super::{
+    copies::{Copies, key},
+    source::json,
+};
+use crate::{
+    cluster::{ApiError, unless_conflict},
+    offload::reflection::{Kind, Original, Slice, Wanted, slices_of},
+};
+
+impl Copies {
+    /// What the copy of a slice at home is to be. There is none unless that of its Service is
+    /// there: one of somebody else must get no endpoints from us.
+    pub(super) fn slice_copy(&self, slice: &Slice) -> Option<Wanted> {
+        let here = self.ends.source.services().of_topic(&slice.service);
+        let there = self
+            .seen
+            .of(Kind::Service)
+            .get(&format!("{}/{}", self.ends.remote, slice.service));
+        let is_there = there.is_some_and(|it| it.ours && !it.deleting);
+        let routes = self.ends.routes.get()?;
+        if here.is_empty() || !is_there {
+            return None;
+        }
+        let cluster = self.ends.there.id().as_str();
+        slice.copy(|node| routes.lead(cluster, node), &self.ends.marks)
+    }
+
+    /// The same of one that is known by its name.
+    pub(super) fn slice_original(&self, name: &str) -> Option<Arc<Original>> {
+        let slice = self.ends.source.slices().of_topic(name).pop()?;
+        Some(Arc::new(self.slice_copy(&slice)?.original))
+    }
+
+    /// The copies of the slices of a Service, which depend on it.
+    pub(super) fn slices_of(&self, service: &str) -> Vec<String> {
+        if !self.ends.routed {
+            return Vec::new();
+        }
+        let slices = self.ends.source.slices().of_topic(&slices_of(service));
+        slices
+            .iter()
+            .map(|it| key(Kind::EndpointSlice, &it.name))
+            .collect()
+    }
+
+    /// Deletes what was copied while there were routes. Nothing may be there where this may not
+    /// even be read.
+    pub(super) async fn collect_slices(&self) -> Result<(), ApiError> {
+        let slices = self.ends.there.within::<EndpointSlice>(&self.ends.remote);
+        let marks = &self.ends.marks;
+        let pairs = marks.labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let labels = pairs.collect::<Vec<_>>().join(",");
+        let ours = |it: EndpointSlice| marks.are_on(it.labels(), it.annotations()).then_some(it);
+        let left = match slices.pick(Some(&labels), None, ours).await {
+            Err(error) if error.is_forbidden() => return Ok(()),
+            left => left?,
+        };
+        if left.is_empty() || !self.is_ours().await? {
+            return Ok(());
+        }
+        for slice in left {
+            let name = slice.name_any();
+            let deleted = self.delete::<EndpointSlice>(&name, &json(slice)).await;
+            unless_conflict(deleted.map(Some))?;
+        }
+        Ok(())
+    }
+}
