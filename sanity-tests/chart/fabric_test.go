@@ -89,7 +89,7 @@ func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	objects := render(t, remote("fabric"))
-	for _, policy := range []string{role, role + "-pods", role + "-rolebindings"} {
+	for _, policy := range []string{role, role + "-pods", role + "-rolebindings", role + "-endpointslices"} {
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
 		who := found.Spec.MatchConditions[0].Expression
 		for _, subject := range []string{`"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`} {
@@ -121,7 +121,8 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 		"bind clusterroles.rbac.authorization.k8s.io/"+role+"-workloads")
 	// What it needs for pods it has where it has bound that role.
 	account.check(t, false, "bind clusterroles.rbac.authorization.k8s.io/cluster-admin", "create,delete pods -n anywhere",
-		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere", "patch,update namespaces")
+		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere",
+		"get,list,create endpointslices.discovery.k8s.io -n anywhere", "patch,update namespaces")
 	if _, full := namespaceVerbs(t, remote("full")); full {
 		t.Error("level full may do something with namespaces")
 	}
@@ -147,6 +148,41 @@ func TestRemoteClusterSuggestsLabels(t *testing.T) {
 			t.Errorf("nothing is suggested, and there is %s", object.Name)
 		}
 	}
+}
+
+// Whoever writes EndpointSlices leads the users of a Service to any address, unless somebody says
+// to which.
+func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
+	const policy = "liqo-csi-remote.liqo-csi-endpointslices"
+	mentions := func(values Values, text string) bool {
+		found := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, values), policy)
+		return slices.ContainsFunc(found.Spec.Validations, func(one admissionv1.Validation) bool {
+			return strings.Contains(one.Expression, text)
+		})
+	}
+	if mentions(remote("fabric"), "cidr(") {
+		t.Error("Kubernetes before 1.31 does not know cidr()")
+	}
+	limited := remote("fabric")
+	limited["remoteAccess"].(Values)["endpointCIDRs"] = []string{"10.0.0.0/16", "fd00::/48"}
+	if !mentions(limited, "['10.0.0.0/16','fd00::/48'].exists(c, cidr(c).containsIP(a))") {
+		t.Error("the addresses are not limited")
+	}
+	for _, wrong := range []string{"10.0.0.0", "10.0.0.0/33", "a.test/8", "') || true || cidr('/8"} {
+		values := remote("fabric")
+		values["remoteAccess"].(Values)["endpointCIDRs"] = []string{wrong}
+		if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
+			t.Errorf("%q is taken for a CIDR", wrong)
+		}
+	}
+	bound := &rbacv1.RoleBinding{
+		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "liqo-csi-remote.liqo-csi-workloads"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: Namespace}},
+	}
+	bound.Namespace = "shop-home"
+	account := rights{"liqo-csi-remote", append(render(t, remote("fabric")), bound)}
+	account.check(t, true, "get,list,watch,create,patch,delete endpointslices.discovery.k8s.io -n shop-home")
+	account.check(t, false, "deletecollection,update endpointslices.discovery.k8s.io -n shop-home", "get endpointslices.discovery.k8s.io -n other")
 }
 
 func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
@@ -197,7 +233,7 @@ func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 		"get,list,delete rolebindings.rbac.authorization.k8s.io/liqo-csi-fabric-reflected -n anywhere",
 		"bind clusterroles.rbac.authorization.k8s.io/liqo-csi-fabric-reflected",
 	)
-	reads := []string{"get,list,watch secrets -n shop", "get,list,watch configmaps -n shop", "get,list,watch services -n shop", "create,patch events -n shop"}
+	reads := []string{"get,list,watch endpointslices.discovery.k8s.io -n shop", "get,list,watch secrets -n shop", "get,list,watch configmaps -n shop", "get,list,watch services -n shop", "create,patch events -n shop"}
 	account.check(t, false, reads...)
 	account.check(t, false,
 		"patch,update rolebindings.rbac.authorization.k8s.io -n anywhere",

@@ -87,7 +87,10 @@ impl PodNetwork {
     /// A range of this one that has addresses of the other as well, and that of the other.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<(IpNet, IpNet)> {
-        let pairs = self.ranges.iter().flat_map(|a| other.ranges.iter().map(move |b| (a, b)));
+        let pairs = self
+            .ranges
+            .iter()
+            .flat_map(|a| other.ranges.iter().map(move |b| (a, b)));
         let mut common = pairs.filter(|(a, b)| a.contains(&b.network()) || b.contains(&a.network()));
         common.next().map(|(a, b)| (*a, *b))
     }

@@ -419,3 +419,75 @@ async fn what_users_write_on_a_pod_does_not_say_where_it_runs() {
     world.run_until(World::is_running).await;
     assert!(world.there.object(theirs).is_none());
 }
+
+#[tokio::test]
+async fn addresses_come_home_where_there_are_routes() {
+    const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+    let world = World::with_pod(true).await;
+    let network = |mode: &str, cidr: &str| {
+        let network = json!({"mode": mode, "podCIDRs": [cidr]});
+        world
+            .home
+            .change(CLUSTER, |it| it["spec"]["fabric"]["network"] = network);
+    };
+    world.run_until(World::is_running).await;
+    let say = |ip: &str| {
+        world.there.change(THERE, |pod| {
+            pod["status"]["podIP"] = json!(ip);
+            pod["status"]["podIPs"] = json!([{"ip": ip}]);
+        });
+    };
+    say("10.64.0.7");
+    let ready = json!([{"type": "Ready", "status": "True"}]);
+    world
+        .there
+        .change(THERE, |pod| pod["status"]["conditions"] = ready);
+    let is_ready = |world: &World| {
+        let conditions = world.home_pod()["status"]["conditions"].clone();
+        let mut conditions = conditions.as_array().cloned().unwrap_or_default().into_iter();
+        conditions.any(|it| it["type"] == "Ready" && it["status"] == "True")
+    };
+    world.run_until(is_ready).await;
+    assert!(world.home_pod()["status"]["podIP"].is_null());
+
+    network("Routed", "10.64.0.0/16");
+    world
+        .run_until(|world| world.home_pod()["status"]["podIP"] == "10.64.0.7")
+        .await;
+    assert_eq!(world.home_pod()["status"]["podIPs"], json!([{"ip": "10.64.0.7"}]));
+    // The other cluster says that its pod has an address of this one.
+    say("10.0.0.1");
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let told = |world: &World| world.home.store().below(events);
+    world
+        .run_until(|world| !told(world).is_empty() && world.home_pod()["status"]["podIP"].is_null())
+        .await;
+    let event = &told(&world)[0];
+    assert_eq!(
+        (&event["reason"], &event["regarding"]["name"]),
+        (&json!("AddressNotRouted"), &json!("web"))
+    );
+    assert!(
+        event["note"]
+            .as_str()
+            .unwrap()
+            .contains("has the address 10.0.0.1")
+    );
+
+    say("10.64.0.8");
+    world
+        .run_until(|world| world.home_pod()["status"]["podIP"] == "10.64.0.8")
+        .await;
+    // While they are looked after.
+    let changed = std::cell::Cell::new(false);
+    world
+        .run_until(|world| {
+            if !changed.replace(true) {
+                network("Isolated", "10.64.0.0/16");
+            }
+            world.home_pod()["status"]["podIP"].is_null()
+        })
+        .await;
+    assert!(world.home_pod()["status"]["podIPs"].is_null());
+    assert_eq!(told(&world).len(), 1, "once for an address");
+}

@@ -60,7 +60,12 @@ pub(super) fn routes(home: &Cluster, registry: &Registry) -> Option<Routes> {
     if *views.nodes.version().borrow() == 0 {
         return None;
     }
-    let routed = |cluster: &str| views.remote_clusters.get(cluster).is_some_and(|it| is_routed(&it));
+    let routed = |cluster: &str| {
+        views
+            .remote_clusters
+            .get(cluster)
+            .is_some_and(|it| is_routed(&it))
+    };
     let nodes = views.nodes.all();
     let seen = nodes.iter().filter_map(|node| match registry.behind(node) {
         NodeKind::Real => None,

@@ -18,6 +18,8 @@ use crate::{
     placement::Declared,
 };
 
+mod routed;
+
 const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const BINDING: &str =
@@ -102,7 +104,11 @@ impl World {
 
     async fn run_with(&self, idle: &Idle, link: Link) {
         let home = self.home.cluster_unwatched().await;
-        let registry = Registry::fixed([(Declared::plain("milan"), link)]);
+        let turin = Link::Unreachable("no answer".into());
+        let registry = Registry::fixed([
+            (Declared::plain("milan"), link),
+            (Declared::plain("turin"), turin),
+        ]);
         let metrics = Metrics::default();
         let reflection = Reflection::new(&home, &registry, "ours", &metrics, idle);
         drive(reflection, &metrics).await;

@@ -113,6 +113,7 @@ pub(crate) const ALL: &[Check] = &[
     offloading::liqo_beside,
     offloading::namespaces,
     offloading::clusters,
+    offloading::networks,
     transfers::unfinished_imports,
     transfers::unfinished_releases,
 ];

@@ -11,7 +11,7 @@ use crate::{
         remote_cluster::{self, RemoteCluster},
     },
     inspect::words::full_name,
-    offload::Phase,
+    offload::{Phase, PodNetwork},
 };
 
 /// A lease that was renewed before that is held by nobody who works.
@@ -166,6 +166,42 @@ fn unusable(cluster: &RemoteCluster) -> Option<Finding> {
         format!("It is not ready, so no namespace can be offloaded to it: {why}."),
         "liqo-csi clusters shows more.",
     ))
+}
+
+/// What is said of the addresses of remote pods can be: no two clusters have the same.
+pub(super) fn networks(installation: &Installation) -> Vec<Finding> {
+    let all = installation.offloading.clusters.iter();
+    let routed = all.filter_map(|it| Some((it.name_any(), it.spec.fabric.as_ref()?.network.routed()?)));
+    let routed: Vec<(String, PodNetwork)> = routed.collect();
+    let unread = routed
+        .iter()
+        .filter(|(_, network)| !network.unread().is_empty())
+        .map(|(cluster, network)| {
+            Finding::error(
+                format!("RemoteCluster {cluster}"),
+                format!(
+                    "spec.fabric.network.podCIDRs has what is no range of addresses: {}. Pods there have no address here.",
+                    network.unread().join(", ")
+                ),
+                "Write them as 10.64.0.0/16 or fd00:64::/48.",
+            )
+        });
+    let pairs = routed
+        .iter()
+        .enumerate()
+        .flat_map(|(at, one)| routed.iter().skip(at + 1).map(move |other| (one, other)));
+    let shared = pairs.filter_map(|((one, of_one), (other, of_other))| {
+        let (a, b) = of_one.overlap(of_other)?;
+        Some(Finding::warning(
+            format!("RemoteCluster {one}"),
+            format!(
+                "Its podCIDRs ({a}) and those of {other} ({b}) have addresses in common: either cluster can lead Services of \
+                 this one to pods of the other."
+            ),
+            "List in spec.fabric.network.podCIDRs what pods of each cluster have; pod networks that are routed are disjoint.",
+        ))
+    });
+    unread.chain(shared).collect()
 }
 
 fn title(object: &NamespaceOffloading) -> String {

@@ -249,7 +249,10 @@ mod tests {
         let remote = json!({"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}});
         let home = json!({"status": {"podIP": "10.64.0.1", "podIPs": [{"ip": "10.64.0.1"}]}});
         let status = remote_status(&home, &remote, &[]);
-        assert_eq!((&status["podIP"], &status["podIPs"]), (&Value::Null, &Value::Null));
+        assert_eq!(
+            (&status["podIP"], &status["podIPs"]),
+            (&Value::Null, &Value::Null)
+        );
         assert!(
             status.as_object().unwrap().contains_key("podIP"),
             "what was told before is taken back"

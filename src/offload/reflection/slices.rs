@@ -139,7 +139,11 @@ mod tests {
     }
 
     fn routes() -> Routes {
-        let clusters = [("to-milan", "milan", true), ("to-turin", "turin", true), ("to-bari", "bari", false)];
+        let clusters = [
+            ("to-milan", "milan", true),
+            ("to-turin", "turin", true),
+            ("to-bari", "bari", false),
+        ];
         clusters
             .into_iter()
             .map(|(node, cluster, routed)| (node.to_owned(), cluster.to_owned(), routed))
@@ -177,7 +181,10 @@ mod tests {
     fn addresses(copy: Option<Value>) -> Vec<String> {
         let endpoints = copy.unwrap_or_default()["endpoints"].clone();
         let endpoints = endpoints.as_array().cloned().unwrap_or_default();
-        endpoints.iter().map(|it| text(&it["addresses"][0]).to_owned()).collect()
+        endpoints
+            .iter()
+            .map(|it| text(&it["addresses"][0]).to_owned())
+            .collect()
     }
 
     #[test]
@@ -217,10 +224,17 @@ mod tests {
                 {"addresses": ["10.0.0.2"]},
             ])
         );
-        assert_eq!(copy["ports"], json!([{"name": "client", "port": 2379, "protocol": "TCP"}]));
+        assert_eq!(
+            copy["ports"],
+            json!([{"name": "client", "port": 2379, "protocol": "TCP"}])
+        );
         assert_eq!(
             (&copy["apiVersion"], &copy["kind"], &copy["addressType"]),
-            (&json!("discovery.k8s.io/v1"), &json!("EndpointSlice"), &json!("IPv4"))
+            (
+                &json!("discovery.k8s.io/v1"),
+                &json!("EndpointSlice"),
+                &json!("IPv4")
+            )
         );
         assert_eq!(
             copy["metadata"]["labels"],
@@ -229,7 +243,12 @@ mod tests {
             })
         );
         let annotations = copy["metadata"]["annotations"].as_object().unwrap();
-        assert!(annotations.keys().all(|key| key.starts_with("fabric.storage.liqo.io/")), "{annotations:?}");
+        assert!(
+            annotations
+                .keys()
+                .all(|key| key.starts_with("fabric.storage.liqo.io/")),
+            "{annotations:?}"
+        );
     }
 
     #[test]
@@ -240,7 +259,10 @@ mod tests {
             copy_for("milan", &object)
         };
         let six = of_type("IPv6", "fd00::1").unwrap();
-        assert_eq!((&six["addressType"], &six["endpoints"][0]["addresses"][0]), (&json!("IPv6"), &json!("fd00::1")));
+        assert_eq!(
+            (&six["addressType"], &six["endpoints"][0]["addresses"][0]),
+            (&json!("IPv6"), &json!("fd00::1"))
+        );
         assert_eq!(of_type("FQDN", "a.test"), None);
     }
 
@@ -255,6 +277,9 @@ mod tests {
         assert_eq!(changed(|it| it["labels"][SKIP] = "".into()), None);
         assert_eq!(changed(|it| it["annotations"][SKIP] = "true".into()), None);
         assert_eq!(changed(|it| it["labels"] = json!({})), None);
-        assert_eq!(changed(|it| it["labels"][SLICE_MANAGER] = SLICES_OF_FABRIC.into()), None);
+        assert_eq!(
+            changed(|it| it["labels"][SLICE_MANAGER] = SLICES_OF_FABRIC.into()),
+            None
+        );
     }
 }

@@ -79,7 +79,9 @@ fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step 
             let there = there.as_mut().unwrap();
             let sealed = (there["immutable"] == true)
                 .then(|| [&there["data"], &there["binaryData"], &there["immutable"]].map(Value::clone));
-            let was = (there["type"].clone(), there["spec"]["clusterIP"].clone());
+            let fixed =
+                |it: &Value| [&it["type"], &it["spec"]["clusterIP"], &it["addressType"]].map(Value::clone);
+            let was = fixed(there);
             let patch = patch(kind, there, &wanted.as_ref().unwrap().object, &marks());
             merge(there, &patch);
             // What an API server refuses to change.
@@ -87,7 +89,7 @@ fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step 
                 let now = [&there["data"], &there["binaryData"], &there["immutable"]];
                 assert_eq!(now.map(Value::clone), sealed, "{patch}");
             }
-            assert_eq!(was, (there["type"].clone(), there["spec"]["clusterIP"].clone()));
+            assert_eq!(was, fixed(there));
         }
     }
     step
@@ -401,6 +403,19 @@ fn content(kind: Kind) -> BoxedStrategy<Value> {
                 })
                 .boxed()
         }
+        Kind::EndpointSlice => {
+            let endpoint = (data, any::<Option<bool>>()).prop_map(|(names, ready)| {
+                let addresses: Vec<_> = names.keys().collect();
+                json!({"addresses": addresses, "hostname": names.get("a"), "conditions": {"ready": ready}})
+            });
+            let families = select(vec!["IPv4", "IPv6"]);
+            (families, prop::collection::vec(endpoint, 0..3), 0..3_u16)
+                .prop_map(|(family, endpoints, ports)| {
+                    let ports: Vec<_> = (0..ports).map(|n| json!({"port": 80 + n, "name": ""})).collect();
+                    json!({"addressType": family, "endpoints": endpoints, "ports": ports})
+                })
+                .boxed()
+        }
     }
 }
 
@@ -414,7 +429,13 @@ fn any_object(kind: Kind) -> impl Strategy<Value = Value> {
 
 /// An object at home, another one, something there, and what others do to a copy.
 fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>, Value)> {
-    select(vec![Kind::ConfigMap, Kind::Secret, Kind::Service]).prop_flat_map(|kind| {
+    select(vec![
+        Kind::ConfigMap,
+        Kind::Secret,
+        Kind::Service,
+        Kind::EndpointSlice,
+    ])
+    .prop_flat_map(|kind| {
         (
             Just(kind),
             any_object(kind),
@@ -426,6 +447,7 @@ fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>,
                 if let Some(content) = content.as_object_mut() {
                     content.remove("type");
                     content.remove("immutable");
+                    content.remove("addressType");
                 }
                 if let Some(spec) = content["spec"].as_object_mut() {
                     spec.remove("clusterIP");

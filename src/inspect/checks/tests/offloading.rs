@@ -27,6 +27,14 @@ fn cluster(conditions: &Value) -> Value {
     })
 }
 
+fn routed(name: &str, cidr: &str) -> Value {
+    let met = json!([{"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": LONG_AGO}]);
+    let mut cluster = cluster(&met);
+    cluster["metadata"]["name"] = name.into();
+    cluster["spec"]["fabric"]["network"] = json!({"mode": "Routed", "podCIDRs": [cidr]});
+    cluster
+}
+
 fn lease(holder: &str, renewed: &str) -> Value {
     json!({
         "metadata": {"name": "storage-liqo-io-fabric", "namespace": "liqo-csi"},
@@ -171,6 +179,26 @@ fn the_fabric_is_checked() {
             ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
         ),
         (
+            "two clusters with the same addresses",
+            |it| {
+                with(it, |it| {
+                    it.clusters = told([routed("milan", "10.64.0.0/16"), routed("turin", "10.64.128.0/20")]);
+                });
+            },
+            W,
+            [
+                "RemoteCluster milan",
+                "(10.64.0.0/16) and those of turin (10.64.128.0/20)",
+                "podCIDRs",
+            ],
+        ),
+        (
+            "addresses that are none",
+            |it| with(it, |it| it.clusters = told([routed("milan", "fd00:::/8")])),
+            E,
+            ["RemoteCluster milan", "no range of addresses: fd00:::/8.", "10.64.0.0/16"],
+        ),
+        (
             "a cluster that nobody looked at",
             |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
             E,
@@ -183,6 +211,16 @@ fn the_fabric_is_checked() {
 fn what_works_and_what_is_liqos_is_no_finding() {
     let good: &[Break] = &[
         |it| with(it, |_| {}),
+        |it| {
+            with(it, |it| {
+                let isolated = |name| {
+                    let mut cluster = routed(name, "10.64.0.0/16");
+                    cluster["spec"]["fabric"]["network"]["mode"] = "Isolated".into();
+                    cluster
+                };
+                it.clusters = told([routed("milan", "10.64.0.0/16"), routed("turin", "10.65.0.0/16"), isolated("bari")]);
+            });
+        },
         // It has just begun.
         |it| unready(it, "InProgress", "Creating", "it is being made", JUST_NOW),
         |it| unready(it, "Terminating", "Terminating", "it goes", JUST_NOW),
