@@ -503,7 +503,7 @@ async fn bodies_are_not_kept() {
         annotations: [].into(),
     };
     let source = Source::new(&home, "shop", &marks);
-    let Of::Objects(secrets) = source.of(Kind::Secret) else {
+    let source::Of::Objects(secrets) = source.of(Kind::Secret) else {
         panic!("they are kept as digests")
     };
     secrets.complete().await;

@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn both_families_are_copied_and_names_are_not() {
-        let mut of_type = |kind: &str, address: &str| {
+        let of_type = |kind: &str, address: &str| {
             let mut object = slice(&[endpoint(address, "worker")]);
             object["addressType"] = kind.into();
             copy_for("milan", &object)

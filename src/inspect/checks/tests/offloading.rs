@@ -196,7 +196,11 @@ fn the_fabric_is_checked() {
             "addresses that are none",
             |it| with(it, |it| it.clusters = told([routed("milan", "fd00:::/8")])),
             E,
-            ["RemoteCluster milan", "no range of addresses: fd00:::/8.", "10.64.0.0/16"],
+            [
+                "RemoteCluster milan",
+                "no range of addresses: fd00:::/8.",
+                "10.64.0.0/16",
+            ],
         ),
         (
             "a cluster that nobody looked at",
@@ -218,7 +222,11 @@ fn what_works_and_what_is_liqos_is_no_finding() {
                     cluster["spec"]["fabric"]["network"]["mode"] = "Isolated".into();
                     cluster
                 };
-                it.clusters = told([routed("milan", "10.64.0.0/16"), routed("turin", "10.65.0.0/16"), isolated("bari")]);
+                it.clusters = told([
+                    routed("milan", "10.64.0.0/16"),
+                    routed("turin", "10.65.0.0/16"),
+                    isolated("bari"),
+                ]);
             });
         },
         // It has just begun.
