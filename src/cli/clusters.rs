@@ -102,7 +102,11 @@ async fn list(args: Args) -> Outcome {
         unknown.push(format!("which clusters are declared: {error}"));
         Vec::new()
     });
-    let offloadings = place.cluster.all::<NamespaceOffloading>().select(None, None).await;
+    let offloadings = place
+        .cluster
+        .all::<NamespaceOffloading>()
+        .select(None, None)
+        .await;
     let offloadings = offloadings.unwrap_or_else(|error| {
         if !matches!(error.cause, Cause::NotFound(_)) {
             unknown.push(format!("which namespaces are offloaded: {error}"));
@@ -259,7 +263,10 @@ fn table(clusters: &[Shown]) -> String {
             table.note(&format!("  └ {object}{}", cluster.message));
         }
         for one in cluster.namespaces.iter().filter(|it| it.state != IN_PLACE) {
-            table.note(&format!("  └ namespace {}: {}: {}", one.namespace, one.state, one.message));
+            table.note(&format!(
+                "  └ namespace {}: {}: {}",
+                one.namespace, one.state, one.message
+            ));
         }
         for limit in &cluster.limits {
             table.note(&format!("  └ {limit}"));

@@ -69,7 +69,11 @@ pub(super) async fn evict(home: &Cluster, namespace: &str, pods: &[Placed]) -> R
         let evicted = home.evict(namespace, &pod.name, &pod.uid, false);
         let refused = match crash::around(Step::OffloadEvict, evicted).await {
             Ok(Eviction::Accepted) => {
-                tracing::info!(namespace, pod = pod.name, "evicted a pod: its namespace leaves the cluster");
+                tracing::info!(
+                    namespace,
+                    pod = pod.name,
+                    "evicted a pod: its namespace leaves the cluster"
+                );
                 Ok(())
             }
             Ok(Eviction::Refused(why)) => {
@@ -88,7 +92,10 @@ fn may_run_there(pod: &Pod) -> bool {
 }
 
 fn controller(pod: &Pod) -> Option<&str> {
-    let owner = pod.owner_references().iter().find(|it| it.controller == Some(true))?;
+    let owner = pod
+        .owner_references()
+        .iter()
+        .find(|it| it.controller == Some(true))?;
     Some(&owner.kind)
 }
 
@@ -104,7 +111,10 @@ fn waits_for_virtual_nodes(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|it| it.node_affinity.as_ref())
         .and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
-    let mut terms = required.into_iter().flat_map(|it| &it.node_selector_terms).peekable();
+    let mut terms = required
+        .into_iter()
+        .flat_map(|it| &it.node_selector_terms)
+        .peekable();
     terms.peek().is_some()
         && terms.all(|term| {
             let mut expressions = term.match_expressions.iter().flatten();

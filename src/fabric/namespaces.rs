@@ -249,7 +249,8 @@ impl Reconciler<'_> {
             (Ok(name), Ok(there)) => owner.look(&there, name, asked).await,
         };
         let mut pods = Vec::new();
-        if let (Seen::Ours { claims, .. }, Some(Readiness::Terminating(_)), Some(said)) = (&mut seen, &published, said)
+        if let (Seen::Ours { claims, .. }, Some(Readiness::Terminating(_)), Some(said)) =
+            (&mut seen, &published, said)
             && wanted.is_err()
         {
             let leaving = Leaving {
@@ -290,7 +291,11 @@ impl Reconciler<'_> {
         let Some(name) = node_of(cluster) else {
             return Ok(false);
         };
-        let node = self.home.all::<k8s_openapi::api::core::v1::Node>().get(&name).await?;
+        let node = self
+            .home
+            .all::<k8s_openapi::api::core::v1::Node>()
+            .get(&name)
+            .await?;
         Ok(node.is_some_and(|node| is_out_of_service(&node)))
     }
 

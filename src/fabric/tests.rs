@@ -340,7 +340,8 @@ fn controlled_by(kind: &str) -> Value {
 #[tokio::test]
 async fn pods_are_evicted_before_their_namespace_is_deleted() {
     let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
-    let claim = |name: &str| json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]});
+    let claim =
+        |name: &str| json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]});
     let remote_only = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
         "nodeSelectorTerms": [{"matchExpressions": [
             {"key": "liqo.io/type", "operator": "In", "values": ["virtual-node"]},
@@ -355,12 +356,18 @@ async fn pods_are_evicted_before_their_namespace_is_deleted() {
         ("db", json!({}), claim("data")),
         ("here", json!({}), json!({"nodeName": "worker"})),
         ("daemon", daemon, json!({})),
-        ("waiting", waiting, json!({"nodeName": null, "affinity": remote_only})),
+        (
+            "waiting",
+            waiting,
+            json!({"nodeName": null, "affinity": remote_only}),
+        ),
         ("later", later, json!({})),
     ] {
         world.home.put(&path(name), pod(&metadata, &spec));
     }
-    world.home.put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
+    world
+        .home
+        .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
     let twin = json!({"metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}}});
     world.there.put(CLAIM, twin);
     world.unoffload();
@@ -373,13 +380,17 @@ async fn pods_are_evicted_before_their_namespace_is_deleted() {
     world.run_until(|_| leaves("web") && leaves("waiting")).await;
     // Its data stay, and it with them.
     assert!(!leaves("db"));
-    world.home.remove("/api/v1/namespaces/shop/persistentvolumeclaims/data");
+    world
+        .home
+        .remove("/api/v1/namespaces/shop/persistentvolumeclaims/data");
     world.run_until(|_| leaves("db")).await;
     world.there.remove(CLAIM);
     for name in ["web", "waiting"] {
         world.home.remove(&path(name));
     }
-    world.run_until(|world| world.ready().1.contains("evicted: db.")).await;
+    world
+        .run_until(|world| world.ready().1.contains("evicted: db."))
+        .await;
     assert!(world.there.object(THERE).is_some());
     world.home.remove(&path("db"));
     world.run_until(World::is_gone).await;
@@ -394,7 +405,9 @@ async fn a_pod_that_may_not_be_evicted_is_named() {
     let web = "/api/v1/namespaces/shop/pods/web";
     world.home.put(web, pod(&json!({}), &json!({})));
     let budget = Act::Refuse(429);
-    world.home.fault(Fault::new("POST", &format!("{web}/eviction"), budget));
+    world
+        .home
+        .fault(Fault::new("POST", &format!("{web}/eviction"), budget));
     world.unoffload();
     world.run_until(|world| world.ready().0 == "Terminating").await;
     world.let_time_pass();
@@ -403,13 +416,17 @@ async fn a_pod_that_may_not_be_evicted_is_named() {
         .await;
     assert!(world.there.object(THERE).is_some());
     world.home.heal();
-    world.run_until(|_| world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_string()).await;
+    world
+        .run_until(|_| world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_string())
+        .await;
 }
 
 #[tokio::test]
 async fn a_dead_cluster_is_let_go_when_it_is_sworn_to_be_dead() {
     let world = World::offloaded().await;
-    world.home.change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
+    world
+        .home
+        .change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
     world.home.put(
         "/api/v1/nodes/milan",
         json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),

@@ -147,7 +147,9 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
             None,
         ),
         Seen::Ours { .. } if !announced => (
-            terminating("the namespace is about to be deleted there, and its pods are to be evicted".to_owned()),
+            terminating(
+                "the namespace is about to be deleted there, and its pods are to be evicted".to_owned(),
+            ),
             None,
         ),
         Seen::Ours { uid, claims, .. } => empty(uid, &claims, facts.pods, facts.refused),
@@ -350,7 +352,10 @@ mod tests {
         let waits = removed(ours(&[]), vec![gone]);
         assert_eq!(waits.step, None);
         assert!(matches!(waits.state.ready, Some(Readiness::Terminating(why)) if why.contains("web")));
-        assert_eq!(removed(ours(&[]), Vec::new()).step, Some(Step::Delete("u".into())));
+        assert_eq!(
+            removed(ours(&[]), Vec::new()).step,
+            Some(Step::Delete("u".into()))
+        );
     }
 
     #[test]

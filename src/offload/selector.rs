@@ -225,7 +225,9 @@ mod tests {
         ];
         let data = data.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let expected = [("region", "europe"), ("staging", "")];
-        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let expected = expected
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
         assert_eq!(suggested(data), expected);
     }
 

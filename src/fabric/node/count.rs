@@ -46,8 +46,8 @@ impl Counter {
         if let Some(place) = place.filter(|_| !is_recent) {
             self.when = Some(Instant::now());
             let asked = timeout(LONGEST, self.ask(fabric, place)).await;
-            self.last.trouble =
-                asked.unwrap_or_else(|_| Some(format!("the cluster has not listed its nodes within {LONGEST:?}")));
+            self.last.trouble = asked
+                .unwrap_or_else(|_| Some(format!("the cluster has not listed its nodes within {LONGEST:?}")));
         }
         self.known(fabric)
     }

@@ -119,7 +119,10 @@ impl<'a> NodeKeeper<'a> {
         let status = status(&node, endpoint, &counted, &health, self.version());
         let marks = self.marks(fabric, &counted);
         self.write(&node, &marks, &status).await?;
-        let uid = place.ok().map(|place| place.uid).or_else(|| kept.cluster_uid.clone());
+        let uid = place
+            .ok()
+            .map(|place| place.uid)
+            .or_else(|| kept.cluster_uid.clone());
         let now = VirtualNodeStatus {
             cluster_uid: uid,
             ..marks.of_others(&node)
@@ -376,4 +379,3 @@ impl Rounds for NodeKeeper<'_> {
         }
     }
 }
-

@@ -115,7 +115,11 @@ impl Marks {
             .map(|(key, value)| (key, Some(value)))
             .collect();
         let dropped = before.labels.iter().filter(|key| !ours.labels.contains(*key));
-        labels.extend(dropped.filter(|key| has.contains_key(*key)).map(|key| (key, None)));
+        labels.extend(
+            dropped
+                .filter(|key| has.contains_key(*key))
+                .map(|key| (key, None)),
+        );
         let mut taints: Vec<&Taint> = taints_of(node)
             .filter(|it| !before.taints.contains(&identity(it)) && !ours.taints.contains(&identity(it)))
             .collect();
@@ -159,7 +163,8 @@ impl Marks {
 
 fn ours_on(node: &Node) -> Ours {
     let said = node.annotations().get(OURS);
-    said.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default()
+    said.and_then(|it| serde_json::from_str(it).ok())
+        .unwrap_or_default()
 }
 
 fn taints_of(node: &Node) -> impl Iterator<Item = &Taint> {
@@ -228,7 +233,10 @@ pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
     let now = json!(node.status);
     for field in ["capacity", "allocatable"] {
         let had = now[field].as_object().into_iter().flatten();
-        let gone: Vec<&String> = had.map(|(name, _)| name).filter(|it| status[field].get(it).is_none()).collect();
+        let gone: Vec<&String> = had
+            .map(|(name, _)| name)
+            .filter(|it| status[field].get(it).is_none())
+            .collect();
         for name in gone {
             wanted[field][name] = Value::Null;
         }

@@ -108,7 +108,10 @@ impl Writer<'_> {
             let (about, Waiting { reason, message }) = (reference(home), waiting);
             self.pods.events.warn_object(about, reason, message).await;
         }
-        Ok(self.pods.waits.note(self.look.key, self.look.print))
+        Ok(self
+            .pods
+            .waits
+            .note(self.look.key, self.look.print, waiting.reason))
     }
 
     /// What waits for its cluster is not ready meanwhile, and is looked at again.

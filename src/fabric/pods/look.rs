@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::{POLL, Pods, act::Writer};
+use super::{POLL, Pods, act::Writer, waits::CLAIM_NOT_READY};
 use crate::{
     cluster::{ApiError, short},
     fabric::{
@@ -244,7 +244,7 @@ impl Pods<'_> {
         }
         for claim in claims(&home.json()) {
             if let Some(why) = self.claim_is_missing(place, home, namespace, &claim).await? {
-                return waiting("ClaimNotReady", why);
+                return waiting(CLAIM_NOT_READY, why);
             }
         }
         Ok(None)

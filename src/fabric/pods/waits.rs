@@ -15,6 +15,10 @@ use super::{Pods, look::Look};
 
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// The reason of a pod that waits for a claim there.
+pub(super) const CLAIM_NOT_READY: &str = "ClaimNotReady";
+/// What waits for a claim waits for something that comes by itself, and that nobody watches there.
+const LONGEST_FOR_CLAIMS: Duration = Duration::from_secs(8);
 
 /// Those that wait, by `namespace/name`.
 #[derive(Default)]
@@ -35,11 +39,16 @@ impl Waits {
         (!left.is_zero()).then_some(left)
     }
 
-    /// A pod waits, of which this is known; for how long it is left alone.
-    pub(super) fn note(&self, key: &str, print: u64) -> Duration {
+    /// A pod waits for this reason, of which this is known; for how long it is left alone.
+    pub(super) fn note(&self, key: &str, print: u64, reason: &str) -> Duration {
+        let longest = if reason == CLAIM_NOT_READY {
+            LONGEST_FOR_CLAIMS
+        } else {
+            LONGEST_PAUSE
+        };
         let mut waits = self.lock();
         let before = waits.get(key).filter(|wait| wait.print == print);
-        let pause = before.map_or(FIRST_PAUSE, |wait| (wait.pause * 2).min(LONGEST_PAUSE));
+        let pause = before.map_or(FIRST_PAUSE, |wait| (wait.pause * 2).min(longest));
         let until = Instant::now() + pause;
         waits.insert(key.to_owned(), Wait { print, pause, until });
         pause
@@ -93,21 +102,30 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
+    async fn claims_come_by_themselves() {
+        let waits = Waits::default();
+        let pauses: Vec<u64> = (0..4)
+            .map(|_| waits.note("a", 1, CLAIM_NOT_READY).as_secs())
+            .collect();
+        assert_eq!(pauses, [2, 4, 8, 8]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_waits_is_asked_for_ever_more_rarely_until_something_changes() {
         let waits = Waits::default();
         assert_eq!(waits.holds("a", 1), None);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            let pause = waits.note("a", 1);
+            let pause = waits.note("a", 1, "RemoteRefused");
             assert_eq!(waits.holds("a", 1), Some(pause));
             tokio::time::advance(pause).await;
             assert_eq!(waits.holds("a", 1), None);
             pauses.push(pause.as_secs());
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60]);
-        waits.note("a", 1);
+        waits.note("a", 1, "RemoteRefused");
         assert_eq!(waits.holds("a", 2), None, "it has changed");
-        assert_eq!(waits.note("a", 2), FIRST_PAUSE);
+        assert_eq!(waits.note("a", 2, "RemoteRefused"), FIRST_PAUSE);
         assert_eq!(waits.keys(), ["a".to_owned()].into());
         waits.forget("a");
         assert_eq!(waits.holds("a", 2), None);

@@ -38,7 +38,10 @@ fn apply(node: &mut Node, patch: &Value) {
     let annotations = node.metadata.annotations.get_or_insert_default();
     annotations.insert(
         OURS.to_owned(),
-        patch["metadata"]["annotations"][OURS].as_str().unwrap().to_owned(),
+        patch["metadata"]["annotations"][OURS]
+            .as_str()
+            .unwrap()
+            .to_owned(),
     );
     if let Some(taints) = patch.pointer("/spec/taints") {
         node.spec.get_or_insert_default().taints = serde_json::from_value(taints.clone()).unwrap();
@@ -130,7 +133,10 @@ fn amounts_are_compared_by_value_and_leave_with_their_resource() {
     let fewer = status(&node, None, &counted(&[("cpu", "1")]), &health, None);
     assert!(differs(&node, &fewer));
     let patch = status_patch(&node, &fewer);
-    assert_eq!(patch["status"]["allocatable"], json!({"cpu": "1", "example.org/gpu": null}));
+    assert_eq!(
+        patch["status"]["allocatable"],
+        json!({"cpu": "1", "example.org/gpu": null})
+    );
 }
 
 proptest! {
