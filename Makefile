@@ -12,9 +12,9 @@ help: ## Show this list
 ##### Set-up
 
 # What cannot be had as a Go module or a crate. The lab runs containers with runc,
-# joins nodes with iproute2, and its storage makes file systems. The tests of moves
+# joins nodes with iproute2 and nftables, and its storage makes file systems. The tests of moves
 # compare with rsync.
-DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make mount rsync runc util-linux xfsprogs
+DEBIAN_PACKAGES := busybox-static e2fsprogs iproute2 make mount nftables rsync runc util-linux xfsprogs
 
 .PHONY: deps
 deps: ## Install the Debian packages the lab needs (as root), or say which are missing
@@ -44,7 +44,7 @@ lint: lint-go ## Check formatting and lints of Rust and Go
 
 lint-go: ## Check formatting and lints of Go alone
 	@badly=$$(gofmt -l sanity-tests); [ -z "$$badly" ] || { echo "not formatted, run make fmt:" $$badly; exit 1; }
-	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference sanity-tests/fabrics; do (cd $$module && go vet ./...) || exit 1; done
+	@for module in sanity-tests sanity-tests/conformance sanity-tests/reference sanity-tests/fabrics sanity-tests/components/coredns; do (cd $$module && go vet ./...) || exit 1; done
 
 fmt: ## Format Rust and Go
 	cargo fmt --all

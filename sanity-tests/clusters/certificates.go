@@ -20,6 +20,9 @@ const (
 	adminUser      = "lab-admin"
 	// kubeletClient is who the API server is to the kubelets.
 	kubeletClient = "kube-apiserver-kubelet-client"
+	// kubeProxy may what RBAC's own rules let the user system:kube-proxy.
+	kubeProxy = "kube-proxy"
+	dnsUser   = "system:coredns"
 )
 
 // issueCertificates makes everything the control plane and its users need.
@@ -37,6 +40,8 @@ func (c *Cluster) issueCertificates() error {
 		{Name: adminUser, CommonName: adminUser, Organizations: []string{"system:masters"}},
 		{Name: controllerManager, CommonName: "system:kube-controller-manager", Hosts: []string{"127.0.0.1"}},
 		{Name: scheduler, CommonName: "system:kube-scheduler", Hosts: []string{"127.0.0.1"}},
+		{Name: kubeProxy, CommonName: "system:kube-proxy"},
+		{Name: coreDNS, CommonName: dnsUser},
 	}
 	for _, request := range requests {
 		if err := authority.Issue(dir, request); err != nil {
@@ -94,6 +99,10 @@ func (c *Cluster) issueNodeCertificates() error {
 			dir.Cert("client"), dir.Key("client")); err != nil {
 			return err
 		}
+		if err := c.writeKubeconfig(node.HostPath(nodes.ProxyKubeconfig), c.internalURL(), kubeProxy,
+			c.pki().Cert(kubeProxy), c.pki().Key(kubeProxy)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -107,6 +116,7 @@ func (c *Cluster) writeKubeconfigs() error {
 		{c.ProxyKubeconfig(), "https://" + c.proxied(), adminUser},
 		{c.dir(controllerManager + ".kubeconfig"), c.internalURL(), controllerManager},
 		{c.dir(scheduler + ".kubeconfig"), c.internalURL(), scheduler},
+		{c.dir(coreDNS + ".kubeconfig"), c.internalURL(), coreDNS},
 	} {
 		if err := c.writeKubeconfig(config.file, config.server, config.user, dir.Cert(config.user), dir.Key(config.user)); err != nil {
 			return err

@@ -3,6 +3,7 @@ package clusters
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"storage.liqo.io/sanity-tests/machine"
@@ -12,9 +13,9 @@ import (
 // Components lists what runs for a cluster, by the names Kill, Restart and Logs
 // take.
 func (c *Cluster) Components() []string {
-	names := []string{etcd, apiServer, controllerManager, scheduler}
+	names := slices.Clone(controlPlane)
 	for _, node := range c.nodes {
-		names = append(names, "containerd@"+node.Name, "kubelet@"+node.Name)
+		names = append(names, "containerd@"+node.Name, "kubelet@"+node.Name, kubeProxy+"@"+node.Name)
 	}
 	return names
 }
@@ -57,7 +58,7 @@ type part struct {
 func (c *Cluster) component(name string) (part, error) {
 	program, nodeName, onNode := strings.Cut(name, "@")
 	if !onNode {
-		for _, known := range []string{etcd, apiServer, controllerManager, scheduler} {
+		for _, known := range controlPlane {
 			if name == known {
 				return part{
 					spec:    c.controlPlaneSpec(name),
@@ -75,6 +76,11 @@ func (c *Cluster) component(name string) (part, error) {
 				spec:    node.KubeletSpec(),
 				answers: func(ctx context.Context) error { return c.kubeletAnswers(ctx, node) },
 			}, nil
+		case kubeProxy:
+			return part{
+				spec:    node.KubeProxySpec(),
+				answers: func(ctx context.Context) error { return c.kubeProxyAnswers(ctx, node) },
+			}, nil
 		}
 	}
 	return part{}, fmt.Errorf("cluster %s has no component %q; it has %s", c.Name(), name, strings.Join(c.Components(), ", "))
@@ -82,6 +88,15 @@ func (c *Cluster) component(name string) (part, error) {
 
 func (c *Cluster) kubeletAnswers(ctx context.Context, node *nodes.Node) error {
 	return c.get(ctx, node.Namespace(), "http://127.0.0.1:10248/healthz")
+}
+
+// kubeProxyAnswers succeeds when kube-proxy is well and pods of the node reach services: what they
+// begin earlier would be led astray when its rules come.
+func (c *Cluster) kubeProxyAnswers(ctx context.Context, node *nodes.Node) error {
+	if err := c.get(ctx, node.Namespace(), "http://127.0.0.1:10256/livez"); err != nil {
+		return err
+	}
+	return node.LeadsTo(ctx, c.apiServiceIP())
 }
 
 // ensureComponent starts a component unless it runs, and waits until it

@@ -18,7 +18,11 @@ const (
 	apiServer         = "kube-apiserver"
 	controllerManager = "kube-controller-manager"
 	scheduler         = "kube-scheduler"
+	coreDNS           = "coredns"
 )
+
+// controlPlane lists them in the order in which they need each other.
+var controlPlane = []string{etcd, apiServer, controllerManager, scheduler, coreDNS}
 
 func (c *Cluster) process(component string) string { return c.Name() + "/" + component }
 
@@ -29,6 +33,7 @@ func (c *Cluster) controlPlaneSpec(component string) machine.Spec {
 		apiServer:         c.apiServerFlags,
 		controllerManager: c.controllerManagerFlags,
 		scheduler:         c.schedulerFlags,
+		coreDNS:           c.dnsFlags,
 	}[component]()
 	return machine.Spec{
 		Name:      c.process(component),
@@ -142,9 +147,13 @@ rules:
 - level: Metadata
 `
 
-func (c *Cluster) writeAuditPolicy() error {
+// writeConfigs writes the files that flags of the control plane name.
+func (c *Cluster) writeConfigs() error {
 	if err := os.MkdirAll(c.dir(), 0o755); err != nil {
 		return fmt.Errorf("create the folder of cluster %s: %w", c.Name(), err)
+	}
+	if err := os.WriteFile(c.corefile(), []byte(c.dnsConfig()), 0o644); err != nil {
+		return err
 	}
 	return os.WriteFile(c.auditPolicyFile(), []byte(auditPolicy), 0o644)
 }

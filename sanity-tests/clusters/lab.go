@@ -81,6 +81,7 @@ func newLab(known record) *Lab {
 				Cluster: spec.Name,
 				IP:      cluster.nodeIP(number),
 				PodCIDR: cluster.podCIDR(number),
+				DNS:     cluster.dnsServiceIP(),
 			})
 		}
 		lab.clusters = append(lab.clusters, cluster)

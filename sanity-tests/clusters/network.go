@@ -30,6 +30,7 @@ func (c *Cluster) nodeIP(number int) string     { return c.address(0, 10+number)
 func (c *Cluster) podCIDR(number int) string    { return c.address(number, 0) + "/24" }
 func (c *Cluster) serviceCIDR() string          { return c.address(240, 0) + "/20" }
 func (c *Cluster) apiServiceIP() string         { return c.address(240, 1) }
+func (c *Cluster) dnsServiceIP() string         { return c.address(240, 10) }
 func (c *Cluster) linkIP() string               { return fmt.Sprintf("10.70.0.%d", 1+c.index) }
 func (c *Cluster) faultProxyPort() int          { return 6443 + c.index }
 func (c *Cluster) switchNet() machine.Namespace { return machine.Namespace{Name: c.Name()} }
@@ -98,17 +99,14 @@ func (c *Cluster) plug(ctx context.Context, namespace machine.Namespace, port, i
 	return c.switchNet().Links(ctx, "link set "+port+" master br0 up")
 }
 
-// ensureRoutes tells the switch where pods and services are. The address of the
-// API's service is the control plane's own, so that no kube-proxy is needed.
+// ensureRoutes tells the switch where pods are. Addresses of services never come there: kube-proxy
+// puts an address of a pod in their place on the node that asks.
 func (c *Cluster) ensureRoutes(ctx context.Context) error {
-	lines := []string{"route replace " + c.serviceCIDR() + " via " + c.controlPlaneIP()}
+	var lines []string
 	for _, node := range c.nodes {
 		lines = append(lines, "route replace "+node.PodCIDR+" via "+node.IP)
 	}
-	if err := c.switchNet().Links(ctx, lines...); err != nil {
-		return err
-	}
-	return c.controlPlaneNet().Links(ctx, "addr replace "+c.apiServiceIP()+"/32 dev lo")
+	return c.switchNet().Links(ctx, lines...)
 }
 
 // ensureLink connects the first cluster's switch with this one's.

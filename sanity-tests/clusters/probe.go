@@ -26,6 +26,8 @@ func (c *Cluster) answers(ctx context.Context, component string) error {
 		return c.get(ctx, c.controlPlaneNet(), "https://127.0.0.1:10257/healthz")
 	case scheduler:
 		return c.get(ctx, c.controlPlaneNet(), "https://127.0.0.1:10259/healthz")
+	case coreDNS:
+		return c.get(ctx, c.controlPlaneNet(), "http://"+dnsReady+"/ready")
 	}
 	return fmt.Errorf("no component %q in the control plane", component)
 }

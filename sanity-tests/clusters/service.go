@@ -17,9 +17,8 @@ import (
 func (c *Cluster) ServiceCIDR() string { return c.serviceCIDR() }
 
 // ServiceRelay leads from the address of a service to one of its pods, for as long
-// as somebody serves it. The lab has no kube-proxy; services are routed to the
-// control plane, so there is where the relay listens. The API server's webhooks
-// need nothing else.
+// as somebody serves it. Nodes have a kube-proxy, the control plane does not, and what
+// the API server asks of webhooks starts there, so there is where the relay listens.
 func (c *Cluster) ServiceRelay(ctx context.Context, namespace, name string) (relay faults.Relay, remove func(context.Context) error, err error) {
 	client, err := c.Client()
 	if err != nil {

@@ -124,7 +124,7 @@ func (l *Lab) prepare(ctx context.Context) error {
 		return err
 	}
 	for _, cluster := range l.clusters {
-		if err := cluster.writeAuditPolicy(); err != nil {
+		if err := cluster.writeConfigs(); err != nil {
 			return err
 		}
 		if err := cluster.issueCertificates(); err != nil {
@@ -226,8 +226,11 @@ func (c *Cluster) startControlPlane(ctx context.Context, progress *progress) err
 	group.Go(func() error {
 		ctx, cancel := context.WithTimeout(ctx, startTimeout)
 		defer cancel()
-		return machine.Until(ctx, "the first object in "+c.Name(), func() error { return c.allowKubeletAccess(ctx) })
+		return machine.Until(ctx, "the first objects in "+c.Name(), func() error {
+			return errors.Join(c.allowKubeletAccess(ctx), c.announceDNS(ctx))
+		})
 	})
+	group.Go(func() error { return c.ensureComponent(ctx, coreDNS) })
 	return group.Wait()
 }
 
@@ -247,6 +250,7 @@ func (c *Cluster) startKubelets(ctx context.Context, progress *progress) error {
 	group, inGroup := errgroup.WithContext(ctx)
 	for _, node := range c.nodes {
 		group.Go(func() error { return c.ensureComponent(inGroup, "kubelet@"+node.Name) })
+		group.Go(func() error { return c.ensureComponent(inGroup, kubeProxy+"@"+node.Name) })
 	}
 	if err := group.Wait(); err != nil {
 		return err

@@ -1,7 +1,8 @@
 // Package components builds the programs the lab runs. Each nested module
-// (kubernetes, containerd, localpath; liqo and e2e for their own suites) pins a set of them
-// in its `tool` lines and holds no code; what is built is kept in the user's cache under a name
-// made of everything that went into it, so clones of the project share it.
+// (kubernetes, containerd, localpath, coredns; liqo and e2e for their own suites) pins a set of
+// them in its `tool` lines and holds no code, or none but the list of what a program is put
+// together from; what is built is kept in the user's cache under a name made of everything that
+// went into it, so clones of the project share it.
 package components
 
 import (
@@ -60,6 +61,10 @@ var modules = []module{
 		},
 	},
 	{folder: "localpath"},
+	{
+		folder: "coredns",
+		stamps: map[string]string{"github.com/coredns/coredns/coremain.CoreVersion": "github.com/coredns/coredns"},
+	},
 }
 
 // liqoModules are not part of the lab: only the suite that runs Liqo builds them.
@@ -207,8 +212,9 @@ func cacheKey(root string, modules []module) (string, error) {
 			return "", err
 		}
 		fmt.Fprintln(hash, module.folder, module.tags, flags)
-		for _, file := range []string{"go.mod", "go.sum"} {
-			content, err := os.ReadFile(filepath.Join(module.dir(root), file))
+		code, _ := filepath.Glob(filepath.Join(module.dir(root), "*.go")) // sorted
+		for _, file := range append([]string{filepath.Join(module.dir(root), "go.mod"), filepath.Join(module.dir(root), "go.sum")}, code...) {
+			content, err := os.ReadFile(file)
 			if err != nil {
 				return "", fmt.Errorf("read what %s pins: %w", module.folder, err)
 			}

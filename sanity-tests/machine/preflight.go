@@ -35,6 +35,8 @@ type Abilities struct {
 	TryLink func(kind string) error
 	// TryLoop asks for a loop device.
 	TryLoop func() error
+	// TryTable makes a table of packet rules in a namespace that is gone right after.
+	TryTable func() error
 	// FreeDisk is how many bytes are free where the lab keeps its state.
 	FreeDisk uint64
 }
@@ -43,6 +45,7 @@ type Abilities struct {
 // modules. The programs for file systems end up in images of drivers.
 var Packages = map[string]string{
 	"ip":         "iproute2",
+	"nft":        "nftables",
 	"nsenter":    "util-linux",
 	"blkid":      "util-linux",
 	"mount":      "mount",
@@ -88,6 +91,9 @@ func Preflight(able Abilities) error {
 	if err := able.TryLoop(); err != nil {
 		return fmt.Errorf("the machine has no loop devices, which volumes in the lab need: %w", err)
 	}
+	if err := able.TryTable(); err != nil {
+		return fmt.Errorf("the kernel cannot translate addresses with nftables, which services in the lab need: %w", err)
+	}
 	if able.FreeDisk < minimumDisk {
 		return fmt.Errorf("only %.1f GiB are free below %s, the lab needs %d GiB",
 			float64(able.FreeDisk)/(1<<30), filepath.Dir(StateDir), minimumDisk>>30)
@@ -126,6 +132,7 @@ func ThisMachine(ctx context.Context) Abilities {
 		CgroupControllers: cgroupControllers(),
 		TryLink:           func(kind string) error { return tryLink(ctx, kind) },
 		TryLoop:           tryLoop,
+		TryTable:          func() error { return tryTable(ctx) },
 		FreeDisk:          disk.Bavail * uint64(disk.Bsize),
 	}
 }
@@ -160,6 +167,14 @@ func tryLink(ctx context.Context, kind string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return runQuietly(exec.CommandContext(ctx, "unshare", "--net", "ip", "link", "add", "try", "type", kind))
+}
+
+// tryTable makes what kube-proxy begins with.
+func tryTable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	const chain = "add table ip try; add chain ip try nat { type nat hook prerouting priority dstnat; }"
+	return runQuietly(exec.CommandContext(ctx, "unshare", "--net", "nft", chain))
 }
 
 func tryLoop() error {

@@ -16,6 +16,7 @@ func able() Abilities {
 		CgroupControllers: []string{"cpu", "cpuacct", "cpuset", "memory", "pids"},
 		TryLink:           func(string) error { return nil },
 		TryLoop:           func() error { return nil },
+		TryTable:          func() error { return nil },
 		FreeDisk:          minimumDisk,
 	}
 }
@@ -45,6 +46,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 			}
 		}, "cannot make a veth interface"},
 		"loop": {func(a *Abilities) { a.TryLoop = func() error { return errors.New("no such file") } }, "no loop devices"},
+		"nft":  {func(a *Abilities) { a.TryTable = func() error { return errors.New("not supported") } }, "cannot translate addresses"},
 		"disk": {func(a *Abilities) { a.FreeDisk = 3 << 30 }, "only 3.0 GiB are free"},
 		"packages": {func(a *Abilities) {
 			a.Has = func(program string) bool {

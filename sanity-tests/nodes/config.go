@@ -30,13 +30,16 @@ disabled_plugins = ['io.containerd.nri.v1.nri']
     SystemdCgroup = false
 `
 
+// podBridge is where the pods of a node are plugged in.
+const podBridge = "cni0"
+
 func cniConflist(podCIDR string) string {
 	return fmt.Sprintf(`{
   "cniVersion": "1.0.0",
   "name": "lab",
   "plugins": [{
     "type": "bridge",
-    "bridge": "cni0",
+    "bridge": %q,
     "isGateway": true,
     "hairpinMode": true,
     "ipam": {
@@ -46,7 +49,7 @@ func cniConflist(podCIDR string) string {
     }
   }]
 }
-`, podCIDR)
+`, podBridge, podCIDR)
 }
 
 // kubeletYaml is the kubelet's configuration. All nodes share the machine's
@@ -55,7 +58,7 @@ func cniConflist(podCIDR string) string {
 // they are never collected. syncFrequency makes an online expansion visible
 // after seconds instead of a minute; a container that died is back within a
 // second however often it dies, because tests kill many.
-func kubeletYaml(cgroup string) string {
+func (n *Node) kubeletYaml(cgroup string) string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication:
@@ -72,6 +75,8 @@ enforceNodeAllocatable: ["none"]
 failCgroupV1: false
 failSwapOn: false
 resolvConf: ""
+clusterDNS: [%[5]s]
+clusterDomain: cluster.local
 syncFrequency: 10s
 serializeImagePulls: false
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
@@ -80,5 +85,22 @@ imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%}
 volumePluginDir: %[4]s/volumeplugins
 shutdownGracePeriod: 0s
-`, CertificateDir, containerdSocket, cgroup, KubeletDir)
+`, CertificateDir, containerdSocket, cgroup, KubeletDir, n.DNS)
+}
+
+// proxyYaml is kube-proxy's configuration. What is not from this node's own pods (from the node
+// itself, that is) gets the node's address as sender, so that answers come back this way. The
+// kernel's settings for tracked connections are the whole machine's: they stay.
+func (n *Node) proxyYaml() string {
+	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+hostnameOverride: %s
+clientConnection: {kubeconfig: %s}
+detectLocalMode: BridgeInterface
+detectLocal: {bridgeInterface: %s}
+healthzBindAddress: 127.0.0.1:10256
+metricsBindAddress: 127.0.0.1:10249
+conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+`, n.Name, ProxyKubeconfig, podBridge)
 }

@@ -22,6 +22,8 @@ type Node struct {
 	// IP is the node's own address, PodCIDR where its pods get theirs.
 	IP      string
 	PodCIDR string
+	// DNS is where its pods ask for names.
+	DNS string
 }
 
 // Paths inside every node.
@@ -40,6 +42,10 @@ const (
 	// the kubelet starts.
 	Kubeconfig     = KubeletDir + "/kubeconfig"
 	CertificateDir = KubeletDir + "/pki"
+
+	proxyConfig = "/var/lib/kube-proxy/config.yaml"
+	// ProxyKubeconfig is filled in by package clusters, too.
+	ProxyKubeconfig = "/var/lib/kube-proxy/kubeconfig"
 )
 
 // Namespace is where the node's processes run.
@@ -64,6 +70,9 @@ func (n *Node) Containerd() string { return n.process("containerd") }
 
 // Kubelet is the name of the node's kubelet process.
 func (n *Node) Kubelet() string { return n.process("kubelet") }
+
+// KubeProxy is the name of the node's kube-proxy process.
+func (n *Node) KubeProxy() string { return n.process("kube-proxy") }
 
 func (n *Node) process(program string) string {
 	return fmt.Sprintf("%s/%s@%s", n.Cluster, program, n.Name)

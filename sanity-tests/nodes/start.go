@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -26,7 +27,8 @@ func (n *Node) Ensure(bin, shared string) error {
 	for path, content := range map[string]string{
 		containerdConfig:                  containerdToml,
 		cniConfigDir + "/10-lab.conflist": cniConflist(n.PodCIDR),
-		kubeletConfig:                     kubeletYaml(cgroup),
+		kubeletConfig:                     n.kubeletYaml(cgroup),
+		proxyConfig:                       n.proxyYaml(),
 	} {
 		file := n.HostPath(path)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -65,6 +67,28 @@ func (n *Node) KubeletSpec() machine.Spec {
 		},
 		Env: []string{"PATH=" + ProgramsDir + ":/usr/sbin:/usr/bin:/sbin:/bin"},
 	}
+}
+
+// KubeProxySpec says how the node's kube-proxy is started.
+func (n *Node) KubeProxySpec() machine.Spec {
+	return machine.Spec{
+		Name:      n.KubeProxy(),
+		Namespace: n.Namespace(),
+		Command:   []string{ProgramsDir + "/kube-proxy", "--config=" + proxyConfig},
+		Env:       []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, // it runs nft
+	}
+}
+
+// LeadsTo succeeds when the node knows the way to the address of a service.
+func (n *Node) LeadsTo(ctx context.Context, service string) error {
+	out, err := n.Command(ctx, "nft", "list", "map", "ip", "kube-proxy", "service-ips").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("look at the services of node %s: %w: %s", n.Name, err, bytes.TrimSpace(out))
+	}
+	if !bytes.Contains(out, []byte(service+" ")) {
+		return fmt.Errorf("node %s does not know the service %s yet", n.Name, service)
+	}
+	return nil
 }
 
 // ContainerdAnswers succeeds when containerd takes connections.
