@@ -14,7 +14,7 @@ import (
 const webhookService = "liqo-webhook"
 
 // webhook is the way from the API server to Liqo's webhook, as long as this process
-// lives: the lab has no kube-proxy.
+// lives: the control planes of the lab have no kube-proxy.
 type webhook struct {
 	cancel  context.CancelFunc
 	ended   chan error

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -35,6 +36,8 @@ func TestBehaviour(t *testing.T) {
 	home, remote := cluster(t, lab, "home"), cluster(t, lab, "remote")
 
 	t.Run("pods reach the API from every node", func(t *testing.T) { podsReachTheAPI(t, ctx, home) })
+	t.Run("pods find services by name", func(t *testing.T) { podsFindServices(t, ctx, home) })
+	t.Run("pods of two clusters reach each other", func(t *testing.T) { podsReachEachOther(t, ctx, home, remote) })
 	t.Run("audit log names the user agent", func(t *testing.T) { auditNamesAgents(t, ctx, home) })
 	t.Run("a node may not change another", func(t *testing.T) { nodesAreRestricted(t, ctx, home) })
 	t.Run("kubelets answer no strangers", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
@@ -68,16 +71,70 @@ func client(t *testing.T, cluster *clusters.Cluster) kubernetes.Interface {
 func podsReachTheAPI(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	for _, node := range home.Nodes() {
 		pod := runPod(t, ctx, home, node.Name, `echo | nc -w 20 "$KUBERNETES_SERVICE_HOST" 443 && echo reached`)
-		err := machine.Until(ctx, "the pod's log", func() error {
-			log, err := client(t, home).CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
-			if err == nil && !bytes.Contains(log, []byte("reached")) {
-				err = fmt.Errorf("pod on %s: %q", node.Name, log)
-			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+		waitReached(t, ctx, home, pod)
+	}
+}
+
+// waitReached waits until the pod says so.
+func waitReached(t *testing.T, ctx context.Context, cluster *clusters.Cluster, pod *corev1.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	err := machine.Until(ctx, "the pod's log", func() error {
+		log, err := client(t, cluster).CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+		if err == nil && !bytes.Contains(log, []byte("reached")) {
+			err = fmt.Errorf("pod on %s: %q", pod.Spec.NodeName, log)
 		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// serve answers on port 8080 with the name of the pod.
+const serve = "mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www"
+
+// podsFindServices has a pod on each node that serves, and one that asks: a service with an address
+// until both have answered, and each by the name it has in a headless service.
+func podsFindServices(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+	services := client(t, home).CoreV1().Services(metav1.NamespaceDefault)
+	labels := map[string]string{"app": "web"}
+	for name, spec := range map[string]corev1.ServiceSpec{
+		"web":  {Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+		"each": {Ports: []corev1.ServicePort{{Port: 8080}}, ClusterIP: corev1.ClusterIPNone},
+	} {
+		spec.Selector = labels
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+		if _, err := services.Create(ctx, service, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := "until [ $(for i in 0 1 2 3 4 5 6 7; do timeout 5 wget -qO- http://web; done | sort -u | wc -l) = 2 ]; do :; done\n"
+	for _, node := range home.Nodes() {
+		runPod(t, ctx, home, node.Name, serve, func(pod *corev1.Pod) {
+			pod.Labels = labels
+			pod.Spec.Hostname, pod.Spec.Subdomain = "on-"+node.Name, "each"
+		})
+		ask += fmt.Sprintf("until [ \"$(timeout 5 wget -qO- http://on-%[1]s.each.default.svc.cluster.local:8080)\" = on-%[1]s ]; do :; done\n", node.Name)
+	}
+	for _, node := range home.Nodes() {
+		pod := runPod(t, ctx, home, node.Name, ask+"echo reached", func(pod *corev1.Pod) { pod.Spec.DNSPolicy = corev1.DNSClusterFirst })
+		waitReached(t, ctx, home, pod)
+	}
+}
+
+// podsReachEachOther asks in each cluster for a pod of the other, by its address; the one that is
+// asked sees the address of the one that asks.
+func podsReachEachOther(t *testing.T, ctx context.Context, home, remote *clusters.Cluster) {
+	for _, pair := range [][2]*clusters.Cluster{{home, remote}, {remote, home}} {
+		from, to := pair[0], pair[1]
+		asked := runPod(t, ctx, to, to.Nodes()[0].Name,
+			"mkdir -p /www/cgi-bin && printf '#!/bin/sh\\necho; echo from $REMOTE_ADDR\\n' > /www/cgi-bin/who && "+
+				"chmod +x /www/cgi-bin/who && exec httpd -f -p 8080 -h /www")
+		pod := runPod(t, ctx, from, from.Nodes()[0].Name, fmt.Sprintf(
+			`until timeout 5 wget -qO- http://%s:8080/cgi-bin/who | grep "from.*$(hostname -i)$"; do :; done; echo reached`, asked.Status.PodIP))
+		waitReached(t, ctx, from, pod)
 	}
 }
 

@@ -217,14 +217,14 @@ func pidsOf(t *testing.T, lab *clusters.Lab) []string {
 }
 
 // runPod starts a pod of busybox on a node and waits until it runs.
-func runPod(t *testing.T, ctx context.Context, cluster *clusters.Cluster, node, script string) *corev1.Pod {
+func runPod(t *testing.T, ctx context.Context, cluster *clusters.Cluster, node, script string, edits ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	client, err := cluster.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
 	soon := int64(1)
-	pod, err := client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "lab-"},
 		Spec: corev1.PodSpec{
 			NodeName:                      node,
@@ -236,8 +236,11 @@ func runPod(t *testing.T, ctx context.Context, cluster *clusters.Cluster, node, 
 				Command: []string{"sh", "-c", script},
 			}},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	if pod, err = client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)

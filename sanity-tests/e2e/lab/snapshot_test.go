@@ -75,7 +75,7 @@ func (s snapshot) addProcesses() {
 		program := filepath.Base(words[0])
 		if bytes.Contains(cgroup, []byte(machine.CgroupName)) ||
 			strings.Contains(string(command), machine.StateDir+"/") ||
-			slices.Contains([]string{"etcd", "kubelet", "containerd", "containerd-shim-runc-v2", "runc", "relay"}, program) ||
+			slices.Contains([]string{"etcd", "coredns", "kubelet", "containerd", "containerd-shim-runc-v2", "runc", "relay"}, program) ||
 			strings.HasPrefix(program, "kube-") {
 			s["process "+entry.Name()+" "+strings.Join(words, " ")] = true
 		}
