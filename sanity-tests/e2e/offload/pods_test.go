@@ -70,13 +70,13 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("writer", "data", there)
 	here := n.WaitReady("writer")
-	if here.Spec.NodeName != node || here.Status.PodIP != "" {
-		t.Errorf("it is on %s with the address %q", here.Spec.NodeName, here.Status.PodIP)
-	}
 	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
 	running, err := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "writer", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if here.Spec.NodeName != node || here.Status.PodIP == "" || here.Status.PodIP != running.Status.PodIP {
+		t.Errorf("it is on %s with the address %q, there with %q", here.Spec.NodeName, here.Status.PodIP, running.Status.PodIP)
 	}
 	if uid := running.Annotations["fabric.storage.liqo.io/home-pod-uid"]; uid != string(here.UID) {
 		t.Errorf("the remote pod runs for %q, not for %s", uid, here.UID)

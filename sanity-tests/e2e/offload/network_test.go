@@ -1,0 +1,162 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// The pod networks of the lab are routed, so that is what the fabric is told.
+func routed(remote *clusters.Cluster) map[string]any {
+	var addresses []any
+	for _, node := range remote.Nodes() {
+		addresses = append(addresses, node.PodCIDR)
+	}
+	return map[string]any{"mode": "Routed", "podCIDRs": addresses}
+}
+
+// setNetwork tells the fabric another story until the test ends: only for tests that run alone.
+func setNetwork(t *testing.T, network map[string]any) {
+	t.Helper()
+	all, err := dynamicClient(user.Cluster(t, "home"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(ctx context.Context, network map[string]any) {
+		patch, err := yaml.Marshal(map[string]any{"spec": map[string]any{"fabric": map[string]any{"network": network}}})
+		if err == nil {
+			patch, err = yaml.YAMLToJSON(patch)
+		}
+		if err == nil {
+			_, err = all.Resource(clustersOf).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+		if err != nil {
+			t.Errorf("say how the networks are connected: %v", err)
+		}
+	}
+	set(t.Context(), network)
+	t.Cleanup(func() { set(context.WithoutCancel(t.Context()), routed(user.Cluster(t, "remote"))) })
+}
+
+// asker is a pod in a namespace of its own in one of the clusters, which nobody offloads.
+type asker struct{ *user.Namespace }
+
+func newAsker(t *testing.T, cluster string) asker {
+	t.Helper()
+	n := user.NewNamespace(t, user.Cluster(t, cluster))
+	n.Pod("asker", "", claimless, named)
+	n.WaitReady("asker")
+	return asker{n}
+}
+
+// answers are those of a service when it is asked often.
+func (a asker) answers(service string) ([]string, error) {
+	const ask = `for i in 0 1 2 3 4 5 6 7 8 9 10 11; do timeout 5 wget -qO- http://%s 2>/dev/null || echo none; done | sort -u`
+	out, err := a.Kubectl("exec", "asker", "--", "sh", "-c", fmt.Sprintf(ask, service))
+	return strings.Fields(out), err
+}
+
+// waitAnswers waits until a service leads to these pods and nowhere else.
+func (a asker) waitAnswers(service string, want []string) {
+	a.Eventually(fmt.Sprintf("%s to lead to %q", service, want), func(context.Context) (string, error) {
+		got, err := a.answers(service)
+		if !slices.Equal(got, want) {
+			return fmt.Sprintf("in cluster %s it leads to %q", a.Cluster.Name(), got), err
+		}
+		return "", err
+	})
+}
+
+// claimless is a pod without a volume.
+func claimless(pod *corev1.Pod) {
+	pod.Spec.Volumes, pod.Spec.Containers[0].VolumeMounts = nil, nil
+}
+
+// named is a pod that finds others by their names.
+func named(pod *corev1.Pod) { pod.Spec.DNSPolicy = corev1.DNSClusterFirst }
+
+// web answers with the name of the pod.
+func web(pod *corev1.Pod) {
+	claimless(pod)
+	pod.Labels = map[string]string{"app": "web"}
+	pod.Spec.Containers[0].Command = []string{"sh", "-c", "mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www"}
+}
+
+// Whatever strategy says where the pods of a namespace run, the service that exposes them is in both
+// clusters, and leads to all of them where the networks are routed; else to those of its own cluster.
+func TestServiceIsConsumedFromAnywhere(t *testing.T) {
+	prepare(t)
+	askers := map[string]asker{"home": newAsker(t, "home"), "remote": newAsker(t, "remote")}
+	type exposed struct {
+		service string
+		pods    map[string][]string
+	}
+	var all []exposed
+	for _, strategy := range []struct {
+		name string
+		pods map[string][]string
+	}{
+		{"LocalAndRemote", map[string][]string{"home": {"here"}, "remote": {"there"}}},
+		{"Local", map[string][]string{"home": {"one", "two"}}},
+		{"Remote", map[string][]string{"remote": {"one", "two"}}},
+	} {
+		n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
+		user.Existing(t, user.Cluster(t, "remote"), n.Name)
+		n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy.name)
+		n.waitPolicies(wish{strategy: strategy.name})
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "web"},
+			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		}}
+		if _, err := n.Client.CoreV1().Services(n.Name).Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for where, pods := range strategy.pods {
+			for _, pod := range pods {
+				n.Pod(pod, "", web, func(pod *corev1.Pod) {
+					if strategy.name == "LocalAndRemote" {
+						pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: map[string]string{"home": "home-1", "remote": node}[where]}
+					}
+				})
+			}
+		}
+		for where, pods := range strategy.pods {
+			for _, pod := range pods {
+				if on := n.WaitReady(pod).Spec.NodeName; (on == node) != (where == "remote") {
+					t.Errorf("with %s the pod %s runs on %s", strategy.name, pod, on)
+				}
+			}
+		}
+		all = append(all, exposed{"web." + n.Name + ".svc.cluster.local", strategy.pods})
+	}
+	everywhere := func(of exposed) []string {
+		return slices.Sorted(slices.Values(slices.Concat(of.pods["home"], of.pods["remote"])))
+	}
+	for _, one := range all {
+		for _, asker := range askers {
+			asker.waitAnswers(one.service, everywhere(one))
+		}
+	}
+
+	setNetwork(t, map[string]any{"mode": "Isolated", "podCIDRs": nil})
+	for _, one := range all {
+		for where, asker := range askers {
+			want := one.pods[where]
+			if len(want) == 0 {
+				want = []string{"none"}
+			}
+			asker.waitAnswers(one.service, want)
+		}
+	}
+}
