@@ -286,7 +286,7 @@ func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home,
 
 func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	pod := runPod(t, ctx, home, "home-1", "sleep 100000")
-	for _, component := range []string{"containerd@home-1", "kubelet@home-1", "etcd", "kube-apiserver", "kube-controller-manager"} {
+	for _, component := range []string{"containerd@home-1", "kubelet@home-1", "etcd", "kube-apiserver", "kube-controller-manager", "coredns", "kube-proxy@home-1"} {
 		if err := home.Restart(ctx, component); err != nil {
 			t.Errorf("restart %s: %v", component, err)
 		}
