@@ -61,7 +61,12 @@ func (c *Cluster) announceDNS(ctx context.Context) error {
 			return err
 		},
 		"service": func() error {
-			_, err := client.CoreV1().Services(metav1.NamespaceSystem).Create(ctx, service, metav1.CreateOptions{})
+			// Making it once more is refused for the sake of its address, not of its name.
+			_, err := client.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, dnsService, metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+			_, err = client.CoreV1().Services(metav1.NamespaceSystem).Create(ctx, service, metav1.CreateOptions{})
 			return err
 		},
 		"addresses": func() error {

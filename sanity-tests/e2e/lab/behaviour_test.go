@@ -133,7 +133,7 @@ func podsReachEachOther(t *testing.T, ctx context.Context, home, remote *cluster
 			"mkdir -p /www/cgi-bin && printf '#!/bin/sh\\necho; echo from $REMOTE_ADDR\\n' > /www/cgi-bin/who && "+
 				"chmod +x /www/cgi-bin/who && exec httpd -f -p 8080 -h /www")
 		pod := runPod(t, ctx, from, from.Nodes()[0].Name, fmt.Sprintf(
-			`until timeout 5 wget -qO- http://%s:8080/cgi-bin/who | grep "from.*$(hostname -i)$"; do :; done; echo reached`, asked.Status.PodIP))
+			`until timeout 5 wget -qO- http://%s:8080/cgi-bin/who | grep -w "$(hostname -i)"; do :; done; echo reached`, asked.Status.PodIP))
 		waitReached(t, ctx, from, pod)
 	}
 }
