@@ -21,7 +21,7 @@ import (
 func TestManifestsOfKosmosRunHere(t *testing.T) {
 	t.Parallel()
 	prepare(t)
-	importNginx(t)
+	importServer(t, "registry.paas/cnp/nginx:1.14-alpine", "echo nginx serves; exec httpd -f -p 80 -h /data")
 	n := tenant{user.NewNamespaceNamed(t, user.Cluster(t, "home"), "test-new"), t}
 	binding := storagev1.VolumeBindingWaitForFirstConsumer
 	n.Class(&storagev1.StorageClass{
@@ -65,20 +65,20 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 	if text := n.Exec(next, "cat /data/index.html"); strings.TrimSpace(text) != "hello" {
 		t.Errorf("the next one finds %q", text)
 	}
-	n.Apply("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: nginx-new}\nspec: {replicas: 0}\n")
 }
 
-// importNginx stands in for an image that cannot be pulled here.
-func importNginx(t *testing.T) {
+// importServer stands in for an image that cannot be pulled here.
+func importServer(t *testing.T, name, script string) {
 	t.Helper()
 	image, err := images.Busybox()
 	if err != nil {
 		t.Fatal(err)
 	}
-	image.Name = "registry.paas/cnp/nginx:1.14-alpine"
-	image.Cmd = []string{"sh", "-c", "echo nginx serves; exec httpd -f -p 80 -h /data"}
-	if err := user.Cluster(t, "remote").Import(t.Context(), image); err != nil {
-		t.Fatal(err)
+	image.Name, image.Cmd = name, []string{"sh", "-c", script}
+	for _, cluster := range []string{"home", "remote"} {
+		if err := user.Cluster(t, cluster).Import(t.Context(), image); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -94,7 +94,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 			"kubeconfigSecretRef": map[string]any{"name": name},
 			"fabric": map[string]any{
 				"nodeName":   node,
-				"labels":     map[string]any{"region": "europe"},
+				"labels":     map[string]any{"region": "europe", "topology.liqo.io/region": "south"},
 				"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
 				// Beside ours. This one keeps no pod away.
 				"taints":  []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},

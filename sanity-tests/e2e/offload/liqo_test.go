@@ -1,0 +1,107 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/components"
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// answerWithName is a web server that says which pod it is.
+const answerWithName = "mkdir /www && hostname > /www/index.html && exec httpd -f -p %d -h /www"
+
+// example is a manifest of Liqo's examples, as it is in Liqo's own repository.
+func example(t *testing.T, name, file string) string {
+	t.Helper()
+	source, err := components.Source(t.Context(), "liqo", "github.com/liqotech/liqo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(source, "examples", name, "manifests", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// https://docs.liqo.io/en/v1.2.0/examples/quick-start.html
+func TestQuickStartOfLiqo(t *testing.T) {
+	n := newTenant(t)
+	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(answerWithName, 80))
+	n.offload()
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	n.Apply(example(t, "quick-start", "hello-world.yaml"))
+	for pod, remote := range map[string]bool{"nginx-local": false, "nginx-remote": true} {
+		if on := n.WaitReady(pod).Spec.NodeName; (on == node) != remote {
+			t.Errorf("%s runs on %s", pod, on)
+		}
+	}
+	service := "liqo-demo." + n.Name + ".svc.cluster.local"
+	newAsker(t, "home").waitAnswers(service, []string{"nginx-local", "nginx-remote"})
+}
+
+// https://docs.liqo.io/en/v1.2.0/examples/offloading-with-policies.html
+func TestOffloadingWithPoliciesOfLiqo(t *testing.T) {
+	n := newTenant(t)
+	importServer(t, "docker.io/library/nginx:latest", fmt.Sprintf(answerWithName, 80))
+	importServer(t, "docker.io/nginxdemos/hello:latest", fmt.Sprintf(answerWithName, 80))
+	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "LocalAndRemote",
+		"--selector", "topology.liqo.io/region=south")
+	n.waitCondition("OffloadingRequired", "ClusterSelected")
+	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	n.Apply(example(t, "offloading-with-policies", "deploy.yaml"))
+	south := n.onlyPod("app=app-south")
+	if on := n.WaitReady(south).Spec.NodeName; on != node {
+		t.Errorf("app-south runs on %s", on)
+	}
+	center := n.onlyPod("app=app-center")
+	n.waitPod("app-center to find no node", center, func(pod *corev1.Pod) string {
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
+				return ""
+			}
+		}
+		return "it is on " + pod.Spec.NodeName
+	})
+	// "You can remove the conflicting node affinity from the app-center deployment."
+	if out, err := n.Kubectl("patch", "deployment", "app-center", "--type=json",
+		`--patch=[{"op": "remove", "path": "/spec/template/spec/affinity"}]`); err != nil {
+		t.Fatal(err, out)
+	}
+	n.Eventually("app-center to run", func(ctx context.Context) (string, error) {
+		deployment, err := n.Client.AppsV1().Deployments(n.Name).Get(ctx, "app-center", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if deployment.Status.ReadyReplicas != 1 || deployment.Status.UpdatedReplicas != 1 {
+			return fmt.Sprintf("%+v", deployment.Status), nil
+		}
+		return "", nil
+	})
+}
+
+// https://docs.liqo.io/en/v1.2.0/examples/service-offloading.html: the pods stay here, and their
+// service is in the other cluster as well.
+func TestServiceOffloadingOfLiqo(t *testing.T) {
+	n := newTenant(t)
+	importServer(t, "docker.io/liqo/flights-service:latest", "mkdir /www && echo flights > /www/index.html && exec httpd -f -p 7999 -h /www")
+	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Local")
+	n.waitPolicies(wish{strategy: "Local"})
+	user.Existing(t, user.Cluster(t, "remote"), n.Name)
+	n.Apply(example(t, "service-offloading", "app.yaml"))
+	pod := n.onlyPod("run=flights-service")
+	if on := n.WaitReady(pod).Spec.NodeName; on == node {
+		t.Errorf("it runs on %s", on)
+	}
+	service := "flights-service." + n.Name + ".svc.cluster.local:7999"
+	for _, cluster := range []string{"home", "remote"} {
+		newAsker(t, cluster).waitAnswers(service, []string{"flights"})
+	}
+}
