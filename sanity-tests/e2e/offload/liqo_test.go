@@ -55,7 +55,8 @@ func TestOffloadingWithPoliciesOfLiqo(t *testing.T) {
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "LocalAndRemote",
 		"--selector", "topology.liqo.io/region=south")
 	n.waitCondition("OffloadingRequired", "ClusterSelected")
-	n.waitPolicies(wish{strategy: "LocalAndRemote"})
+	inSouth := term(needs("topology.liqo.io/region", corev1.NodeSelectorOpIn, "south"))
+	n.waitPolicies(wish{strategy: "LocalAndRemote", terms: []corev1.NodeSelectorTerm{inSouth}})
 	n.Apply(example(t, "offloading-with-policies", "deploy.yaml"))
 	south := n.onlyPod("app=app-south")
 	if on := n.WaitReady(south).Spec.NodeName; on != node {
