@@ -151,7 +151,7 @@ impl Slim for Slice {
     }
 
     fn topics(&self) -> impl Iterator<Item = &str> {
-        [self.name.as_str(), self.topic.as_str()].into_iter()
+        [self.name.as_str(), self.of_service.as_str()].into_iter()
     }
 }
 

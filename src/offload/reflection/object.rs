@@ -215,7 +215,7 @@ fn content_there(kind: Kind, object: Value) -> Value {
 
 /// Everything of a slice: what others add to one endpoint is seen as well.
 fn endpoints(object: &Value) -> Value {
-    let parts = |of: &Value| -> Value {
+    let what_is_said = |of: &Value| -> Value {
         let all = of.as_object().into_iter().flatten();
         let all = all.filter(|(_, value)| *value == &Value::Bool(false) || says_something(value));
         all.map(|(key, value)| (key.clone(), value.clone()))
@@ -224,7 +224,7 @@ fn endpoints(object: &Value) -> Value {
     };
     let list = |key: &str| -> Vec<Value> {
         let all = object[key].as_array().into_iter().flatten();
-        all.map(parts).collect()
+        all.map(what_is_said).collect()
     };
     let mut content = json!({"addressType": object["addressType"], "endpoints": list("endpoints")});
     let ports = list("ports");

@@ -30,7 +30,7 @@ pub struct Slice {
     /// The Service that it is of.
     pub service: String,
     /// By which those of a Service are found: see [`slices_of`].
-    pub topic: String,
+    pub of_service: String,
     uid: String,
     headless: Option<String>,
     address_type: String,
@@ -68,7 +68,7 @@ impl Slice {
         let endpoints = object["endpoints"].as_array().into_iter().flatten();
         Some(Self {
             name: text(&object["metadata"]["name"]).to_owned(),
-            topic: slices_of(&service),
+            of_service: slices_of(&service),
             service,
             uid: text(&object["metadata"]["uid"]).to_owned(),
             headless: labels.get(HEADLESS).cloned(),

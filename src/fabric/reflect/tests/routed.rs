@@ -176,7 +176,7 @@ async fn what_was_told_is_taken_back_where_the_routes_go() {
         .run_idle_until(&idle, |world| {
             if world.home.object(CLUSTER).unwrap()["spec"]["fabric"]["network"]["mode"] == "Routed" {
                 world.home.change(CLUSTER, |it| {
-                    it["spec"]["fabric"]["network"] = network("Isolated")
+                    it["spec"]["fabric"]["network"] = network("Isolated");
                 });
             }
             world.copy("db-v4").is_null()

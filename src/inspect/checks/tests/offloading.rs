@@ -179,6 +179,18 @@ fn the_fabric_is_checked() {
             ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
         ),
         (
+            "a cluster that nobody looked at",
+            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
+            E,
+            ["RemoteCluster milan", "not looked at it", "clusters"],
+        ),
+    ]);
+}
+
+#[test]
+fn addresses_of_routed_clusters_are_checked() {
+    assert_found(&[
+        (
             "two clusters with the same addresses",
             |it| {
                 with(it, |it| {
@@ -201,12 +213,6 @@ fn the_fabric_is_checked() {
                 "no range of addresses: fd00:::/8.",
                 "10.64.0.0/16",
             ],
-        ),
-        (
-            "a cluster that nobody looked at",
-            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
-            E,
-            ["RemoteCluster milan", "not looked at it", "clusters"],
         ),
     ]);
 }
