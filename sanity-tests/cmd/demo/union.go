@@ -217,6 +217,9 @@ func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err e
 		if node.Labels[clusterKey] != remote {
 			return fmt.Errorf("it has no label %s=%s", clusterKey, remote)
 		}
+		if node.Status.Allocatable.Cpu().IsZero() {
+			return errors.New("it is not known what the cluster offers")
+		}
 		csiNode, err := s.home.client.StorageV1().CSINodes().Get(ctx, virtualNode, metav1.GetOptions{})
 		if err != nil {
 			return err
