@@ -33,12 +33,12 @@ pub(super) struct Counted {
 
 /// Counts now and then.
 #[derive(Debug, Default)]
-pub(super) struct Counter {
+pub(super) struct Census {
     last: Counted,
     when: Option<Instant>,
 }
 
-impl Counter {
+impl Census {
     /// What is known. The cluster is asked if it answers and was not asked a moment ago; what it
     /// does not say now is what it said last.
     pub(super) async fn count(&mut self, fabric: &Fabric, place: Option<&Place>) -> Counted {

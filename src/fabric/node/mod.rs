@@ -25,7 +25,7 @@ use tokio::{sync::watch, time::Instant};
 
 pub(super) use self::object::{is_out_of_service, is_ready};
 use self::{
-    count::Counter,
+    count::Census,
     object::{Health, Marks, differs, status, status_patch},
 };
 use super::places::{Place, Places};
@@ -70,7 +70,7 @@ pub(super) struct NodeKeeper<'a> {
     endpoint: Option<Endpoint>,
     swept: watch::Receiver<bool>,
     written: Mutex<Option<Instant>>,
-    counter: tokio::sync::Mutex<Counter>,
+    census: tokio::sync::Mutex<Census>,
 }
 
 impl<'a> NodeKeeper<'a> {
@@ -88,7 +88,7 @@ impl<'a> NodeKeeper<'a> {
             endpoint,
             swept,
             written: Mutex::default(),
-            counter: tokio::sync::Mutex::default(),
+            census: tokio::sync::Mutex::default(),
         }
     }
 
@@ -105,15 +105,15 @@ impl<'a> NodeKeeper<'a> {
             self.hold(object, true).await?;
         }
         let place = self.places.reach(&self.cluster).await;
-        let mut counter = self.counter.lock().await;
+        let mut census = self.census.lock().await;
         let kept = object.status.as_ref().and_then(|it| it.virtual_node.clone());
         let kept = kept.unwrap_or_default();
-        let marks = self.marks(fabric, &counter.known(fabric));
+        let marks = self.marks(fabric, &census.known(fabric));
         // Without it Kubernetes evicts the pods of a cluster that is well.
         let node = self.node(&marks, &kept).await?;
         self.renew_lease(&node).await?;
-        let counted = counter.count(fabric, place.as_ref().ok()).await;
-        drop(counter);
+        let counted = census.count(fabric, place.as_ref().ok()).await;
+        drop(census);
         let health = self.health(&place, &node).await;
         let endpoint = self.endpoint.as_ref();
         let status = status(&node, endpoint, &counted, &health, self.version());
