@@ -28,7 +28,9 @@ func fenced(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{"only": true, "level": "fabric"}})
+	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{
+		"only": true, "level": "fabric", "endpointCIDRs": reachable,
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,6 +93,10 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 		t.Error("delete another namespace: ", complaint)
 	}
 	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, of.Name) })
+	t.Run("endpoints", func(t *testing.T) {
+		slicesAreFenced(t, client, own.Name, of.Name)
+		slicesOfOthersStay(t, client, of.Client, own.Name)
+	})
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
 }
 

@@ -1,0 +1,82 @@
+package offload
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// reachable is where Services of the fenced home cluster may lead.
+var reachable = []string{"10.0.0.0/16", "fd00::/48"}
+
+const ofFabric = "fabric.storage.liqo.io"
+
+func sliceOf(manager string, family discoveryv1.AddressType, address string) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "fenced", Labels: map[string]string{
+			discoveryv1.LabelServiceName: "db", discoveryv1.LabelManagedBy: manager,
+		}},
+		AddressType: family,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
+	}
+}
+
+func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+	onNode, ofPod := sliceOf(ofFabric, "IPv4", "10.0.0.1"), sliceOf(ofFabric, "IPv4", "10.0.0.1")
+	onNode.Endpoints[0].NodeName = new("remote-1")
+	ofPod.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: other, Name: "db-0"}
+	const controller, elsewhere = "endpointslice-controller.k8s.io", "only in the namespaces of its fabric"
+	for what, one := range map[string]struct {
+		space string
+		slice *discoveryv1.EndpointSlice
+		words string
+	}{
+		"a pod of home":           {own, sliceOf(ofFabric, "IPv4", "10.0.0.1"), ""},
+		"one of the other family": {own, sliceOf(ofFabric, "IPv6", "fd00::1"), ""},
+		"another address":         {own, sliceOf(ofFabric, "IPv4", "10.1.0.1"), "only hold addresses in"},
+		"another one, IPv6":       {own, sliceOf(ofFabric, "IPv6", "fd01::1"), "only hold addresses in"},
+		"a name":                  {own, sliceOf(ofFabric, "FQDN", "a.test"), "name no pods or nodes"},
+		"a node":                  {own, onNode, "name no pods or nodes"},
+		"a pod":                   {own, ofPod, "name no pods or nodes"},
+		"one of the controller":   {own, sliceOf(controller, "IPv4", "10.0.0.1"), "no EndpointSlices but those of its fabric"},
+		"another namespace":       {other, sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
+		"kube-system":             {"kube-system", sliceOf(ofFabric, "IPv4", "10.0.0.1"), elsewhere},
+	} {
+		made, err := client.DiscoveryV1().EndpointSlices(one.space).Create(t.Context(), one.slice, dryRun())
+		if complaint := refused(made, err)(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	slices := client.DiscoveryV1().EndpointSlices(own)
+	if _, err := slices.Create(t.Context(), sliceOf(ofFabric, "IPv4", "10.0.0.1"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	away := []byte(`{"endpoints": [{"addresses": ["10.1.0.1"]}]}`)
+	changed, err := slices.Patch(t.Context(), "fenced", types.MergePatchType, away, metav1.PatchOptions{})
+	if complaint := refused(changed, err)("only hold addresses in"); complaint != "" {
+		t.Error("a change: ", complaint)
+	}
+}
+
+// slicesOfOthersStay: those of the remote cluster's own controller are not the fabric's to change.
+func slicesOfOthersStay(t *testing.T, fenced, cluster kubernetes.Interface, own string) {
+	theirs := sliceOf("endpointslice-controller.k8s.io", "IPv4", "10.9.0.1")
+	theirs.Name = "theirs"
+	if _, err := cluster.DiscoveryV1().EndpointSlices(own).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	slices := fenced.DiscoveryV1().EndpointSlices(own)
+	taken := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}, "endpoints": []}`)
+	changed, err := slices.Patch(t.Context(), "theirs", types.MergePatchType, taken, metav1.PatchOptions{})
+	if complaint := refused(changed, err)("no EndpointSlices but those of its fabric"); complaint != "" {
+		t.Error("take one over: ", complaint)
+	}
+	err = slices.Delete(t.Context(), "theirs", metav1.DeleteOptions{})
+	if complaint := refused(struct{}{}, err)("no EndpointSlices but those of its fabric"); complaint != "" {
+		t.Error("delete one: ", complaint)
+	}
+}
