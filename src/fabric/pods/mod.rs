@@ -99,6 +99,8 @@ impl<'a> Pods<'a> {
     async fn look_after(&self) {
         // What is not known at home looks as if it were to be swept.
         self.home.complete().await;
+        // Without what they say of networks, pods would lose their addresses for a moment.
+        self.places.home.views().remote_clusters.complete().await;
         let feed = self.home.feed();
         let (mut work, mut running) = (Work::default(), FuturesUnordered::new());
         let mut resync = time::Instant::now();
