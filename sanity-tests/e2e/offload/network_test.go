@@ -103,6 +103,7 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		pods    map[string][]string
 	}
 	var all []exposed
+	var tenants []tenant
 	for _, strategy := range []struct {
 		name string
 		pods map[string][]string
@@ -115,6 +116,7 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 		user.Existing(t, user.Cluster(t, "remote"), n.Name)
 		n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy.name)
 		n.waitPolicies(wish{strategy: strategy.name})
+		tenants = append(tenants, n)
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"},
 			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
@@ -157,6 +159,12 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 				want = []string{"none"}
 			}
 			asker.waitAnswers(one.service, want)
+		}
+	}
+	for _, n := range tenants {
+		// All at once: each takes its time.
+		if out, err := n.Kubectl("delete", "namespace", n.Name, "--wait=false"); err != nil {
+			t.Error(err, out)
 		}
 	}
 }
