@@ -97,6 +97,11 @@ func TestServiceOffloadingOfLiqo(t *testing.T) {
 	n.waitPolicies(wish{strategy: "Local"})
 	user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	n.Apply(example(t, "service-offloading", "app.yaml"))
+	// An image without a tag is always pulled, and the lab can pull none.
+	if out, err := n.Kubectl("patch", "deployment", "flights-service", "--type=json",
+		`--patch=[{"op": "add", "path": "/spec/template/spec/containers/0/imagePullPolicy", "value": "IfNotPresent"}]`); err != nil {
+		t.Fatal(err, out)
+	}
 	pod := n.onlyPod("run=flights-service")
 	if on := n.WaitReady(pod).Spec.NodeName; on == node {
 		t.Errorf("it runs on %s", on)
