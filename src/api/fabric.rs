@@ -43,7 +43,7 @@ pub struct Fabric {
     /// Taints of that node, beside virtual-node.liqo.io/not-allowed. Pods need tolerations of
     /// their own for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["key", "effect"]))]
     pub taints: Vec<NodeTaint>,
 
     /// What that node offers.

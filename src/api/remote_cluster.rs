@@ -308,6 +308,10 @@ pub struct VirtualNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_uid: Option<String>,
 
+    /// Labels that the cluster said of itself last: they stay while it cannot be asked.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cluster_labels: BTreeMap<String, String>,
+
     /// Labels that others have put on it: a node that is made again gets them back.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

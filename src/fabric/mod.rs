@@ -79,11 +79,12 @@ pub async fn run(
         metrics.leads(true);
         // Until it was asked for the first time.
         idle.send_replace(Some("it was not asked yet whether Liqo is installed".to_owned()));
-        let reflection = Reflection::new(&home, &registry, &settings.namespace, &metrics, &idle);
+        let places = Places::new(&home, &registry);
+        let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&home, &registry, &idle), &metrics),
+            drive(Namespaces::new(&places, &idle), &metrics),
             drive(reflection, &metrics),
-            virtual_nodes(&home, &registry, settings.endpoint, &meters, &metrics),
+            virtual_nodes(&places, settings.endpoint, &meters, &metrics),
         );
     };
     let led = async {
@@ -107,14 +108,12 @@ struct Served {
 
 /// Looks after each node that the fabric makes, and its pods.
 async fn virtual_nodes(
-    home: &Cluster,
-    registry: &Registry,
+    places: &Places<'_>,
     endpoint: Option<Endpoint>,
     meters: &Meters,
     metrics: &Metrics,
 ) {
-    let places = &Places::new(home, registry);
-    let clusters = &home.views().remote_clusters;
+    let clusters = &places.home.views().remote_clusters;
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
             Some(Served {

@@ -74,8 +74,7 @@ pub(super) struct Namespaces<'a> {
 
 struct Reconciler<'a> {
     home: &'a Cluster,
-    registry: &'a Registry,
-    home_uid: OnceCell<String>,
+    places: &'a Places<'a>,
     /// When which namespace is looked at again although nothing changes.
     again: Mutex<BTreeMap<String, Instant>>,
     /// What was refused last, by namespace and cluster: the namespace, or the eviction of a pod.
@@ -83,13 +82,14 @@ struct Reconciler<'a> {
 }
 
 impl<'a> Namespaces<'a> {
-    pub(super) fn new(home: &'a Cluster, registry: &'a Registry, idle: &'a Idle) -> Self {
+    pub(super) fn new(places: &'a Places<'a>, idle: &'a Idle) -> Self {
+        let home = places.home;
         let views = home.views();
         Self {
             idle,
             objects: views.offloadings.feed(),
             shared: vec![
-                registry.changes(),
+                places.registry().changes(),
                 views.nodes.version(),
                 views.remote_clusters.version(),
             ],
@@ -100,8 +100,7 @@ impl<'a> Namespaces<'a> {
             has_failed: false,
             reconciler: Reconciler {
                 home,
-                registry,
-                home_uid: OnceCell::new(),
+                places,
                 again: Mutex::default(),
                 refused: Mutex::default(),
             },
@@ -161,7 +160,7 @@ impl<'a> Namespaces<'a> {
             );
         }
         // A cluster that was not read yet may well be there.
-        let is_read = self.reconciler.registry.unread().is_some()
+        let is_read = self.reconciler.places.registry().unread().is_some()
             && *views.remote_clusters.version().borrow() > 0
             && *views.nodes.version().borrow() > 0;
         (!is_read).then(|| "the RemoteClusters and the nodes were not read yet".to_owned())
@@ -190,7 +189,7 @@ impl Reconciler<'_> {
         };
         // Before it is said to be offloaded, and before anything of it is taken away.
         scheduling::keep(self.home, &found, !leaving).await?;
-        let owner = self.owner(&found).await?;
+        let owner = self.places.owner(&found).await?;
         let name = self.name(&object);
         let clusters = self.clusters();
         let decided = clusters
@@ -338,13 +337,12 @@ impl Reconciler<'_> {
     }
 
     fn stands_for(&self, node: &Node, id: &str) -> bool {
-        matches!(self.registry.behind(node), NodeKind::Virtual(remote) if remote.id.as_str() == id)
+        matches!(self.places.registry().behind(node), NodeKind::Virtual(remote) if remote.id.as_str() == id)
     }
 
-    fn reach(&self, id: &str) -> Result<Cluster, String> {
+    async fn reach(&self, id: &str) -> Result<Place, String> {
         let id = id.parse().map_err(|_| format!("{id} is no id of a cluster"))?;
-        let remote = self.registry.get(&id).map_err(|why| why.to_string())?;
-        remote.reach().map_err(|why| why.to_string())
+        self.places.reach(&id).await
     }
 
     /// Does what was decided, and says when to look again.
@@ -427,25 +425,6 @@ impl Reconciler<'_> {
         let home = self.home.id().as_str();
         let name = offload::remote_name(spec.namespace_mapping_strategy, &namespace, selected, home);
         name.map_err(|why| why.to_string())
-    }
-
-    async fn owner(&self, namespace: &Namespace) -> Result<Owner, ApiError> {
-        let all = self.home.all::<Namespace>();
-        let system = async || {
-            let found = all.get("kube-system").await?;
-            found.and_then(|it| it.uid()).ok_or_else(|| {
-                all.failure(
-                    "identify the cluster by",
-                    Cause::NotFound("kube-system".to_owned()),
-                )
-            })
-        };
-        Ok(Owner {
-            home: self.home.id().clone(),
-            home_uid: self.home_uid.get_or_try_init(system).await?.clone(),
-            namespace: namespace.name_any(),
-            namespace_uid: namespace.uid().unwrap_or_default(),
-        })
     }
 
     fn look_again(&self, namespace: &str, after: Duration) {

@@ -8,12 +8,15 @@ use std::{
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
+use serde_json::json;
 use tokio::sync::OnceCell;
 
+use super::remote::Owner;
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster},
     fleet::Registry,
+    observe::crash::{self, Step},
     volume::ClusterId,
 };
 
@@ -65,43 +68,83 @@ impl<'a> Places<'a> {
         }
         let uid = identity(&cluster).await.map_err(|error| error.to_string())?;
         let place = Place { cluster, uid };
-        self.is_expected(id, &place.uid)?;
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.insert(id.clone(), place.clone());
+        let is_new = self.take(id, &place)?;
+        if is_new {
+            self.remember(id, &place.uid).await.map_err(|error| error.to_string())?;
+        }
         Ok(place)
     }
 
-    /// Whether a cluster of this uid may be the one of this id: what ran in another one is not
-    /// looked for in it, and no two ids lead to one.
-    fn is_expected(&self, id: &ClusterId, uid: &str) -> Result<(), String> {
-        let kept = |cluster: &RemoteCluster| {
-            let node = cluster.status.as_ref()?.virtual_node.as_ref()?;
-            node.cluster_uid.clone()
-        };
+    /// Notes that this cluster is the one of this id, if it may be: what ran in another one is not
+    /// looked for in it, and no two ids lead to one. Whether that is to be remembered yet.
+    fn take(&self, id: &ClusterId, place: &Place) -> Result<bool, String> {
+        let uid = &place.uid;
         let clusters = self.home.views().remote_clusters.all();
-        for cluster in clusters {
-            let name = cluster.name_any();
-            let (is_this, is_same) = (name == id.as_str(), kept(&cluster).as_deref() == Some(uid));
-            if is_this && kept(&cluster).is_some() && !is_same {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = |cluster: &RemoteCluster| {
+            let known = known.get(cluster.name_any().as_str());
+            remembered(cluster).or_else(|| known.map(|it| it.uid.clone()))
+        };
+        let this = clusters.iter().find(|it| it.name_any() == id.as_str());
+        match this.and_then(|it| before(it)) {
+            Some(before) if before != *uid => {
                 return Err(format!(
                     "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid \
                      {uid}): nothing is concluded from what it says. If it replaces the one before, delete the \
                      RemoteCluster {id} and make it again"
                 ));
             }
-            if !is_this && is_same {
-                return Err(format!(
-                    "the kubeconfig of {id} leads to the cluster that RemoteCluster {name} stands for: delete one of them"
-                ));
+            // Nothing new begins there.
+            _ if this.is_none_or(|it| it.metadata.deletion_timestamp.is_some()) => {}
+            Some(_) => {}
+            None => {
+                let mut others = clusters.iter().filter(|it| it.name_any() != id.as_str());
+                if let Some(other) = others.find(|it| before(it).as_ref() == Some(uid)) {
+                    let name = other.name_any();
+                    return Err(format!(
+                        "the kubeconfig of {id} leads to the cluster that RemoteCluster {name} stands for: delete one of \
+                         them"
+                    ));
+                }
             }
         }
-        Ok(())
+        known.insert(id.clone(), place.clone());
+        Ok(this.is_some_and(|it| it.spec.fabric.is_some() && remembered(it).is_none()))
+    }
+
+    /// Writes down which cluster it is, before anything is done there.
+    async fn remember(&self, id: &ClusterId, uid: &str) -> Result<(), ApiError> {
+        let all = self.home.all::<RemoteCluster>();
+        let patch = json!({"status": {"virtualNode": {"clusterUid": uid}}});
+        let written = all.merge_status(id.as_str(), &patch);
+        let written = crash::around(Step::FabricNodeRemember, written).await;
+        if written.is_err() {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.remove(id);
+        }
+        written.map(drop)
+    }
+
+    /// For whom a namespace is made in remote clusters.
+    pub(super) async fn owner(&self, namespace: &Namespace) -> Result<Owner, ApiError> {
+        Ok(Owner {
+            home: self.home.id().clone(),
+            home_uid: self.home_uid().await?.to_owned(),
+            namespace: namespace.name_any(),
+            namespace_uid: namespace.uid().unwrap_or_default(),
+        })
     }
 
     fn known(&self, id: &ClusterId) -> Option<Place> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(id).cloned()
     }
+}
+
+/// The uid of the cluster that a `RemoteCluster` stands for, once it was reached.
+fn remembered(cluster: &RemoteCluster) -> Option<String> {
+    let node = cluster.status.as_ref()?.virtual_node.as_ref()?;
+    node.cluster_uid.clone()
 }
 
 impl Place {

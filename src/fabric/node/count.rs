@@ -19,10 +19,14 @@ const RECOUNT: Duration = Duration::from_mins(1);
 /// The lease of the node waits for no longer than this for a cluster with many nodes.
 const LONGEST: Duration = Duration::from_secs(15);
 
+/// Labels of the nodes there that count where all have them alike.
+const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+
 /// What is known of the nodes there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
-    pub(super) amounts: Amounts,
+    /// What they offer, if that is known.
+    pub(super) amounts: Option<Amounts>,
     /// Labels that all of them have alike: operating system and architecture.
     pub(super) uniform: BTreeMap<String, String>,
     /// Labels that the cluster suggests for the node that stands for it.
@@ -31,14 +35,37 @@ pub(super) struct Counted {
     pub(super) trouble: Option<String>,
 }
 
+impl Counted {
+    /// What the cluster says of itself, in one map: no suggestion is called as one of [`UNIFORM`].
+    pub(super) fn labels(&self) -> BTreeMap<String, String> {
+        let both = self.suggested.iter().chain(&self.uniform);
+        both.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+}
+
 /// Counts now and then.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Census {
     last: Counted,
     when: Option<Instant>,
 }
 
 impl Census {
+    /// One that knows which labels the cluster said of itself before.
+    pub(super) fn after(labels: BTreeMap<String, String>) -> Self {
+        let (uniform, suggested) = labels
+            .into_iter()
+            .partition(|(key, _)| UNIFORM.contains(&key.as_str()));
+        Self {
+            last: Counted {
+                uniform,
+                suggested,
+                ..Counted::default()
+            },
+            when: None,
+        }
+    }
+
     /// What is known. The cluster is asked if it answers and was not asked a moment ago; what it
     /// does not say now is what it said last.
     pub(super) async fn count(&mut self, fabric: &Fabric, place: Option<&Place>) -> Counted {
@@ -56,7 +83,7 @@ impl Census {
     pub(super) fn known(&self, fabric: &Fabric) -> Counted {
         let mut known = self.last.clone();
         if fabric.capacity.source == CapacitySource::Static {
-            known.amounts = stated(&fabric.capacity.amounts);
+            known.amounts = Some(stated(&fabric.capacity.amounts));
         }
         if fabric.labels_from.is_none() {
             known.suggested.clear();
@@ -69,8 +96,12 @@ impl Census {
         let mut troubles = Vec::new();
         match nodes(place).await {
             Ok(open) => {
-                self.last.uniform = uniform(&open);
-                self.last.amounts = share_of(open.iter().map(|(_, amounts)| amounts), fabric.capacity.share);
+                // Where no node takes pods just now, the next one is as the last was.
+                if !open.is_empty() {
+                    self.last.uniform = uniform(&open);
+                }
+                let offers = open.iter().map(|(_, amounts)| amounts);
+                self.last.amounts = Some(share_of(offers, fabric.capacity.share));
             }
             // Nothing is wrong where nobody needs them.
             Err(_) if fabric.capacity.source == CapacitySource::Static => {}
@@ -121,11 +152,10 @@ fn takes_pods(node: &Node) -> bool {
 
 /// What one node is and offers.
 fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
-    let shared = ["kubernetes.io/os", "kubernetes.io/arch"];
     let labels = node
         .labels()
         .iter()
-        .filter(|(key, _)| shared.contains(&key.as_str()));
+        .filter(|(key, _)| UNIFORM.contains(&key.as_str()));
     let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     let amounts = node.status.iter().flat_map(|it| it.allocatable.iter().flatten());
     let amounts = amounts

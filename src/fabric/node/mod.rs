@@ -70,7 +70,8 @@ pub(super) struct NodeKeeper<'a> {
     endpoint: Option<Endpoint>,
     swept: watch::Receiver<bool>,
     written: Mutex<Option<Instant>>,
-    census: tokio::sync::Mutex<Census>,
+    /// Made of what is known when the cluster is looked at first.
+    census: tokio::sync::Mutex<Option<Census>>,
 }
 
 impl<'a> NodeKeeper<'a> {
@@ -106,47 +107,51 @@ impl<'a> NodeKeeper<'a> {
         }
         let place = self.places.reach(&self.cluster).await;
         let mut census = self.census.lock().await;
-        let kept = object.status.as_ref().and_then(|it| it.virtual_node.clone());
-        let kept = kept.unwrap_or_default();
+        let kept = kept(object);
+        let census = census.get_or_insert_with(|| Census::after(kept.cluster_labels.clone()));
         let marks = self.marks(fabric, &census.known(fabric));
         // Without it Kubernetes evicts the pods of a cluster that is well.
         let node = self.node(&marks, &kept).await?;
         self.renew_lease(&node).await?;
         let counted = census.count(fabric, place.as_ref().ok()).await;
-        drop(census);
         let health = self.health(&place, &node).await;
         let endpoint = self.endpoint.as_ref();
         let status = status(&node, endpoint, &counted, &health, self.version());
         let marks = self.marks(fabric, &counted);
-        self.write(&node, &marks, &status).await?;
-        let uid = place
-            .ok()
-            .map(|place| place.uid)
-            .or_else(|| kept.cluster_uid.clone());
         let now = VirtualNodeStatus {
-            cluster_uid: uid,
+            cluster_uid: kept.cluster_uid.clone(),
+            cluster_labels: counted.labels(),
             ..marks.of_others(&node)
         };
-        self.remember(&kept, &now).await
+        // How the cluster is does not depend on whether the rest can be written.
+        let said = self.say(&node, &status).await;
+        self.remember(&kept, &now).await?;
+        self.mark(&node, &marks).await?;
+        said
     }
 
     fn marks(&self, fabric: &Fabric, counted: &count::Counted) -> Marks {
         Marks::of(&self.name, self.cluster.as_str(), fabric, counted)
     }
 
-    /// Keeps what others have set on the node, and which cluster it stands for, where the node
+    /// Keeps what others have set on the node, and what the cluster says of itself, where the node
     /// cannot take it along.
     async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
         if kept == now {
             return Ok(());
         }
-        let mut whole = json!({"clusterUid": null, "labels": null, "taints": null, "unschedulable": null});
+        let mut whole = json!({"clusterLabels": null, "labels": null, "taints": null, "unschedulable": null});
         if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(now)) {
             whole.extend(said);
         }
         // Of labels, a merge patch keeps those that it does not name.
-        for key in kept.labels.keys().filter(|key| !now.labels.contains_key(*key)) {
-            whole["labels"][key] = Value::Null;
+        for (field, before, now) in [
+            ("labels", &kept.labels, &now.labels),
+            ("clusterLabels", &kept.cluster_labels, &now.cluster_labels),
+        ] {
+            for key in before.keys().filter(|key| !now.contains_key(*key)) {
+                whole[field][key] = Value::Null;
+            }
         }
         let all = self.places.home.all::<RemoteCluster>();
         let patch = json!({"status": {"virtualNode": whole}});
@@ -234,13 +239,19 @@ impl<'a> NodeKeeper<'a> {
         }
     }
 
-    /// Writes what has changed, and the status now and then although nothing has.
-    async fn write(&self, node: &Node, marks: &Marks, status: &Value) -> Result<(), ApiError> {
+    /// Writes the labels and taints that are not as they should be.
+    async fn mark(&self, node: &Node, marks: &Marks) -> Result<(), ApiError> {
+        let Some(patch) = marks.changes(node) else {
+            return Ok(());
+        };
         let nodes = self.places.home.all::<Node>();
-        if let Some(patch) = marks.changes(node) {
-            let written = crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch)).await;
-            unless_conflict(written)?;
-        }
+        let written = crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch)).await;
+        unless_conflict(written).map(drop)
+    }
+
+    /// Writes the status if it has changed, and now and then although it has not.
+    async fn say(&self, node: &Node, status: &Value) -> Result<(), ApiError> {
+        let nodes = self.places.home.all::<Node>();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner).take();
         let is_recent = written.is_some_and(|when| when.elapsed() < HEARTBEAT);
         if !is_recent || differs(node, status) {
@@ -291,7 +302,17 @@ impl<'a> NodeKeeper<'a> {
     /// more the node goes.
     async fn leave(&self, object: &RemoteCluster) -> Result<(), ApiError> {
         let nodes = self.places.home.all::<Node>();
-        if let Some(node) = nodes.get(&self.name).await? {
+        let is_used = self.is_used().await?;
+        let node = match &object.spec.fabric {
+            // Without it nobody could swear that a silent cluster is dead.
+            Some(fabric) if is_used => {
+                let kept = kept(object);
+                let known = Census::after(kept.cluster_labels.clone()).known(fabric);
+                Some(self.node(&self.marks(fabric, &known), &kept).await?)
+            }
+            _ => nodes.get(&self.name).await?,
+        };
+        if let Some(node) = node {
             let is_ours = node.labels().get(FABRIC_NODE).map(String::as_str) == Some(self.cluster.as_str());
             if is_ours
                 && !node
@@ -305,7 +326,7 @@ impl<'a> NodeKeeper<'a> {
             }
             if is_ours {
                 self.renew_lease(&node).await?;
-                if self.is_used().await? {
+                if is_used {
                     return Ok(());
                 }
                 let exactly = Precondition {
@@ -347,6 +368,12 @@ impl<'a> NodeKeeper<'a> {
         let changed = all.set_finalizer(object, FINALIZER, wanted);
         unless_conflict(crash::around(Step::FabricHold, changed).await).map(drop)
     }
+}
+
+/// What is remembered of the node.
+fn kept(object: &RemoteCluster) -> VirtualNodeStatus {
+    let node = object.status.as_ref().and_then(|it| it.virtual_node.clone());
+    node.unwrap_or_default()
 }
 
 impl Rounds for NodeKeeper<'_> {

@@ -38,6 +38,9 @@ pub(super) struct Health {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Marks {
     labels: BTreeMap<String, String>,
+    /// Labels that the cluster suggests: what an administrator here has put on the node counts more.
+    suggested: BTreeMap<String, String>,
+    /// No two with the same key and effect.
     taints: Vec<Taint>,
 }
 
@@ -66,39 +69,64 @@ impl Marks {
             (FABRIC_NODE, cluster),
         ];
         // What is said here counts more than what the cluster says of itself.
-        let mut labels = counted.suggested.clone();
-        labels.extend(fabric.labels.clone());
+        let mut labels = fabric.labels.clone();
         labels.extend(counted.uniform.clone());
         labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let mut suggested = counted.suggested.clone();
+        suggested.retain(|key, _| !labels.contains_key(key));
         let taint = |key: &str, value: Option<&str>, effect: &str| Taint {
             key: key.to_owned(),
             value: value.map(str::to_owned),
             effect: effect.to_owned(),
             time_added: None,
         };
-        let further = fabric.taints.iter();
-        let further = further.map(|it| taint(&it.key, it.value.as_deref(), it.effect.name()));
         let mut taints = vec![taint(TAINT, Some("true"), "NoExecute")];
-        taints.extend(further.filter(|it| it.key != TAINT));
-        Self { labels, taints }
+        for it in fabric.taints.iter().filter(|it| it.key != TAINT) {
+            let further = taint(&it.key, it.value.as_deref(), it.effect.name());
+            if !taints.iter().any(|it| identity(it) == identity(&further)) {
+                taints.push(further);
+            }
+        }
+        Self {
+            labels,
+            suggested,
+            taints,
+        }
     }
 
-    fn ours(&self) -> Ours {
+    /// The labels to be set where `others` are set already.
+    fn labels_beside(&self, others: impl Fn(&str) -> bool) -> BTreeMap<&str, &str> {
+        let suggested = self.suggested.iter().filter(|(key, _)| !others(key.as_str()));
+        let all = suggested.chain(&self.labels);
+        all.map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    }
+
+    fn ours(&self, labels: &BTreeMap<&str, &str>) -> Ours {
         Ours {
-            labels: self.labels.keys().cloned().collect(),
+            labels: labels.keys().map(|&key| key.to_owned()).collect(),
             taints: self.taints.iter().map(identity).collect(),
         }
     }
 
     /// The node when it is made: with what others had set on the one before.
     pub(super) fn new_node(&self, name: &str, before: &VirtualNodeStatus) -> Value {
-        let mut labels = before.labels.clone();
-        labels.extend(self.labels.clone());
-        let kept = before.taints.iter().map(|it| json!(it));
-        let taints: Vec<Value> = self.taints.iter().map(|it| json!(it)).chain(kept).collect();
+        let own = self.labels_beside(|key| before.labels.contains_key(key));
+        let ours = self.ours(&own);
+        let kept = before.labels.iter();
+        let mut labels: BTreeMap<&str, &str> =
+            kept.map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        labels.extend(own);
+        let kept = before.taints.iter();
+        let kept = kept.filter(|it| !ours.taints.contains(&format!("{}:{}", it.key, it.effect)));
+        let taints: Vec<Value> = self
+            .taints
+            .iter()
+            .map(|it| json!(it))
+            .chain(kept.map(|it| json!(it)))
+            .collect();
         json!({
             "apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": name, "labels": labels, "annotations": {OURS: json!(self.ours()).to_string()}},
+            "metadata": {"name": name, "labels": labels, "annotations": {OURS: json!(ours).to_string()}},
             "spec": {"taints": taints, "unschedulable": before.unschedulable.then_some(true)},
         })
     }
@@ -106,19 +134,19 @@ impl Marks {
     /// What is to be changed of labels and taints, if something is. Taints are a list: whoever
     /// changes it meanwhile makes the patch fail.
     pub(super) fn changes(&self, node: &Node) -> Option<Value> {
-        let (before, ours) = (ours_on(node), self.ours());
-        let has = node.labels();
-        let mut labels: BTreeMap<&String, Option<&String>> = self
-            .labels
-            .iter()
-            .filter(|(key, value)| has.get(*key) != Some(*value))
+        let (before, has) = (ours_on(node), node.labels());
+        let own = self.labels_beside(|key| has.contains_key(key) && !before.labels.contains(key));
+        let ours = self.ours(&own);
+        let mut labels: BTreeMap<&str, Option<&str>> = own
+            .into_iter()
+            .filter(|(key, value)| has.get(*key).map(String::as_str) != Some(*value))
             .map(|(key, value)| (key, Some(value)))
             .collect();
         let dropped = before.labels.iter().filter(|key| !ours.labels.contains(*key));
         labels.extend(
             dropped
                 .filter(|key| has.contains_key(*key))
-                .map(|key| (key, None)),
+                .map(|key| (key.as_str(), None)),
         );
         let mut taints: Vec<&Taint> = taints_of(node)
             .filter(|it| !before.taints.contains(&identity(it)) && !ours.taints.contains(&identity(it)))
@@ -143,17 +171,19 @@ impl Marks {
 
     /// What others have set on the node, to be set again on the next one.
     pub(super) fn of_others(&self, node: &Node) -> VirtualNodeStatus {
-        let (before, ours) = (ours_on(node), self.ours());
-        let is_ours = |key: &String| before.labels.contains(key) || ours.labels.contains(key);
+        let before = ours_on(node);
+        let is_ours = |key: &String| before.labels.contains(key) || self.labels.contains_key(key);
+        let our_taints: BTreeSet<String> = self.taints.iter().map(identity).collect();
         let labels = node.labels().iter().filter(|(key, _)| !is_ours(key));
         let taints = taints_of(node).filter(|it| {
             let id = identity(it);
             let is_kubernetes = KUBERNETES.iter().any(|prefix| it.key.starts_with(prefix));
-            !is_kubernetes && !before.taints.contains(&id) && !ours.taints.contains(&id)
+            !is_kubernetes && !before.taints.contains(&id) && !our_taints.contains(&id)
         });
         let spec = node.spec.as_ref();
         VirtualNodeStatus {
             cluster_uid: None,
+            cluster_labels: BTreeMap::new(),
             labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
             taints: taints.map(crate::api::remote_cluster::KeptTaint::from).collect(),
             unschedulable: spec.and_then(|it| it.unschedulable).unwrap_or_default(),
@@ -204,8 +234,6 @@ pub(super) fn status(
     };
     let fine = |kind| condition(kind, "False", "RemoteCluster", "it stands for a cluster");
     let mut status = json!({
-        "capacity": counted.amounts,
-        "allocatable": counted.amounts,
         "conditions": [
             condition("Ready", health.status, health.reason, &message),
             fine("MemoryPressure"), fine("DiskPressure"), fine("PIDPressure"), fine("NetworkUnavailable"),
@@ -218,6 +246,11 @@ pub(super) fn status(
             "machineID": "", "osImage": "", "systemUUID": "",
         },
     });
+    // While it is not known, what was offered last stays.
+    if let Some(amounts) = &counted.amounts {
+        status["capacity"] = json!(amounts);
+        status["allocatable"] = json!(amounts);
+    }
     if let Some(endpoint) = endpoint {
         // A host name would come first where the API server looks for the address.
         status["addresses"] = json!([{"type": "InternalIP", "address": endpoint.address}]);
@@ -232,6 +265,9 @@ pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
     let mut wanted = status.clone();
     let now = json!(node.status);
     for field in ["capacity", "allocatable"] {
+        if status.get(field).is_none() {
+            continue;
+        }
         let had = now[field].as_object().into_iter().flatten();
         let gone: Vec<&String> = had
             .map(|(name, _)| name)

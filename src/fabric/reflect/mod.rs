@@ -1,6 +1,6 @@
 //! What a namespace has beside pods and claims, kept alike in its remote namespaces: `ConfigMap`s,
-//! Secrets and Services go there, and `EndpointSlice`s where pods reach each other; events about pods and claims come back. Here it is decided
-//! between which namespaces; each pair of them has a loop of its own, so that a cluster that is
+//! Secrets and Services go there, and `EndpointSlice`s where pods reach each other; events about
+//! pods and claims come back. Here it is decided between which namespaces; each pair of them has a loop of its own, so that a cluster that is
 //! slow delays no other. Where Liqo is installed nothing runs.
 
 mod bindings;
@@ -18,9 +18,10 @@ use std::{
     time::Duration,
 };
 
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
-use tokio::sync::{OnceCell, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
@@ -32,11 +33,11 @@ use self::{
 use super::{
     Idle,
     marks::{HOME, HOME_UID},
+    places::Places,
     remote::Owner,
 };
 use crate::{
-    cluster::{ApiError, Cause, Cluster, events::Events},
-    fleet::Registry,
+    cluster::{ApiError, Cluster, events::Events},
     offload::{Readiness, reflection::Marks},
     reconcile::{Metrics, Rounds, drive},
     volume::mark,
@@ -47,8 +48,7 @@ const AT_ONCE: usize = 4;
 
 /// The loop that starts and ends the others.
 pub(super) struct Reflection<'a> {
-    home: &'a Cluster,
-    registry: &'a Registry,
+    places: &'a Places<'a>,
     metrics: &'a Metrics,
     events: Events,
     idle: watch::Receiver<Option<String>>,
@@ -56,7 +56,6 @@ pub(super) struct Reflection<'a> {
     wakes: watch::Receiver<u64>,
     _waking: AbortOnDropHandle<()>,
     bindings: Bindings<'a>,
-    home_uid: OnceCell<String>,
     /// By namespace.
     sources: BTreeMap<String, Arc<Source>>,
     mirrors: BTreeMap<Place, Running>,
@@ -90,8 +89,7 @@ impl<'a> Reflection<'a> {
     /// It begins when `idle` says that nothing is in the way. `fabric` is the namespace of this
     /// process.
     pub(super) fn new(
-        home: &'a Cluster,
-        registry: &'a Registry,
+        places: &'a Places<'a>,
         fabric: &str,
         metrics: &'a Metrics,
         idle: &Idle,
@@ -104,15 +102,13 @@ impl<'a> Reflection<'a> {
             }
         });
         Self {
-            home,
-            registry,
+            places,
             metrics,
-            events: Events::new(home.client().clone()),
+            events: Events::new(places.home.client().clone()),
             idle: idle.subscribe(),
             wakes,
             _waking: AbortOnDropHandle::new(waking),
-            bindings: Bindings::new(home, fabric),
-            home_uid: OnceCell::new(),
+            bindings: Bindings::new(places.home, fabric),
             sources: BTreeMap::new(),
             mirrors: BTreeMap::new(),
             turns: BTreeMap::new(),
@@ -122,7 +118,7 @@ impl<'a> Reflection<'a> {
 
     /// Whether it is not known yet what there is, or nothing is to be done.
     fn is_idle(&self) -> bool {
-        let views = self.home.views();
+        let views = self.places.home.views();
         let unread = |version: watch::Receiver<u64>| *version.borrow() == 0;
         self.idle.borrow().is_some()
             || unread(views.offloadings.version())
@@ -130,11 +126,13 @@ impl<'a> Reflection<'a> {
     }
 
     /// The namespaces that are there, each with its cluster if that can be reached.
-    fn places(&self) -> BTreeMap<Place, Option<Cluster>> {
-        let views = self.home.views();
+    async fn wanted(&self) -> BTreeMap<Place, Option<Cluster>> {
+        let views = self.places.home.views();
         let clusters = views.remote_clusters.all();
         let clusters = clusters.iter().filter(|it| it.spec.fabric.is_some());
         let clusters: BTreeMap<String, bool> = clusters.map(|it| (it.name_any(), is_routed(it))).collect();
+        let reached = clusters.keys().map(async |id| (id.clone(), self.reach(id).await));
+        let reached: BTreeMap<String, Option<Cluster>> = join_all(reached).await.into_iter().collect();
         let mut places = BTreeMap::new();
         for offloading in views.offloadings.all() {
             let status = offloading.status.as_ref();
@@ -153,28 +151,30 @@ impl<'a> Reflection<'a> {
                     remote: remote.clone(),
                     routed,
                 };
-                places.insert(place, self.reach(cluster));
+                places.insert(place, reached.get(cluster).cloned().flatten());
             }
         }
         places
     }
 
-    fn reach(&self, cluster: &str) -> Option<Cluster> {
-        let remote = self.registry.get(&cluster.parse().ok()?).ok()?;
-        remote.reach().ok()
+    async fn reach(&self, cluster: &str) -> Option<Cluster> {
+        let reached = self.places.reach(&cluster.parse().ok()?).await;
+        reached.ok().map(|place| place.cluster)
     }
 
     async fn start(&mut self, place: Place, there: Cluster) -> Result<(), ApiError> {
-        let Some(owner) = self.owner(&place.namespace).await? else {
+        let home = self.places.home;
+        let Some(namespace) = home.all::<Namespace>().get(&place.namespace).await? else {
             return Ok(());
         };
+        let owner = self.places.owner(&namespace).await?;
         let marks = marks(&owner);
         let source = self.sources.entry(place.namespace.clone());
-        let source = source.or_insert_with(|| Arc::new(Source::new(self.home, &place.namespace, &marks)));
+        let source = source.or_insert_with(|| Arc::new(Source::new(home, &place.namespace, &marks)));
         let turns = self.turns.entry(place.cluster.clone());
         let turns = turns.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
         let mirror = Mirror::new(copies::Ends {
-            home: self.home.clone(),
+            home: home.clone(),
             there: there.clone(),
             remote: place.remote.clone(),
             owner,
@@ -200,27 +200,6 @@ impl<'a> Reflection<'a> {
         self.mirrors.insert(place, running);
         Ok(())
     }
-
-    /// `None` where the namespace is gone.
-    async fn owner(&self, namespace: &str) -> Result<Option<Owner>, ApiError> {
-        let all = self.home.all::<Namespace>();
-        let uid = async |name: &str| {
-            let found = all.get(name).await?;
-            Ok::<_, ApiError>(found.and_then(|it| it.uid()))
-        };
-        let identity = async || {
-            let missing = Cause::NotFound("kube-system".to_owned());
-            let missing = || all.failure("identify the cluster by", missing);
-            uid("kube-system").await?.ok_or_else(missing)
-        };
-        let home_uid = self.home_uid.get_or_try_init(identity).await?.clone();
-        Ok(uid(namespace).await?.map(|namespace_uid| Owner {
-            home: self.home.id().clone(),
-            home_uid,
-            namespace: namespace.to_owned(),
-            namespace_uid,
-        }))
-    }
 }
 
 /// By what copies are known.
@@ -239,11 +218,11 @@ impl Rounds for Reflection<'_> {
     const RESYNC: Duration = Duration::from_mins(2);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
-        let views = self.home.views();
+        let views = self.places.home.views();
         vec![
             views.offloadings.version(),
             views.remote_clusters.version(),
-            self.registry.changes(),
+            self.places.registry().changes(),
             views.nodes.version(),
             self.wakes.clone(),
         ]
@@ -255,9 +234,9 @@ impl Rounds for Reflection<'_> {
             self.sources.clear();
             return Ok(());
         }
-        let places = self.places();
+        let places = self.wanted().await;
         if places.keys().any(|place| place.routed) {
-            self.routes.set(routes(self.home, self.registry));
+            self.routes.set(routes(self.places.home, self.places.registry()));
         }
         let is_same = |place: &Place, running: &Running| {
             let now = places.get(place).and_then(Option::as_ref);
