@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
-use super::remote::Owner;
 use crate::{
-    cluster::{ApiError, Cause, Cluster, Eviction},
+    api::namespace_offloading::NamespaceOffloading,
+    cluster::{ApiError, Cluster, Eviction},
     observe::crash::{self, Step},
     offload::{Claim, Placed, pods::FINALIZER},
 };
@@ -17,24 +17,25 @@ use crate::{
 const KIND: &str = "liqo.io/type";
 const VIRTUAL: &str = "virtual-node";
 const RUNTIME_CLASS: &str = "liqo";
+/// So long after the end of an offloading was asked for, API servers may not have read it.
+const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 /// A namespace that leaves a cluster.
 pub(super) struct Leaving<'a> {
     pub(super) home: &'a Cluster,
-    pub(super) owner: &'a Owner,
+    /// Its name.
+    pub(super) namespace: &'a str,
     /// The nodes that stand for the cluster.
     pub(super) nodes: BTreeSet<String>,
     /// When that was said. Pods that were made later are what they are by somebody's wish, such as
     /// a template that names the node.
     pub(super) said: Timestamp,
-    /// Whether it leaves all clusters.
-    pub(super) for_good: bool,
 }
 
 impl Leaving<'_> {
-    /// The pods that may run there, or that wait for a place which they do not get any more.
+    /// The pods that may run there, or that have a node which does not run them any more.
     pub(super) async fn pods(&self) -> Result<Vec<Placed>, ApiError> {
-        let pods = self.home.within::<Pod>(&self.owner.namespace);
+        let pods = self.home.within::<Pod>(self.namespace);
         pods.pick(None, None, |pod| self.is_concerned(&pod).then(|| placed(&pod)))
             .await
     }
@@ -42,47 +43,68 @@ impl Leaving<'_> {
     fn is_concerned(&self, pod: &Pod) -> bool {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref());
         let is_older = pod.creation_timestamp().is_none_or(|made| made.0 <= self.said);
-        match node {
-            Some(node) if self.nodes.contains(node) => {
-                may_run_there(pod) || (is_older && controller(pod) != Some("DaemonSet"))
-            }
-            Some(_) => false,
-            None => self.for_good && is_older && controller(pod).is_some() && waits_for_virtual_nodes(pod),
-        }
+        let is_there = node.is_some_and(|node| self.nodes.contains(node));
+        is_there && (may_run_there(pod) || (is_older && is_made_again(pod)))
     }
 
     /// Marks the claims whose likes at home are being deleted, or gone.
     pub(super) async fn mark(&self, claims: &mut [Claim]) -> Result<(), ApiError> {
-        let at_home = self.home.within::<PersistentVolumeClaim>(&self.owner.namespace);
+        let at_home = self.home.within::<PersistentVolumeClaim>(self.namespace);
         for claim in claims {
             let found = at_home.get(&claim.name).await?;
-            claim.leaving = found.is_none_or(|it| it.metadata.deletion_timestamp.is_some());
+            // What nobody at home has asked for is not deleted with its namespace.
+            claim.leaving = found.map_or(claim.is_twin, |it| it.metadata.deletion_timestamp.is_some());
         }
         Ok(())
     }
 }
 
-/// Evicts pods; one that may not go now does not keep the others.
-pub(super) async fn evict(home: &Cluster, namespace: &str, pods: &[Placed]) -> Result<(), ApiError> {
-    let mut outcome = Ok(());
+/// Evicts the pods that wait for virtual nodes although their namespace is offloaded no more;
+/// what their owners make next does not. Whether there were any.
+pub(super) async fn evict_waiting(home: &Cluster, object: &NamespaceOffloading) -> Result<bool, ApiError> {
+    let namespace = object.namespace().unwrap_or_default();
+    let Some(said) = &object.metadata.deletion_timestamp else {
+        return Ok(false);
+    };
+    let is_older = |pod: &Pod| {
+        pod.creation_timestamp()
+            .is_none_or(|made| made.0 <= said.0 + LATE)
+    };
+    let waits = |pod: &Pod| {
+        let is_placed = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
+        !is_placed && is_older(pod) && is_made_again(pod) && waits_for_virtual_nodes(pod)
+    };
+    let pods = home.within::<Pod>(&namespace);
+    let pods = pods.pick(None, None, |pod| waits(&pod).then(|| placed(&pod)));
+    let mut pods = pods.await?;
+    pods.retain(|pod| !pod.leaving);
+    // Budgets do not protect pods that were never placed.
+    evict(home, &namespace, &pods).await?;
+    Ok(!pods.is_empty())
+}
+
+/// Evicts pods; one that may not go now does not keep the others. Why one may not, if so.
+pub(super) async fn evict(
+    home: &Cluster,
+    namespace: &str,
+    pods: &[Placed],
+) -> Result<Option<String>, ApiError> {
+    let mut outcome = Ok(None);
     for pod in pods {
         let evicted = home.evict(namespace, &pod.name, &pod.uid, false);
-        let refused = match crash::around(Step::OffloadEvict, evicted).await {
+        let why = match crash::around(Step::OffloadEvict, evicted).await {
             Ok(Eviction::Accepted) => {
                 tracing::info!(
                     namespace,
                     pod = pod.name,
                     "evicted a pod: its namespace leaves the cluster"
                 );
-                Ok(())
+                continue;
             }
-            Ok(Eviction::Refused(why)) => {
-                let pods = home.within::<Pod>(namespace);
-                Err(pods.failure("evict", Cause::Forbidden(format!("{}: {why}", pod.name))))
-            }
+            Ok(Eviction::Refused(why)) => Ok(Some(format!("{}: {why}", pod.name))),
             Err(error) => Err(error),
         };
-        outcome = outcome.and(refused);
+        outcome = outcome.and(why);
     }
     outcome
 }
@@ -97,6 +119,11 @@ fn controller(pod: &Pod) -> Option<&str> {
         .iter()
         .find(|it| it.controller == Some(true))?;
     Some(&owner.kind)
+}
+
+/// Whether it is made anew, elsewhere, when it is gone.
+fn is_made_again(pod: &Pod) -> bool {
+    controller(pod).is_some_and(|kind| kind != "DaemonSet")
 }
 
 /// Whether the policy of an offloaded namespace lets it run on virtual nodes only. What its owner

@@ -107,12 +107,7 @@ struct Served {
 }
 
 /// Looks after each node that the fabric makes, and its pods.
-async fn virtual_nodes(
-    places: &Places<'_>,
-    endpoint: Option<Endpoint>,
-    meters: &Meters,
-    metrics: &Metrics,
-) {
+async fn virtual_nodes(places: &Places<'_>, endpoint: Option<Endpoint>, meters: &Meters, metrics: &Metrics) {
     let clusters = &places.home.views().remote_clusters;
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {

@@ -13,16 +13,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::json;
-use tokio::{
-    sync::{OnceCell, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Idle,
     leaving::{self, Leaving},
     liqo,
-    node::is_out_of_service,
+    node::{is_out_of_service, is_ready},
+    places::{Place, Places},
     pods::node_of,
     remote::{Owner, Question},
     scheduling,
@@ -38,7 +36,7 @@ use crate::{
         ApiError, Cause, Cluster, Objects, has_finalizer, unless_conflict,
         view::{Changed, Feed, Slim},
     },
-    fleet::{NodeKind, Registry},
+    fleet::NodeKind,
     observe::crash::{self, Step as Write},
     offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step, Unselected},
     reconcile::{Queue, Rounds},
@@ -210,7 +208,9 @@ impl Reconciler<'_> {
             .values()
             .flatten()
             .all(|it| it.type_ != READY);
-        if leaving && gone {
+        if leaving && leaving::evict_waiting(self.home, &object).await? {
+            self.look_again(namespace, SOON);
+        } else if leaving && gone {
             let freed = objects.set_finalizer(&object, FINALIZER, false);
             unless_conflict(crash::around(Write::OffloadLetGo, freed).await)?;
         }
@@ -241,30 +241,34 @@ impl Reconciler<'_> {
                 pods: node_of(cluster).is_some(),
             },
         };
-        let mut seen = match (name, self.reach(&id)) {
+        let mut is_silent = false;
+        let mut seen = match name {
             _ if wanted.is_err() && published.is_none() => Seen::Absent,
-            (Err(why), _) => Seen::Foreign(why.clone()),
-            (Ok(_), Err(why)) => Seen::Unknown(why),
-            (Ok(name), Ok(there)) => owner.look(&there, name, asked).await,
+            Err(why) => Seen::Foreign(why.clone()),
+            Ok(name) => match self.reach(&id).await {
+                Ok(there) => look(owner, &there, name, asked).await,
+                Err(why) => {
+                    is_silent = true;
+                    Seen::Unknown(why)
+                }
+            },
         };
         let mut pods = Vec::new();
-        if let (Seen::Ours { claims, .. }, Some(Readiness::Terminating(_)), Some(said)) =
-            (&mut seen, &published, said)
-            && wanted.is_err()
-        {
+        if let (Some(Readiness::Terminating(_)), Some(said), true) = (&published, said, wanted.is_err()) {
             let leaving = Leaving {
                 home: self.home,
-                owner,
+                namespace: &owner.namespace,
                 nodes: self.nodes_of(cluster),
                 said,
-                for_good: object.is_leaving(),
             };
-            leaving.mark(claims).await?;
+            if let Seen::Ours { claims, .. } = &mut seen {
+                leaving.mark(claims).await?;
+            }
             pods = leaving.pods().await?;
         }
         let facts = Facts {
             refused: self.refused(&owner.namespace, &id, &seen),
-            sworn: wanted.is_err() && matches!(seen, Seen::Unknown(_)) && self.is_sworn(cluster).await?,
+            sworn: wanted.is_err() && is_silent && self.is_sworn(cluster).await?,
             wanted,
             published,
             since,
@@ -295,7 +299,7 @@ impl Reconciler<'_> {
             .all::<k8s_openapi::api::core::v1::Node>()
             .get(&name)
             .await?;
-        Ok(node.is_some_and(|node| is_out_of_service(&node)))
+        Ok(node.is_some_and(|node| is_out_of_service(&node) && !is_ready(&node)))
     }
 
     /// Whether the namespace is to be in a cluster, or why not.
@@ -359,26 +363,47 @@ impl Reconciler<'_> {
                 let is_quick = matches!(step, Some(Step::Create | Step::Delete(_)));
                 self.look_again(&owner.namespace, if is_quick { SOON } else { POLL });
             }
-            let (Some(step), Some(name), Ok(there)) = (step, &status.remote_namespace_name, self.reach(&id))
-            else {
+            let (Some(step), Some(name)) = (step, &status.remote_namespace_name) else {
                 continue;
             };
-            let done = match step {
-                Step::Create => match clusters.iter().find(|it| it.name_any() == id) {
-                    Some(cluster) if !has_finalizer(&**cluster, FINALIZER) => {
-                        self.look_again(&owner.namespace, SOON);
-                        self.hold(cluster, true).await
-                    }
-                    Some(_) => owner.create(&there, name).await,
-                    None => Ok(()),
-                },
-                Step::Evict(pods) => leaving::evict(self.home, &owner.namespace, &pods).await,
-                Step::Delete(uid) => owner.delete(&there, name, uid).await,
+            let cluster = clusters.iter().find(|it| it.name_any() == id);
+            let done = self.step(step, owner, name, &id, cluster.map(Arc::as_ref)).await;
+            let refused = match &done {
+                Ok(refused) => refused.clone(),
+                Err(error) if error.is_refusal() => Some(error.to_string()),
+                Err(_) => None,
             };
-            self.note_refusal(&owner.namespace, &id, &done);
-            outcome = outcome.and(done);
+            self.note_refusal(&owner.namespace, &id, refused);
+            outcome = outcome.and(done.map(drop));
         }
         outcome
+    }
+
+    /// Why it was refused by rules that may allow it later, if it was.
+    async fn step(
+        &self,
+        step: Step,
+        owner: &Owner,
+        name: &str,
+        id: &str,
+        cluster: Option<&RemoteCluster>,
+    ) -> Result<Option<String>, ApiError> {
+        if let Step::Evict(pods) = step {
+            return leaving::evict(self.home, &owner.namespace, &pods).await;
+        }
+        let Ok(Place { cluster: there, .. }) = self.reach(id).await else {
+            return Ok(None);
+        };
+        match (step, cluster) {
+            (Step::Create, Some(cluster)) if !has_finalizer(cluster, FINALIZER) => {
+                self.look_again(&owner.namespace, SOON);
+                self.hold(cluster, true).await?;
+            }
+            (Step::Create, Some(_)) => owner.create(&there, name).await?,
+            (Step::Delete(uid), _) => owner.delete(&there, name, uid).await?,
+            (Step::Create, None) | (Step::Evict(_), _) => {}
+        }
+        Ok(None)
     }
 
     async fn hold(&self, cluster: &RemoteCluster, wanted: bool) -> Result<(), ApiError> {
@@ -449,13 +474,12 @@ impl Reconciler<'_> {
     }
 
     /// Notes what was refused, to say it in the status, until it is not any more.
-    fn note_refusal(&self, namespace: &str, cluster: &str, outcome: &Result<(), ApiError>) {
+    fn note_refusal(&self, namespace: &str, cluster: &str, why: Option<String>) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (namespace.to_owned(), cluster.to_owned());
-        match outcome {
-            Err(error) if error.is_refusal() => refused.insert(key, error.to_string()),
-            Err(_) => None,
-            Ok(()) => refused.remove(&key),
+        match why {
+            Some(why) => refused.insert(key, why),
+            None => refused.remove(&key),
         };
     }
 
@@ -467,6 +491,19 @@ impl Reconciler<'_> {
             refused.remove(&key);
         }
         refused.get(&key).cloned()
+    }
+}
+
+/// What the cluster has under this name. That it has nothing, or what is another's, counts only
+/// from the cluster that is meant.
+async fn look(owner: &Owner, place: &Place, name: &str, asked: Question) -> Seen {
+    let seen = owner.look(&place.cluster, name, asked).await;
+    match &seen {
+        Seen::Absent | Seen::Foreign(_) => match place.is_cluster(None).await {
+            Ok(()) => seen,
+            Err(why) => Seen::Unknown(why),
+        },
+        Seen::Ours { .. } | Seen::Unknown(_) => seen,
     }
 }
 

@@ -36,7 +36,8 @@ pub(super) struct Places<'a> {
     pub(super) home: &'a Cluster,
     registry: &'a Registry,
     home_uid: OnceCell<String>,
-    known: Mutex<HashMap<ClusterId, Place>>,
+    /// By `RemoteCluster`: name and uid.
+    known: Mutex<HashMap<(String, String), Place>>,
 }
 
 impl<'a> Places<'a> {
@@ -70,7 +71,9 @@ impl<'a> Places<'a> {
         let place = Place { cluster, uid };
         let is_new = self.take(id, &place)?;
         if is_new {
-            self.remember(id, &place.uid).await.map_err(|error| error.to_string())?;
+            self.remember(id, &place.uid)
+                .await
+                .map_err(|error| error.to_string())?;
         }
         Ok(place)
     }
@@ -82,11 +85,13 @@ impl<'a> Places<'a> {
         let clusters = self.home.views().remote_clusters.all();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = |cluster: &RemoteCluster| {
-            let known = known.get(cluster.name_any().as_str());
+            let known = known.get(&key(cluster));
             remembered(cluster).or_else(|| known.map(|it| it.uid.clone()))
         };
-        let this = clusters.iter().find(|it| it.name_any() == id.as_str());
-        match this.and_then(|it| before(it)) {
+        let Some(this) = clusters.iter().find(|it| it.name_any() == id.as_str()) else {
+            return Ok(false);
+        };
+        match before(this) {
             Some(before) if before != *uid => {
                 return Err(format!(
                     "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid \
@@ -94,9 +99,9 @@ impl<'a> Places<'a> {
                      RemoteCluster {id} and make it again"
                 ));
             }
-            // Nothing new begins there.
-            _ if this.is_none_or(|it| it.metadata.deletion_timestamp.is_some()) => {}
             Some(_) => {}
+            // Nothing begins there any more, and what has begun is to end.
+            None if this.metadata.deletion_timestamp.is_some() => {}
             None => {
                 let mut others = clusters.iter().filter(|it| it.name_any() != id.as_str());
                 if let Some(other) = others.find(|it| before(it).as_ref() == Some(uid)) {
@@ -108,8 +113,9 @@ impl<'a> Places<'a> {
                 }
             }
         }
-        known.insert(id.clone(), place.clone());
-        Ok(this.is_some_and(|it| it.spec.fabric.is_some() && remembered(it).is_none()))
+        known.retain(|(name, _), _| name != id.as_str());
+        known.insert(key(this), place.clone());
+        Ok(this.spec.fabric.is_some() && remembered(this).is_none())
     }
 
     /// Writes down which cluster it is, before anything is done there.
@@ -120,7 +126,7 @@ impl<'a> Places<'a> {
         let written = crash::around(Step::FabricNodeRemember, written).await;
         if written.is_err() {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.remove(id);
+            known.retain(|(name, _), _| name != id.as_str());
         }
         written.map(drop)
     }
@@ -136,9 +142,14 @@ impl<'a> Places<'a> {
     }
 
     fn known(&self, id: &ClusterId) -> Option<Place> {
+        let object = self.home.views().remote_clusters.get(id.as_str())?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(id).cloned()
+        known.get(&key(&object)).cloned()
     }
+}
+
+fn key(cluster: &RemoteCluster) -> (String, String) {
+    (cluster.name_any(), cluster.uid().unwrap_or_default())
 }
 
 /// The uid of the cluster that a `RemoteCluster` stands for, once it was reached.
@@ -170,4 +181,78 @@ pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
     let found = all.get(ETERNAL).await?;
     let missing = || all.failure("identify the cluster by", Cause::NotFound(ETERNAL.to_owned()));
     found.and_then(|it| it.uid()).ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::{Rights, testing::FakeApi},
+        fleet::Link,
+        placement::Declared,
+    };
+
+    const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+
+    fn path(name: &str) -> String {
+        format!("/apis/storage.liqo.io/v1alpha1/remoteclusters/{name}")
+    }
+
+    /// Two ids, both of which lead to one cluster.
+    async fn of_one() -> (FakeApi, FakeApi) {
+        let (home, there) = (FakeApi::start().await, FakeApi::start().await);
+        for api in [&home, &there] {
+            api.put(SYSTEM, json!({}));
+        }
+        for name in ["milan", "turin"] {
+            home.put(
+                &path(name),
+                json!({"spec": {"kubeconfigSecretRef": {"name": name}, "fabric": {}}}),
+            );
+        }
+        (home, there)
+    }
+
+    async fn reach_both(home: &FakeApi, there: &FakeApi) -> [Result<(), String>; 2] {
+        let mut declared = Vec::new();
+        for name in ["milan", "turin"] {
+            declared.push((Declared::plain(name), Link::up(there, Rights::ALL).await));
+        }
+        let cluster = home.cluster_unwatched().await;
+        let registry = Registry::fixed(declared);
+        let places = Places::new(&cluster, &registry);
+        let reach = async |name: &str| places.reach(&name.parse().unwrap()).await.map(drop);
+        [reach("milan").await, reach("turin").await]
+    }
+
+    #[tokio::test]
+    async fn the_first_of_two_for_one_cluster_has_it_for_good() {
+        let (home, there) = of_one().await;
+        for _ in 0..2 {
+            let [milan, turin] = reach_both(&home, &there).await;
+            assert_eq!(milan, Ok(()));
+            assert!(turin.unwrap_err().contains("RemoteCluster milan"));
+        }
+        let uid = &home.object(&path("milan")).unwrap()["status"]["virtualNode"]["clusterUid"];
+        assert_eq!(*uid, there.object(SYSTEM).unwrap()["metadata"]["uid"]);
+        home.remove(&path("milan"));
+        assert_eq!(reach_both(&home, &there).await[1], Ok(()));
+    }
+
+    #[tokio::test]
+    async fn two_that_had_it_already_and_one_that_leaves_go_on() {
+        let (home, there) = of_one().await;
+        let uid = there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+        for name in ["milan", "turin"] {
+            home.change(&path(name), |it| {
+                it["status"]["virtualNode"]["clusterUid"] = uid.clone()
+            });
+        }
+        assert_eq!(reach_both(&home, &there).await, [Ok(()), Ok(())]);
+        home.change(&path("turin"), |it| {
+            it["status"] = json!({});
+            it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        });
+        assert_eq!(reach_both(&home, &there).await, [Ok(()), Ok(())]);
+    }
 }

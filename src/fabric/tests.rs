@@ -39,6 +39,7 @@ impl World {
         for namespace in ["kube-system", "shop"] {
             home.put(&format!("/api/v1/namespaces/{namespace}"), json!({}));
         }
+        world.there.put("/api/v1/namespaces/kube-system", json!({}));
         home.put(
             NODE,
             json!({"metadata": {"labels": {"to": "milan", "region": "europe"}}}),
@@ -77,7 +78,8 @@ impl World {
             ..Declared::plain("milan")
         };
         let registry = Registry::fixed([(declared, link)]);
-        drive(Namespaces::new(&home, &registry, idle), &Metrics::default()).await;
+        let places = Places::new(&home, &registry);
+        drive(Namespaces::new(&places, idle), &Metrics::default()).await;
     }
 
     /// Lets the loop run until this is so.
@@ -319,10 +321,13 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
     world.run_until(World::is_gone).await;
 }
 
-/// A pod of the namespace, on the node that stands for the cluster unless `spec` says otherwise.
+/// A pod of the namespace that is made again when it goes, on the node that stands for the cluster unless `spec` says otherwise.
 fn pod(metadata: &Value, spec: &Value) -> Value {
     let mut pod = json!({
-        "metadata": {"creationTimestamp": "2025-01-01T00:00:00Z"},
+        "metadata": {
+            "creationTimestamp": "2025-01-01T00:00:00Z",
+            "ownerReferences": controlled_by("ReplicaSet"),
+        },
         "spec": {"nodeName": "to-milan", "containers": []},
     });
     for (field, changes) in [("metadata", metadata), ("spec", spec)] {
@@ -349,7 +354,7 @@ async fn pods_are_evicted_before_their_namespace_is_deleted() {
     }}});
     let world = World::offloaded().await;
     let daemon = json!({"ownerReferences": controlled_by("DaemonSet")});
-    let waiting = json!({"ownerReferences": controlled_by("ReplicaSet")});
+    let bare = json!({"ownerReferences": []});
     let later = json!({"creationTimestamp": "2030-01-01T00:00:00Z"});
     for (name, metadata, spec) in [
         ("web", json!({}), json!({})),
@@ -358,10 +363,11 @@ async fn pods_are_evicted_before_their_namespace_is_deleted() {
         ("daemon", daemon, json!({})),
         (
             "waiting",
-            waiting,
+            json!({}),
             json!({"nodeName": null, "affinity": remote_only}),
         ),
         ("later", later, json!({})),
+        ("bare", bare, json!({})),
     ] {
         world.home.put(&path(name), pod(&metadata, &spec));
     }
@@ -394,7 +400,7 @@ async fn pods_are_evicted_before_their_namespace_is_deleted() {
     assert!(world.there.object(THERE).is_some());
     world.home.remove(&path("db"));
     world.run_until(World::is_gone).await;
-    for name in ["here", "daemon", "later"] {
+    for name in ["here", "daemon", "later", "bare"] {
         assert!(!leaves(name), "{name}");
     }
 }
@@ -431,12 +437,64 @@ async fn a_dead_cluster_is_let_go_when_it_is_sworn_to_be_dead() {
         "/api/v1/nodes/milan",
         json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),
     );
-    world.there.fault(Fault::new("GET", THERE, Act::Hang));
+    let identity = "/api/v1/namespaces/kube-system";
+    world.there.fault(Fault::new("GET", identity, Act::Hang));
     world.unoffload();
     world
         .run_until(|world| world.home.object(OFFLOADING).is_none())
         .await;
     assert!(world.there.object(THERE).is_some());
+}
+
+#[tokio::test]
+async fn another_cluster_behind_the_kubeconfig_is_not_believed() {
+    let world = World::offloaded().await;
+    let system = "/api/v1/namespaces/kube-system";
+    world.there.remove(THERE);
+    world
+        .there
+        .change(system, |it| it["metadata"]["uid"] = json!("another"));
+    world.unoffload();
+    world
+        .run_until(|world| world.ready().1.contains("leads to another cluster"))
+        .await;
+    world.let_time_pass();
+    let idle = watch::Sender::new(None);
+    let waited = time::timeout(Duration::from_secs(2), world.run(&idle));
+    assert!(waited.await.is_err());
+    assert!(world.home.object(OFFLOADING).is_some());
+}
+
+#[tokio::test]
+async fn a_claim_that_is_no_twin_is_not_taken_for_one_that_leaves() {
+    let world = World::offloaded().await;
+    let web = "/api/v1/namespaces/shop/pods/web";
+    let claim = json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]});
+    world.home.put(web, pod(&json!({}), &claim));
+    world.there.put(CLAIM, json!({}));
+    world.unoffload();
+    world.run_until(|world| world.ready().0 == "Terminating").await;
+    world.let_time_pass();
+    world
+        .run_until(|world| world.ready().1.contains("not a twin"))
+        .await;
+    assert!(world.home.object(web).unwrap()["metadata"]["deletionTimestamp"].is_null());
+}
+
+#[tokio::test]
+async fn pods_that_wait_for_a_namespace_that_is_gone_are_evicted() {
+    let world = World::offloaded().await;
+    let web = "/api/v1/namespaces/shop/pods/web";
+    world.home.put(web, pod(&json!({}), &json!({})));
+    world.there.remove(THERE);
+    world.unoffload();
+    world.run_until(|world| world.ready().0 == "Terminating").await;
+    world.let_time_pass();
+    world
+        .run_until(|world| world.home.object(OFFLOADING).is_none())
+        .await;
+    let evicted = world.home.object(web);
+    assert!(evicted.is_none_or(|it| it["metadata"]["deletionTimestamp"].is_string()));
 }
 
 #[tokio::test]

@@ -68,9 +68,10 @@ pub struct Facts {
     /// Why what was asked for last was refused, if it was: the namespace to be made, or pods to be
     /// evicted.
     pub refused: Option<String>,
-    /// The pods at home that may run there; looked for only when the namespace is to go.
+    /// The pods at home that have a node of that cluster; looked for only when the namespace is to go
+    /// and the status says so.
     pub pods: Vec<Placed>,
-    /// Whether an administrator swears that nothing runs there any more.
+    /// Whether an administrator swears that nothing runs there any more, which nobody can be asked.
     pub sworn: bool,
     /// What is there.
     pub seen: Seen,
@@ -139,9 +140,8 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     let terminating = |why: String| Some(Readiness::Terminating(why));
     let announced = matches!(facts.published, Some(Readiness::Terminating(_))) && facts.since >= NOTICE;
     match facts.seen {
-        Seen::Absent | Seen::Foreign(_) => (None, None),
-        Seen::Unknown(_) if facts.published.is_none() || facts.sworn => (None, None),
-        Seen::Unknown(why) => (terminating(why), None),
+        Seen::Unknown(why) if facts.published.is_some() && !facts.sworn => (terminating(why), None),
+        Seen::Absent | Seen::Foreign(_) | Seen::Unknown(_) => let_go(facts),
         Seen::Ours { deleting: true, .. } => (
             terminating("the namespace is being deleted there".to_owned()),
             None,
@@ -154,6 +154,35 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
         ),
         Seen::Ours { uid, claims, .. } => empty(uid, &claims, facts.pods, facts.refused),
     }
+}
+
+/// Evicts the pods that would wait for a namespace that is not there; what becomes of them then is
+/// for the loop of the pods.
+fn let_go(facts: Facts) -> (Option<Readiness>, Option<Step>) {
+    match facts.published {
+        None => (None, None),
+        Some(Readiness::Terminating(_)) => {
+            let mut pods = facts.pods;
+            pods.retain(|pod| !pod.leaving);
+            if pods.is_empty() {
+                return (None, None);
+            }
+            let why = evicting(&pods, facts.refused);
+            (Some(Readiness::Terminating(why)), Some(Step::Evict(pods)))
+        }
+        Some(_) => {
+            let why = "the namespace is not there any more; its pods are to be evicted".to_owned();
+            (Some(Readiness::Terminating(why)), None)
+        }
+    }
+}
+
+fn evicting(pods: &[Placed], refused: Option<String>) -> String {
+    if let Some(refused) = refused {
+        return format!("pods cannot be evicted: {refused}");
+    }
+    let names = listed(pods.iter().map(|pod| pod.name.clone()).collect());
+    format!("pods are being evicted: {names}. The namespace goes when they are gone")
 }
 
 /// Evicts the pods, and deletes the namespace when neither a pod nor a claim is in it. A pod whose
@@ -169,13 +198,12 @@ fn empty(
         .into_iter()
         .filter(|pod| !pod.claims.iter().any(stays))
         .collect();
-    let why = if let Some(refused) = refused.filter(|_| !free.is_empty()) {
-        format!("pods cannot be evicted: {refused}")
+    let why = if refused.is_some() && !free.is_empty() {
+        evicting(&free, refused)
     } else if !claims.is_empty() {
         held_by(claims)
     } else if !free.is_empty() {
-        let names = listed(free.iter().map(|pod| pod.name.clone()).collect());
-        format!("pods are being evicted: {names}. The namespace goes when they are gone")
+        evicting(&free, None)
     } else {
         let why = "the namespace is about to be deleted there".to_owned();
         return (Some(Readiness::Terminating(why)), Some(Step::Delete(uid)));

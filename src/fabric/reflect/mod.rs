@@ -88,12 +88,7 @@ struct Running {
 impl<'a> Reflection<'a> {
     /// It begins when `idle` says that nothing is in the way. `fabric` is the namespace of this
     /// process.
-    pub(super) fn new(
-        places: &'a Places<'a>,
-        fabric: &str,
-        metrics: &'a Metrics,
-        idle: &Idle,
-    ) -> Self {
+    pub(super) fn new(places: &'a Places<'a>, fabric: &str, metrics: &'a Metrics, idle: &Idle) -> Self {
         let (wake, wakes) = watch::channel(0);
         let mut changes = idle.subscribe();
         let waking = tokio::spawn(async move {

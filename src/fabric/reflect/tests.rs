@@ -13,7 +13,7 @@ use crate::{
         testing::{Act, FakeApi, Fault, Life},
         view::Slim,
     },
-    fleet::Link,
+    fleet::{Link, Registry},
     offload::reflection::{COPIED_KEYS, HOME_OBJECT_UID, Kind, SKIP},
     placement::Declared,
 };
@@ -52,6 +52,7 @@ impl World {
             "/api/v1/namespaces/kube-system",
             json!({"metadata": {"uid": "uid-of-home"}}),
         );
+        world.there.put("/api/v1/namespaces/kube-system", json!({}));
         home.put(
             "/api/v1/namespaces/shop",
             json!({"metadata": {"uid": "uid-of-shop"}}),
@@ -109,8 +110,8 @@ impl World {
             (Declared::plain("milan"), link),
             (Declared::plain("turin"), turin),
         ]);
-        let metrics = Metrics::default();
-        let reflection = Reflection::new(&home, &registry, "ours", &metrics, idle);
+        let (places, metrics) = (Places::new(&home, &registry), Metrics::default());
+        let reflection = Reflection::new(&places, "ours", &metrics, idle);
         drive(reflection, &metrics).await;
     }
 
@@ -659,8 +660,9 @@ async fn what_comes_in_the_way_ends_all_loops() {
         Link::up(&world.there, Rights::ALL).await,
     );
     let registry = Registry::fixed([(Declared::plain("milan"), link)]);
+    let places = Places::new(&home, &registry);
     let (idle, metrics) = (watch::Sender::new(None), Metrics::default());
-    let mut reflection = Reflection::new(&home, &registry, "ours", &metrics, &idle);
+    let mut reflection = Reflection::new(&places, "ours", &metrics, &idle);
     while reflection.mirrors.is_empty() {
         reflection.round().await.unwrap();
         time::sleep(Duration::from_millis(20)).await;

@@ -118,10 +118,12 @@ fn amounts_are_compared_by_value_and_leave_with_their_resource() {
         message: String::new(),
     };
     let counted = |amounts: &[(&str, &str)]| Counted {
-        amounts: amounts
-            .iter()
-            .map(|&(name, amount)| (name.to_owned(), amount.to_owned()))
-            .collect(),
+        amounts: Some(
+            amounts
+                .iter()
+                .map(|&(name, amount)| (name.to_owned(), amount.to_owned()))
+                .collect(),
+        ),
         ..Counted::default()
     };
     let mut node = made(&marks(&[], &[]), &VirtualNodeStatus::default());
@@ -137,6 +139,46 @@ fn amounts_are_compared_by_value_and_leave_with_their_resource() {
         patch["status"]["allocatable"],
         json!({"cpu": "1", "example.org/gpu": null})
     );
+    let unknown = status(&node, None, &Counted::default(), &health, None);
+    assert!(!differs(&node, &unknown), "what is not known stays");
+    assert_eq!(status_patch(&node, &unknown)["status"].get("allocatable"), None);
+}
+
+#[test]
+fn what_an_administrator_set_counts_more_than_what_a_cluster_suggests() {
+    let suggesting = |value: &str| {
+        let counted = Counted {
+            suggested: [("region".to_owned(), value.to_owned())].into(),
+            ..Counted::default()
+        };
+        Marks::of("to-milan", "milan", &Fabric::default(), &counted)
+    };
+    let region = |node: &Node| node.labels().get("region").cloned();
+    let mut theirs = made(&marks(&[], &[]), &VirtualNodeStatus::default());
+    theirs.labels_mut().insert("region".to_owned(), "asia".to_owned());
+    assert_eq!(suggesting("europe").changes(&theirs), None);
+    let kept = suggesting("europe").of_others(&theirs);
+    assert_eq!(
+        region(&made(&suggesting("europe"), &kept)).as_deref(),
+        Some("asia")
+    );
+    let mut node = made(&suggesting("europe"), &VirtualNodeStatus::default());
+    let patch = suggesting("africa").changes(&node).unwrap();
+    apply(&mut node, &patch);
+    assert_eq!(region(&node).as_deref(), Some("africa"));
+    assert_eq!(suggesting("africa").of_others(&node).labels, BTreeMap::new());
+}
+
+#[test]
+fn no_taint_is_there_twice() {
+    let twice = marks(&["region"], &["dedicated", "dedicated"]);
+    let theirs = VirtualNodeStatus {
+        taints: vec![(&taint("dedicated", "NoSchedule")).into()],
+        ..VirtualNodeStatus::default()
+    };
+    let node = made(&twice, &theirs);
+    assert_eq!(taints_of(&node).count(), 2);
+    assert_eq!(twice.changes(&node), None);
 }
 
 proptest! {
