@@ -4,6 +4,8 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::Subcommand;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -15,11 +17,12 @@ use super::{
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
-    cluster::{Cluster, Objects, Precondition},
+    cluster::{Cluster, Objects, Precondition, has_finalizer},
     inspect::{
         Scope, Storage,
         rows::{Row, rows},
     },
+    offload::pods::FINALIZER,
 };
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -37,7 +40,7 @@ pub(super) struct Args {
 #[derive(Subcommand)]
 enum What {
     /// Delete the namespaces in remote clusters that were made for these. Refused, with exit
-    /// code 2, while volumes are there.
+    /// code 2, while volumes are there, or pods that nobody makes again.
     #[command(visible_aliases = ["ns", "namespaces"])]
     Namespace(NamespaceArgs),
 }
@@ -54,6 +57,9 @@ struct NamespaceArgs {
     /// Only say what holds them.
     #[arg(long)]
     dry_run: bool,
+    /// Also delete the pods there that nobody makes again, as kubectl drain does with --force.
+    #[arg(long)]
+    force: bool,
     /// How long to wait for the end of the namespaces there.
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
@@ -91,6 +97,17 @@ async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
              claims; then unoffload."
         );
         return Ok(ExitCode::from(REFUSED));
+    }
+    if !args.force {
+        let bare = bare_pods(&place.cluster, &names).await?;
+        if !bare.is_empty() {
+            eprintln!(
+                "These pods run in other clusters and would be deleted, and nobody makes them again: {}. Add --force to \
+                 have them deleted.",
+                bare.join(", ")
+            );
+            return Ok(ExitCode::from(REFUSED));
+        }
     }
     if args.dry_run {
         println!("No volume of this driver holds {}.", names.join(", "));
@@ -133,6 +150,28 @@ fn would_be_lost(row: &Row, namespaces: &[String], home: Option<&str>) -> bool {
         .as_ref()
         .is_some_and(|claim| namespaces.contains(&claim.namespace));
     is_of_them && row.twin.is_some() && row.cluster.is_some() && row.cluster.as_deref() != home
+}
+
+/// The pods that may run in remote clusters, have not ended and have no owner.
+async fn bare_pods(cluster: &Cluster, namespaces: &[String]) -> Outcome<Vec<String>> {
+    let is_lost = |pod: &Pod| {
+        let has_owner = pod.owner_references().iter().any(|it| it.controller == Some(true));
+        let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+        let is_leaving = pod.metadata.deletion_timestamp.is_some();
+        has_finalizer(pod, FINALIZER)
+            && !has_owner
+            && !is_leaving
+            && !matches!(phase, Some("Succeeded" | "Failed"))
+    };
+    let mut lost = Vec::new();
+    for namespace in namespaces {
+        let pods: Objects<Pod> = cluster.within(namespace);
+        let names = pods.pick(None, None, |pod| {
+            is_lost(&pod).then(|| format!("{namespace}/{}", pod.name_any()))
+        });
+        lost.extend(names.await?);
+    }
+    Ok(lost)
 }
 
 fn table(lost: &[&Row]) -> Table<4> {

@@ -245,7 +245,7 @@ mod tests {
         let uid = there.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
         for name in ["milan", "turin"] {
             home.change(&path(name), |it| {
-                it["status"]["virtualNode"]["clusterUid"] = uid.clone()
+                it["status"]["virtualNode"]["clusterUid"] = uid.clone();
             });
         }
         assert_eq!(reach_both(&home, &there).await, [Ok(()), Ok(())]);

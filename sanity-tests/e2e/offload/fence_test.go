@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -182,5 +183,69 @@ func refused[T any](_ T, err error) func(words string) string {
 			return fmt.Sprintf("the outcome is %v instead of %q", err, words)
 		}
 		return ""
+	}
+}
+
+// The fabric's own identity at home, with all rights that there are: what is refused, policies refuse.
+func TestFabricGivesRightsToItselfOnly(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	config, err := n.Cluster.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-fabric", Groups: []string{"system:masters"},
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "liqo-csi-fabric-reflected"
+	n.Eventually("the fabric to have bound its role", func(ctx context.Context) (string, error) {
+		_, err := n.Client.RbacV1().RoleBindings(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return err.Error(), nil
+		}
+		return "", err
+	})
+	binding, err := n.Client.RbacV1().RoleBindings(n.Name).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	update := func(change func(*rbacv1.RoleBinding)) error {
+		changed := binding.DeepCopy()
+		change(changed)
+		_, err := client.RbacV1().RoleBindings(n.Name).Update(t.Context(), changed, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	create := func(namespace string, change func(*rbacv1.RoleBinding)) error {
+		other := &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: binding.RoleRef, Subjects: binding.Subjects,
+		}
+		change(other)
+		_, err := client.RbacV1().RoleBindings(namespace).Create(t.Context(), other, dryRun())
+		return err
+	}
+	same := func(*rbacv1.RoleBinding) {}
+	if err := update(same); err != nil {
+		t.Errorf("its own binding is refused: %v", err)
+	}
+	plain := user.NewNamespace(t, n.Cluster)
+	for what, tried := range map[string]struct {
+		err   error
+		words string
+	}{
+		"another subject": {update(func(it *rbacv1.RoleBinding) {
+			it.Subjects = append(it.Subjects, rbacv1.Subject{Kind: "ServiceAccount", Name: "default", Namespace: n.Name})
+		}), "nobody but itself"},
+		"another role": {create(n.Name, func(it *rbacv1.RoleBinding) {
+			it.Name, it.RoleRef.Name = "other", "cluster-admin"
+		}), "no role but the one"},
+		"another namespace": {create(plain.Name, same), "fabric-reads-offloaded"},
+	} {
+		if tried.err == nil || !strings.Contains(tried.err.Error(), tried.words) {
+			t.Errorf("%s: %v", what, tried.err)
+		}
 	}
 }

@@ -2,7 +2,9 @@ package offload
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -125,4 +127,23 @@ spec:
       containers:
       - {name: web, image: %[3]q, command: [sleep, "2147483647"]}
 `, name, replicas, images.BusyboxName)
+}
+
+// As kubectl drain asks for --force: nobody makes such a pod again.
+func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	n.Pod("alone", "", bare)
+	n.WaitReady("alone")
+	var refused *exec.ExitError
+	_, err := n.program("unoffload", "namespace", n.Name)
+	if !errors.As(err, &refused) || refused.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/alone") {
+		t.Fatalf("it is not refused with the name of the pod: %v", err)
+	}
+	if n.offloading().GetDeletionTimestamp() != nil {
+		t.Error("the namespace leaves nevertheless")
+	}
+	n.unoffload()
+	if _, err := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "alone", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the pod is there still: %v", err)
+	}
 }

@@ -46,7 +46,7 @@ func (n tenant) offload(args ...string) string {
 
 func (n tenant) unoffload() {
 	n.t.Helper()
-	if _, err := n.program("unoffload", "namespace", n.Name); err != nil {
+	if _, err := n.program("unoffload", "namespace", n.Name, "--force"); err != nil {
 		n.t.Error(err)
 	}
 }
