@@ -88,6 +88,10 @@ lab-driver: ## Build the driver and install it in the running lab's cluster home
 bench: ## Race class liqo against the real classes in the running lab; BENCH='-n 1,100' narrows it
 	cd sanity-tests && go run ./cmd/bench $(BENCH)
 
+.PHONY: bench-fabric
+bench-fabric: ## Race pods that the fabric runs against the same pods made there, in the running lab; BENCH='-n 1,100'
+	cd sanity-tests && go run ./cmd/bench-fabric $(BENCH)
+
 .PHONY: bench-move
 bench-move: deps ## Race the engine of moves against rsync and cp; BENCH='A --runs 3 --cold' narrows it
 	cargo bench --locked -p liqo-csi-mover --bench copy -- $(BENCH)

@@ -1,5 +1,5 @@
 // Package components builds the programs the lab runs. Each nested module
-// (kubernetes, containerd, localpath, coredns; liqo and e2e for their own suites) pins a set of
+// (kubernetes, containerd, localpath, coredns; liqo, e2e and kwok for those who need them) pins a set of
 // them in its `tool` lines and holds no code, or none but the list of what a program is put
 // together from; what is built is kept in the user's cache under a name made of everything that
 // went into it, so clones of the project share it.
@@ -82,6 +82,9 @@ var e2eModules = []module{
 	{folder: "e2e", stamps: kubernetesStamps, tests: map[string]string{"e2e.test": "k8s.io/kubernetes/test/e2e"}},
 }
 
+// kwokModules play nodes without a kubelet: the fabric is raced on them.
+var kwokModules = []module{{folder: "kwok"}}
+
 // Build returns the programs of the lab, building what the cache does not have.
 func Build(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, modules, progress)
@@ -96,6 +99,11 @@ func BuildLiqo(ctx context.Context, progress io.Writer) (Binaries, error) {
 // cache has them.
 func BuildE2E(ctx context.Context, progress io.Writer) (Binaries, error) {
 	return build(ctx, e2eModules, progress)
+}
+
+// BuildKwok returns the program kwok, building it unless the cache has it.
+func BuildKwok(ctx context.Context, progress io.Writer) (Binaries, error) {
+	return build(ctx, kwokModules, progress)
 }
 
 func build(ctx context.Context, modules []module, progress io.Writer) (Binaries, error) {

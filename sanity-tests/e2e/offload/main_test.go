@@ -13,9 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -24,7 +21,6 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
-	"storage.liqo.io/sanity-tests/machine"
 )
 
 func TestMain(m *testing.M) { user.Main(m, shared.remove) }
@@ -37,7 +33,7 @@ const (
 
 var (
 	offloadings = schema.GroupVersionResource{Group: "offloading.liqo.io", Version: "v1beta1", Resource: "namespaceoffloadings"}
-	clustersOf  = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
+	clustersOf  = driver.RemoteClusters
 )
 
 // shared is made by the first test that needs it, and removed after the last.
@@ -74,49 +70,13 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err != nil {
 		return fmt.Errorf("access to the remote cluster: %w", err)
 	}
-	client, err := home.Client()
-	if err != nil {
-		return err
-	}
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"kubeconfig": kubeconfig}}
-	_, err = client.CoreV1().Secrets(chart.Namespace).Create(ctx, secret, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	all, err := dynamicClient(home)
-	if err != nil {
-		return err
-	}
-	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
-		"metadata": map[string]any{"name": name},
-		"spec": map[string]any{
-			"kubeconfigSecretRef": map[string]any{"name": name},
-			"fabric": map[string]any{
-				"nodeName":   node,
-				"labels":     map[string]any{"region": "europe", "topology.liqo.io/region": "south"},
-				"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
-				// Beside ours. This one keeps no pod away.
-				"taints":  []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},
-				"network": routed(remote),
-			},
-		},
-	}}
-	_, err = all.Resource(clustersOf).Create(ctx, object, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("declare the remote cluster: %w", err)
-	}
-	return machine.Until(ctx, "node "+node+" to be ready", func() error {
-		found, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, condition := range found.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("it is not: %v", found.Status.Conditions)
+	return driver.Declare(ctx, home, name, kubeconfig, map[string]any{
+		"nodeName":   node,
+		"labels":     map[string]any{"region": "europe", "topology.liqo.io/region": "south"},
+		"labelsFrom": map[string]any{"namespace": "liqo-csi-access", "name": "liqo-csi-labels"},
+		// Beside ours. This one keeps no pod away.
+		"taints":  []any{map[string]any{"key": "kosmos.io/node", "value": "true", "effect": "PreferNoSchedule"}},
+		"network": routed(remote),
 	})
 }
 
@@ -136,32 +96,11 @@ func (s *setup) remove(ctx context.Context) error {
 	if s.home == nil {
 		return nil
 	}
-	all, err := dynamicClient(s.home)
-	if err != nil {
-		return err
-	}
-	gone := machine.Until(ctx, "RemoteCluster "+name+" to go", func() error {
-		err := all.Resource(clustersOf).Delete(ctx, name, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return errors.New("it is held")
-	})
-	client, err := s.home.Client()
-	if err != nil {
-		return errors.Join(gone, err)
-	}
-	err = client.CoreV1().Secrets(chart.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		err = nil
-	}
+	err := driver.Undeclare(ctx, s.home, name)
 	if s.access != nil {
 		err = errors.Join(err, s.access.Take(ctx))
 	}
-	return errors.Join(gone, err, driver.UndefineOffloading(ctx, s.home))
+	return errors.Join(err, driver.UndefineOffloading(ctx, s.home))
 }
 
 func dynamicClient(cluster *clusters.Cluster) (dynamic.Interface, error) {
