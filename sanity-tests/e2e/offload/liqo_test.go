@@ -102,6 +102,17 @@ func TestServiceOffloadingOfLiqo(t *testing.T) {
 		`--patch=[{"op": "add", "path": "/spec/template/spec/containers/0/imagePullPolicy", "value": "IfNotPresent"}]`); err != nil {
 		t.Fatal(err, out)
 	}
+	n.Eventually("only pods that are not pulled for", func(ctx context.Context) (string, error) {
+		deployment, err := n.Client.AppsV1().Deployments(n.Name).Get(ctx, "flights-service", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		status := deployment.Status
+		if status.ObservedGeneration < deployment.Generation || status.ReadyReplicas != 1 || status.UpdatedReplicas != 1 || status.Replicas != 1 {
+			return fmt.Sprintf("%+v", status), nil
+		}
+		return "", nil
+	})
 	pod := n.onlyPod("run=flights-service")
 	if on := n.WaitReady(pod).Spec.NodeName; on == node {
 		t.Errorf("it runs on %s", on)
