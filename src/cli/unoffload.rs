@@ -155,7 +155,10 @@ fn would_be_lost(row: &Row, namespaces: &[String], home: Option<&str>) -> bool {
 /// The pods that may run in remote clusters, have not ended and have no owner.
 async fn bare_pods(cluster: &Cluster, namespaces: &[String]) -> Outcome<Vec<String>> {
     let is_lost = |pod: &Pod| {
-        let has_owner = pod.owner_references().iter().any(|it| it.controller == Some(true));
+        let has_owner = pod
+            .owner_references()
+            .iter()
+            .any(|it| it.controller == Some(true));
         let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
         let is_leaving = pod.metadata.deletion_timestamp.is_some();
         has_finalizer(pod, FINALIZER)

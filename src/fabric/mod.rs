@@ -116,6 +116,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoint: Option<Endpoint>, meters: 
                 cluster: cluster.name_any().parse().ok()?,
             })
         };
+        places.forget_gone();
         clusters
             .all()
             .iter()

@@ -2,7 +2,7 @@
 //! one under its address.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, PoisonError},
 };
 
@@ -113,7 +113,6 @@ impl<'a> Places<'a> {
                 }
             }
         }
-        known.retain(|(name, _), _| name != id.as_str());
         known.insert(key(this), place.clone());
         Ok(this.spec.fabric.is_some() && remembered(this).is_none())
     }
@@ -139,6 +138,14 @@ impl<'a> Places<'a> {
             namespace: namespace.name_any(),
             namespace_uid: namespace.uid().unwrap_or_default(),
         })
+    }
+
+    /// Lets go of clusters whose `RemoteCluster` is no more, and with them of their watches.
+    pub(super) fn forget_gone(&self) {
+        let there = self.home.views().remote_clusters.all();
+        let there: HashSet<_> = there.iter().map(|it| key(it)).collect();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|key, _| there.contains(key));
     }
 
     fn known(&self, id: &ClusterId) -> Option<Place> {

@@ -232,7 +232,7 @@ func (t *track) offload(ctx context.Context) error {
 	t.later(func(ctx context.Context) error {
 		return t.program(ctx, "unoffload", "namespace", t.namespace, "--force")
 	})
-	return t.program(ctx, "offload", "namespace", t.namespace, "--pod-offloading-strategy", "Remote")
+	return t.program(ctx, "offload", "namespace", t.namespace, "--pod-offloading-strategy", "Remote", "--timeout", "2m")
 }
 
 func (t *track) direct() string { return t.namespace + "-direct" }
