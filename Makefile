@@ -26,6 +26,8 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 ##### Demo
 
 .PHONY: demo demo-down
+# The release build takes several times as long, and a demo is not about speed.
+demo: export LIQO_CSI_PROFILE ?= dev
 demo: deps ## Start clusters, storage and driver, and show a volume's life step by step
 	@echo "building the demo (the first time takes a minute or two)"
 	@cd sanity-tests && go run ./cmd/demo

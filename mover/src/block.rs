@@ -234,8 +234,9 @@ impl BlockSession<'_> {
             return Err(Error::Protocol("it lists a device".to_owned()));
         };
         if bytes > self.target.size {
-            return Err(Error::DeviceTooSmall {
-                target: self.target.size,
+            return Err(Error::TooSmall {
+                what: "bytes",
+                room: self.target.size,
                 needed: bytes,
             });
         }

@@ -150,8 +150,10 @@ pub enum Reason {
     Corrupt,
     /// The source cannot read something, or gave up for another reason that it names.
     Source,
-    /// The target cannot be what the source is: a name or the size of a device.
+    /// The target cannot be what the source is, because of a name.
     Unfit,
+    /// The target can never have what the source has.
+    TooSmall,
     /// Something else on the target's disk failed.
     Target,
     /// The peer is not of this move, of another version, or breaks the protocol.
@@ -176,7 +178,8 @@ impl Reason {
             Error::Full { .. } | Error::Tree { .. } | Error::Journal(_) => Self::Target,
             Error::Corrupt { .. } => Self::Corrupt,
             Error::Busy { .. } => Self::Busy,
-            Error::CaseClash { .. } | Error::DeviceTooSmall { .. } => Self::Unfit,
+            Error::CaseClash { .. } => Self::Unfit,
+            Error::TooSmall { .. } => Self::TooSmall,
             Error::Credentials(_) => Self::Credentials,
         }
     }
@@ -195,6 +198,7 @@ impl Reason {
             Self::Peer => 9,
             Self::Credentials => 10,
             Self::Cut => 11,
+            Self::TooSmall => 12,
         }
     }
 }

@@ -67,12 +67,14 @@ pub enum Error {
         /// One of the two.
         path: TreePath,
     },
-    /// The target has less room than the source's device.
-    #[error("the target's device has {target} bytes, the source's {needed}")]
-    DeviceTooSmall {
-        /// Bytes of the target.
-        target: u64,
-        /// Bytes of the source.
+    /// The target can never have what the source has.
+    #[error("the target is too small: it has room for {room} {what}, and the source has {needed}")]
+    TooSmall {
+        /// Bytes or inodes.
+        what: &'static str,
+        /// So many the target can have.
+        room: u64,
+        /// So many the source has.
         needed: u64,
     },
     /// The journal cannot be read or written.

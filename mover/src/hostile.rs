@@ -99,6 +99,7 @@ impl Script {
             stamps_count: true,
             device_size: 0,
             used: 0,
+            own_files: 0,
         };
         let said = std::iter::once(Said::Ready(ready)).chain(messages);
         Self {

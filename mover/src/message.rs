@@ -92,6 +92,10 @@ pub(crate) struct Ready {
     /// that is not known.
     #[prost(uint64, tag = "4")]
     pub(crate) used: u64,
+    /// Inodes that are used in the file system of a tree, and so what its bytes are, if it holds nothing
+    /// but the tree; zero if it does, or that is not known.
+    #[prost(uint64, tag = "5")]
+    pub(crate) own_files: u64,
 }
 
 /// What is needed to tell later whether the clock was set back.

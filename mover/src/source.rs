@@ -225,6 +225,7 @@ fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
         stamps_count: false,
         device_size: size,
         used: 0,
+        own_files: 0,
     };
     up.send(&said(Said::Ready(ready)), false)?;
     Ok(ScanEnd::default())
@@ -244,12 +245,16 @@ impl Tell<'_> {
         self.tree
             .sync()
             .map_err(Error::tree("synchronising", &TreePath::root()))?;
+        let used = self.tree.used().unwrap_or_default();
+        // Of others, such as a share of a server, the numbers need not be those of the tree.
+        let is_own = stamps_count && self.tree.is_whole();
         self.up.send(
             &said(Said::Ready(Ready {
                 clock,
                 stamps_count,
                 device_size: 0,
-                used: self.tree.used().unwrap_or_default(),
+                used: used.bytes,
+                own_files: if is_own { used.files } else { 0 },
             })),
             true,
         )?;

@@ -21,12 +21,12 @@ use crate::{
     lanes::{Reader, TargetLanes},
     ledger::{Committer, Ledger},
     link::{Link, asked, hear},
-    message::{Asked, Begin, Known, KnownDirectory, RawEntry, Said, ScanEnd},
+    message::{Asked, Begin, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
     session::{Fate, Shared, lock},
     source::KNOWN_CREDIT,
-    tree::{At, LossKind, Tree, names},
+    tree::{At, LossKind, Room, Tree, names},
 };
 
 /// Known directories are told in frames of about this size.
@@ -237,6 +237,7 @@ impl Session<'_> {
         if ready.device_size > 0 {
             return Err(Error::Protocol("its volume is a device".to_owned()));
         }
+        fits(&ready, &self.target.tree)?;
         let clock = ready.clock;
         let by_stamps = ready.stamps_count
             && !options.reread
@@ -318,6 +319,29 @@ impl Session<'_> {
             losses: losses(end)?,
         })
     }
+}
+
+/// Whether the target can have what the source's file system uses, as far as that holds nothing but its
+/// tree. How much file systems use for themselves differs.
+fn fits(ready: &Ready, tree: &Tree) -> Result<(), Error> {
+    let room = tree
+        .room()
+        .map_err(Error::tree("looking at", &TreePath::root()))?;
+    let used = Room {
+        bytes: ready.used,
+        files: ready.own_files,
+    };
+    let too_small = |what, room, needed| Err(Error::TooSmall { what, room, needed });
+    if used.files == 0 {
+        return Ok(());
+    }
+    if room.bytes > 0 && used.bytes - used.bytes / 8 > room.bytes {
+        return too_small("bytes", room.bytes, used.bytes);
+    }
+    if room.files > 0 && used.files > room.files {
+        return too_small("inodes", room.files, used.files);
+    }
+    Ok(())
 }
 
 fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {

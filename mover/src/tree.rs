@@ -39,6 +39,13 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// What a file system has or uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) bytes: u64,
+    pub(crate) files: u64,
+}
+
 /// The root of a tree.
 #[derive(Debug)]
 pub(crate) struct Tree(OwnedFd);
@@ -79,13 +86,41 @@ impl Tree {
         rustix::fs::syncfs(&self.0)
     }
 
-    /// Bytes that are used in the file system, which may hold more than this tree.
-    pub(crate) fn used(&self) -> Result<u64> {
+    /// Bytes and inodes that are used in the file system, which may hold more than this tree.
+    pub(crate) fn used(&self) -> Result<Room> {
         let found = rustix::fs::fstatvfs(&self.0)?;
-        Ok(found
-            .f_blocks
-            .saturating_sub(found.f_bfree)
-            .saturating_mul(found.f_frsize))
+        let blocks = found.f_blocks.saturating_sub(found.f_bfree);
+        Ok(Room {
+            bytes: blocks.saturating_mul(found.f_frsize),
+            files: found.f_files.saturating_sub(found.f_ffree),
+        })
+    }
+
+    /// All bytes and inodes that the file system can have; zero if it does not say.
+    pub(crate) fn room(&self) -> Result<Room> {
+        let found = rustix::fs::fstatvfs(&self.0)?;
+        Ok(Room {
+            bytes: found.f_blocks.saturating_mul(found.f_frsize),
+            files: found.f_files,
+        })
+    }
+
+    /// Whether the file system holds nothing but this tree: its root is mounted here. What cannot be
+    /// known counts as no.
+    pub(crate) fn is_whole(&self) -> bool {
+        let found = rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+        let Some(found) = found
+            .ok()
+            .filter(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+        else {
+            return false;
+        };
+        let id = found.stx_mnt_id.to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        // A line has the number of the mount, that of the one it is in, the device, and which of its
+        // directories is mounted.
+        let mut its = mounts.lines().filter(|line| line.split(' ').next() == Some(&id));
+        its.next().is_some_and(|line| line.split(' ').nth(3) == Some("/"))
     }
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {

@@ -276,7 +276,7 @@ fn a_device_that_is_too_small_is_refused() {
     devices.resize_target(SIZE - 4096);
     let mut target = devices.open();
     let result = pass(&devices.at("source"), &mut target);
-    assert!(matches!(result, Err(Error::DeviceTooSmall { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::TooSmall { .. })), "{result:?}");
 }
 
 /// A loop device, taken down whatever happens.

@@ -289,6 +289,36 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
     pair.last_pass();
 }
 
+/// What fits at no time is not begun with: neither bytes nor inodes.
+#[test]
+fn a_target_that_is_too_small_is_told_before_anything_is_sent() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q"];
+    let few_inodes = ["mkfs.ext4", "-q", "-N", "64"];
+    for (target, size, lacks) in [(&ext4[..], 16, "bytes"), (&few_inodes[..], 64, "inodes")] {
+        let (from, to) = (Image::new(&ext4, 64), Image::new(target, size));
+        let pair = Pair {
+            source: from.at.clone(),
+            target: to.at.clone(),
+            ..Pair::new()
+        };
+        fill(&pair.source, 200, 30 << 20);
+        let mut target = pair.open();
+        let result = with_session(&pair.source, &mut target, |session| session.pass(LAST));
+        assert!(
+            matches!(result, Err(Error::TooSmall { what, .. }) if what == lacks),
+            "{result:?}"
+        );
+        assert!(!pair.target.join("d00").exists(), "something was sent");
+        // A part of a file system says nothing of itself.
+        let part = pair.source.join("d00");
+        let result = with_session(&part, &mut target, |session| session.pass(LAST));
+        assert!(!matches!(result, Err(Error::TooSmall { .. })), "{result:?}");
+    }
+}
+
 /// What did not fit has left no room for the journal of the pass that is to delete it.
 #[test]
 fn a_full_disk_is_cleared_of_what_the_source_has_no_more() {

@@ -98,3 +98,18 @@ func TestThisProcessIsFound(t *testing.T) {
 		t.Errorf("no memory of %s among %v", name, found)
 	}
 }
+
+func TestReceivedBytesAreThoseOfAllInterfacesButLoopback(t *testing.T) {
+	const table = `Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 7000      10    0    0    0     0          0         0     7000      10    0    0    0     0       0          0
+  eth0:1048576    800    0    0    0     0          0         0     2048      12    0    0    0     0       0          0
+  net1: 100      3    0    0    0     0          0         0     90      2    0    0    0     0       0          0
+`
+	if got, err := receivedBytes(table); err != nil || got != 1048676 {
+		t.Errorf("received %d bytes (%v), want 1048676", got, err)
+	}
+	if _, err := receivedBytes("eth0: many\n"); err == nil {
+		t.Error("a table without numbers was read")
+	}
+}

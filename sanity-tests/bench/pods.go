@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -110,6 +111,25 @@ func (r FabricRow) Whole() float64 { return ratio(r.Ours.Whole.Seconds(), r.Dire
 type FabricReport struct {
 	IdleRSS int64
 	Rows    []FabricRow
+	Streams []StreamRow
+}
+
+// StreamRow compares a stream to or from a pod of the fabric with that of a pod made there.
+type StreamRow struct {
+	What  string
+	Bytes int64
+	// Direct and Ours is how long it took, each time.
+	Direct, Ours []time.Duration
+}
+
+// Throughput is that of the fabric's pod, as a part of the other's.
+func (r StreamRow) Throughput() float64 {
+	return ratio(middle(r.Direct).Seconds(), middle(r.Ours).Seconds())
+}
+
+func middle(all []time.Duration) time.Duration {
+	sorted := slices.Sorted(slices.Values(all))
+	return percentile(sorted, 50)
 }
 
 // Print writes it as a table.
@@ -123,6 +143,15 @@ func (r FabricReport) Print(out io.Writer) error {
 			row.Ours.P50.Round(time.Millisecond), row.Ours.P99.Round(time.Millisecond),
 			(row.Ours.P50 - row.Direct.P50).Round(time.Millisecond), row.Whole(),
 			row.CPUPerPod.Round(100*time.Microsecond), row.HomeWritesPerPod, row.RemoteWritesPerPod, float64(row.RSS)/(1<<20))
+	}
+	if err := table.Flush(); err != nil || len(r.Streams) == 0 {
+		return err
+	}
+	fmt.Fprintln(out)
+	fmt.Fprintln(table, "stream\tMiB\tdirect\tours\tthroughput, of direct")
+	for _, row := range r.Streams {
+		fmt.Fprintf(table, "%s\t%d\t%v\t%v\t%.0f %%\n", row.What, row.Bytes>>20,
+			middle(row.Direct).Round(time.Millisecond), middle(row.Ours).Round(time.Millisecond), 100*row.Throughput())
 	}
 	return table.Flush()
 }

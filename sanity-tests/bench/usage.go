@@ -89,6 +89,44 @@ func processes(ours func(cgroups string) bool, names ...string) ([]Process, erro
 	return found, nil
 }
 
+// Received is how many bytes the pod of each replica of the controller has received: all of its
+// containers share a network.
+func (i Installation) Received() ([]int64, error) {
+	found, err := i.Processes(Controller)
+	if err != nil {
+		return nil, err
+	}
+	received := make([]int64, len(found))
+	for n, process := range found {
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", process.PID))
+		if err != nil {
+			return nil, err
+		}
+		if received[n], err = receivedBytes(string(table)); err != nil {
+			return nil, err
+		}
+	}
+	return received, nil
+}
+
+// receivedBytes adds up what all interfaces but the loopback one have received, from the table
+// of proc(5), net/dev.
+func receivedBytes(table string) (int64, error) {
+	var sum int64
+	for line := range strings.Lines(table) {
+		name, counters, isInterface := strings.Cut(line, ":")
+		if !isInterface || strings.TrimSpace(name) == "lo" {
+			continue
+		}
+		var bytes int64
+		if _, err := fmt.Sscan(counters, &bytes); err != nil {
+			return 0, fmt.Errorf("net/dev is not as proc(5) says: %w", err)
+		}
+		sum += bytes
+	}
+	return sum, nil
+}
+
 func begins(words, prefix []string) bool {
 	return len(words) >= len(prefix) && slices.Equal(words[:len(prefix)], prefix)
 }

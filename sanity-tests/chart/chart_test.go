@@ -267,6 +267,9 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		"unknown remote level":   {remote("some"), "level"},
 		"remote nowhere":         {remote("minimal"), "set remoteAccess.namespaces"},
 		"remote in all and one":  {remote("full", "apps"), "level full is for all namespaces"},
+		"remote fabric and one":  {remote("fabric", "apps"), "level fabric is for all namespaces"},
+		"metrics among streams":  {fabricPorts(9820, 16), "fabric.metricsPort 9828 is among the ports of virtual nodes, 9820 to 9835"},
+		"too many streams":       {fabricPorts(65530, 16), "end beyond 65535"},
 		"remote account nowhere": {Values{"remoteAccess": Values{"only": true, "subjects": []Values{{"kind": "ServiceAccount", "name": "a"}}}},
 			"needs a namespace"},
 		"unknown value":           {Values{"storageClass": "liqo"}, "storageClass"},
@@ -370,4 +373,9 @@ func containerNames(pod corev1.PodSpec) string {
 		names = append(names, container.Name)
 	}
 	return strings.Join(names, " ")
+}
+
+// fabricPorts are values of a fabric whose virtual nodes have so many ports from the first on.
+func fabricPorts(first, count int) Values {
+	return Values{"fabric": Values{"enabled": true, "streams": Values{"port": first, "ports": count}}}
 }

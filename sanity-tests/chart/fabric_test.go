@@ -9,6 +9,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -56,6 +57,27 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 	}
 }
 
+// A drain leaves one of its replicas, and is not held up by pods that are never ready.
+func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
+	var found bool
+	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
+		budget, is := object.(*policyv1.PodDisruptionBudget)
+		if !is || budget.Name != "liqo-csi-fabric" {
+			continue
+		}
+		found = true
+		if budget.Spec.MaxUnavailable.IntValue() != 1 || *budget.Spec.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow {
+			t.Errorf("it is %+v", budget.Spec)
+		}
+		if of := budget.Spec.Selector.MatchLabels["app.kubernetes.io/component"]; of != "fabric" {
+			t.Errorf("it is of %q", of)
+		}
+	}
+	if !found {
+		t.Error("there is no PodDisruptionBudget")
+	}
+}
+
 // The right to approve is one for the serving certificates of all kubelets.
 func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 	for _, approves := range []bool{false, true} {
@@ -88,12 +110,20 @@ func TestFabricApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 // to its own.
 func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
-	objects := render(t, remote("fabric"))
-	for _, policy := range []string{role, role + "-pods", role + "-rolebindings", role + "-endpointslices"} {
+	values := remote("fabric")
+	values["remoteAccess"].(Values)["subjects"] = []Values{
+		{"kind": "Group", "name": "home"}, {"kind": "User", "name": "milan"}, {"kind": "ServiceAccount", "name": "other", "namespace": "elsewhere"},
+	}
+	objects := render(t, values)
+	for _, policy := range []string{role, role + "-pods", role + "-rolebindings", role + "-endpointslices", role + "-configuration"} {
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
 		who := found.Spec.MatchConditions[0].Expression
-		for _, subject := range []string{`"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`} {
-			if !strings.Contains(who, subject) {
+		const name = "request.userInfo.username == "
+		for _, subject := range []string{
+			name + `"system:serviceaccount:liqo-csi:liqo-csi-remote"`, `"home" in request.userInfo.groups`,
+			name + `"milan"`, name + `"system:serviceaccount:elsewhere:other"`,
+		} {
+			if !slices.Contains(strings.Split(who, " || "), subject) {
 				t.Errorf("%s: %s is not held: %s", policy, subject, who)
 			}
 		}
@@ -183,6 +213,24 @@ func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
 	account := rights{"liqo-csi-remote", append(render(t, remote("fabric")), bound)}
 	account.check(t, true, "get,list,watch,create,patch,delete endpointslices.discovery.k8s.io -n shop-home")
 	account.check(t, false, "deletecollection,update endpointslices.discovery.k8s.io -n shop-home", "get endpointslices.discovery.k8s.io -n other")
+}
+
+// An ExternalName leads to any name, whatever addresses are allowed.
+func TestExternalNamesCanBeRefused(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		values := remote("fabric")
+		values["remoteAccess"].(Values)["externalNames"] = allowed
+		const name = "liqo-csi-remote.liqo-csi-configuration"
+		objects := render(t, values)
+		isBound(t, objects, name)
+		validations := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec.Validations
+		refused := slices.ContainsFunc(validations, func(one admissionv1.Validation) bool {
+			return strings.Contains(one.Expression, "ExternalName")
+		})
+		if refused == allowed {
+			t.Errorf("allowed is %t, and that they are refused is %t", allowed, refused)
+		}
+	}
 }
 
 func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {

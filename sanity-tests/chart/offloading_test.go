@@ -47,6 +47,30 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 	}
 }
 
+// Its template is what Kubernetes counts nodes by.
+func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
+	const name = "daemonsets.storage.liqo.io"
+	asked := offloading(Values{"policies": true, "keepDaemonSetsOff": true})
+	policy := named[*admissionv1.MutatingAdmissionPolicy](t, render(t, asked), name)
+	if *policy.Spec.FailurePolicy != admissionv1.Ignore {
+		t.Error("an error of it refuses DaemonSets")
+	}
+	expression := policy.Spec.Mutations[0].JSONPatch.Expression
+	if !strings.Contains(expression, "'/spec/template/spec/affinity'") || strings.Contains(expression, "'/spec/affinity") ||
+		strings.Contains(expression, "object.spec.affinity") {
+		t.Errorf("it is not the template that is changed: %s", expression)
+	}
+	if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, render(t, asked), name); binding.Spec.PolicyName != name {
+		t.Error("it is not bound")
+	}
+	for what, values := range map[string]Values{"by default": {"policies": true}, "impossible": {"policies": false, "keepDaemonSetsOff": true}} {
+		text, err := helm(t).RenderFor(t.Context(), Release, Namespace, "v1", offloading(values))
+		if (err != nil) != (what == "impossible") || bytes.Contains(text, []byte(name)) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
 	for _, name := range []string{"offloaded-pods.storage.liqo.io", "other-pods.storage.liqo.io"} {

@@ -86,7 +86,8 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		"fabric":                  {offloading(Values{"policies": true}), nil, []string{"are left as they are"}},
 		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
-		"minimal": {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},
+		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) makes the node"}, []string{"nodeSelector", "the selector"}},
+		"minimal":            {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			notes, err := helm(t).Notes(t.Context(), Release, Namespace, side.values)

@@ -104,10 +104,13 @@ func (l *Lab) proxies() faults.Relays {
 }
 
 // server, forwarded and proxied are where an API server listens, where it is
-// reached from the host, and where from the first cluster.
+// reached from the host, and where from the first cluster: its own needs no proxy.
 func (c *Cluster) server() string    { return net.JoinHostPort(c.controlPlaneIP(), "443") }
 func (c *Cluster) forwarded() string { return fmt.Sprintf("127.0.0.1:%d", c.port) }
 func (c *Cluster) proxied() string {
+	if c.index == 0 {
+		return c.server()
+	}
 	return fmt.Sprintf("%s:%d", c.lab.clusters[0].proxyIP(), c.faultProxyPort())
 }
 

@@ -14,12 +14,15 @@ use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    offload::{MappingStrategy, Phase, Readiness},
+    offload::{MappingStrategy, Phase, Readiness, Volumes},
     topology::{NodeSelector, Operator, Requirement, Term},
 };
 
 /// The name that each such object has: there is one in a namespace.
 pub const NAME: &str = "offloading";
+/// Annotation of one that is being deleted: what becomes of the claims in remote clusters, `Delete` or
+/// `Retain`. `liqo-csi unoffload` writes it after the deletion, so that it counts for this one only.
+pub const VOLUMES: &str = "fabric.storage.liqo.io/volumes";
 /// Condition of a cluster in which the namespace is to be.
 pub const REQUIRED: &str = "OffloadingRequired";
 /// Condition of a cluster in which the namespace is.
@@ -193,6 +196,18 @@ impl NamespaceOffloading {
     pub fn readiness(&self, cluster: &str) -> Option<Readiness> {
         let ready = self.condition(cluster, READY)?;
         Readiness::read(&ready.reason, &ready.message)
+    }
+
+    /// What is to become of the claims in remote clusters.
+    #[must_use]
+    pub fn volumes(&self) -> Volumes {
+        let asked = self
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(VOLUMES));
+        let asked = asked.filter(|_| self.is_leaving());
+        asked.map_or(Volumes::Hold, |text| Volumes::read(text))
     }
 
     /// Whether it is being deleted.

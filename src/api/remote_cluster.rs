@@ -308,6 +308,12 @@ pub struct VirtualNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_uid: Option<String>,
 
+    /// The port of the fabric's pods at which the API server finds the logs of its pods, and no
+    /// other node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>", range(min = 1, max = 65535))]
+    pub port: Option<u16>,
+
     /// Labels that the cluster said of itself last: they stay while it cannot be asked.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cluster_labels: BTreeMap<String, String>,

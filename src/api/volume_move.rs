@@ -141,7 +141,8 @@ pub struct Target {
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
 
-    /// The real storage class there. Without it the class is chosen as for a new claim.
+    /// The real storage class there: the one of a new claim, or one that the driver's allow-list has.
+    /// Without it the class is chosen as for a new claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub storage_class_name: Option<String>,

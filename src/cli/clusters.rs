@@ -40,7 +40,7 @@ const IN_PLACE: &str = "NamespaceCreated";
 /// The state of a cluster where volumes are left.
 const UNDECLARED: &str = "Undeclared";
 
-const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "cannotBeTold": [...]}. A cluster has
+const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}. A cluster has
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
 Refused, HoldsVolumes while it is being deleted, Undeclared where volumes are left, or Unknown
 before the controller has said anything), message, serverVersion, policy, nodes, volumes,

@@ -140,7 +140,7 @@ pub(super) fn print_json_of<const KINDS: usize>(
     kinds: [(&str, serde_json::Value); KINDS],
     unknown: &[String],
 ) {
-    let mut answer = serde_json::json!({"version": 1, "cannotBeTold": unknown});
+    let mut answer = serde_json::json!({"version": 1, "unknown": unknown});
     for (kind, objects) in kinds {
         answer[kind] = objects;
     }
@@ -150,6 +150,6 @@ pub(super) fn print_json_of<const KINDS: usize>(
 /// Says on stderr what could not be read.
 pub(super) fn print_unknown(unknown: &[String]) {
     for what in unknown {
-        eprintln!("cannot be told: {what}");
+        eprintln!("not known: {what}");
     }
 }

@@ -13,7 +13,7 @@ use crate::inspect::{
 };
 
 const FORM: &str = r#"Nothing is changed. The exit code is 1 if there are errors.
-JSON: {"version": 1, "findings": [...], "cannotBeTold": [...]}. A finding has
+JSON: {"version": 1, "findings": [...], "unknown": [...]}. A finding has
 severity (error, warning, note), object, problem and mend."#;
 
 /// Checks an installation of the driver and says how to mend what is wrong.
@@ -74,7 +74,7 @@ fn report(findings: &[Finding], unknown: usize) -> String {
         if unknown == 0 {
             String::new()
         } else {
-            format!("; {} cannot be told", plural(unknown, "fact"))
+            format!("; {} not known", plural(unknown, "fact"))
         },
     );
     text
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(lines[0], "ERROR   Namespace liqo-storage");
         assert_eq!(lines[2].trim(), "→ kubectl create namespace liqo-storage");
         assert!(
-            lines[3].ends_with("1 error, no warnings, no notes; 2 facts cannot be told"),
+            lines[3].ends_with("1 error, no warnings, no notes; 2 facts not known"),
             "{text}"
         );
     }

@@ -40,10 +40,13 @@ pub(super) struct Args {
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, default_value = "0.0.0.0:9828")]
     metrics_address: SocketAddr,
-    /// Address of logs, exec, attach and port-forward of the pods of virtual nodes: API servers
-    /// call its port.
+    /// Address of logs, exec, attach, port-forward and metrics of the pods of virtual nodes. API
+    /// servers call its port, and those after it: each virtual node has one.
     #[arg(long, default_value = "0.0.0.0:9829")]
     streams_address: SocketAddr,
+    /// How many ports there are, and so how many virtual nodes can have one.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    streams_ports: u16,
     /// Address by which API servers call this pod; its serving certificate is for that.
     #[arg(long, env = "POD_IP")]
     pod_ip: Option<IpAddr>,
@@ -119,17 +122,16 @@ async fn serve(args: Args) -> Outcome {
     let identity = std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string());
     let streams = fabric::StreamSettings {
         address: args.streams_address,
+        ports: args.streams_ports,
         pod_ip: args.pod_ip,
         name: identity.clone(),
         approve: args.approve_serving_certificates,
     };
     let streams = fabric::Streams::bind(streams, stream_metrics).await?;
-    let port = streams.port()?;
-    let endpoint = args.pod_ip.map(|address| fabric::Endpoint { address, port });
     let settings = fabric::Settings {
         namespace: args.namespace,
         identity,
-        endpoint,
+        address: args.pod_ip,
     };
     fabric::run(home, registry, settings, streams, loops_metrics, idle, stop).await;
     health.await??;

@@ -1,7 +1,9 @@
 //! `liqo-csi move`: asks for moves of volumes, follows them, and has a say in them. All of it is done
 //! by a `VolumeMove`, which the controller carries out: this command may end at any time. What the flags
-//! ask for is in `wish`, what is said while a move goes on in `words`, the following in `follow`.
+//! ask for is in `wish`, what is said while a move goes on in `words`, the following in `follow`, the way
+//! back in `back`.
 
+mod back;
 mod follow;
 mod orders;
 mod wish;
@@ -55,7 +57,8 @@ enum What {
     Cutover(NamedArgs),
     /// Give the move up: the volumes stay where they are.
     Cancel(NamedArgs),
-    /// Move the volumes of a move that has ended back to where they were.
+    /// Move the volumes of a move that has ended back to where they were: to the cluster, the storage class
+    /// and, if they could be used from some nodes only, the node that its status names.
     Undo(NamedArgs),
 }
 
@@ -124,7 +127,7 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             What::Cancel(args) => ordered(args, Order::Cancel).await,
             What::Undo(args) => {
                 let place = args.place.find().await?;
-                let back = orders::undo(&place, &args.name).await?;
+                let back = back::undo(&place, &args.name).await?;
                 follow(&place, &back, !args.no_wait).await
             }
         }

@@ -19,6 +19,7 @@ use crate::{
         ClusterSelector, NAME, NamespaceOffloading, NamespaceOffloadingSpec, PodOffloadingStrategy, READY,
     },
     cluster::{Cluster, Objects},
+    inspect::why_nobody_offloads,
     offload::{self, MappingStrategy, Phase},
     topology::Term,
 };
@@ -301,13 +302,10 @@ async fn follow(
                 return Ok(false);
             }
             _ if is_over => {
-                let phase = phase.map_or_else(
-                    || {
-                        "nobody has seen to it yet: does liqo-csi fabric run (fabric.enabled of the chart)?"
-                            .to_owned()
-                    },
-                    |phase| phase.to_string(),
-                );
+                let phase = match phase {
+                    Some(phase) => phase.to_string(),
+                    None => why_nobody_offloads(cluster).await,
+                };
                 eprintln!("{namespace}: not offloaded in time: {phase}");
                 print_trouble(&object);
                 return Ok(false);

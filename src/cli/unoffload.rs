@@ -1,34 +1,36 @@
 //! `liqo-csi unoffload namespace`: takes namespaces out of remote clusters again, unless
 //! something would be lost.
 
+mod volumes;
+
 use std::{process::ExitCode, time::Duration};
 
 use clap::Subcommand;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::ResourceExt;
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
     Outcome,
-    common::{ClusterArgs, block_on, namespaces, place, print_unknown},
+    common::{ClusterArgs, Place, block_on, namespaces, place, print_unknown},
     offload::print_trouble,
     process::duration,
-    table::Table,
 };
 use crate::{
-    api::namespace_offloading::{NAME, NamespaceOffloading},
+    api::namespace_offloading::{NAME, NamespaceOffloading, READY, VOLUMES},
     cluster::{Cluster, Objects, Precondition, has_finalizer},
+    fabric,
     inspect::{
         Scope, Storage,
         rows::{Row, rows},
     },
-    offload::pods::FINALIZER,
+    offload::{Volumes, pods::FINALIZER},
 };
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Said with a list of what would be lost.
 const REFUSED: u8 = 2;
-const HEADER: [&str; 4] = ["CLAIM", "CLUSTER", "SIZE", "VOLUME"];
 
 /// Takes namespaces out of remote clusters.
 #[derive(clap::Args)]
@@ -40,12 +42,14 @@ pub(super) struct Args {
 #[derive(Subcommand)]
 enum What {
     /// Delete the namespaces in remote clusters that were made for these. Refused, with exit
-    /// code 2, while volumes are there, or pods that nobody makes again.
+    /// code 2, while volumes are there, or pods that nobody makes again. Run again, it goes on where
+    /// it ended.
     #[command(visible_aliases = ["ns", "namespaces"])]
     Namespace(NamespaceArgs),
 }
 
 #[derive(clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 struct NamespaceArgs {
     /// The namespaces.
     #[arg(required_unless_present = "ns_selector")]
@@ -54,7 +58,15 @@ struct NamespaceArgs {
     /// out.
     #[arg(long, conflicts_with = "names")]
     ns_selector: Option<String>,
-    /// Only say what holds them.
+    /// Delete the claims here whose volumes are there, with their data; and the claims that
+    /// somebody made in the namespaces there by hand, with theirs.
+    #[arg(long, conflicts_with = "retain_volumes")]
+    delete_volumes: bool,
+    /// Keep the claims here, and the data of their volumes there: offloaded again under the same
+    /// name to the same clusters, the claims find them. Their `PersistentVolumes` have Retain from then on.
+    #[arg(long)]
+    retain_volumes: bool,
+    /// Only say what holds them, and what would become of it.
     #[arg(long)]
     dry_run: bool,
     /// Also delete the pods there that nobody makes again, as kubectl drain does with --force.
@@ -72,34 +84,70 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     block_on(unoffload(args))
 }
 
+impl NamespaceArgs {
+    /// What is to become of the volumes there.
+    const fn volumes(&self) -> Volumes {
+        if self.delete_volumes {
+            Volumes::Delete
+        } else if self.retain_volumes {
+            Volumes::Retain
+        } else {
+            Volumes::Hold
+        }
+    }
+}
+
 async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
     let place = place(args.cluster.visit().await?, None, None).await;
     let names = match &args.ns_selector {
         Some(labels) => offloaded(&place.cluster, labels).await?,
-        None => args.names,
+        None => args.names.clone(),
     };
-    let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
+    carry_out(&place, &names, &args).await
+}
+
+async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Outcome<ExitCode> {
+    let (cluster, fate) = (&place.cluster, args.volumes());
+    let objects = read(cluster, names).await?;
+    let names: Vec<String> = objects.iter().filter_map(ResourceExt::namespace).collect();
+    let names = names.as_slice();
+    let storage = Storage::read(cluster, &Scope::All, &place.storage_namespace, place.id.clone()).await;
     let unknown = storage.unknown();
     if !unknown.is_empty() {
         print_unknown(&unknown);
-        return Err("what would be lost cannot be told, so nothing is unoffloaded".into());
+        return Err("it is not known what would be lost, so nothing is unoffloaded".into());
     }
     let home = storage.home.as_ref().map(ToString::to_string);
     let all = rows(&storage, &Scope::All);
-    let lost: Vec<&Row> = all
+    let mut lost: Vec<&Row> = all
         .iter()
-        .filter(|row| would_be_lost(row, &names, home.as_deref()))
+        .filter(|row| would_be_lost(row, names, home.as_deref()))
         .collect();
-    if !lost.is_empty() {
-        eprint!("{}", table(&lost));
+    let liqo = fabric::liqo(cluster).await;
+    if matches!(liqo, Ok(None)) {
+        // Those in clusters where nothing is taken away are nobody's business here.
+        lost.retain(|row| objects.iter().any(|object| leaves(object, row)));
+    } else if fate != Volumes::Hold
+        && let Some(how) = liqo?
+    {
+        return Err(format!(
+            "Liqo is installed ({how}), and offloads: what becomes of volumes is not asked of this driver. Move them \
+             (liqo-csi move volume), or delete their claims"
+        )
+        .into());
+    }
+    if !lost.is_empty() && (fate == Volumes::Hold || args.dry_run) {
+        eprint!("{}", volumes::table(cluster, &lost).await?);
+    }
+    if !lost.is_empty() && fate == Volumes::Hold {
         eprintln!(
             "These volumes are in namespaces that would be deleted. Move them (liqo-csi move volume), or delete their \
-             claims; then unoffload."
+             claims; then unoffload. Or --delete-volumes deletes them, or --retain-volumes keeps them there."
         );
         return Ok(ExitCode::from(REFUSED));
     }
     if !args.force {
-        let bare = bare_pods(&place.cluster, &names).await?;
+        let bare = bare_pods(cluster, names).await?;
         if !bare.is_empty() {
             eprintln!(
                 "These pods run in other clusters and would be deleted, and nobody makes them again: {}. Add --force to \
@@ -110,22 +158,69 @@ async fn unoffload(args: NamespaceArgs) -> Outcome<ExitCode> {
         }
     }
     if args.dry_run {
-        println!("No volume of this driver holds {}.", names.join(", "));
+        println!("{}", volumes::prospect(fate, names, &lost));
         return Ok(ExitCode::SUCCESS);
     }
-    for name in &names {
-        delete(&place.cluster, name).await?;
+    if fate == Volumes::Retain {
+        volumes::retain(cluster, &lost, &storage).await?;
+    }
+    // One that fails does not keep the others.
+    let (mut leaving, mut failed) = (Vec::new(), Vec::new());
+    for name in names {
+        match delete(cluster, name, fate).await {
+            Ok(()) => leaving.push(name),
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    // From now on no twins are made there, so a claim that a StatefulSet makes again is not there.
+    if fate == Volumes::Delete {
+        lost.retain(|row| {
+            row.claim
+                .as_ref()
+                .is_some_and(|it| leaving.contains(&&it.namespace))
+        });
+        if let Err(error) = volumes::delete(cluster, &lost, &storage).await {
+            failed.push(error.to_string());
+            return Err(failed.join("; ").into());
+        }
     }
     let until = Instant::now() + args.timeout;
     let mut all_gone = true;
-    for name in &names {
-        all_gone &= follow(&place.cluster, name, until).await?;
+    for name in leaving {
+        match follow(cluster, name, until).await {
+            Ok(gone) => all_gone &= gone,
+            Err(error) => failed.push(format!("{name}: {error}")),
+        }
+    }
+    if !failed.is_empty() {
+        return Err(failed.join("; ").into());
     }
     Ok(if all_gone {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// How the namespaces of these names are offloaded. Those that are not any more are left out, so
+/// that the command can be run again; one that is not there at all is misspelt.
+async fn read(cluster: &Cluster, names: &[String]) -> Outcome<Vec<NamespaceOffloading>> {
+    let (mut objects, mut others) = (Vec::new(), Vec::new());
+    for name in names {
+        match cluster.within::<NamespaceOffloading>(name).get(NAME).await? {
+            Some(object) => objects.push(object),
+            None if cluster.all::<Namespace>().get(name).await?.is_none() => {
+                return Err(format!("{name}: there is no such namespace; nothing was unoffloaded").into());
+            }
+            None => others.push(name.as_str()),
+        }
+    }
+    match (objects.is_empty(), others.is_empty()) {
+        (true, false) => return Err(format!("{}: not offloaded", others.join(", ")).into()),
+        (false, false) => eprintln!("{}: not offloaded, and left out", others.join(", ")),
+        (_, true) => {}
+    }
+    Ok(objects)
 }
 
 /// The namespaces with these labels that are offloaded.
@@ -150,6 +245,16 @@ fn would_be_lost(row: &Row, namespaces: &[String], home: Option<&str>) -> bool {
         .as_ref()
         .is_some_and(|claim| namespaces.contains(&claim.namespace));
     is_of_them && row.twin.is_some() && row.cluster.is_some() && row.cluster.as_deref() != home
+}
+
+/// Whether a volume is in a cluster that its namespace leaves.
+fn leaves(object: &NamespaceOffloading, row: &Row) -> bool {
+    let is_its = row
+        .claim
+        .as_ref()
+        .is_some_and(|claim| object.namespace().as_deref() == Some(claim.namespace.as_str()));
+    let cluster = row.cluster.as_deref().unwrap_or_default();
+    is_its && object.condition(cluster, READY).is_some()
 }
 
 /// The pods that may run in remote clusters, have not ended and have no owner.
@@ -177,32 +282,33 @@ async fn bare_pods(cluster: &Cluster, namespaces: &[String]) -> Outcome<Vec<Stri
     Ok(lost)
 }
 
-fn table(lost: &[&Row]) -> Table<4> {
-    let mut table = Table::new(HEADER);
-    for row in lost {
-        let claim = row.claim.as_ref();
-        table.row([
-            claim
-                .map(|it| format!("{}/{}", it.namespace, it.name))
-                .unwrap_or_default(),
-            row.cluster.clone().unwrap_or_default(),
-            row.size.clone().unwrap_or_default(),
-            row.volume.clone(),
-        ]);
-    }
-    table
-}
-
-async fn delete(cluster: &Cluster, namespace: &str) -> Outcome {
+async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
-    let Some(object) = all.get(NAME).await? else {
-        return Err(format!("{namespace}: it is not offloaded").into());
+    let object = all
+        .get(NAME)
+        .await
+        .map_err(|error| format!("{namespace}: {error}"))?;
+    let Some(object) = object else {
+        return Ok(());
     };
+    let uid = object.metadata.uid.unwrap_or_default();
     let exactly = Precondition {
-        uid: object.metadata.uid.unwrap_or_default(),
+        uid: uid.clone(),
         resource_version: None,
     };
-    Ok(all.delete(NAME, exactly).await?)
+    let deleted = all.delete(NAME, exactly).await;
+    deleted.map_err(|error| format!("{namespace}: {error}"))?;
+    // Only now: on one that stays it would be what somebody asked for who deletes it later.
+    if let Some(fate) = fate.written() {
+        let patch = json!({"metadata": {"uid": uid, "annotations": {VOLUMES: fate}}});
+        all.merge(NAME, &patch).await.map_err(|error| {
+            format!(
+                "{namespace}: it is being unoffloaded, and volumes hold it, for what is to become of them could not be \
+                 written: {error}. Run this again"
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Waits until it is gone; false if that takes too long.
@@ -221,3 +327,6 @@ async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<b
         sleep(LOOK_AGAIN).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

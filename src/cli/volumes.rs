@@ -38,24 +38,64 @@ const SNAPSHOTS_HEADER: [&str; 8] = [
 /// As many nodes as fit in a line.
 const NODES_SHOWN: usize = 2;
 
-const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "snapshots": [...], "cannotBeTold": [...]}. A volume has
+/// What each state means is said where its name does not; the names themselves are those of the states.
+fn form() -> String {
+    let [plain, of_twins] = State::all();
+    let plain = plain.into_iter().map(|state| match state {
+        State::Unreachable => format!("{} (no node is where the data is)", state.name()),
+        _ => state.name().to_owned(),
+    });
+    let of_twins = of_twins.into_iter().map(|state| state.name().to_owned());
+    let of_snapshots = SnapshotState::ALL.into_iter().map(|state| match state {
+        SnapshotState::Retained => format!("{} (its content is left)", state.name()),
+        SnapshotState::Orphaned => format!("{} (its twin is)", state.name()),
+        _ => state.name().to_owned(),
+    });
+    let listed = |intro: &str, names: Vec<String>| wrapped(&format!("{intro} {}.", names.join(", ")));
+    format!(
+        "{FORM}\n{}\n{}\n{SNAPSHOT_FORM}\n{}",
+        listed("States:", plain.collect()),
+        listed("States of claims that are bound:", of_twins.collect()),
+        listed("States of snapshots:", of_snapshots.collect())
+    )
+}
+
+/// In lines as long as those above and below.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let fits = lines
+            .last()
+            .is_some_and(|line| line.len() + word.len() < LINE_LENGTH);
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if fits => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+const LINE_LENGTH: usize = 96;
+
+const FORM: &str = r#"JSON: {"version": 1, "volumes": [...], "snapshots": [...], "unknown": [...]}. A volume has
 volume, claim {namespace, name}, class, size, growingTo, state, message, advice,
 twin {namespace, name}, realClass, realVolume, cluster, heldByGravity (a pod
 waits because it can only run where the data is) and nodes (["*"] for all of the
-cluster). What is not there or not known is null.
-States: Bound, Waiting, Pending, Deleting, Retained, Abandoned, Orphaned, Guest,
-Foreign, Lost, Unreachable (no node is where the data is), Unknown, and of claims that are
-bound: TwinPending, TwinTerminating, TwinVanished, TwinReturning, TwinLost,
-ClusterUnreachable.
+cluster). What is not there or not known is null."#;
+
+const SNAPSHOT_FORM: &str = "\
 A snapshot has snapshot {namespace, name}, class, source (a claim, or the id of a volume), size,
-state, message, advice, id, twin {namespace, name} and cluster. Its states: Ready, Pending,
-Deleting, Retained (its content is left), Orphaned (its twin is), Guest, TwinVanished, Unknown."#;
+state, message, advice, id, twin {namespace, name} and cluster.";
 
 /// Lists claims of every class of the driver with their twins, and twins without
 /// a claim: orphans, what a restored etcd left, what Retain kept. Below them snapshots, if
 /// there are any, in the same way.
 #[derive(clap::Args)]
-#[command(after_long_help = FORM)]
+#[command(after_long_help = form())]
 pub(super) struct Args {
     /// Namespace of the claims [default: that of the kubeconfig's context].
     #[arg(long, short)]
@@ -224,6 +264,26 @@ mod tests {
             gravity: None,
             nodes: Some(places.iter().map(|&it| it.to_owned()).collect()),
         }
+    }
+
+    #[test]
+    fn the_help_names_every_state() {
+        let help = form();
+        for name in State::all().concat().iter().map(|state| state.name()) {
+            assert!(help.contains(name), "{name} is missing in {help}");
+        }
+        for state in SnapshotState::ALL {
+            assert!(
+                help.contains(state.name()),
+                "{} is missing in {help}",
+                state.name()
+            );
+        }
+        for name in ["Moving", "TwinSuperseded", "Unreachable (no node is"] {
+            assert!(help.contains(name), "{name} is missing in {help}");
+        }
+        assert!(!help.contains("TwinBound") && !help.contains("Ending"), "{help}");
+        assert!(help.lines().all(|line| line.len() <= LINE_LENGTH), "{help}");
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub enum ConnectError {
     #[error("the API server does not answer: {0}")]
     Silent(String),
     /// The cluster's identity cannot be read.
-    #[error("the cluster's id cannot be told: {0}; pass --cluster-id")]
+    #[error("the cluster's id is not known: {0}; pass --cluster-id")]
     Unidentified(#[from] ApiError),
     /// The cluster's identity makes no id.
     #[error(transparent)]

@@ -80,13 +80,14 @@ impl Events {
         }
     }
 
-    /// Warns on a claim. Never fails: what cannot be written is logged.
-    pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) {
-        self.tell(claim, Weight::Warning, reason, note).await;
+    /// Warns on a claim. Never fails: what cannot be written is logged. Says whether it was.
+    pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) -> bool {
+        self.tell(claim, Weight::Warning, reason, note).await
     }
 
-    /// Tells something on a claim. Never fails: what cannot be written is logged.
-    pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) {
+    /// Tells something on a claim. Never fails: what cannot be written is logged. Says whether
+    /// it was.
+    pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) -> bool {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("PersistentVolumeClaim".to_owned()),
@@ -95,7 +96,7 @@ impl Events {
             uid: Some(claim.uid.clone()),
             ..ObjectReference::default()
         };
-        self.write(about, weight, reason, note).await;
+        self.write(about, weight, reason, note).await
     }
 
     /// Warns on the content of a snapshot. Never fails: what cannot be written is logged.
@@ -111,15 +112,15 @@ impl Events {
     }
 
     /// Warns on a user's snapshot, as its content refers to it. Never fails: what cannot be written
-    /// is logged.
-    pub async fn warn_snapshot(&self, snapshot: &ObjectReference, reason: &str, note: &str) {
+    /// is logged. Says whether it was.
+    pub async fn warn_snapshot(&self, snapshot: &ObjectReference, reason: &str, note: &str) -> bool {
         let about = ObjectReference {
             api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
             kind: Some("VolumeSnapshot".to_owned()),
             resource_version: None,
             ..snapshot.clone()
         };
-        self.write(about, Weight::Warning, reason, note).await;
+        self.write(about, Weight::Warning, reason, note).await
     }
 
     /// Tells something on a `VolumeMove`. Never fails: what cannot be written is logged.
@@ -141,16 +142,18 @@ impl Events {
         self.write(about, Weight::Warning, reason, note).await;
     }
 
-    async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) {
+    /// Whether it could be written.
+    async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) -> bool {
         let name = about.name.clone().unwrap_or_default();
         let namespace = about.namespace.clone().unwrap_or_default();
         let written = tokio::time::timeout(PATIENCE, self.publish(about, weight, reason, note)).await;
         let why = match written {
-            Ok(Ok(())) => return,
+            Ok(Ok(())) => return true,
             Ok(Err(error)) => plain(&error),
             Err(_) => "the API server does not answer in time".to_owned(),
         };
         tracing::warn!(object = %name, %namespace, reason, note, why, "an event could not be written");
+        false
     }
 
     async fn publish(

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_told_is_as_it_was() {
+    async fn what_is_not_known_is_as_it_was() {
         let failing = async |_, _, resource: &'static str| {
             Ok(match resource {
                 "persistentvolumes" => Answer::Unknown,

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
+use super::remote::in_order;
 use crate::{
     api::namespace_offloading::NamespaceOffloading,
     cluster::{ApiError, Cluster, Eviction},
@@ -47,16 +48,26 @@ impl Leaving<'_> {
         is_there && (may_run_there(pod) || (is_older && is_made_again(pod)))
     }
 
-    /// Marks the claims whose likes at home are being deleted, or gone.
+    /// Marks the twins whose claims at home are being deleted, gone, or others by now: a
+    /// `StatefulSet` makes its claims again under the same names.
     pub(super) async fn mark(&self, claims: &mut [Claim]) -> Result<(), ApiError> {
         let at_home = self.home.within::<PersistentVolumeClaim>(self.namespace);
-        for claim in claims {
-            let found = at_home.get(&claim.name).await?;
+        let found = in_order(claims.iter().map(|claim| at_home.get(&claim.name))).await?;
+        for (claim, found) in claims.iter_mut().zip(found) {
             // What nobody at home has asked for is not deleted with its namespace.
-            claim.leaving = found.map_or(claim.is_twin, |it| it.metadata.deletion_timestamp.is_some());
+            claim.leaving = found.map_or(claim.is_twin, |it| {
+                it.metadata.deletion_timestamp.is_some() || is_of_another(claim, &it)
+            });
         }
         Ok(())
     }
+}
+
+/// Whether a claim at home has another volume than that of this twin.
+fn is_of_another(twin: &Claim, at_home: &PersistentVolumeClaim) -> bool {
+    let its = at_home.spec.as_ref().and_then(|spec| spec.volume_name.as_ref());
+    let ours = twin.volume.as_ref().filter(|_| twin.is_twin);
+    its.zip(ours).is_some_and(|(its, ours)| its != ours)
 }
 
 /// Evicts the pods that wait for virtual nodes although their namespace is offloaded no more;

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -46,23 +45,15 @@ impl Meters {
         }
     }
 
-    /// Asks all nodes: what each answers.
-    pub(super) async fn read(&self) -> BTreeMap<String, Usage> {
-        let nodes = self.lock().clone();
-        let asked = nodes.into_iter().map(|(node, asks)| async move {
-            let (reply, answer) = oneshot::channel();
-            let silent = |why: &str| Err(why.to_owned());
-            let usage = match asks.try_send(reply) {
-                Err(_) => silent("too many ask"),
-                Ok(()) => match timeout(PATIENCE, answer).await {
-                    Ok(Ok(usage)) => usage,
-                    Ok(Err(_)) => silent("it is not looked after any more"),
-                    Err(_) => silent("its cluster has not answered in time"),
-                },
-            };
-            (node, usage)
-        });
-        join_all(asked).await.into_iter().collect()
+    /// Asks a node.
+    pub(super) async fn read(&self, node: &str) -> Usage {
+        let asks = self.lock().get(node).cloned();
+        let asks = asks.ok_or("this replica of the fabric does not look after the node")?;
+        let (reply, answer) = oneshot::channel();
+        asks.try_send(reply).map_err(|_| "too many ask")?;
+        let answer = timeout(PATIENCE, answer).await;
+        let answer = answer.map_err(|_| "its cluster has not answered in time")?;
+        answer.map_err(|_| "it is not looked after any more")?
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Asked>>> {
@@ -96,10 +87,11 @@ mod tests {
         let answers = async {
             milan.next().await.unwrap().send(Ok(Counters::default())).unwrap();
         };
-        let (read, ()) = tokio::join!(meters.read(), answers);
-        assert!(read["milan"].is_ok());
-        assert!(read["rome"].as_ref().is_err_and(|why| why.contains("in time")));
+        let (read, silent, ()) = tokio::join!(meters.read("milan"), meters.read("rome"), answers);
+        assert!(read.is_ok());
+        assert!(silent.is_err_and(|why| why.contains("in time")));
         drop(milan);
-        assert_eq!(meters.read().await.into_keys().collect::<Vec<_>>(), ["rome"]);
+        let unknown = meters.read("milan").await;
+        assert!(unknown.is_err_and(|why| why.contains("does not look after")));
     }
 }

@@ -14,6 +14,7 @@ mod namespaces;
 mod node;
 mod places;
 mod pods;
+mod ports;
 mod raw;
 mod reflect;
 mod remote;
@@ -21,14 +22,13 @@ mod rights;
 mod scheduling;
 mod streams;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use kube::ResourceExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::liqo::installed as liqo;
-pub use self::node::Endpoint;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
     meters::Meters,
@@ -36,6 +36,7 @@ use self::{
     node::NodeKeeper,
     places::Places,
     pods::{Pods, node_of},
+    ports::Endpoints,
     reflect::Reflection,
 };
 use crate::{
@@ -58,8 +59,8 @@ pub struct Settings {
     pub namespace: String,
     /// Who holds the lease: the name of this pod.
     pub identity: String,
-    /// Where this process is found by the API server, if it is.
-    pub endpoint: Option<Endpoint>,
+    /// The address by which API servers call this process, if they do.
+    pub address: Option<IpAddr>,
 }
 
 /// Runs whenever this replica holds the lease, until `stop`; and serves streams whether it does or
@@ -74,6 +75,10 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let meters = Meters::default();
+    let endpoints = Endpoints {
+        address: settings.address,
+        ports: streams.ports(),
+    };
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
@@ -84,7 +89,7 @@ pub async fn run(
         tokio::join!(
             drive(Namespaces::new(&places, &idle), &metrics),
             drive(reflection, &metrics),
-            virtual_nodes(&places, settings.endpoint, &meters, &metrics),
+            virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
     };
     let led = async {
@@ -107,7 +112,7 @@ struct Served {
 }
 
 /// Looks after each node that the fabric makes, and its pods.
-async fn virtual_nodes(places: &Places<'_>, endpoint: Option<Endpoint>, meters: &Meters, metrics: &Metrics) {
+async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Meters, metrics: &Metrics) {
     let clusters = &places.home.views().remote_clusters;
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
@@ -125,7 +130,13 @@ async fn virtual_nodes(places: &Places<'_>, endpoint: Option<Endpoint>, meters: 
     };
     let start = |Served { cluster, node }: Served| async move {
         let swept = watch::Sender::new(false);
-        let keeper = NodeKeeper::new(places, cluster.clone(), node.clone(), endpoint, swept.subscribe());
+        let keeper = NodeKeeper::new(
+            places,
+            cluster.clone(),
+            node.clone(),
+            endpoints.clone(),
+            swept.subscribe(),
+        );
         let pods = Pods::new(places, cluster, &node, meters, &swept);
         tokio::join!(drive(keeper, metrics), pods.run());
     };

@@ -38,7 +38,7 @@ use crate::{
     },
     fleet::NodeKind,
     observe::crash::{self, Step as Write},
-    offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step, Unselected},
+    offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step, Unselected, Volumes},
     reconcile::{Queue, Rounds},
     topology::Node,
 };
@@ -235,7 +235,9 @@ impl Reconciler<'_> {
             .and_then(|then| Duration::try_from(Timestamp::now().duration_since(then)).ok())
             .unwrap_or_default();
         let asked = match (&wanted, &published) {
-            (Err(_), _) => Question::Claims,
+            (Err(_), _) => Question::Claims {
+                retained: object.volumes() != Volumes::Hold,
+            },
             (Ok(()), Some(Readiness::Created)) => Question::Presence,
             (Ok(()), _) => Question::Usable {
                 pods: node_of(cluster).is_some(),
@@ -268,11 +270,12 @@ impl Reconciler<'_> {
         }
         let facts = Facts {
             refused: self.refused(&owner.namespace, &id, &seen),
-            sworn: wanted.is_err() && is_silent && self.is_sworn(cluster).await?,
+            out_of_service: wanted.is_err() && is_silent && self.is_declared_out_of_service(cluster).await?,
             wanted,
             published,
             since,
             pods,
+            volumes: object.volumes(),
             seen,
         };
         Ok((id, offload::decide(facts)))
@@ -289,8 +292,8 @@ impl Reconciler<'_> {
             .collect()
     }
 
-    /// Whether an administrator swears that nothing runs in a cluster any more.
-    async fn is_sworn(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
+    /// Whether an administrator has declared out of service the node of a cluster.
+    async fn is_declared_out_of_service(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
         let Some(name) = node_of(cluster) else {
             return Ok(false);
         };

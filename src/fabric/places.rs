@@ -2,16 +2,16 @@
 //! one under its address.
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::json;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
-use super::remote::Owner;
+use super::{reflect::Source, remote::Owner};
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster},
@@ -31,6 +31,9 @@ pub(super) struct Place {
     pub(super) uid: String,
 }
 
+/// What is read of offloaded namespaces at home, by namespace.
+pub(super) type Sources = BTreeMap<String, Arc<Source>>;
+
 /// All of them, and home.
 pub(super) struct Places<'a> {
     pub(super) home: &'a Cluster,
@@ -38,6 +41,7 @@ pub(super) struct Places<'a> {
     home_uid: OnceCell<String>,
     /// By `RemoteCluster`: name and uid.
     known: Mutex<HashMap<(String, String), Place>>,
+    sources: watch::Sender<Sources>,
 }
 
 impl<'a> Places<'a> {
@@ -47,11 +51,32 @@ impl<'a> Places<'a> {
             registry,
             home_uid: OnceCell::new(),
             known: Mutex::default(),
+            sources: watch::Sender::default(),
         }
     }
 
     pub(super) fn registry(&self) -> &'a Registry {
         self.registry
+    }
+
+    /// What is read of offloaded namespaces at home.
+    pub(super) fn sources(&self) -> watch::Receiver<Sources> {
+        self.sources.subscribe()
+    }
+
+    /// Shows it to others.
+    pub(super) fn show_sources(&self, now: &Sources) {
+        self.sources.send_if_modified(|shown| {
+            let is_same = shown.len() == now.len()
+                && shown
+                    .iter()
+                    .zip(now)
+                    .all(|(a, b)| a.0 == b.0 && Arc::ptr_eq(a.1, b.1));
+            if !is_same {
+                shown.clone_from(now);
+            }
+            !is_same
+        });
     }
 
     /// The uid of this cluster.

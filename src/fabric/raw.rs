@@ -105,7 +105,8 @@ impl RawPod {
             claimed: self.is_held()
                 && self.place().is_some()
                 && self.annotation(REMOTE_CLUSTER_UID).is_some(),
-            started: self.status["startTime"].is_string(),
+            // Either may be erased by others; what has started once gets no other start.
+            started: self.status["startTime"].is_string() || self.started().is_some(),
             ended: self.has_ended(),
             controlled: self
                 .owner_references()
@@ -173,8 +174,30 @@ impl Slim for RawPod {
         self.uid()
     }
 
+    /// Its uid, and its namespace.
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        [self.uid()].into_iter().chain(self.metadata.namespace.as_deref())
+    }
+
     fn text(&self) -> usize {
         // Parsed JSON is several times as large as its text.
         serde_json::to_string(self).map_or(usize::MAX / 4, |text| text.len() * 3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_started_stays_so_if_others_erase_a_sign_of_it() {
+        let started = |status: Value| {
+            let pod = json!({"metadata": {"name": "web"}, "status": status});
+            serde_json::from_value::<RawPod>(pod).unwrap().as_home().started
+        };
+        let condition = json!([{"type": STARTED, "status": "True", "message": "uid"}]);
+        assert!(!started(json!({"phase": "Pending", "conditions": []})));
+        assert!(started(json!({"startTime": "2026-01-01T00:00:00Z"})));
+        assert!(started(json!({ "conditions": condition })));
     }
 }

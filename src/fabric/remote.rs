@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use kube::{ResourceExt, api::ObjectMeta};
 
 use super::{
@@ -15,6 +16,9 @@ use crate::{
     offload::{Claim, Seen},
     volume::{ClusterId, mark},
 };
+
+/// So many objects are read at the same time.
+const AT_ONCE: usize = 16;
 
 /// For whom a namespace is made.
 #[derive(Clone, Debug)]
@@ -34,7 +38,10 @@ pub(super) enum Question {
         pods: bool,
     },
     /// Which claims it holds.
-    Claims,
+    Claims {
+        /// Whether their data stay when they go, too.
+        retained: bool,
+    },
     /// Neither.
     Presence,
 }
@@ -56,7 +63,7 @@ impl Owner {
         }
         let (mut claims, mut usable) = (Vec::new(), Ok(()));
         match asked {
-            Question::Claims => claims = claims_in(there, name).await?,
+            Question::Claims { retained } => claims = claims_in(there, name, retained).await?,
             Question::Usable { pods } => {
                 usable = if !may_within(there, name, "create", "", "persistentvolumeclaims").await? {
                     Err(format!(
@@ -150,14 +157,78 @@ impl Owner {
 
 /// The claims of a namespace, whoever made them. Whether their likes at home are leaving is for
 /// others to tell.
-async fn claims_in(there: &Cluster, namespace: &str) -> Result<Vec<Claim>, ApiError> {
+async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<Vec<Claim>, ApiError> {
     let claims = there.within::<PersistentVolumeClaim>(namespace);
     let describe = |claim: PersistentVolumeClaim| {
-        Some(Claim {
+        let described = Claim {
             is_twin: claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US),
             name: claim.name_any(),
+            volume: claim.annotations().get(mark::REQUEST_NAME).cloned(),
             leaving: false,
-        })
+            retained: false,
+        };
+        // What belongs to a move holds the namespace until the move has ended.
+        let moves =
+            claim.labels().contains_key(mark::MOVE) || claim.annotations().contains_key(mark::SOURCE_OF);
+        let volume = claim.spec.as_ref().and_then(|it| it.volume_name.clone());
+        Some((described, claim.uid()?, volume.filter(|_| !moves)))
     };
-    claims.pick(None, None, describe).await
+    let volumes = there.all::<PersistentVolume>();
+    let complete = async |(mut claim, uid, volume): (Claim, String, Option<String>)| {
+        if let Some(volume) = volume.filter(|_| retained && claim.is_twin) {
+            let volume = match volumes.get(&volume).await {
+                // Then it is not known to be retained.
+                Err(error) if error.is_forbidden() => None,
+                found => found?,
+            };
+            claim.retained = volume.is_some_and(|volume| is_retained(&volume, &uid));
+        }
+        Ok(claim)
+    };
+    let found = claims.pick(None, None, describe).await?;
+    in_order(found.into_iter().map(complete)).await
+}
+
+/// What all of these read, some of them at the same time. The first that fails ends it.
+pub(super) async fn in_order<T>(
+    reads: impl Iterator<Item = impl Future<Output = Result<T, ApiError>>>,
+) -> Result<Vec<T>, ApiError> {
+    stream::iter(reads).buffered(AT_ONCE).try_collect().await
+}
+
+/// Whether a volume belongs to the claim of this uid, and stays when that goes.
+fn is_retained(volume: &PersistentVolume, claim: &str) -> bool {
+    let Some(spec) = &volume.spec else { return false };
+    let holder = spec.claim_ref.as_ref().and_then(|it| it.uid.as_deref());
+    volume.metadata.deletion_timestamp.is_none()
+        && holder == Some(claim)
+        && spec.persistent_volume_reclaim_policy.as_deref() == Some("Retain")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_are_read_some_at_a_time() {
+        let (open, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let read = async |at: usize| {
+            most.fetch_max(open.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            sleep(Duration::from_secs(1)).await;
+            open.fetch_sub(1, Ordering::Relaxed);
+            Ok(at)
+        };
+        let began = Instant::now();
+        let all = in_order((0..3 * AT_ONCE).map(read)).await.unwrap();
+        assert_eq!(all, (0..3 * AT_ONCE).collect::<Vec<_>>());
+        assert_eq!(most.into_inner(), AT_ONCE);
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    }
 }

@@ -22,6 +22,7 @@ const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const NODE: &str = "/api/v1/nodes/to-milan";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const CLAIM: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+const VOLUME: &str = "/api/v1/persistentvolumes/pv-data";
 const MOST_WRITES: usize = 20;
 
 struct World {
@@ -321,6 +322,94 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
     world.run_until(World::is_gone).await;
 }
 
+/// A twin, bound to the volume `pv-data` there.
+fn bound_twin(world: &World, policy: &str) {
+    let twin = json!({
+        "metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}},
+        "spec": {"volumeName": "pv-data"},
+    });
+    let uid = world.there.put(CLAIM, twin)["metadata"]["uid"].clone();
+    let volume = json!({"spec": {"claimRef": {"uid": uid}, "persistentVolumeReclaimPolicy": policy}});
+    world.there.put(VOLUME, volume);
+}
+
+fn ask(world: &World, volumes: &str) {
+    world.home.change(OFFLOADING, |it| {
+        it["metadata"]["annotations"] = json!({"fabric.storage.liqo.io/volumes": volumes});
+    });
+}
+
+#[tokio::test]
+async fn retained_twins_go_with_their_namespace_and_others_hold_it() {
+    let world = World::offloaded().await;
+    world
+        .home
+        .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", json!({}));
+    bound_twin(&world, "Delete");
+    let foreign = CLAIM.replace("/data", "/theirs");
+    world.there.put(&foreign, json!({}));
+    ask(&world, "Retain");
+    world.unoffload();
+    world
+        .run_until(|world| {
+            world
+                .ready()
+                .1
+                .contains("data (its PersistentVolume there is not retained yet), theirs (not a twin)")
+        })
+        .await;
+    world.there.change(VOLUME, |it| {
+        it["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
+    });
+    world
+        .run_until(|world| world.ready().1.contains("claims: theirs (not a twin)."))
+        .await;
+    world.let_time_pass();
+    world.there.remove(&foreign);
+    world.run_until(World::is_gone).await;
+    // A volume of somebody else's is no reason to let the twin go.
+    let world = World::offloaded().await;
+    bound_twin(&world, "Retain");
+    world
+        .there
+        .change(VOLUME, |it| it["spec"]["claimRef"]["uid"] = json!("another"));
+    ask(&world, "Retain");
+    world.unoffload();
+    world
+        .run_until(|world| world.ready().1.contains("not retained yet"))
+        .await;
+}
+
+#[tokio::test]
+async fn claims_that_somebody_made_there_are_deleted_only_if_that_is_asked_for() {
+    let world = World::offloaded().await;
+    let at_home = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    world.home.put(at_home, json!({}));
+    bound_twin(&world, "Delete");
+    world.there.put(&CLAIM.replace("/data", "/theirs"), json!({}));
+    ask(&world, "Delete");
+    world.unoffload();
+    world
+        .run_until(|world| {
+            world
+                .ready()
+                .1
+                .contains("claims: data (its claim here is not deleted).")
+        })
+        .await;
+    world.home.remove(at_home);
+    world
+        .run_until(|world| world.ready().1.contains("claims: data."))
+        .await;
+    assert!(
+        world.there.object(THERE).is_some(),
+        "the twin goes the ordinary way"
+    );
+    world.let_time_pass();
+    world.there.remove(CLAIM);
+    world.run_until(World::is_gone).await;
+}
+
 /// A pod of the namespace that is made again when it goes, on the node that stands for the cluster unless `spec` says otherwise.
 fn pod(metadata: &Value, spec: &Value) -> Value {
     let mut pod = json!({
@@ -428,7 +517,7 @@ async fn a_pod_that_may_not_be_evicted_is_named() {
 }
 
 #[tokio::test]
-async fn a_dead_cluster_is_let_go_when_it_is_sworn_to_be_dead() {
+async fn a_dead_cluster_is_let_go_when_it_is_declared_out_of_service() {
     let world = World::offloaded().await;
     world
         .home
@@ -660,10 +749,11 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
     let settings = Settings {
         namespace: "ours".into(),
         identity: "a".into(),
-        endpoint: None,
+        address: None,
     };
     let streams = StreamSettings {
         address: ([127, 0, 0, 1], 0).into(),
+        ports: 1,
         pod_ip: None,
         name: "a".into(),
         approve: false,

@@ -133,10 +133,10 @@ impl Keeper {
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = plain(&error),
-                    "it cannot be told which fabrics are installed"
+                    "it is not known which fabrics are installed"
                 );
             }
-            Err(_) => tracing::warn!("it cannot be told in time which fabrics are installed"),
+            Err(_) => tracing::warn!("it was not answered in time which fabrics are installed"),
         }
     }
 

@@ -55,7 +55,7 @@ pub(crate) struct Installation {
     pub(super) snapshots: Snapshots,
     /// Offloaded namespaces, and the fabric.
     pub(super) offloading: Offloading,
-    /// What the controller may not do; `None` where that cannot be told.
+    /// What the controller may not do; `None` where that is not known.
     pub(super) missing_rights: Option<Vec<Right>>,
 }
 
@@ -113,7 +113,7 @@ impl Installation {
         }
     }
 
-    /// What cannot be told, and why.
+    /// What is not known, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = self.setup.unknown().into_iter().collect();
         unknown.extend(self.storage.unknown());

@@ -23,7 +23,7 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
         return Health::new(State::Guest, format!("it serves the cluster {}", marks.home), "");
     }
     if !storage.claims.is_complete() {
-        return Health::new(State::Unknown, "whether its claim exists cannot be told", "");
+        return Health::new(State::Unknown, "it is not known whether its claim exists", "");
     }
     if twin.metadata.deletion_timestamp.is_some() {
         return Health::new(
@@ -41,7 +41,7 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     if !storage.volumes.is_complete() {
         return Health::new(
             State::Unknown,
-            "the claim is gone; whether its PV exists cannot be told",
+            "the claim is gone; it is not known whether its PV exists",
             "",
         );
     }
@@ -60,7 +60,7 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     if case.marks.as_ref().is_none_or(|marks| marks.claim.is_none()) {
         return Health::new(
             State::Orphaned,
-            "for which claim the twin was made cannot be told",
+            "it is not known for which claim the twin was made",
             "The driver leaves it alone. If nobody needs it, delete it.",
         );
     }
@@ -77,7 +77,7 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     if !storage.claims.is_complete() {
         return Health::new(
             State::Unknown,
-            format!("whether the claim of the PV {name} exists cannot be told"),
+            format!("it is not known whether the claim of the PV {name} exists"),
             "",
         );
     }

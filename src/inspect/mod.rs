@@ -31,6 +31,7 @@ pub(crate) use self::{
     consumers::uses,
     installation::Installation,
     listing::Listing,
+    offloading::why_nobody_offloads,
     setup::Setup,
     snapshots::{SnapshotRow, SnapshotState, Snapshots, snapshot_rows},
     state::State,

@@ -1,8 +1,12 @@
 //! What is asked of the fabric, and who is there to do it, read once.
 
-use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    coordination::v1::Lease,
+};
 
-use super::{Listing, setup};
+use super::{Listing, checks, setup};
 use crate::{
     api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
     cluster::Cluster,
@@ -16,6 +20,8 @@ pub(crate) struct Offloading {
     pub(super) asked: Listing<NamespaceOffloading>,
     /// The remote clusters.
     pub(super) clusters: Listing<RemoteCluster>,
+    /// All `DaemonSets`, where a cluster is the fabric's.
+    pub(super) daemons: Listing<DaemonSet>,
     /// The Deployments of the fabric.
     pub(super) fabrics: Listing<Deployment>,
     /// What the pod of the fabric holds that works.
@@ -24,12 +30,19 @@ pub(crate) struct Offloading {
     pub(super) liqo: Result<Option<String>, String>,
 }
 
+/// Why nobody has seen to an offloaded namespace yet, as far as that can be told.
+pub(crate) async fn why_nobody_offloads(cluster: &Cluster) -> String {
+    let offloading = Offloading::read(cluster).await;
+    checks::offloading::why_nobody(&offloading, Timestamp::now())
+}
+
 impl Default for Offloading {
     /// Nothing is offloaded.
     fn default() -> Self {
         Self {
             asked: Listing::default(),
             clusters: Listing::default(),
+            daemons: Listing::default(),
             fabrics: Listing::default(),
             leases: Listing::default(),
             liqo: Ok(None),
@@ -54,20 +67,28 @@ impl Offloading {
             Listing::ask(&leases, None, Some(&lease_is)),
             fabric::liqo(cluster),
         );
+        let clusters = Listing::of_installed(clusters);
+        let daemons = if clusters.iter().any(|it| it.spec.fabric.is_some()) {
+            Listing::all(cluster).await
+        } else {
+            Listing::default()
+        };
         Self {
             asked: Listing::of_installed(asked),
-            clusters: Listing::of_installed(clusters),
+            clusters,
+            daemons,
             fabrics,
             leases,
             liqo,
         }
     }
 
-    /// What cannot be told, and why.
+    /// What is not known, and why.
     pub(super) fn unknown(&self) -> Vec<String> {
         [
             ("which namespaces are offloaded", self.asked.refusal()),
             ("which remote clusters there are", self.clusters.refusal()),
+            ("which DaemonSets run on virtual nodes", self.daemons.refusal()),
             ("how the fabric is deployed", self.fabrics.refusal()),
             ("whether the fabric works", self.leases.refusal()),
             (

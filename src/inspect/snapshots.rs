@@ -67,7 +67,7 @@ impl Snapshots {
         }
     }
 
-    /// What cannot be told, and why.
+    /// What is not known, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let told = [
             ("which snapshots there are", self.of_users.refusal()),
@@ -114,6 +114,18 @@ pub(crate) enum SnapshotState {
 }
 
 impl SnapshotState {
+    /// All of them.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Ready,
+        Self::Pending,
+        Self::Deleting,
+        Self::Retained,
+        Self::Orphaned,
+        Self::Guest,
+        Self::TwinVanished,
+        Self::Unknown,
+    ];
+
     /// As commands show it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -389,7 +401,7 @@ fn way_out(case: &Case<'_>) -> String {
 fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Told {
     let name = content.name_any();
     if !all.of_users.is_complete() {
-        let message = format!("whether the VolumeSnapshot of the content {name} exists cannot be told");
+        let message = format!("it is not known whether the VolumeSnapshot of the content {name} exists");
         return (SnapshotState::Unknown, message, String::new());
     }
     if content.spec.deletion_policy != RETAIN {
@@ -409,7 +421,7 @@ fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Told {
 /// A twin to which nothing leads any more.
 fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Told {
     if !all.contents.is_complete() {
-        let message = "whether anything leads to the twin cannot be told".to_owned();
+        let message = "it is not known whether anything leads to the twin".to_owned();
         return (SnapshotState::Unknown, message, String::new());
     }
     if twin.metadata.deletion_timestamp.is_some() {

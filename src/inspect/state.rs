@@ -36,6 +36,29 @@ pub(crate) enum State {
 }
 
 impl State {
+    const WITHOUT_TWIN: [Self; 12] = [
+        Self::Bound,
+        Self::Waiting,
+        Self::Pending,
+        Self::Deleting,
+        Self::Retained,
+        Self::Abandoned,
+        Self::Orphaned,
+        Self::Guest,
+        Self::Foreign,
+        Self::Lost,
+        Self::Unreachable,
+        Self::Unknown,
+    ];
+
+    /// All that a volume can have: those without a diagnosis of the twin, then those of claims that are
+    /// bound. A twin that is well, or is meant to go, is no state of its own.
+    pub(crate) fn all() -> [Vec<Self>; 2] {
+        let is_state = |one: &Diagnosis| !matches!(one, Diagnosis::Bound | Diagnosis::Ending);
+        let twins = Diagnosis::ALL.into_iter().filter(is_state).map(Self::Twin);
+        [Self::WITHOUT_TWIN.to_vec(), twins.collect()]
+    }
+
     /// As commands show it.
     pub(crate) const fn name(self) -> &'static str {
         match self {

@@ -98,7 +98,7 @@ impl Storage {
             .all(|node| nodes.contains(&node))
     }
 
-    /// What cannot be told, and why.
+    /// What is not known, and why.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = [
             ("which storage classes there are", self.classes.refusal()),

@@ -201,7 +201,7 @@ fn volume_in(folder: &Path) -> Option<String> {
     Some(noted.volume_handle)
 }
 
-/// Why it cannot be told what kubelet forgot.
+/// Why it is not known what kubelet forgot.
 #[derive(Debug, thiserror::Error)]
 enum ForgottenError {
     #[error(transparent)]

@@ -29,7 +29,7 @@ const MAKERS: [(&str, &[&str]); 5] = [
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// It cannot be read from end to end: no proof.
-    #[error("whether {device} is blank cannot be told: {error}")]
+    #[error("it is not known whether {device} is blank: {error}")]
     Inconclusive {
         /// The device.
         device: PathBuf,

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum HomeError {
     /// Neither the API server nor an earlier answer is at hand.
     #[error(
-        "the id of this cluster cannot be told: {reason}, and {path} has no earlier answer; pass --cluster-id"
+        "the id of this cluster is not known: {reason}, and {path} has no earlier answer; pass --cluster-id"
     )]
     Unknown {
         /// What the API server said, or did not.

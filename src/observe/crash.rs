@@ -257,6 +257,10 @@ steps! {
     MoveFreeTwin = "move-free-twin",
     /// The twin at the target is deleted.
     MoveDeleteTarget = "move-delete-target",
+    /// The twin at the target is made again under the name of the claim.
+    MoveTakeName = "move-take-name",
+    /// The PV of the target is given to that.
+    MovePassOn = "move-pass-on",
     /// The twin at the target is handed over.
     MoveHandOver = "move-hand-over",
     /// The PV of the superseded twin is retained before that is deleted.

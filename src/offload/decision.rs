@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ClusterState, Readiness, Unselected};
+use super::{Claim, ClusterState, Readiness, Unselected, Volumes};
 
 /// Before a namespace is deleted its end has been in the status for so long: who makes twins
 /// has read by then that none are to be made there.
@@ -28,19 +28,8 @@ pub enum Seen {
     },
     /// One that is not ours, as this says.
     Foreign(String),
-    /// It cannot be told, for this reason.
+    /// It is not known, for this reason.
     Unknown(String),
-}
-
-/// A claim in the remote namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Its name, which is that of the claim at home whose twin it is.
-    pub name: String,
-    /// Whether this driver made it as a twin.
-    pub is_twin: bool,
-    /// Whether the claim at home is being deleted, or gone.
-    pub leaving: bool,
 }
 
 /// A pod at home that may run in the cluster, or waits for it.
@@ -71,8 +60,11 @@ pub struct Facts {
     /// The pods at home that have a node of that cluster; looked for only when the namespace is to go
     /// and the status says so.
     pub pods: Vec<Placed>,
-    /// Whether an administrator swears that nothing runs there any more, which nobody can be asked.
-    pub sworn: bool,
+    /// Whether an administrator has declared its node out of service: nothing runs there any more, which
+    /// nobody can be asked.
+    pub out_of_service: bool,
+    /// What is to become of the claims there when the namespace goes.
+    pub volumes: Volumes,
     /// What is there.
     pub seen: Seen,
 }
@@ -140,7 +132,7 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
     let terminating = |why: String| Some(Readiness::Terminating(why));
     let announced = matches!(facts.published, Some(Readiness::Terminating(_))) && facts.since >= NOTICE;
     match facts.seen {
-        Seen::Unknown(why) if facts.published.is_some() && !facts.sworn => (terminating(why), None),
+        Seen::Unknown(why) if facts.published.is_some() && !facts.out_of_service => (terminating(why), None),
         Seen::Absent | Seen::Foreign(_) | Seen::Unknown(_) => let_go(facts),
         Seen::Ours { deleting: true, .. } => (
             terminating("the namespace is being deleted there".to_owned()),
@@ -152,7 +144,7 @@ fn remove(facts: Facts) -> (Option<Readiness>, Option<Step>) {
             ),
             None,
         ),
-        Seen::Ours { uid, claims, .. } => empty(uid, &claims, facts.pods, facts.refused),
+        Seen::Ours { uid, claims, .. } => empty(uid, &claims, facts.volumes, facts.pods, facts.refused),
     }
 }
 
@@ -185,47 +177,51 @@ fn evicting(pods: &[Placed], refused: Option<String>) -> String {
     format!("pods are being evicted: {names}. The namespace goes when they are gone")
 }
 
-/// Evicts the pods, and deletes the namespace when neither a pod nor a claim is in it. A pod whose
-/// claim stays could run nowhere else: it stays too.
+/// Evicts the pods, and deletes the namespace when no pod is in it and no claim that holds it. A pod
+/// whose claim stays could run nowhere else: it stays too.
 fn empty(
     uid: String,
     claims: &[Claim],
+    volumes: Volumes,
     pods: Vec<Placed>,
     refused: Option<String>,
 ) -> (Option<Readiness>, Option<Step>) {
-    let stays = |claim: &String| claims.iter().any(|it| it.name == *claim && !it.leaving);
+    let (going, holding): (Vec<&Claim>, Vec<&Claim>) = claims.iter().partition(|claim| volumes.let_go(claim));
+    // Retained volumes serve their pods until nothing holds the namespace any more.
+    let is_kept = |it: &Claim| !volumes.let_go(it) || (volumes == Volumes::Retain && !holding.is_empty());
+    let stays = |name: &String| {
+        let mut named = claims.iter().filter(|it| it.name == *name);
+        named.any(|it| !it.leaving && is_kept(it))
+    };
     let free: Vec<_> = pods
         .into_iter()
         .filter(|pod| !pod.claims.iter().any(stays))
         .collect();
+    let describe = |claims: &[&Claim]| listed(claims.iter().map(|it| it.described(volumes)).collect());
     let why = if refused.is_some() && !free.is_empty() {
         evicting(&free, refused)
-    } else if !claims.is_empty() {
-        held_by(claims)
+    } else if !holding.is_empty() {
+        let holding = describe(&holding);
+        format!(
+            "the namespace would be deleted with the data of its claims: {holding}. Move or delete the claims; the \
+             namespace goes then"
+        )
     } else if !free.is_empty() {
         evicting(&free, None)
     } else {
-        let why = "the namespace is about to be deleted there".to_owned();
+        let with = match (going.is_empty(), volumes) {
+            (true, _) => String::new(),
+            (false, Volumes::Retain) => {
+                format!(", and its claims, whose data are retained: {}", describe(&going))
+            }
+            (false, _) => format!(", and its claims: {}", describe(&going)),
+        };
+        let why = format!("the namespace is about to be deleted there{with}");
         return (Some(Readiness::Terminating(why)), Some(Step::Delete(uid)));
     };
     let evicted: Vec<_> = free.into_iter().filter(|pod| !pod.leaving).collect();
     let step = (!evicted.is_empty()).then_some(Step::Evict(evicted));
     (Some(Readiness::Terminating(why)), step)
-}
-
-fn held_by(claims: &[Claim]) -> String {
-    let describe = |claim: &Claim| {
-        if claim.is_twin {
-            claim.name.clone()
-        } else {
-            format!("{} (not a twin)", claim.name)
-        }
-    };
-    format!(
-        "the namespace would be deleted with the data of its claims: {}. Move or delete the claims; the namespace \
-         goes then",
-        listed(claims.iter().map(describe).collect())
-    )
 }
 
 fn listed(mut names: Vec<String>) -> String {
@@ -259,7 +255,9 @@ mod tests {
         Claim {
             name: name.to_owned(),
             is_twin: true,
+            volume: None,
             leaving,
+            retained: false,
         }
     }
 
@@ -295,7 +293,8 @@ mod tests {
             since: Duration::from_secs(since),
             refused: None,
             pods: Vec::new(),
-            sworn: false,
+            out_of_service: false,
+            volumes: Volumes::Hold,
             seen,
         }
     }
@@ -387,25 +386,87 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_sworn_to_be_dead_is_let_go() {
+    fn a_cluster_that_is_declared_out_of_service_is_let_go() {
         let silent = Seen::Unknown("no answer".into());
         let held = facts(false, Some(terminating()), 60, silent);
         assert!(decide(held.clone()).state.ready.is_some());
-        let sworn = Facts { sworn: true, ..held };
-        assert_eq!(decide(sworn).state.ready, None);
+        let dead = Facts {
+            out_of_service: true,
+            ..held
+        };
+        assert_eq!(decide(dead).state.ready, None);
+    }
+
+    #[test]
+    fn pods_of_retained_claims_are_evicted_and_then_the_namespace_goes() {
+        let db = pod("db", &["data"]);
+        let told = |retained: bool, pods: Vec<Placed>| {
+            let mut seen = ours(&[]);
+            if let Seen::Ours { claims, .. } = &mut seen {
+                claims.push(Claim {
+                    retained,
+                    ..claim("data", false)
+                });
+            }
+            decide(Facts {
+                pods,
+                volumes: Volumes::Retain,
+                ..facts(false, Some(terminating()), 60, seen)
+            })
+        };
+        let held = told(false, vec![db.clone()]);
+        assert_eq!(held.step, None);
+        assert!(
+            matches!(held.state.ready, Some(Readiness::Terminating(why)) if why.contains("not retained yet"))
+        );
+        assert_eq!(told(true, vec![db.clone()]).step, Some(Step::Evict(vec![db])));
+        let end = told(true, Vec::new());
+        assert_eq!(end.step, Some(Step::Delete("u".into())));
+        assert!(
+            matches!(end.state.ready, Some(Readiness::Terminating(why)) if why.contains("retained: data"))
+        );
+    }
+
+    #[test]
+    fn pods_of_retained_claims_run_on_while_another_claim_holds_the_namespace() {
+        let mut seen = ours(&[]);
+        if let Seen::Ours { claims, .. } = &mut seen {
+            let retained = Claim {
+                retained: true,
+                ..claim("data", false)
+            };
+            let theirs = Claim {
+                is_twin: false,
+                ..claim("theirs", false)
+            };
+            claims.extend([retained, theirs]);
+        }
+        let (db, web) = (pod("db", &["data"]), pod("web", &[]));
+        let decision = decide(Facts {
+            pods: vec![db, web.clone()],
+            volumes: Volumes::Retain,
+            ..facts(false, Some(terminating()), 60, seen)
+        });
+        assert_eq!(decision.step, Some(Step::Evict(vec![web])));
+        assert!(
+            matches!(decision.state.ready, Some(Readiness::Terminating(why)) if why.contains("theirs (not a twin)"))
+        );
     }
 
     proptest! {
         #[test]
         fn nothing_is_deleted_that_is_wanted_or_in_use(
             wanted: bool, names in prop::collection::vec("[a-z]{1,4}", 0..3), since in 0..20_u64,
-            deleting: bool, pods in 0..3_usize, leaving: bool,
+            deleting: bool, pods in 0..3_usize, leaving: bool, is_twin: bool, retained: bool,
+            volumes in prop::sample::select(vec![Volumes::Hold, Volumes::Delete, Volumes::Retain]),
         ) {
-            let claims: Vec<_> = names.iter().map(|name| claim(name, leaving)).collect();
+            let claim = |name: &String| Claim { is_twin, retained, ..claim(name, leaving) };
+            let claims: Vec<_> = names.iter().map(claim).collect();
+            let holds = claims.iter().any(|claim| !volumes.let_go(claim));
             let pods: Vec<_> = (0..pods).map(|it| pod(&it.to_string(), &[])).collect();
             let seen = Seen::Ours { uid: "u".into(), deleting, claims, usable: Ok(()) };
             let facts = facts(wanted, Some(terminating()), since, seen);
-            let decision = decide(Facts { pods: pods.clone(), ..facts });
+            let decision = decide(Facts { pods: pods.clone(), volumes, ..facts });
             match decision.step {
                 None | Some(Step::Create) => {}
                 Some(Step::Evict(evicted)) => {
@@ -413,7 +474,7 @@ mod tests {
                     prop_assert_eq!(evicted, pods);
                 }
                 Some(Step::Delete(_)) => {
-                    prop_assert!(!wanted && names.is_empty() && pods.is_empty() && !deleting && since >= 5);
+                    prop_assert!(!wanted && !holds && pods.is_empty() && !deleting && since >= 5);
                 }
             }
             prop_assert_eq!(wanted, decision.state.selected.is_ok());

@@ -1,15 +1,18 @@
 //! Which namespaces of this cluster become which namespaces of remote ones, decided from facts:
-//! names, the selector of clusters, which addresses lead there, what is to be done in a cluster
+//! names, the selector of clusters, which addresses lead there, which port a node has, what is to be done in a cluster
 //! next, and what the status says. Nothing is read or written here.
 
 mod capacity;
+mod claims;
 mod decision;
 mod names;
 mod network;
 pub mod pods;
+mod ports;
 pub mod reflection;
 mod selector;
 mod status;
+mod unreached;
 pub mod usage;
 
 use schemars::JsonSchema;
@@ -17,11 +20,14 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     capacity::{Amounts, same_amount, share_of, stated},
-    decision::{Claim, Decision, Facts, Placed, Seen, Step, decide},
+    claims::{Claim, Volumes},
+    decision::{Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, remote_name},
     network::{NotRouted, PodNetwork, Routes},
+    ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},
+    unreached::{Labels, Unreached},
 };
 
 /// How the namespace in a remote cluster is named.

@@ -100,11 +100,11 @@ impl Counters {
         }
     }
 
-    /// Writes the containers and pods of several nodes; of the node itself too, if it is alone.
+    /// Writes them: containers, pods, and the node.
     #[must_use]
-    pub fn text(nodes: &[Self], is_alone: bool) -> String {
+    pub fn text(&self) -> String {
         let mut text = String::new();
-        let all = || nodes.iter().flat_map(|node| node.containers.values());
+        let all = || self.containers.values();
         let mut pods: BTreeMap<(&str, &str), Counter> = BTreeMap::new();
         for one in all() {
             let of = &one.last.container;
@@ -181,18 +181,15 @@ impl Counters {
                 last.at,
             );
         }
-        if let [node] = nodes
-            && is_alone
-            && node.at != 0
-        {
+        if self.at != 0 {
             let memory = all().fold(0_u64, |sum, it| sum.saturating_add(it.last.memory));
             head(&mut text, "node_cpu_usage_seconds_total", "counter");
             line(
                 &mut text,
                 "node_cpu_usage_seconds_total",
                 "",
-                &seconds(node.used),
-                node.at,
+                &seconds(self.used),
+                self.at,
             );
             head(&mut text, "node_memory_working_set_bytes", "gauge");
             line(
@@ -200,7 +197,7 @@ impl Counters {
                 "node_memory_working_set_bytes",
                 "",
                 &memory.to_string(),
-                node.at,
+                self.at,
             );
         }
         text
@@ -253,7 +250,7 @@ mod tests {
     }
 
     fn value(counters: &Counters, name: &str) -> Option<String> {
-        let text = Counters::text(std::slice::from_ref(counters), true);
+        let text = counters.text();
         let found = text.lines().find_map(|line| line.strip_prefix(name))?;
         Some(found.trim().to_owned())
     }
@@ -302,8 +299,6 @@ mod tests {
             value(&counters, "node_memory_working_set_bytes").unwrap(),
             "134217728 61000"
         );
-        let two = Counters::text(&[counters.clone(), Counters::default()], false);
-        assert!(!two.contains("\nnode_"), "whose would it be");
         assert_eq!(value(&Counters::default(), "node_"), None);
     }
 
@@ -333,7 +328,7 @@ mod tests {
                     prop_assert!(counter.used >= LEAST);
                     prop_assert!(before.containers.get(container).is_none_or(|it| it.used <= counter.used));
                 }
-                let _is_written = Counters::text(std::slice::from_ref(&counters), true);
+                let _is_written = counters.text();
                 before = counters.clone();
             }
         }

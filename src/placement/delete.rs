@@ -56,7 +56,7 @@ pub enum DeleteTwin {
 /// The PV of the twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TwinVolume {
-    /// It cannot be told, for this reason.
+    /// It is not known, for this reason.
     Unknown(String),
     /// There is none.
     Absent,
@@ -98,7 +98,7 @@ pub enum DeleteStep {
     GiveBack(String),
     /// Answer success.
     Done,
-    /// Answer that it cannot be told now, for this reason.
+    /// Answer that it is not known now, for this reason.
     Unavailable(String),
     /// Answer that it must not be deleted.
     Refuse(DeleteRefusal),

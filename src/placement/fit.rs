@@ -16,7 +16,7 @@ pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// What a cluster says about the driver behind a real class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealDriver {
-    /// The nodes whose `CSINode` has it; `None` when it is no CSI driver or cannot be told.
+    /// The nodes whose `CSINode` has it; `None` when it is no CSI driver or not known.
     pub registered_on: Option<BTreeSet<String>>,
     /// Whether its `CSIDriver` says that capacity is published and counts.
     pub publishes_capacity: bool,

@@ -111,7 +111,7 @@ pub enum SnapshotRefusal {
     GivenUp,
     /// It was there and is gone.
     #[error(
-        "it was cut before and has vanished: the data may be lost, and one that is cut now would be of another time"
+        "it was taken before and has vanished: the data may be lost, and one that is taken now would be of another time"
     )]
     Vanished,
 }

@@ -32,7 +32,7 @@ pub enum SourceRefusal {
     },
     /// Whether the class copies is not known.
     #[error(
-        "whether the storage class {class} copies {source_name} cannot be told, for this driver may not read {unread} in the cluster {cluster}; an empty volume would be the worse answer. Grant the right"
+        "it is not known whether the storage class {class} copies {source_name}, for this driver may not read {unread} in the cluster {cluster}; an empty volume would be the worse answer. Grant the right"
     )]
     Unreadable {
         /// The real class.

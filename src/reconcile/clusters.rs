@@ -174,7 +174,7 @@ impl Reconciler<'_> {
     }
 
     /// Claims for which twins are in a cluster that nobody was given, or that a move has left there;
-    /// or why that cannot be told.
+    /// or why that is not known.
     async fn unfinished(&self, remote: &Remote) -> Result<Result<Vec<String>, String>, ApiError> {
         let twins = match remote.reach() {
             Ok(cluster) => cluster.all_twins(),

@@ -47,7 +47,7 @@ enum OrphanState {
     InTheMaking,
     /// Nobody was given it, and nobody will be.
     Collectable,
-    /// Nobody was given it, but for whom it was made cannot be told.
+    /// Nobody was given it, but it is not known for whom it was made.
     Unclaimed,
     /// Somebody was given it, and it has no PV (any more).
     GivenAway,

@@ -47,7 +47,7 @@ pub(super) enum Rescue {
     Kept { real: String, why: String },
     /// This PV cannot be retained, for this reason, so our finalizer holds the twin.
     Held { real: String, why: String },
-    /// Whether there is anything to get it back from cannot be told, for this reason.
+    /// It is not known, for this reason, whether there is anything to get it back from.
     Unknown(String),
     /// There is nothing to get it back from.
     Hopeless,
@@ -316,6 +316,9 @@ pub(super) async fn restore(
     if highest > volume.epoch {
         return Ok(Rescue::MovedOn(highest));
     }
+    if let Some(why) = not_offloaded(site, &scene.mark) {
+        return Ok(Rescue::Unknown(why));
+    }
     let real = match retained(site, volume).await? {
         Ok(real) => real,
         Err(otherwise) => return Ok(otherwise),
@@ -327,6 +330,21 @@ pub(super) async fn restore(
         // Somebody was faster: the next round looks at what is there now.
         None => Ok(Rescue::FalseAlarm),
     }
+}
+
+/// Why a twin is not made again in its namespace in another cluster: what is there under that name
+/// may be somebody else's once the namespace is not offloaded there any more.
+fn not_offloaded(site: &Site, claim: &ClaimMark) -> Option<String> {
+    let remote = site.remote_cluster()?;
+    let now = remote.namespaces.remote(&claim.namespace, &remote.id);
+    (now.ok() != Some(site.namespace())).then(|| {
+        format!(
+            "its namespace {} is not offloaded to the cluster {} as {} any more; offload it under that name again",
+            claim.namespace,
+            remote.id,
+            site.namespace()
+        )
+    })
 }
 
 /// Gives a twin that was made again its PV, if that did not happen at once.

@@ -54,9 +54,10 @@ impl Reports {
             about: about.to_owned(),
         };
         if let Entry::Vacant(untold) = self.told.entry(report) {
-            untold.insert(Instant::now());
             tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
-            self.events.warn(on, reason, note).await;
+            if self.events.warn(on, reason, note).await {
+                untold.insert(Instant::now());
+            }
         }
     }
 
@@ -69,10 +70,11 @@ impl Reports {
             about: note.to_owned(),
         };
         if let Entry::Vacant(untold) = self.told.entry(report) {
-            untold.insert(Instant::now());
             let (namespace, snapshot) = (on.namespace.as_deref(), on.name.as_deref());
             tracing::warn!(snapshot, namespace, reason, "{note}");
-            self.events.warn_snapshot(on, reason, note).await;
+            if self.events.warn_snapshot(on, reason, note).await {
+                untold.insert(Instant::now());
+            }
         }
     }
 

@@ -1,7 +1,7 @@
-//! Tells claims that wait in vain for a remote cluster. Where no claim of a virtual
-//! class can get a real class, the scheduler is shown no room, so no pod is sent there
-//! and `CreateVolume`, which would say why, is never called. Without this the user only
-//! reads that nodes "did not have enough free storage".
+//! Tells claims that wait in vain for a remote cluster. Where a claim cannot get a real class
+//! the scheduler may be shown no room, so no pod is sent there and `CreateVolume`, which
+//! would say why, is never called. Without this the user only reads that nodes "did not have
+//! enough free storage".
 
 use std::{
     collections::{HashMap, HashSet},
@@ -115,10 +115,8 @@ impl<'a> MissingClasses<'a> {
     /// their pods may run is not known here.
     fn concerned(&self) -> Vec<(Arc<Claim>, ClusterId, String)> {
         let each = |remote: Arc<Remote>| {
-            let unserved = unserved(self.home, &remote, self.settings);
-            // Others are sent there, and told by `CreateVolume`.
-            let all = unserved.into_iter().filter(|one| one.all);
-            all.map(|one| (Arc::clone(&remote), one)).collect::<Vec<_>>()
+            let unserved = unserved(self.home, &remote, self.settings).into_iter();
+            unserved.map(|one| (Arc::clone(&remote), one)).collect::<Vec<_>>()
         };
         let unserved: Vec<_> = self.registry.all().into_iter().flat_map(each).collect();
         if unserved.is_empty() {
@@ -131,7 +129,8 @@ impl<'a> MissingClasses<'a> {
         let by = |claim: Arc<Claim>| {
             let concerns = |(remote, one): &&(Arc<Remote>, Unserved)| {
                 let there = remote.namespaces.remote(&claim.name.namespace, &remote.id);
-                claim.class.as_ref() == Some(&one.class) && there.is_ok()
+                let is_unserved = one.all || !claim.names_class;
+                claim.class.as_ref() == Some(&one.class) && is_unserved && there.is_ok()
             };
             let clusters = unserved.iter().filter(concerns);
             let told = |(remote, one): &(Arc<Remote>, Unserved)| {

@@ -55,6 +55,8 @@ pub(super) struct Claim {
     pub(super) class: Option<String>,
     pub(super) pending: bool,
     pub(super) has_node: bool,
+    /// Whether an annotation names its real class.
+    pub(super) names_class: bool,
     pub(super) deleting: bool,
     /// What it is to be a copy of, as long as it is not bound.
     pub(super) source: Option<ClaimSource>,
@@ -154,6 +156,9 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
             .and_then(|spec| spec.storage_class_name.clone()),
         pending,
         has_node: annotations.contains_key(SELECTED_NODE),
+        names_class: [mark::REAL_CLASS, mark::LIQO_REAL_CLASS]
+            .iter()
+            .any(|key| annotations.contains_key(*key)),
         deleting: claim.metadata.deletion_timestamp.is_some(),
         source: claim_source(claim).filter(|_| pending),
         size: facts::claim_size(claim),

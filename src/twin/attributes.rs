@@ -41,7 +41,7 @@ pub enum NoAttributes {
         cluster: String,
     },
     /// It may not be read.
-    #[error("whether it fits cannot be told: {0}")]
+    #[error("it is not known whether it fits: {0}")]
     Unreadable(String),
     /// It is another driver's.
     #[error(

@@ -115,16 +115,16 @@ impl Changing {
         reading::class(self.site.cluster(), twin)
     }
 
-    /// Asks for something else in the spec of exactly this version of the twin, as this step. A
-    /// twin that has changed meanwhile is to be looked at again. What the API server does not
-    /// take as a matter of principle is `refused`.
+    /// Asks for something else in the spec of exactly this version of the twin, as this step;
+    /// false if the twin has changed meanwhile, and has to be read again. What the API server does
+    /// not take as a matter of principle is `refused`.
     pub(super) async fn request(
         &self,
         twin: &PersistentVolumeClaim,
         step: Step,
         spec: Value,
         refused: impl FnOnce(ApiError) -> ChangeError,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<bool, ChangeError> {
         let patch = json!({
             "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
             "spec": spec,
@@ -132,7 +132,7 @@ impl Changing {
         let asked = crash::around(step, self.site.twins().merge(&twin.name_any(), &patch)).await;
         match unless_conflict(asked) {
             Err(error) if error.is_refusal() => Err(refused(error)),
-            other => Ok(other.map(drop)?),
+            other => Ok(other?.is_some()),
         }
     }
 

@@ -279,7 +279,7 @@ async fn find_volume(
 ) -> Result<TwinVolume, ApiError> {
     if !site.shows_volumes() && site.cluster().rights().uncertain {
         return Ok(TwinVolume::Unknown(format!(
-            "the twin {} is gone; whether its PersistentVolume is cannot be told, for the API server of the cluster {} \
+            "the twin {} is gone; it is not known whether its PersistentVolume is, for the API server of the cluster {} \
              could not say whether it may be read",
             site.place(),
             site.cluster_name()

@@ -77,7 +77,7 @@ pub enum CreateError {
     /// What it should be a copy of does not exist.
     #[error("{0}")]
     NoSource(String),
-    /// It cannot be told whether that exists.
+    /// It is not known whether that exists.
     #[error("the source of the volume cannot be read: {0}")]
     SourceUnknown(String),
     /// It cannot be a copy of that.
@@ -119,11 +119,11 @@ pub enum DeleteError {
         /// Why not.
         refusal: DeleteRefusal,
     },
-    /// It cannot be told whether it is gone.
-    #[error("it cannot be told whether the volume is gone: {0}")]
+    /// It is not known whether it is gone.
+    #[error("it is not known whether the volume is gone: {0}")]
     Unknown(String),
     /// Its cluster cannot be asked right now.
-    #[error("it cannot be told whether the volume is gone: {0}")]
+    #[error("it is not known whether the volume is gone: {0}")]
     Unreachable(#[from] Unreachable),
     /// The cluster cannot be asked right now.
     #[error("{0}")]

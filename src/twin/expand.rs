@@ -45,25 +45,23 @@ pub async fn expand(
     let mut waiter = TwinWaiter::of(site);
     loop {
         let twin = changing.twin(deadline).await?;
-        match next_step(&changing, &twin, wanted).await? {
+        let waits = match next_step(&changing, &twin, wanted).await? {
             ExpandStep::Done { node } => {
                 let real = changing.real_volume(&twin).await?;
                 return Ok(expanded(&twin, real.as_ref(), node));
             }
-            ExpandStep::Finish => finish(site, &twin).await.map_err(not_finished)?,
+            ExpandStep::Finish => {
+                finish(site, &twin).await.map_err(not_finished)?;
+                false
+            }
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
                 // More than it has, but maybe less than it was asked for before.
                 let spec = json!({"resources": {"requests": {"storage": quantity(bytes)}}});
                 let refused = ChangeError::NotAccepted;
-                changing.request(&twin, Step::Expand, spec, refused).await?;
+                changing.request(&twin, Step::Expand, spec, refused).await?
             }
-            ExpandStep::Wait => {
-                if !waiter.wait(deadline, || true).await {
-                    let awaited = format!("as large as {}", quantity(wanted.required()));
-                    return Err(changing.still_waiting(&twin, awaited).await);
-                }
-            }
+            ExpandStep::Wait => true,
             ExpandStep::TooLarge => {
                 return Err(ChangeError::TooLarge {
                     volume: id.name.clone(),
@@ -78,8 +76,27 @@ pub async fn expand(
                     refusal,
                 });
             }
+        };
+        if waits && !waiter.wait(deadline, || wants_attention(site, wanted)).await {
+            let awaited = format!("as large as {}", quantity(wanted.required()));
+            return Err(changing.still_waiting(&twin, awaited).await);
         }
     }
+}
+
+/// Whether there is something to do, as far as the twin is watched: while it grows it is changed
+/// several times.
+fn wants_attention(site: &Site, wanted: SizeRange) -> bool {
+    site.seen().is_none_or(|twin| {
+        let facts = ExpandFacts {
+            wanted,
+            twin: twin.size,
+            seen: None,
+            error: None,
+        };
+        let on_node = twin.size.stage.is_some_and(ResizeStage::is_on_node);
+        twin.deleting || twin.size.has_error || on_node || expand_step(&facts) != ExpandStep::Wait
+    })
 }
 
 async fn next_step(

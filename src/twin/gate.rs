@@ -1,10 +1,11 @@
 //! One claim whose volume is being moved, as its objects show it and as steps change it: the
 //! claim, its PV, both twins, and who uses them. What is done next is decided in
 //! `placement::moving`; here it is read live for that (`observe`, `users`), and one step is carried
-//! out (`apply`, `twins`); and what the status of the move is to remember of its PV (`records`).
+//! out (`apply`, `twins`, and `name` within one remote namespace); and what the status of the move is to remember of its PV (`records`).
 //! Movers and the making of the target's twin are in [`super::movers`]; evictions are not here.
 
 mod apply;
+mod name;
 mod observe;
 mod records;
 mod twins;
@@ -196,6 +197,17 @@ pub enum GateError {
         twin: String,
         /// Why not.
         error: AffinityError,
+    },
+    /// Something else has got the name that the twin at the target is to take over.
+    #[error(
+        "the claim {twin} in the cluster {cluster} has the name that the new twin needs: delete it; the data is safe, and the move \
+         goes on then"
+    )]
+    NameTaken {
+        /// The claim.
+        twin: String,
+        /// Its cluster.
+        cluster: String,
     },
     /// What is to be written is none.
     #[error("the PersistentVolume {volume} cannot be written as JSON: {error}")]

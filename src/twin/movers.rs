@@ -35,6 +35,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 
 pub use self::orders::{CopyProgress, RunningPass};
+pub use self::target::target_class;
 pub(super) use self::volume::node_affinity;
 use self::{orders::Orders, side::Ground};
 use super::{
@@ -121,7 +122,7 @@ pub enum TargetError {
     Class(#[from] ClassError),
     /// The class is not one that users may choose.
     #[error(
-        "spec.target.storageClassName asks for the class {class:?}, which is not in the allow-list of the driver ({}): leave it out or have the class allowed",
+        "spec.target.storageClassName asks for the class {class:?}, which is neither the one that a new claim would get there nor in the allow-list of the driver ({}): have it allowed (allowedRealStorageClasses of the chart), or move to the class of a new claim, without naming one",
         if .allowed.is_empty() { "it is empty".to_owned() } else { .allowed.join(", ") }
     )]
     NotAllowed {

@@ -150,7 +150,7 @@ async fn decide(
     let volume = &id.name;
     let marks = seen.moves.as_ref().map_err(|error| {
         PublishError::Unusable(format!(
-            "it cannot be told whether the volume {volume} has moved: on its twin in the cluster {}, {error}. Install the version of \
+            "it is not known whether the volume {volume} has moved: on its twin in the cluster {}, {error}. Install the version of \
              this driver that has written it",
             id.cluster
         ))

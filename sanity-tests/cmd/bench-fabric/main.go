@@ -1,6 +1,7 @@
 // Command bench-fabric measures pods that the driver's fabric runs in the remote cluster of the
 // running lab beside the same pods made there, and prints ratios. The nodes there are played by
 // kwok: what is measured is the fabric and the two API servers, not the start of containers.
+// Streams are carried to and from a pod on a real node.
 package main
 
 import (
@@ -82,6 +83,9 @@ func run(ctx context.Context, list string) (err error) {
 			return err
 		}
 		report.Rows = append(report.Rows, row)
+	}
+	if report.Streams, err = track.streams(ctx); err != nil {
+		return err
 	}
 	return report.Print(os.Stdout)
 }

@@ -12,6 +12,7 @@ import (
 
 	"storage.liqo.io/sanity-tests/bench"
 	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/machine"
 )
 
@@ -19,9 +20,10 @@ import (
 const controllerPods = "app.kubernetes.io/component=controller"
 
 // full holds the same races without and with many volumes in the cluster, reads what the
-// replicas hold, restarts them, and has all the volumes deleted at once.
-func (t *track) full(ctx context.Context, class string, counts []int, volumes int) (report bench.FullReport, err error) {
-	report = bench.FullReport{RealClass: class, Volumes: volumes}
+// replicas hold, restarts them with ten remote clusters declared, and has all the volumes
+// deleted at once.
+func (t *track) full(ctx context.Context, lab *clusters.Lab, class string, counts []int, volumes int) (report bench.FullReport, err error) {
+	report = bench.FullReport{RealClass: class, Volumes: volumes, Clusters: manyClusters}
 	if report.Without, err = t.races(ctx, class, counts); err != nil {
 		return report, err
 	}
@@ -51,9 +53,11 @@ func (t *track) full(ctx context.Context, class string, counts []int, volumes in
 	if report.With, err = t.races(ctx, class, counts); err != nil {
 		return report, err
 	}
-	if report.Restart, report.RestartCalls, err = t.restart(ctx, class); err != nil {
-		return report, err
+	fmt.Fprintln(os.Stderr, "full: raced beside them")
+	if err := t.restartWithClusters(ctx, lab, class, &report); err != nil {
+		return report, fmt.Errorf("restart: %w", err)
 	}
+	fmt.Fprintf(os.Stderr, "full: restarted in %s; all of them are deleted now\n", report.Restart.Round(time.Millisecond))
 	replicas, err := t.driver.ForgetPeaks()
 	if err != nil {
 		return report, err
@@ -77,6 +81,27 @@ func (t *track) races(ctx context.Context, class string, counts []int) ([]bench.
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// restartWithClusters declares many remote clusters, restarts the controller and reads what its
+// replicas have asked for and received.
+func (t *track) restartWithClusters(ctx context.Context, lab *clusters.Lab, class string, report *bench.FullReport) (err error) {
+	remote, err := openRemote(ctx, t, lab)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remote.close(context.WithoutCancel(ctx))) }()
+	if _, err := remote.many(ctx); err != nil {
+		return err
+	}
+	if report.Restart, report.RestartCalls, err = t.restart(ctx, class); err != nil {
+		return err
+	}
+	if report.RestartReceived, err = t.driver.Received(); err != nil {
+		return err
+	}
+	report.RestartRSS, err = t.driver.SettledRSS(ctx)
+	return err
 }
 
 // restart deletes both replicas of the controller, waits until as many others are ready, and

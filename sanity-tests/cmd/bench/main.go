@@ -140,11 +140,12 @@ func run(ctx context.Context, plan plan, save string) error {
 		report.Remote = &remote
 	}
 	if plan.volumes > 0 {
-		full, err := track.full(ctx, fullClass, []int{1, 100}, plan.volumes)
-		if err != nil {
-			return err
-		}
+		full, err := track.full(ctx, lab, fullClass, []int{1, 100}, plan.volumes)
 		report.Full = &full
+		if err != nil {
+			// It has taken half an hour until here.
+			return errors.Join(err, report.Print(os.Stdout), report.Save(save))
+		}
 	}
 	return errors.Join(report.Print(os.Stdout), report.Save(save))
 }

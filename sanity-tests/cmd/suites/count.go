@@ -18,12 +18,18 @@ import (
 type count struct {
 	passed, failed, skipped int
 	took                    time.Duration
+	// failures name the tests that failed, each with how its output begins.
+	failures []string
 }
+
+// linesOfFailure of a test's output are shown once more at the end.
+const linesOfFailure = 12
 
 func (c *count) add(other count) {
 	c.passed += other.passed
 	c.failed += other.failed
 	c.skipped += other.skipped
+	c.failures = append(c.failures, other.failures...)
 }
 
 // orOneFailure makes a runner that failed without a failing test, because it did
@@ -31,6 +37,7 @@ func (c *count) add(other count) {
 func (c count) orOneFailure(ended error) count {
 	if ended != nil && c.failed == 0 {
 		c.failed = 1
+		c.failures = append(c.failures, ended.Error())
 	}
 	return c
 }
@@ -76,18 +83,21 @@ func newCheckCounter() counter {
 
 func (*checkCounter) count(ended error) count {
 	if ended != nil {
-		return count{failed: 1}
+		return count{}.orOneFailure(ended)
 	}
 	return count{passed: 1}
 }
 
-// cargoCounter sums the closing lines of `cargo test`.
+// cargoCounter sums the closing lines of `cargo test`, and notes which tests failed.
 type cargoCounter struct {
 	lines
 	got count
 }
 
-var cargoResult = regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
+var (
+	cargoResult = regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
+	cargoFailed = regexp.MustCompile(`^test (.+) \.\.\. FAILED$`)
+)
 
 func newCargoCounter() counter {
 	c := &cargoCounter{}
@@ -95,6 +105,8 @@ func newCargoCounter() counter {
 		fmt.Printf("%s\n", line)
 		if m := cargoResult.FindSubmatch(line); m != nil {
 			c.got.add(count{passed: number(m[1]), failed: number(m[2]), skipped: number(m[3])})
+		} else if m := cargoFailed.FindSubmatch(line); m != nil {
+			c.got.failures = append(c.got.failures, string(m[1]))
 		}
 	}
 	return c
@@ -114,6 +126,7 @@ type goCounter struct {
 	lines
 	output map[string]*bytes.Buffer
 	ended  map[string]string
+	began  map[string]string // how the output of those that failed begins
 }
 
 type goEvent struct {
@@ -122,7 +135,7 @@ type goEvent struct {
 }
 
 func newGoCounter() counter {
-	c := &goCounter{output: map[string]*bytes.Buffer{}, ended: map[string]string{}}
+	c := &goCounter{output: map[string]*bytes.Buffer{}, ended: map[string]string{}, began: map[string]string{}}
 	c.each = c.event
 	return c
 }
@@ -154,10 +167,19 @@ func (c *goCounter) end(key string, e goEvent) {
 		c.ended[key] = e.Action
 		fmt.Printf("%-4s %s %s (%.1fs)\n", strings.ToUpper(e.Action), shortPackage(e.Package), e.Test, e.Elapsed)
 	}
+	if out := c.output[key]; out != nil && e.Action == "fail" {
+		c.began[key] = beginning(out.String())
+	}
 	if out := c.output[key]; out != nil && (e.Action == "fail" || e.Action == "skip" && e.Test != "") {
 		printIndented(out)
 	}
 	delete(c.output, key)
+}
+
+// beginning is the first lines of a text.
+func beginning(text string) string {
+	all := strings.SplitAfterN(text, "\n", linesOfFailure+1)
+	return strings.TrimRight(strings.Join(all[:min(len(all), linesOfFailure)], ""), "\n")
 }
 
 func shortPackage(path string) string {
@@ -185,6 +207,7 @@ func (c *goCounter) count(ended error) (got count) {
 			got.passed++
 		case how == "fail":
 			got.failed++
+			got.failures = append(got.failures, shortPackage(key)+"\n"+c.began[key])
 		default:
 			got.skipped++
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"reflect"
 	"testing"
 	"time"
 )
@@ -15,9 +16,10 @@ func feed(c counter, text string) count {
 
 func TestCargoClosingLinesAreSummed(t *testing.T) {
 	got := feed(newCargoCounter(), "test a ... ok\n"+
+		"test one::of::them ... FAILED\n"+
 		"test result: ok. 8 passed; 0 failed; 1 ignored; 0 measured\n"+
 		"test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured\n")
-	if want := (count{passed: 10, failed: 3, skipped: 1}); got != want {
+	if want := (count{passed: 10, failed: 3, skipped: 1, failures: []string{"one::of::them"}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
@@ -31,7 +33,7 @@ func TestGoTestsWithSubtestsCountByTheirLeaves(t *testing.T) {
 {"Action":"skip","Package":"m/p","Test":"B"}
 {"Action":"fail","Package":"m/p"}
 `)
-	if want := (count{passed: 1, failed: 1, skipped: 1}); got != want {
+	if want := (count{passed: 1, failed: 1, skipped: 1, failures: []string{"p A/x\nno such thing"}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

@@ -49,6 +49,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, "suites:", err)
 		total.failed++
 	}
+	// Whoever reads the end alone sees them all.
+	for _, failure := range total.failures {
+		fmt.Println("FAILED", failure)
+	}
 	fmt.Printf("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
 	if total.failed > 0 || total.passed == 0 {
 		os.Exit(1)
@@ -92,6 +96,9 @@ func run(ctx context.Context, todo []suite, keepLab bool) (total count, err erro
 			}
 		}
 		got := s.run(ctx, root)
+		for i := range got.failures {
+			got.failures[i] = s.name + ": " + got.failures[i]
+		}
 		fmt.Printf("=== %s: %s\n", s.name, got)
 		took = append(took, fmt.Sprintf("%-32s %s", s.name, got))
 		total.add(got)

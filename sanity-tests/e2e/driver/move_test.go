@@ -10,7 +10,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// A volume of a class whose volumes cannot leave their node moves to another one, and its pod with it.
+// A volume of a class whose volumes cannot leave their node moves to another one, and its pod with it;
+// and back.
 func TestMoveToAnotherNode(t *testing.T) {
 	t.Parallel()
 	nodes := user.Cluster(t, "home").Nodes()
@@ -23,11 +24,14 @@ func TestMoveToAnotherNode(t *testing.T) {
 			n.WaitMove("elsewhere", "Retaining")
 			n.WaitOn(pod, to)
 			wantMoved(t, n, pod)
+			wantUndone(t, n, "elsewhere", pod)
+			n.WaitOn(pod, from)
 		})
 	}
 }
 
-// A volume gets another real class, and stays in its cluster.
+// A volume gets another real class, and stays in its cluster; and gets its old class back, which nobody
+// may name but that new claims get.
 func TestMoveToAnotherClass(t *testing.T) {
 	n := homeAlone(t)
 	allow(t, n, "reference-attach")
@@ -40,6 +44,10 @@ func TestMoveToAnotherClass(t *testing.T) {
 	wantMoved(t, n, pod)
 	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference-attach" {
 		t.Errorf("the twin is of class %s", got)
+	}
+	wantUndone(t, n, "other", pod)
+	if got := *n.Follow("data").Twin.Spec.StorageClassName; got != "reference" {
+		t.Errorf("back again, the twin is of class %s", got)
 	}
 }
 
@@ -127,6 +135,24 @@ func moved(n *user.Namespace, class, node string) (pod string) {
 	})
 	n.WaitReady(pod)
 	return pod
+}
+
+// wantUndone moves a volume back as a user would. It has all that it had, and what was written since then; its
+// claim is the same.
+func wantUndone(t *testing.T, n *user.Namespace, move, pod string) {
+	t.Helper()
+	before := n.Follow("data").Claim.UID
+	n.Exec(pod, "echo written there >> /data/log && sync")
+	if out, exit := look(t, n, "move", "undo", move, "--namespace", n.Name); exit != 0 {
+		t.Fatalf("undo ends with %d:\n%s", exit, out)
+	}
+	wantMoved(t, n, pod)
+	if got := n.Exec(pod, "grep -c 'written there' /data/log"); got != "1" {
+		t.Errorf("what was written after the move is there %s times", got)
+	}
+	if now := n.Follow("data").Claim.UID; now != before {
+		t.Errorf("the claim was %s, and is %s", before, now)
+	}
 }
 
 // wantMoved compares what is in the volume, and deletes everything.

@@ -62,6 +62,10 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a move from its cut-over on", w.moveCutOver},
 		{"a move that is cancelled", w.moveCancelled},
 		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
+		{"a move that is cancelled before its gate is closed", w.moveNeverGated},
+		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
+		{"a move of a volume to be retained", w.moveRetained},
+		{"a move within another cluster", w.moveWithin},
 	}) {
 		t.Run(leg.name, func(t *testing.T) {
 			accounted(t, cluster, user.Cluster(t, "remote"))

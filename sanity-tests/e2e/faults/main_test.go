@@ -34,6 +34,8 @@ func TestMain(m *testing.M) { user.Main(m) }
 // volume of which kubelet says nothing is soon taken for forgotten.
 func hurried(replicas int) chart.Values {
 	return chart.Values{
+		// To which a volume moves within a cluster.
+		"allowedRealStorageClasses": []string{"reference-immediate"},
 		"controller": chart.Values{
 			"replicas":    replicas,
 			"orphanGrace": "5s",

@@ -6,7 +6,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -110,6 +113,154 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
 	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
 	b.here.WaitMove(aMove, "Cancelled", "Failed")
 	b.discard()
+}
+
+// A move is cancelled when its gate has a number, and a pod that may not be evicted holds it open: a
+// leader that is late finds that it is not to be closed any more.
+func (w *walk) moveNeverGated(t *testing.T, b *neighbour) {
+	b.written(t)
+	b.here.DeletePod("writer")
+	pod := b.here.Set("user", "data")
+	b.here.WaitReady(pod)
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}")
+	b.here.WaitMove(aMove, "Ready")
+	stays := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "stays"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: new(intstr.FromInt32(0)),
+			Selector:       &metav1.LabelSelector{},
+		},
+	}
+	budgets := b.here.Client.PolicyV1().PodDisruptionBudgets(b.here.Name)
+	if _, err := budgets.Create(t.Context(), stays, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.here.EditMove(aMove, `{"cutover":{"requested":true}}`)
+	b.here.WaitMove(aMove, "Draining")
+	controller := w.onController(t, b.here, both("move-refuse-gate"))
+	b.here.EditMove(aMove, `{"cancel":true}`)
+	b.here.WaitMove(aMove, "Cancelled")
+	w.carriedOut(t, b.here, controller)
+	read(t, b.here, pod, b.here.Name)
+	b.oneTwinEach()
+	if err := budgets.Delete(t.Context(), stays.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.here.DeleteSet("user")
+	b.discard()
+}
+
+// A gated PersistentVolume is deleted, and its move is cancelled. It is made again as soon as its last
+// user has gone; until then nothing may happen to its data, whatever else is written on it.
+func (w *walk) moveOfADeletedVolume(t *testing.T, b *neighbour) {
+	b.written(t)
+	b.here.DeletePod("writer")
+	volume := b.here.Follow("data").Object
+	pod := b.here.Set("user", "data", stubborn, func(pod *corev1.Pod) {
+		pod.Spec.TerminationGracePeriodSeconds = new(int64(90))
+	})
+	b.here.WaitReady(pod)
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
+	b.here.WaitMove(aMove, "Draining")
+	volumes := b.here.Client.CoreV1().PersistentVolumes()
+	named := func(what string, wanted func(uid types.UID) bool) {
+		b.here.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
+			found, err := volumes.Get(ctx, volume.Name, metav1.GetOptions{})
+			if err != nil || wanted(found.Spec.ClaimRef.UID) {
+				return "", err
+			}
+			return fmt.Sprintf("it names %s", found.Spec.ClaimRef.UID), nil
+		})
+	}
+	named("the move", func(uid types.UID) bool { return uid != volume.Spec.ClaimRef.UID })
+	if err := volumes.Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.here.EditMove(aMove, `{"cancel":true}`)
+	named("its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
+	controller := w.onController(t, b.here, both("move-retain"))
+	b.reclaimed(b.here, volume.Name, corev1.PersistentVolumeReclaimDelete)
+	w.carriedOut(t, b.here, controller)
+	// A pod that has got the volume back meanwhile keeps it: its PersistentVolume can still be used.
+	b.here.DeleteSet("user")
+	b.here.WaitMove(aMove, "Cancelled")
+	pod = b.here.Set("user", "data")
+	b.here.WaitReady(pod)
+	read(t, b.here, pod, b.here.Name)
+	b.oneTwinEach()
+	b.here.DeleteSet("user")
+	b.discard()
+}
+
+// What is to be retained is also at the source, when that goes.
+func (w *walk) moveRetained(t *testing.T, b *neighbour) {
+	b.written(t)
+	b.here.DeletePod("writer")
+	was := b.here.Follow("data")
+	b.reclaimed(b.here, was.Object.Name, corev1.PersistentVolumeReclaimRetain)
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}")
+	b.here.WaitMove(aMove, "Retaining")
+	b.readThere(t)
+	b.reclaimed(b.here, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
+	controller := w.onController(t, b.here, both("move-retain-source"))
+	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
+	b.here.WaitMove(aMove, "Done")
+	w.carriedOut(t, b.here, controller)
+	b.oneTwinEach()
+	left, err := b.here.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
+	if err != nil || left.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		t.Errorf("the data at the source is not retained: %v %v", left.Spec.PersistentVolumeReclaimPolicy, err)
+	}
+	// Nobody needs it any more.
+	b.reclaimed(b.here, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
+	b.here.WaitGone("pv", was.Real.Name)
+	b.reclaimed(b.here, was.Object.Name, corev1.PersistentVolumeReclaimDelete)
+	b.discard()
+}
+
+// The controller dies around every write by which a twin takes over the name of the one before it, which
+// is kept without a claim.
+func (w *walk) moveWithin(t *testing.T, b *neighbour) {
+	if _, err := driver.ImportImage(t.Context(), b.there.Cluster, driver.Options{Features: []string{crashBuild}}); err != nil {
+		t.Fatal(err)
+	}
+	b.declare(t)
+	b.ready()
+	b.here.Claim("data", "liqo-reference", "64Mi")
+	b.here.Pod("writer", "data", b.onIt)
+	b.here.WaitReady("writer")
+	write(b.there, "writer", b.here.Name)
+	b.here.DeletePod("writer")
+	was := b.follow("data")
+	controller := w.onController(t, b.here, both("move-retain-source", "move-free-twin", "move-release-source",
+		"move-take-name", "move-pass-on", "move-delete-target", "move-hand-over"))
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+", storageClassName: reference-immediate}")
+	b.here.WaitMove(aMove, "Retaining")
+	w.carriedOut(t, b.here, controller)
+	b.oneTwinEach()
+	b.readThere(t)
+	now := b.follow("data")
+	if now.Twin.Name != "data" || *now.Twin.Spec.StorageClassName != "reference-immediate" {
+		t.Errorf("the twin is %s, of class %s", now.Twin.Name, *now.Twin.Spec.StorageClassName)
+	}
+	kept, err := b.there.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
+	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		t.Errorf("the source is not kept: %v %v", kept.Spec.PersistentVolumeReclaimPolicy, err)
+	}
+	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
+	b.here.WaitMove(aMove, "Done")
+	b.there.WaitGone("pv", was.Real.Name)
+	b.oneTwinEach()
+	b.discard()
+}
+
+// reclaimed gives a PersistentVolume a reclaim policy, as administrators do.
+func (b *neighbour) reclaimed(n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
+	n.Eventually("the PersistentVolume "+name+" is to be "+string(policy), func(ctx context.Context) (string, error) {
+		patch := fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy)
+		_, err := n.Client.CoreV1().PersistentVolumes().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return "", err
+	})
 }
 
 // written is a volume at home with a word in it, and its writer.

@@ -30,7 +30,7 @@ func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
 
 	p.offload()
 	p.condition("data", "which right is missing to know more", func(c corev1.PersistentVolumeClaimCondition) bool {
-		return c.Reason == "TwinVanished" && strings.Contains(c.Message, "data is kept cannot be told") && strings.Contains(c.Message, "PersistentVolumes")
+		return c.Reason == "TwinVanished" && strings.Contains(c.Message, "not known whether its data is kept") && strings.Contains(c.Message, "PersistentVolumes")
 	})
 	twins, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).List(t.Context(), metav1.ListOptions{})
 	if err != nil {

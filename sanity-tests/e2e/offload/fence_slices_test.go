@@ -80,3 +80,50 @@ func slicesOfOthersStay(t *testing.T, fenced, cluster kubernetes.Interface, own 
 		t.Error("delete one: ", complaint)
 	}
 }
+
+// slicesAreMended: a copy that has lost its label is put right and deleted, and what nobody manages
+// because somebody has written it by hand is left alone.
+func slicesAreMended(t *testing.T, fenced, cluster kubernetes.Interface, own string) {
+	const words = "no EndpointSlices but those of its fabric"
+	slices, theirs := fenced.DiscoveryV1().EndpointSlices(own), cluster.DiscoveryV1().EndpointSlices(own)
+	copied := sliceOf(ofFabric, "IPv4", "10.0.0.1")
+	copied.Name, copied.Annotations = "copied", map[string]string{ofFabric + "/home-object-uid": "a"}
+	if _, err := slices.Create(t.Context(), copied, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	unlabel := func() {
+		t.Helper()
+		off := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": null}}}`)
+		if _, err := theirs.Patch(t.Context(), "copied", types.MergePatchType, off, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	byHand := sliceOf(ofFabric, "IPv4", "10.0.0.1")
+	byHand.Name = "by-hand"
+	delete(byHand.Labels, discoveryv1.LabelManagedBy)
+	if _, err := theirs.Create(t.Context(), byHand, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	on := []byte(`{"metadata": {"labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}}`)
+	changed, err := slices.Patch(t.Context(), "by-hand", types.MergePatchType, on, metav1.PatchOptions{})
+	if complaint := refused(changed, err)(words); complaint != "" {
+		t.Error("take over what was made by hand: ", complaint)
+	}
+	if complaint := refused(struct{}{}, slices.Delete(t.Context(), "by-hand", metav1.DeleteOptions{}))(words); complaint != "" {
+		t.Error("delete what was made by hand: ", complaint)
+	}
+	unlabel()
+	without := []byte(`{"endpoints": []}`)
+	changed, err = slices.Patch(t.Context(), "copied", types.MergePatchType, without, metav1.PatchOptions{})
+	if complaint := refused(changed, err)(words); complaint != "" {
+		t.Error("a change that leaves it without its label: ", complaint)
+	}
+	changed, err = slices.Patch(t.Context(), "copied", types.MergePatchType, on, metav1.PatchOptions{})
+	if complaint := refused(changed, err)(""); complaint != "" {
+		t.Error("put it right: ", complaint)
+	}
+	unlabel()
+	if err := slices.Delete(t.Context(), "copied", metav1.DeleteOptions{}); err != nil {
+		t.Error("delete a copy that has lost its label: ", err)
+	}
+}

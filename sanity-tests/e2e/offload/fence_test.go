@@ -23,33 +23,43 @@ import (
 // what is refused, policies refuse.
 func fenced(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	t.Helper()
-	remote := user.Cluster(t, "remote")
-	of := user.NewNamespace(t, remote)
+	of := fence(t)
+	return as(t, "system:serviceaccount:"+of.Name+":liqo-csi-remote"), of
+}
+
+// fence puts the fence around the identity of a home cluster, and around these subjects.
+func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
+	t.Helper()
+	of := user.NewNamespace(t, user.Cluster(t, "remote"))
 	helm, err := chart.New(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{
-		"only": true, "level": "fabric", "endpointCIDRs": reachable,
+		"only": true, "level": "fabric", "endpointCIDRs": reachable, "subjects": append([]rbacv1.Subject{}, subjects...),
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	of.Apply(string(manifests))
 	t.Cleanup(func() { unfence(t, of) })
-	config, err := remote.Config()
+	return of
+}
+
+// as calls the remote cluster as this user of these groups, with all rights.
+func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
+	t.Helper()
+	config, err := user.Cluster(t, "remote").Config()
 	if err != nil {
 		t.Fatal(err)
 	}
 	config = rest.CopyConfig(config)
-	config.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + of.Name + ":liqo-csi-remote", Groups: []string{"system:masters"},
-	}
+	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:masters")}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client, of
+	return client
 }
 
 // unfence removes what is in no namespace.
@@ -97,8 +107,33 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("endpoints", func(t *testing.T) {
 		slicesAreFenced(t, client, own.Name, of.Name)
 		slicesOfOthersStay(t, client, of.Client, own.Name)
+		slicesAreMended(t, client, of.Client, own.Name)
 	})
+	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, of.Name) })
+	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, of.Client, own.Name, of.Name) })
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
+}
+
+// Whoever has the rights of a home cluster is held to the same, however he is known there.
+func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
+	of := fence(t,
+		rbacv1.Subject{Kind: rbacv1.UserKind, Name: "e2e-user"},
+		rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "e2e-group"},
+		rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "account", Namespace: "e2e-accounts"},
+	)
+	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-foreign"}}
+	for what, client := range map[string]kubernetes.Interface{
+		"User":           as(t, "e2e-user"),
+		"Group":          as(t, "e2e-member", "e2e-group"),
+		"ServiceAccount": as(t, "system:serviceaccount:e2e-accounts:account"),
+	} {
+		of.Eventually("a foreign namespace to be refused to the "+what, func(ctx context.Context) (string, error) {
+			return refused(client.CoreV1().Namespaces().Create(ctx, foreign, dryRun()))("with the labels of its fabric"), nil
+		})
+	}
+	if complaint := refused(as(t, "e2e-other").CoreV1().Namespaces().Create(t.Context(), foreign, dryRun()))(""); complaint != "" {
+		t.Error("somebody else makes a namespace: ", complaint)
+	}
 }
 
 func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {

@@ -61,7 +61,9 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	if err := driver.DefineOffloading(ctx, home); err != nil {
 		return err
 	}
-	values := chart.Values{"fabric": driver.Fabric()}
+	fabric := driver.Fabric()
+	fabric["keepDaemonSetsOff"] = true
+	values := chart.Values{"fabric": fabric}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}

@@ -162,6 +162,14 @@ func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 			asker.waitAnswers(one.service, want)
 		}
 	}
+	for i, one := range all {
+		const event = "to which no route leads"
+		if len(one.pods["remote"]) > 0 {
+			tenants[i].WaitEvent("web", event, name)
+		} else {
+			tenants[i].WantNoEvent("web", event)
+		}
+	}
 	for _, n := range tenants {
 		// All at once: each takes its time.
 		if out, err := n.Kubectl("delete", "namespace", n.Name, "--wait=false"); err != nil {

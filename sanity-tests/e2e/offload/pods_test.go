@@ -293,6 +293,15 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	n.WaitReady("taken")
+	n.Pod("device", "", bare, func(pod *corev1.Pod) {
+		// What no other pod asks for: the node has room for these as before.
+		device := corev1.ResourceList{"example.test/device": resource.MustParse("1")}
+		pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: device, Limits: device}
+		// The scheduler would leave it here.
+		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
+	})
+	waits("device", "RemoteUnschedulable", "Insufficient example.test/device")
+	n.WaitEvent("device", "RemoteUnschedulable", "Insufficient example.test/device")
 
 	// In a namespace that is not offloaded nothing runs there.
 	home := user.NewNamespace(t, user.Cluster(t, "home"))

@@ -465,6 +465,21 @@ func TestNarrowerStrategyWarns(t *testing.T) {
 	n.unoffload()
 }
 
+// What runs stays where it is, and only what is made later goes by the strategy.
+func TestNarrowerStrategyEvictsNobody(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	n.Pod("web", "", bare)
+	before := n.WaitReady("web")
+	if out, err := n.Kubectl("patch", "nso", "offloading", "--type=merge", "-p", `{"spec": {"podOffloadingStrategy": "Local"}}`); err != nil {
+		t.Fatal(err, out)
+	}
+	n.waitPolicies(wish{strategy: "Local"})
+	if now := n.pod("web"); now.UID != before.UID || now.DeletionTimestamp != nil || now.Spec.NodeName != node {
+		t.Errorf("it is on %s, with the uid %s (was %s), deleted: %v", now.Spec.NodeName, now.UID, before.UID, now.DeletionTimestamp)
+	}
+	n.unoffload()
+}
+
 // The largest selector that can be written, and a pod with terms of its own: what the API
 // server allows expressions to cost is enough for it.
 func TestLargeSelectorsAreAffordable(t *testing.T) {

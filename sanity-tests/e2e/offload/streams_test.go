@@ -10,10 +10,21 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/rest"
+
+	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // kubectl runs kubectl at home as the pod's user does; each protocol in turn, where there are two.
@@ -119,4 +130,238 @@ func (n tenant) forwards(t *testing.T, webSockets bool) {
 	if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "hello\n" {
 		t.Errorf("port-forward: %v: %q", err, text)
 	}
+}
+
+// metricsKind stands for a metrics-server, which the lab has not: tests say what pods use.
+const metricsKind = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: pods.metrics.k8s.io
+  annotations: {api-approved.kubernetes.io: "unapproved, for tests"}
+spec:
+  group: metrics.k8s.io
+  scope: Namespaced
+  names: {kind: PodMetrics, plural: pods}
+  versions:
+    - name: v1beta1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+// running is a pod of a tenant, with its remote pod, of which it is said what it uses.
+type running struct {
+	tenant
+	node string
+}
+
+// runs offloads a namespace of its own into the clusters of this region, and starts a pod on the node.
+func runs(t *testing.T, home, there *clusters.Cluster, region, node string) running {
+	t.Helper()
+	n := running{tenant{user.NewNamespace(t, home), t}, node}
+	n.offload("--selector", "region="+region)
+	edits := []func(*corev1.Pod){bare, user.OnNode(node), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", "echo from " + region + "; sleep 2147483647"}
+	}}
+	n.Eventually("the policies to know the namespace", func(context.Context) (string, error) {
+		if _, err := n.create(user.NewPod("web", "", edits...)); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
+	n.Pod("web", "", edits...)
+	n.WaitReady("web")
+	made, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
+	remote := user.Existing(t, there, made)
+	pod, err := remote.Client.CoreV1().Pods(made).Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote.Apply(metricsKind)
+	t.Cleanup(func() {
+		command := exec.Command(there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	said := fmt.Sprintf(`
+apiVersion: metrics.k8s.io/v1beta1
+kind: PodMetrics
+metadata: {name: web, labels: {fabric.storage.liqo.io/home: %q}}
+timestamp: %q
+window: 15s
+containers: [{name: main, usage: {cpu: 100m, memory: 16Mi}}]
+`, pod.Labels["fabric.storage.liqo.io/home"], time.Now().UTC().Format(time.RFC3339))
+	remote.Eventually("what the pod uses to be written", func(context.Context) (string, error) {
+		if err := remote.TryApply(said); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
+	return n
+}
+
+// asked is what the node answers as a kubelet, by way of the API server, word for word.
+func (r running) asked(ctx context.Context, path string) (code int, text string) {
+	config, err := r.Cluster.Config()
+	if err != nil {
+		return 0, err.Error()
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return 0, err.Error()
+	}
+	url := fmt.Sprintf("%s/api/v1/nodes/%s/proxy/%s", config.Host, r.node, path)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
+}
+
+// Two virtual nodes: each is called at a port of its own, and has its own pods there and no others.
+// The cluster behind the second one is home itself, which is another one than the first by the uid
+// of its kube-system. The test runs alone: other namespaces would be offloaded into both.
+func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
+	prepare(t)
+	const second, secondNode = "offloaded-home", "virtual-home"
+	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
+	access, kubeconfig, err := driver.GiveAccess(t.Context(), home, nil)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		err := driver.Undeclare(ctx, home, second)
+		if access != nil {
+			err = errors.Join(err, access.Take(ctx))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fabric := map[string]any{"nodeName": secondNode, "labels": map[string]any{"region": "home"}}
+	if err := driver.Declare(t.Context(), home, second, kubeconfig, fabric); err != nil {
+		t.Fatal(err)
+	}
+	both := []running{runs(t, home, remote, "europe", node), runs(t, home, home, "home", secondNode)}
+	ports := map[int32]string{}
+	for _, one := range both {
+		found, err := one.Client.CoreV1().Nodes().Get(t.Context(), one.node, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := found.Status.DaemonEndpoints.KubeletEndpoint.Port
+		if other, isTaken := ports[port]; isTaken || port == 0 {
+			t.Errorf("%s and %q are both called at port %d", one.node, other, port)
+		}
+		ports[port] = one.node
+	}
+	for at, one := range both {
+		other := both[1-at]
+		one.Eventually("the log to be readable", func(ctx context.Context) (string, error) {
+			if code, text := one.asked(ctx, "containerLogs/"+one.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
+				return fmt.Sprintf("%d: %s", code, text), nil
+			}
+			return "", nil
+		})
+		code, text := one.asked(t.Context(), "containerLogs/"+other.Name+"/web/main")
+		if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
+			t.Errorf("%s has the log of a pod of %s: %d: %s", one.node, other.node, code, text)
+		}
+		one.Eventually("the node to say what its pod uses, and nothing of others", func(ctx context.Context) (string, error) {
+			code, text := one.asked(ctx, "metrics/resource")
+			if code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("namespace=%q", one.Name)) || !strings.Contains(text, "\nnode_memory_working_set_bytes ") {
+				return fmt.Sprintf("%d: %s", code, text), nil
+			}
+			if strings.Contains(text, fmt.Sprintf("namespace=%q", other.Name)) {
+				t.Errorf("%s tells of a pod of %s: %s", one.node, other.node, text)
+			}
+			return "", nil
+		})
+	}
+	both[0].unoffload()
+	both[1].isReachedUntilTheEnd(second)
+	both[1].unoffload()
+}
+
+// isReachedUntilTheEnd deletes the RemoteCluster while a PodDisruptionBudget keeps the pod, and then the
+// fabric: the node is called at the next leader, with the port of before.
+func (r running) isReachedUntilTheEnd(cluster string) {
+	t := r.t
+	t.Helper()
+	budgets := r.Client.PolicyV1().PodDisruptionBudgets(r.Name)
+	one := intstr.FromInt32(1)
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "keep"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: &one, Selector: &metav1.LabelSelector{},
+	}}
+	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := budgets.Delete(context.WithoutCancel(t.Context()), budget.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
+	r.Eventually("the budget to be counted", func(ctx context.Context) (string, error) {
+		found, err := budgets.Get(ctx, budget.Name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if found.Status.ObservedGeneration == 0 || found.Status.CurrentHealthy != 1 {
+			return fmt.Sprintf("it counts %+v", found.Status), nil
+		}
+		return "", nil
+	})
+	all, err := dynamicClient(r.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := all.Resource(clustersOf).Delete(t.Context(), cluster, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := func(ctx context.Context) (*corev1.Node, error) {
+		return r.Client.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
+	}
+	r.Eventually("the node to be cordoned", func(ctx context.Context) (string, error) {
+		found, err := endpoint(ctx)
+		if err != nil {
+			return "", err
+		}
+		if !found.Spec.Unschedulable {
+			return "it is not", nil
+		}
+		return "", nil
+	})
+	before, err := endpoint(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.killFabric()
+	r.Eventually("the log to be readable at the next leader", func(ctx context.Context) (string, error) {
+		now, err := endpoint(ctx)
+		if err != nil {
+			return "", err
+		}
+		if was := before.Status.Addresses; reflect.DeepEqual(now.Status.Addresses, was) {
+			return fmt.Sprintf("the node has the addresses %v still", was), nil
+		}
+		if now, was := now.Status.DaemonEndpoints, before.Status.DaemonEndpoints; now != was {
+			return fmt.Sprintf("it has the port %v, and had %v", now, was), nil
+		}
+		if code, text := r.asked(ctx, "containerLogs/"+r.Name+"/web/main"); code != http.StatusOK || !strings.HasPrefix(text, "from ") {
+			return fmt.Sprintf("%d: %s", code, text), nil
+		}
+		return "", nil
+	})
 }

@@ -316,7 +316,7 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 
 // A ClusterRole is gone and its binding is not: the API server cannot tell what is allowed,
 // and says so. That is no reason to take a volume for deleted whose PV may not be read.
-func TestVolumeIsNotTakenForDeletedWhileRightsCannotBeTold(t *testing.T) {
+func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 	p, rights := restricted(t, "namespaced")
 	found := p.written()
 	roles := p.remote.Client.RbacV1().ClusterRoles()

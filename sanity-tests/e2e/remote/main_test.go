@@ -87,7 +87,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	}
 	values := chart.Values{
 		"liqo":                      chart.Values{"tenantNamespaces": tenantNamespaces()},
-		"allowedRealStorageClasses": []string{annotatedClass, namedClass},
+		"allowedRealStorageClasses": []string{annotatedClass, namedClass, movedClass},
 		"carriedAnnotations":        []string{"cost-center"},
 	}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {

@@ -16,6 +16,9 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
+// movedClass is one to which a volume moves within the remote cluster.
+const movedClass = "e2e-moved"
+
 // counting writes one number after the other, each when the one before is on the disk, and goes on
 // where it was stopped.
 const counting = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
@@ -54,6 +57,8 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s after the way back, and had %s", now, uid)
 	}
+	// The sources of both are still kept.
+	p.forgetMoves(t)
 }
 
 // A device moves to another cluster, without its pods, and back, beside them.
@@ -215,6 +220,55 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
 	}
+}
+
+// Within one remote cluster a volume moves to another class and back while it is written to. Pods
+// there find it under the name of the claim all the time.
+func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
+	p := offloaded(t)
+	p.remote.Class(notToldOf(movedClass))
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	pod := p.home.Set("counter", "data", preferring([]string{p.node}, []string{p.node}), func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", counting}
+	})
+	p.home.WaitOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	uid, count := p.claimUID("data"), p.numbers(p.remote, pod)
+	was := p.home.FollowTo(p.remote, "data")
+
+	for _, leg := range []struct {
+		class string
+		move  func()
+	}{
+		{movedClass, func() {
+			p.move(t, "data", "--target-node", p.node, "--storage-class", movedClass, "--evict")
+		}},
+		{*was.Twin.Spec.StorageClassName, func() {
+			name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.run(t, "move", "undo", name, "-n", p.home.Name)
+		}},
+	} {
+		leg.move()
+		p.home.WaitOn(pod, p.node)
+		p.remote.WaitReady(pod)
+		now := p.numbers(p.remote, pod)
+		if now < count {
+			t.Errorf("in class %s there are %d numbers, and %d had been written", leg.class, now, count)
+		}
+		count = now
+		if now := p.claimUID("data"); now != uid {
+			t.Errorf("the claim has the uid %s, and had %s", now, uid)
+		}
+		found := p.home.FollowTo(p.remote, "data")
+		if found.Twin.Name != "data" || *found.Twin.Spec.StorageClassName != leg.class || found.Real.Name == was.Real.Name {
+			t.Errorf("the twin %s of class %s has the volume %s", found.Twin.Name, *found.Twin.Spec.StorageClassName, found.Real.Name)
+		}
+		was = found
+	}
+	p.forgetMoves(t)
 }
 
 // forgetMoves deletes all moves, and with that what is kept at their sources.

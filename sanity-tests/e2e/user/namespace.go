@@ -121,6 +121,9 @@ func (n *Namespace) volumesLeft(ctx context.Context) (string, error) {
 func (n *Namespace) report() {
 	for _, args := range [][]string{
 		{"get", "pods,pvc,volumesnapshots", "-o", "wide"},
+		{"get", "volumemoves", "-o", "jsonpath={range .items[*]}{.metadata.name}: {.status}{\"\\n\"}{end}"},
+		{"get", "volumeattachments", "-o", "custom-columns=VOLUME:.spec.source.persistentVolumeName,NODE:.spec.nodeName,ATTACHED:.status.attached,DELETED:.metadata.deletionTimestamp,ERROR:.status.detachError.message"},
+		{"get", "nodes", "-o", "custom-columns=NODE:.metadata.name,INUSE:.status.volumesInUse"},
 		{"get", "events", "--sort-by=.lastTimestamp", "-o", "custom-columns=OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

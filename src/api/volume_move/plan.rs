@@ -58,22 +58,23 @@ impl VolumeMove {
 }
 
 impl PlannedClaim {
-    /// As it stands in the status.
+    /// As it stands in the status, but for the classes and the nodes: those are noted for people and for
+    /// the way back, and no step rests on them.
     #[must_use]
     pub fn to_status(&self) -> ClaimStatus {
-        let twin = |twin: &PlannedTwin, class: Option<String>| TwinReference {
+        let twin = |twin: &PlannedTwin| TwinReference {
             cluster: twin.id.cluster.to_string(),
             namespace: twin.place.namespace.clone(),
             name: twin.place.name.clone(),
-            storage_class_name: class,
+            ..TwinReference::default()
         };
         ClaimStatus {
             name: self.claim.name.name.clone(),
             uid: Some(self.claim.uid.clone()),
             volume_handle: Some(self.source.id.to_string()),
             epoch: Some(self.target.id.epoch),
-            source: Some(twin(&self.source, None)),
-            target: Some(twin(&self.target, None)),
+            source: Some(twin(&self.source)),
+            target: Some(twin(&self.target)),
             ..ClaimStatus::default()
         }
     }

@@ -155,6 +155,12 @@ pub struct TwinReference {
     /// Its storage class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_class_name: Option<String>,
+
+    /// The nodes of the home cluster from which its volume could be used, if not all could: at most
+    /// 16, those first from which all volumes of the move could be used. Only of a source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub nodes: Vec<String>,
 }
 
 /// How much of something is copied.

@@ -35,7 +35,7 @@ pub(super) struct VolumeArgs {
     /// The cluster in which it is to be, whichever node.
     #[arg(long, value_name = "ID")]
     target_cluster: Option<String>,
-    /// The real storage class there [default: as for a new claim].
+    /// The real storage class there, if the driver's allow-list has it [default: as for a new claim].
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
     /// Another claim that the same pods mount: it is moved with this one.

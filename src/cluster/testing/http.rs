@@ -123,7 +123,7 @@ fn act(
         Method::GET if is_api(path) && store.get(path).is_none() => {
             return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
         }
-        Method::GET => store.get(path).ok_or(Refused::Absent),
+        Method::GET => store.get(object).ok_or(Refused::Absent),
         // Whoever asks may do everything.
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
             let mut review = sent();

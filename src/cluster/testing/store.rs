@@ -223,6 +223,14 @@ pub(super) enum Lists {
 
 fn merge(object: &mut Value, patch: &Value, lists: Lists) {
     if let (Lists::ByType, Some(there), Some(changes)) = (lists, object.as_array_mut(), patch.as_array()) {
+        if changes.iter().any(|it| it["$patch"] == "replace") {
+            *there = changes
+                .iter()
+                .filter(|it| it["$patch"].is_null())
+                .cloned()
+                .collect();
+            return;
+        }
         for change in changes {
             match there.iter_mut().find(|one| one["type"] == change["type"]) {
                 Some(one) => merge(one, change, lists),

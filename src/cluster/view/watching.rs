@@ -6,6 +6,7 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, Resource, ResourceExt,
+    core::Status,
     runtime::{utils::Backoff, watcher},
 };
 use serde::de::DeserializeOwned;
@@ -21,6 +22,9 @@ const WATCH_SECONDS: u32 = 60;
 /// Longest silence on a connection: API servers end each of our watches before.
 pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 const PAGE: u32 = 250;
+/// A kind that is not served may be defined at any moment, and somebody wait for it. To be told so
+/// costs next to nothing.
+const PAUSE_WHILE_NOT_SERVED: Duration = Duration::from_secs(5);
 /// Before it is tried again.
 const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
 /// A watch that was interrupted and resumed says so only by the next change. When nothing has
@@ -107,6 +111,7 @@ impl<S: Slim> View<S> {
         let mut events = watch();
         let mut pauses = watcher::DefaultBackoff::default();
         let (mut is_listing, mut was_refused) = (true, false);
+        let mut was_unserved = false;
         loop {
             let Ok(event) = time::timeout(RUNS_AGAIN, events.try_next()).await else {
                 if !is_listing {
@@ -132,7 +137,7 @@ impl<S: Slim> View<S> {
                     }
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
-                    is_listing = false;
+                    (is_listing, was_unserved) = (false, false);
                     self.replace(std::mem::take(&mut listed));
                     self.set_outdated(false);
                     // What may be listed and not watched must not be listed again and again.
@@ -153,9 +158,13 @@ impl<S: Slim> View<S> {
                 }
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    tracing::warn!(error = plain(&error), "a watch was interrupted");
+                    let is_unserved = status(&error).is_some_and(|it| it.code == 404);
+                    if !(is_unserved && was_unserved) {
+                        tracing::warn!(error = plain(&error), "a watch was interrupted");
+                    }
+                    was_unserved = is_unserved;
                     self.set_outdated(true);
-                    time::sleep(pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)).await;
+                    time::sleep(pause(&error, &mut pauses)).await;
                     was_refused = is_refused(&error);
                     if was_refused {
                         // A new list says when it is allowed again; a resumed watch would not.
@@ -167,22 +176,57 @@ impl<S: Slim> View<S> {
     }
 }
 
+/// Before it is tried again.
+fn pause(error: &watcher::Error, pauses: &mut impl Backoff) -> Duration {
+    if status(error).is_some_and(|it| it.code == 404) {
+        return PAUSE_WHILE_NOT_SERVED;
+    }
+    pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)
+}
+
 /// Whether the API server answered that this must not, or cannot, be watched.
 fn is_refused(error: &watcher::Error) -> bool {
+    status(error).is_some_and(|it| matches!(it.code, 401 | 403 | 404))
+}
+
+/// What the API server answered.
+fn status(error: &watcher::Error) -> Option<&Status> {
     use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
-    let (InitialListFailed(kube::Error::Api(status))
-    | WatchStartFailed(kube::Error::Api(status))
-    | WatchFailed(kube::Error::Api(status))
-    | WatchError(status)) = error
-    else {
-        return false;
-    };
-    matches!(status.code, 401 | 403 | 404)
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => Some(status),
+        _ => None,
+    }
 }
 
 fn key<K: Resource>(object: &K) -> String {
     match object.namespace() {
         Some(namespace) => format!("{namespace}/{}", object.name_any()),
         None => object.name_any(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16) -> watcher::Error {
+        let status = Status {
+            code,
+            ..Status::failure("scripted", "Scripted")
+        };
+        watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+    }
+
+    #[test]
+    fn a_kind_that_may_be_defined_is_looked_for_soon_however_often_it_was_missed() {
+        let mut pauses = watcher::DefaultBackoff::default();
+        for _ in 0..20 {
+            assert_eq!(pause(&answer(404), &mut pauses), Duration::from_secs(5));
+        }
+        let other: Vec<_> = (0..20).map(|_| pause(&answer(500), &mut pauses)).collect();
+        assert!(other[19] > Duration::from_secs(20), "{other:?}");
     }
 }

@@ -7,7 +7,10 @@ mod object;
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,7 +22,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::{Resource, ResourceExt, api::ObjectMeta};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
@@ -28,17 +31,20 @@ use self::{
     count::Census,
     object::{Health, Marks, differs, status, status_patch},
 };
-use super::places::{Place, Places};
+use super::{
+    places::{Place, Places},
+    ports::{Endpoints, port_of},
+};
 use crate::{
     api::{
         fabric::Fabric,
-        namespace_offloading::READY,
+        namespace_offloading::{NamespaceOffloading, READY},
         remote_cluster::{RemoteCluster, VirtualNodeStatus},
     },
-    cluster::{ApiError, Cause, Precondition, has_finalizer, unless_conflict},
+    cluster::{ApiError, Cause, Precondition, events::Events, has_finalizer, unless_conflict},
     fleet::Link,
     observe::crash::{self, Step},
-    offload::pods::FINALIZER as POD_FINALIZER,
+    offload::{Port, pods::FINALIZER as POD_FINALIZER},
     reconcile::Rounds,
     topology::FABRIC_NODE,
     volume::ClusterId,
@@ -52,14 +58,24 @@ const LEASES: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
 /// The status is written so often even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_mins(1);
+/// What the API server dropped is written again after so long: the definition of `RemoteClusters` may
+/// have been updated meanwhile.
+const DROPPED_AGAIN: Duration = Duration::from_mins(1);
 
 /// Where the API server finds the logs of its pods.
 #[derive(Clone, Copy, Debug)]
-pub struct Endpoint {
+struct Endpoint {
     /// The address of this process.
-    pub address: IpAddr,
-    /// Its port.
-    pub port: u16,
+    address: IpAddr,
+    /// The port that is this node's.
+    port: u16,
+}
+
+/// What was written of which the API server has kept only a part.
+struct Dropped {
+    wanted: VirtualNodeStatus,
+    kept: VirtualNodeStatus,
+    when: Instant,
 }
 
 /// The loop for one node.
@@ -67,9 +83,13 @@ pub(super) struct NodeKeeper<'a> {
     places: &'a Places<'a>,
     cluster: ClusterId,
     name: String,
-    endpoint: Option<Endpoint>,
+    endpoints: Endpoints,
+    events: Events,
     swept: watch::Receiver<bool>,
     written: Mutex<Option<Instant>>,
+    lacks_port: AtomicBool,
+    has_old_definition: AtomicBool,
+    dropped: Mutex<Option<Dropped>>,
     /// Made of what is known when the cluster is looked at first.
     census: tokio::sync::Mutex<Option<Census>>,
 }
@@ -79,16 +99,20 @@ impl<'a> NodeKeeper<'a> {
         places: &'a Places<'a>,
         cluster: ClusterId,
         name: String,
-        endpoint: Option<Endpoint>,
+        endpoints: Endpoints,
         swept: watch::Receiver<bool>,
     ) -> Self {
         Self {
             places,
             cluster,
             name,
-            endpoint,
+            endpoints,
+            events: Events::new(places.home.client().clone()),
             swept,
             written: Mutex::default(),
+            lacks_port: AtomicBool::default(),
+            has_old_definition: AtomicBool::default(),
+            dropped: Mutex::default(),
             census: tokio::sync::Mutex::default(),
         }
     }
@@ -105,6 +129,11 @@ impl<'a> NodeKeeper<'a> {
         if !has_finalizer(object, FINALIZER) {
             self.hold(object, true).await?;
         }
+        self.refresh(object, fabric).await
+    }
+
+    /// The node as it should be, with how its cluster is and where it is called.
+    async fn refresh(&self, object: &RemoteCluster, fabric: &Fabric) -> Result<(), ApiError> {
         let place = self.places.reach(&self.cluster).await;
         let mut census = self.census.lock().await;
         let kept = kept(object);
@@ -113,13 +142,23 @@ impl<'a> NodeKeeper<'a> {
         // Without it Kubernetes evicts the pods of a cluster that is well.
         let node = self.node(&marks, &kept).await?;
         self.renew_lease(&node).await?;
+        if object.metadata.deletion_timestamp.is_some() {
+            self.cordon(&node).await?;
+        }
         let counted = census.count(fabric, place.as_ref().ok()).await;
         let health = self.health(&place, &node).await;
-        let endpoint = self.endpoint.as_ref();
-        let status = status(&node, endpoint, &counted, &health, self.version());
+        let port = self.port(object).await;
+        let status = status(
+            &node,
+            self.endpoint(port).as_ref(),
+            &counted,
+            &health,
+            self.version(),
+        );
         let marks = self.marks(fabric, &counted);
         let now = VirtualNodeStatus {
             cluster_uid: kept.cluster_uid.clone(),
+            port: port.map(Port::number),
             cluster_labels: counted.labels(),
             ..marks.of_others(&node)
         };
@@ -130,6 +169,42 @@ impl<'a> NodeKeeper<'a> {
         said
     }
 
+    /// The port at which the node is called. That there is none is told.
+    async fn port(&self, object: &RemoteCluster) -> Option<Port> {
+        let (clusters, ports) = (
+            self.places.home.views().remote_clusters.all(),
+            &self.endpoints.ports,
+        );
+        let port = port_of(&clusters, ports, self.cluster.as_str());
+        let had_none = self.lacks_port.swap(port.is_none(), Ordering::Relaxed);
+        if port.is_none() && !had_none {
+            let why = format!(
+                "the fabric has {} ports for virtual nodes, and none is left for the node {}. Raise fabric.streams.ports of \
+                 the chart",
+                ports.len(),
+                self.name
+            );
+            self.warn_of_port(object, "NoPortLeft", &why).await;
+        }
+        port
+    }
+
+    async fn warn_of_port(&self, object: &RemoteCluster, reason: &'static str, why: &str) {
+        let note = format!("Pods there have no logs, exec, attach, port-forward and metrics: {why}");
+        tracing::warn!(cluster = %self.cluster, note, "a virtual node has no port");
+        self.events
+            .warn_object(object.object_ref(&()), reason, &note)
+            .await;
+    }
+
+    /// Where the API server is to call, once all replicas know whose the port is.
+    fn endpoint(&self, port: Option<Port>) -> Option<Endpoint> {
+        match (self.endpoints.address, port) {
+            (Some(address), Some(Port::Held(port))) => Some(Endpoint { address, port }),
+            _ => None,
+        }
+    }
+
     fn marks(&self, fabric: &Fabric, counted: &count::Counted) -> Marks {
         Marks::of(&self.name, self.cluster.as_str(), fabric, counted)
     }
@@ -137,10 +212,10 @@ impl<'a> NodeKeeper<'a> {
     /// Keeps what others have set on the node, and what the cluster says of itself, where the node
     /// cannot take it along.
     async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
-        if kept == now {
+        if kept == now || self.was_dropped(kept, now) {
             return Ok(());
         }
-        let mut whole = json!({"clusterLabels": null, "labels": null, "taints": null, "unschedulable": null});
+        let mut whole = json!({"port": null, "clusterLabels": null, "labels": null, "taints": null, "unschedulable": null});
         if let (Some(whole), Ok(Value::Object(said))) = (whole.as_object_mut(), serde_json::to_value(now)) {
             whole.extend(said);
         }
@@ -156,7 +231,32 @@ impl<'a> NodeKeeper<'a> {
         let all = self.places.home.all::<RemoteCluster>();
         let patch = json!({"status": {"virtualNode": whole}});
         let written = all.merge_status(self.cluster.as_str(), &patch);
-        crash::around(Step::FabricNodeRemember, written).await.map(drop)
+        let Some(object) = crash::around(Step::FabricNodeRemember, written).await? else {
+            return Ok(());
+        };
+        // Helm does not upgrade definitions, and an API server drops the fields that they lack.
+        let kept = self::kept(&object);
+        let is_old = kept.port != now.port;
+        let dropped = (kept != *now).then(|| Dropped {
+            wanted: now.clone(),
+            kept,
+            when: Instant::now(),
+        });
+        *self.dropped.lock().unwrap_or_else(PoisonError::into_inner) = dropped;
+        if is_old && !self.has_old_definition.swap(true, Ordering::Relaxed) {
+            let why = "the CustomResourceDefinition remoteclusters.storage.liqo.io is older than this driver and keeps no \
+                       port of the node. Apply those of the chart's folder crds (liqo-csi crds prints them)";
+            self.warn_of_port(&object, "DefinitionOutdated", why).await;
+        }
+        Ok(())
+    }
+
+    /// Whether just this was written a moment ago, and this is what the API server has kept of it.
+    fn was_dropped(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> bool {
+        let dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        dropped
+            .as_ref()
+            .is_some_and(|it| it.wanted == *now && it.kept == *kept && it.when.elapsed() < DROPPED_AGAIN)
     }
 
     /// The node, made if it is not there.
@@ -301,53 +401,56 @@ impl<'a> NodeKeeper<'a> {
     /// The `RemoteCluster` is being deleted: nothing new comes, and when nothing is there any
     /// more the node goes.
     async fn leave(&self, object: &RemoteCluster) -> Result<(), ApiError> {
-        let nodes = self.places.home.all::<Node>();
         let is_used = self.is_used().await?;
-        let node = match &object.spec.fabric {
-            // Without it nobody could swear that a silent cluster is dead.
-            Some(fabric) if is_used => {
-                let kept = kept(object);
-                let known = Census::after(kept.cluster_labels.clone()).known(fabric);
-                Some(self.node(&self.marks(fabric, &known), &kept).await?)
+        if let (true, Some(fabric)) = (is_used, &object.spec.fabric) {
+            // What still runs there has logs, and nobody could declare a silent cluster out of service
+            // whose node does not say how it is.
+            return self.refresh(object, fabric).await;
+        }
+        let nodes = self.places.home.all::<Node>();
+        let node = nodes.get(&self.name).await?;
+        let is_ours =
+            |it: &Node| it.labels().get(FABRIC_NODE).map(String::as_str) == Some(self.cluster.as_str());
+        if let Some(node) = node.filter(is_ours) {
+            self.cordon(&node).await?;
+            if is_used {
+                return self.renew_lease(&node).await;
             }
-            _ => nodes.get(&self.name).await?,
-        };
-        if let Some(node) = node {
-            let is_ours = node.labels().get(FABRIC_NODE).map(String::as_str) == Some(self.cluster.as_str());
-            if is_ours
-                && !node
-                    .spec
-                    .as_ref()
-                    .and_then(|it| it.unschedulable)
-                    .unwrap_or_default()
-            {
-                let patch = json!({"metadata": {"uid": node.uid()}, "spec": {"unschedulable": true}});
-                crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch)).await?;
-            }
-            if is_ours {
-                self.renew_lease(&node).await?;
-                if is_used {
-                    return Ok(());
-                }
-                let exactly = Precondition {
-                    uid: node.uid().unwrap_or_default(),
-                    resource_version: None,
-                };
-                crash::around(Step::FabricNodeDelete, nodes.delete(&self.name, exactly)).await?;
-                tracing::info!(node = self.name, "deleted a virtual node");
-            }
+            let exactly = Precondition {
+                uid: node.uid().unwrap_or_default(),
+                resource_version: None,
+            };
+            crash::around(Step::FabricNodeDelete, nodes.delete(&self.name, exactly)).await?;
+            tracing::info!(node = self.name, "deleted a virtual node");
         }
         self.hold(object, false).await
     }
 
+    async fn cordon(&self, node: &Node) -> Result<(), ApiError> {
+        if node
+            .spec
+            .as_ref()
+            .is_some_and(|it| it.unschedulable == Some(true))
+        {
+            return Ok(());
+        }
+        let nodes = self.places.home.all::<Node>();
+        let patch = json!({"metadata": {"uid": node.uid()}, "spec": {"unschedulable": true}});
+        crash::around(Step::FabricNodeWrite, nodes.merge(&self.name, &patch))
+            .await
+            .map(drop)
+    }
+
     /// Whether namespaces are there, or pods that may run there.
     async fn is_used(&self) -> Result<bool, ApiError> {
-        let offloadings = self.places.home.views().offloadings.all();
-        if offloadings
-            .iter()
-            .any(|one| one.condition(self.cluster.as_str(), READY).is_some())
-        {
-            return Ok(true);
+        // Read live: whoever has just begun to lead knows of none.
+        let offloadings = self.places.home.all::<NamespaceOffloading>();
+        let is_there = |one: NamespaceOffloading| one.condition(self.cluster.as_str(), READY).map(drop);
+        match offloadings.pick(None, None, is_there).await {
+            // Their kind is not defined.
+            Err(error) if matches!(error.cause, Cause::NotFound(_)) => {}
+            found if found.as_ref().is_ok_and(Vec::is_empty) => {}
+            found => return found.map(|_| true),
         }
         let of_node = format!("spec.nodeName={}", self.name);
         let pods = self.places.home.all::<Pod>();
@@ -406,3 +509,6 @@ impl Rounds for NodeKeeper<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

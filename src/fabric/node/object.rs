@@ -24,7 +24,8 @@ pub(super) const VIRTUAL: &str = "virtual-node";
 /// Annotation: which labels and taints are the fabric's, to be taken off when they are not wanted
 /// any more.
 const OURS: &str = "fabric.storage.liqo.io/ours";
-/// Taints that Kubernetes puts on nodes and takes off, or that an administrator swears by.
+/// Taints that Kubernetes puts on nodes and takes off, or by which an administrator declares them out of
+/// service.
 const KUBERNETES: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
 
 /// How the cluster is.
@@ -183,6 +184,7 @@ impl Marks {
         let spec = node.spec.as_ref();
         VirtualNodeStatus {
             cluster_uid: None,
+            port: None,
             cluster_labels: BTreeMap::new(),
             labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
             taints: taints.map(crate::api::remote_cluster::KeptTaint::from).collect(),
@@ -251,11 +253,12 @@ pub(super) fn status(
         status["capacity"] = json!(amounts);
         status["allocatable"] = json!(amounts);
     }
-    if let Some(endpoint) = endpoint {
-        // A host name would come first where the API server looks for the address.
-        status["addresses"] = json!([{"type": "InternalIP", "address": endpoint.address}]);
-        status["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": endpoint.port}});
-    }
+    // A host name would come first where the API server looks for the address. Without a port of its
+    // own it has none: another node's would answer there.
+    let addresses = endpoint.map(|it| json!({"type": "InternalIP", "address": it.address}));
+    status["addresses"] = addresses.into_iter().collect();
+    let port = endpoint.map_or(0, |it| it.port);
+    status["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": port}});
     status
 }
 
@@ -277,7 +280,8 @@ pub(super) fn status_patch(node: &Node, status: &Value) -> Value {
             wanted[field][name] = Value::Null;
         }
     }
-    if let Some(addresses) = wanted["addresses"].as_array_mut() {
+    let has_some = now["addresses"].as_array().is_some_and(|it| !it.is_empty());
+    if let Some(addresses) = wanted["addresses"].as_array_mut().filter(|_| has_some) {
         addresses.push(json!({"$patch": "replace"}));
     }
     json!({"metadata": {"uid": node.uid()}, "status": wanted})
@@ -299,8 +303,17 @@ pub(super) fn differs(node: &Node, status: &Value) -> bool {
     fields.any(|(field, value)| match field.as_str() {
         "conditions" => timeless(status).iter().any(|one| !conditions.contains(one)),
         "capacity" | "allocatable" => !same_amounts(&now[field], value),
+        "addresses" => {
+            now[field].as_array().unwrap_or(&Vec::new()) != value.as_array().unwrap_or(&Vec::new())
+        }
+        "daemonEndpoints" => port_in(&now[field]) != port_in(value),
         _ => now[field] != *value,
     })
+}
+
+/// The port that a node names; 0 for none.
+fn port_in(endpoints: &Value) -> u64 {
+    endpoints["kubeletEndpoint"]["Port"].as_u64().unwrap_or_default()
 }
 
 /// Whether two lists of amounts say the same, however they spell it.
@@ -314,7 +327,8 @@ fn same_amounts(a: &Value, b: &Value) -> bool {
         })
 }
 
-/// Whether an administrator swears that nothing runs on a node any more (KEP 2268).
+/// Whether an administrator has declared a node out of service: that nothing runs on it any more
+/// (KEP 2268).
 pub(in crate::fabric) fn is_out_of_service(node: &Node) -> bool {
     taints_of(node).any(|it| it.key == OUT_OF_SERVICE)
 }

@@ -20,8 +20,8 @@ use crate::{
     },
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, Waiting, decide_pod, final_status,
-        remote_pod, remote_status, started_status, unreachable_status, waiting_status,
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
+        final_status, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
 };
 
@@ -102,11 +102,9 @@ impl Writer<'_> {
 
     /// It says what it waits for, in an event too if that is new; for how long it is left alone.
     async fn say(&self, home: &RawPod, waiting: &Waiting) -> Result<Duration, ApiError> {
-        let is_new = home.status["reason"] != waiting.reason;
         let written = self.write_status(home, &waiting_status(waiting)).await?;
-        if is_new && written.is_some() {
-            let (about, Waiting { reason, message }) = (reference(home), waiting);
-            self.pods.events.warn_object(about, reason, message).await;
+        if written.is_some() {
+            self.tell(home, waiting.reason, &waiting.message).await;
         }
         Ok(self
             .pods
@@ -114,12 +112,20 @@ impl Writer<'_> {
             .note(self.look.key, self.look.print, waiting.reason))
     }
 
+    /// Tells in an event why a home pod, as it was, now waits, if that is new.
+    async fn tell(&self, home: &RawPod, reason: &str, why: &str) {
+        if home.status["reason"] != reason {
+            let events = &self.pods.events;
+            events.warn_object(reference(home), reason, why).await;
+        }
+    }
+
     /// What waits for its cluster is not ready meanwhile, and is looked at again.
     async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
         let There::Unknown(why) = &facts.there else {
             return Ok(matches!(facts.there, There::Unseen).then_some(POLL));
         };
-        tracing::debug!(pod = self.look.key, why, "it cannot be told how a pod is");
+        tracing::debug!(pod = self.look.key, why, "it is not known how a pod is");
         if self.look.place.is_err() && !home.as_home().ended {
             self.write_status(home, &unreachable_status(&home.json(), &now()))
                 .await?;
@@ -213,7 +219,12 @@ impl Writer<'_> {
         }
         let addresses = self.addresses(home, remote).await;
         let status = remote_status(&home.json(), &remote.json(), &addresses);
-        self.write_status(home, &status).await?;
+        let written = self.write_status(home, &status).await?;
+        if written.is_some() && status["reason"] == UNSCHEDULABLE {
+            let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
+            let note = format!("no node of the cluster {cluster} takes it: {why}");
+            self.tell(home, UNSCHEDULABLE, &note).await;
+        }
         Ok(again)
     }
 

@@ -67,7 +67,7 @@ impl Pods<'_> {
         let facts = PodFacts {
             home: Some(state),
             obstacle: self.obstacle(&look, &home, &there).await?,
-            sworn: self.is_sworn(&look, &home, &there).await?,
+            out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
             there,
         };
         Writer { pods: self, look }
@@ -190,7 +190,7 @@ impl Pods<'_> {
                 home: None,
                 there: look.classified(),
                 obstacle: None,
-                sworn: false,
+                out_of_service: false,
             };
             let again = Writer { pods: self, look }
                 .carry_out(&facts, decide_pod(&facts))
@@ -202,7 +202,12 @@ impl Pods<'_> {
 
     /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
     /// any more, while nobody can be asked (KEP 2268).
-    async fn is_sworn(&self, look: &Look<'_>, home: &RawPod, there: &There) -> Result<bool, ApiError> {
+    async fn is_declared_out_of_service(
+        &self,
+        look: &Look<'_>,
+        home: &RawPod,
+        there: &There,
+    ) -> Result<bool, ApiError> {
         let node = home.spec["nodeName"].as_str();
         let ends = home.as_home().deleting;
         let (There::Unknown(_), Err(_), Some(_), Some(node)) = (there, &look.place, ends, node) else {

@@ -6,6 +6,7 @@ mod act;
 mod addresses;
 mod changes;
 mod look;
+mod services;
 mod usage;
 mod waits;
 mod watches;
@@ -91,9 +92,9 @@ impl<'a> Pods<'a> {
         }
     }
 
-    /// Looks after them, and says what they use, for ever.
+    /// Looks after them, and says what they use and which Services lead to none of them, for ever.
     pub(super) async fn run(self) {
-        tokio::join!(self.look_after(), self.meter());
+        tokio::join!(self.look_after(), self.meter(), self.watch_services());
     }
 
     async fn look_after(&self) {

@@ -19,11 +19,14 @@ use crate::{
         Rights,
         testing::{Act, FakeApi, Fault, Life},
     },
+    fabric::reflect::Source,
     fleet::{Link, Registry},
+    offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
 };
 
 mod changes;
+mod services;
 mod usage;
 mod waits;
 
@@ -90,6 +93,11 @@ impl World {
     }
 
     async fn run(&self) {
+        self.with_pods(async |pods| pods.run().await).await;
+    }
+
+    /// Does this with the pods of the node.
+    async fn with_pods(&self, act: impl AsyncFnOnce(Pods<'_>)) {
         let home = self.home.cluster_unwatched().await;
         let link = if self.is_silent.load(Ordering::Relaxed) {
             Link::Unreachable("no route".into())
@@ -106,11 +114,17 @@ impl World {
         };
         let registry = Registry::fixed([(declared, link)]);
         let places = Places::new(&home, &registry);
+        let marks = Marks {
+            home: "home".to_owned(),
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+        };
+        let source = Source::new(&home, "shop", &marks);
+        places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept)
-            .run()
-            .await;
+        let pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        act(pods).await;
     }
 
     /// Runs what is not gated, as a kubelet does.
@@ -366,7 +380,7 @@ async fn a_pod_that_is_made_late_never_starts() {
 }
 
 #[tokio::test]
-async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_somebody_swears() {
+async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_its_node_is_declared_out_of_service() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.home.change(POD, |pod| {
@@ -387,8 +401,8 @@ async fn the_name_of_a_pod_in_a_lost_cluster_is_free_when_somebody_swears() {
     };
     world.run_until(asked).await;
     assert!(world.home.object(POD).is_some());
-    let sworn = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
-    world.home.change(node, |node| node["spec"]["taints"] = sworn);
+    let taints = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+    world.home.change(node, |node| node["spec"]["taints"] = taints);
     world.run_until(|world| world.home.object(POD).is_none()).await;
     // What still ran is ended when the cluster answers again.
     world.is_silent.store(false, Ordering::Relaxed);

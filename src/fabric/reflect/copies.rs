@@ -360,7 +360,7 @@ impl Copies {
 
     /// This was written, and became that.
     fn note<K: Copied>(&self, wanted: &Wanted, became: Option<K>, what: &str) {
-        let Original { copy, print } = &wanted.original;
+        let Original { copy, print, .. } = &wanted.original;
         let key = key(K::KIND, copy);
         self.say(&key, what);
         self.memory().brake.note(key, print.clone());

@@ -24,11 +24,11 @@ use kube::ResourceExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+pub(super) use self::source::Source;
 use self::{
     bindings::Bindings,
     mirror::Mirror,
     routes::{Current, is_routed, routes},
-    source::Source,
 };
 use super::{
     Idle,
@@ -227,6 +227,7 @@ impl Rounds for Reflection<'_> {
         if self.is_idle() {
             self.mirrors.clear();
             self.sources.clear();
+            self.places.show_sources(&self.sources);
             return Ok(());
         }
         let places = self.wanted().await;
@@ -249,6 +250,7 @@ impl Rounds for Reflection<'_> {
                 outcome = outcome.and(self.start(place, there).await);
             }
         }
+        self.places.show_sources(&self.sources);
         outcome
     }
 }

@@ -72,7 +72,7 @@ pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
 }
 
 /// A namespace at home.
-pub(super) struct Source {
+pub(in crate::fabric) struct Source {
     objects: PerKind<Original, Slice>,
     /// How fast events are made in it.
     pace: Mutex<Pace>,
@@ -140,7 +140,8 @@ impl Slim for Original {
     }
 
     fn text(&self) -> usize {
-        self.copy.len() + self.print.text()
+        let selector = self.selector.iter().map(|(key, value)| key.len() + value.len());
+        self.copy.len() + self.print.text() + selector.sum::<usize>()
     }
 }
 
@@ -166,7 +167,7 @@ impl Slim for Glimpse {
 }
 
 impl Source {
-    pub(super) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
+    pub(in crate::fabric) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
         fn watch<K: Copied>(home: &Cluster, namespace: &str, marks: &Marks) -> Watched<Original> {
             let marks = marks.clone();
             let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
@@ -189,7 +190,8 @@ impl Source {
         self.objects.view(kind)
     }
 
-    pub(super) fn services(&self) -> &Watched<Original> {
+    /// Its Services, but for those that are not copied.
+    pub(in crate::fabric) fn services(&self) -> &Watched<Original> {
         &self.objects.services
     }
 

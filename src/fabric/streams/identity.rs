@@ -134,13 +134,13 @@ impl Gate {
         })
     }
 
-    /// Whether the caller may do this on a node; on all of them, where none is given.
+    /// Whether the caller may do this on a node.
     pub(super) async fn admit(
         &self,
         caller: &Caller,
         verb: &'static str,
         part: Part,
-        node: Option<&str>,
+        node: &str,
     ) -> Result<(), Refusal> {
         let spec = SubjectAccessReviewSpec {
             user: Some(caller.name.clone()),
@@ -152,7 +152,7 @@ impl Gate {
                 resource: Some("nodes".to_owned()),
                 subresource: Some(part.name().to_owned()),
                 verb: Some(verb.to_owned()),
-                name: node.map(str::to_owned),
+                name: Some(node.to_owned()),
                 ..ResourceAttributes::default()
             }),
             non_resource_attributes: None,
@@ -169,7 +169,7 @@ impl Gate {
             who: format!("user={}", caller.name),
             verb,
             part: part.name(),
-            node: node.map(|node| format!(", node={node}")).unwrap_or_default(),
+            node: node.to_owned(),
         })
     }
 

@@ -1,8 +1,8 @@
 //! The kubelet's API for the pods that this fabric runs in remote clusters: logs, `exec`, `attach`
-//! and `port-forward`, and what they use. The API server of this cluster calls it, at the address of a virtual node;
-//! one port serves all of them, for pods are found by namespace and name. What is asked is asked
-//! again of the API server of the remote pod, and what that says is passed on: nothing of a stream
-//! is parsed here.
+//! and `port-forward`, and what they use. The API server of this cluster calls it, at the address of
+//! a virtual node; each of these has a port of its own, at which only its pods are found. What is
+//! asked is asked again of the API server of the remote pod, and what that says is passed on:
+//! nothing of a stream is parsed here.
 //!
 //! ```text
 //!  connection ─▶ identity: who calls, and may they ─▶ target: which remote pod ─▶ relay
@@ -28,10 +28,12 @@ use std::{
 };
 
 use axum::body::Bytes;
+use futures::future::join_all;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use k8s_openapi::api::core::v1::Pod;
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::CryptoProvider,
@@ -60,7 +62,7 @@ use self::{
 };
 use crate::{
     cluster::{Cluster, KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES},
-    fabric::meters::Meters,
+    fabric::{meters::Meters, ports::node_at},
     fleet::Registry,
 };
 
@@ -86,8 +88,10 @@ type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 /// How the kubelet's API is served.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where.
+    /// Where, at first.
     pub address: SocketAddr,
+    /// At how many ports, from that of the address on.
+    pub ports: u16,
     /// The address that API servers call, which the certificate is for: that of this pod.
     pub pod_ip: Option<IpAddr>,
     /// The name in the certificate.
@@ -98,7 +102,7 @@ pub struct Settings {
 
 /// The kubelet's API, listening.
 pub struct Streams {
-    listener: TcpListener,
+    listeners: Vec<(u16, TcpListener)>,
     wanted: Wanted,
     metrics: Metrics,
     bounds: Bounds,
@@ -127,8 +131,19 @@ impl Default for Bounds {
 impl Streams {
     /// Listens. Nothing is answered before it is served.
     pub async fn bind(settings: Settings, metrics: Metrics) -> io::Result<Self> {
+        let mut listeners = Vec::new();
+        for after in 0..settings.ports {
+            let mut address = settings.address;
+            // Any free one, where none is named.
+            if address.port() != 0 {
+                let port = address.port().checked_add(after);
+                address.set_port(port.ok_or_else(|| io::Error::other("there are no ports above 65535"))?);
+            }
+            let listener = TcpListener::bind(address).await?;
+            listeners.push((listener.local_addr()?.port(), listener));
+        }
         Ok(Self {
-            listener: TcpListener::bind(settings.address).await?,
+            listeners,
             wanted: Wanted {
                 node: settings.name,
                 address: settings.pod_ip,
@@ -139,9 +154,9 @@ impl Streams {
         })
     }
 
-    /// The port that virtual nodes have to name.
-    pub fn port(&self) -> io::Result<u16> {
-        Ok(self.listener.local_addr()?.port())
+    /// The ports that there are for virtual nodes.
+    pub(super) fn ports(&self) -> Arc<[u16]> {
+        self.listeners.iter().map(|(port, _)| *port).collect()
     }
 
     /// Serves until `stop`.
@@ -159,7 +174,15 @@ impl Streams {
         };
         let shown = watch::Sender::new(Arc::new(first));
         let authority = watch::Sender::new(Arc::new(RootCertStore::empty()));
-        let kubelet = Kubelet::new(&home, registry, meters, self.metrics, self.bounds);
+        let ports = self.ports();
+        let kubelet = Kubelet::new(
+            &home,
+            registry,
+            meters,
+            Arc::clone(&ports),
+            self.metrics,
+            self.bounds,
+        );
         let tls = Tls {
             provider: Arc::clone(&provider),
             shown: shown.clone(),
@@ -169,13 +192,16 @@ impl Streams {
             certificate::keep(&home, &self.wanted, &shown, &provider).await;
             std::future::pending::<()>().await;
         };
-        let serving = Box::pin(async {
-            tokio::join!(
-                authority::keep(&home, &authority),
-                certificates,
-                Arc::clone(&kubelet).accept(self.listener, tls)
-            )
-        });
+        let listening = async {
+            // Before, nobody knows whose the ports are.
+            home.views().remote_clusters.complete().await;
+            tracing::info!(?ports, "serving logs, exec, attach and port-forward");
+            // They are closed with this future: nobody is to call who would not be answered.
+            let all = self.listeners.into_iter();
+            join_all(all.map(|(port, listener)| Arc::clone(&kubelet).accept(port, listener, &tls))).await
+        };
+        let serving =
+            Box::pin(async { tokio::join!(authority::keep(&home, &authority), certificates, listening) });
         if stop.run_until_cancelled(serving).await.is_none() {
             kubelet.end(self.bounds.farewell).await;
         }
@@ -218,9 +244,12 @@ struct Kubelet {
     finder: Finder,
     relay: Relay,
     meters: Meters,
+    ports: Arc<[u16]>,
     metrics: Metrics,
     bounds: Bounds,
     room: Arc<Semaphore>,
+    /// For connections.
+    lines: Arc<Semaphore>,
     connections: TaskTracker,
     /// Nothing more is asked from then on.
     closing: CancellationToken,
@@ -231,6 +260,7 @@ impl Kubelet {
         home: &Cluster,
         registry: Registry,
         meters: Meters,
+        ports: Arc<[u16]>,
         metrics: Metrics,
         bounds: Bounds,
     ) -> Arc<Self> {
@@ -244,25 +274,19 @@ impl Kubelet {
                 cut: CancellationToken::new(),
             },
             meters,
+            ports,
             metrics,
             bounds,
             room: Arc::new(Semaphore::new(bounds.streams)),
+            lines: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             connections: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
     }
 
-    /// Takes connections, for ever.
-    async fn accept(self: Arc<Self>, listener: TcpListener, tls: Tls) {
-        match listener.local_addr() {
-            Ok(address) => tracing::info!(%address, "serving logs, exec, attach and port-forward"),
-            Err(error) => tracing::warn!(%error, "serving logs, exec, attach and port-forward"),
-        }
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    /// Takes connections at a port, for ever.
+    async fn accept(self: Arc<Self>, port: u16, listener: TcpListener, tls: &Tls) {
         loop {
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-                return;
-            };
             let socket = match listener.accept().await {
                 Ok((socket, _)) => socket,
                 Err(error) => {
@@ -271,11 +295,15 @@ impl Kubelet {
                     continue;
                 }
             };
+            // Not before: ports at which nobody calls take none.
+            let Ok(permit) = Arc::clone(&self.lines).acquire_owned().await else {
+                return;
+            };
             match tls.acceptor() {
                 Ok(acceptor) => {
                     let kubelet = Arc::clone(&self);
                     self.connections
-                        .spawn(async move { kubelet.converse(socket, acceptor, permit).await });
+                        .spawn(async move { kubelet.converse(port, socket, acceptor, permit).await });
                 }
                 Err(error) => tracing::warn!(error, "a connection cannot be secured"),
             }
@@ -283,7 +311,13 @@ impl Kubelet {
     }
 
     /// One connection, until it is closed or has become a stream.
-    async fn converse(self: Arc<Self>, socket: TcpStream, tls: TlsAcceptor, _permit: OwnedSemaphorePermit) {
+    async fn converse(
+        self: Arc<Self>,
+        port: u16,
+        socket: TcpStream,
+        tls: TlsAcceptor,
+        _permit: OwnedSemaphorePermit,
+    ) {
         let prepared = prepare(&socket);
         let Ok(Ok(socket)) = timeout(HANDSHAKE, tls.accept(socket)).await else {
             return tracing::debug!("somebody called, and did not say who that is");
@@ -295,7 +329,7 @@ impl Kubelet {
         let caller = shown.and_then(|chain| Caller::of_certificate(chain.first()?));
         let service = service_fn(|request| {
             let (kubelet, caller) = (Arc::clone(&self), caller.clone());
-            async move { Ok::<_, Infallible>(kubelet.answer(caller.as_ref(), request).await) }
+            async move { Ok::<_, Infallible>(kubelet.answer(port, caller.as_ref(), request).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -318,10 +352,16 @@ impl Kubelet {
         }
     }
 
-    async fn answer(&self, caller: Option<&Caller>, request: Request<Incoming>) -> Answer {
+    /// The node that is called at this port.
+    fn node(&self, port: u16) -> Result<String, Refusal> {
+        let clusters = self.finder.home().views().remote_clusters.all();
+        node_at(&clusters, &self.ports, port).ok_or(Refusal::NoNode(port))
+    }
+
+    async fn answer(&self, port: u16, caller: Option<&Caller>, request: Request<Incoming>) -> Answer {
         let (method, uri) = (request.method(), request.uri());
         if uri.path() == usage::PATH {
-            let answer = Box::pin(self.usage(caller, request.headers(), method)).await;
+            let answer = Box::pin(self.usage(port, caller, request.headers(), method)).await;
             return answer.unwrap_or_else(|refusal| {
                 tracing::debug!(why = %refusal, "what pods use is not said");
                 refusal.answer()
@@ -333,7 +373,7 @@ impl Kubelet {
             Err(refusal) => return refusal.answer(),
         };
         // Its future is large.
-        let outcome = Box::pin(self.relayed(caller, &asked, request)).await;
+        let outcome = Box::pin(self.relayed(port, caller, &asked, request)).await;
         let counted = match outcome {
             Ok(_) => Outcome::Relayed,
             Err(_) => Outcome::Refused,
@@ -350,23 +390,23 @@ impl Kubelet {
 
     async fn relayed(
         &self,
+        port: u16,
         caller: Option<&Caller>,
         asked: &Asked,
         mut request: Request<Incoming>,
     ) -> Result<Answer, Refusal> {
         let caller = self.gate.identify(caller, request.headers()).await?;
-        let pod = self.finder.pod(&asked.namespace, &asked.pod).await?;
-        let node = pod
-            .as_ref()
-            .and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
-        // Who may not on any node is not told which pods there are.
+        let node = self.node(port)?;
+        // Who may not is not told which pods there are.
         self.gate
-            .admit(&caller, asked.kind.verb(), Part::Proxy, node)
+            .admit(&caller, asked.kind.verb(), Part::Proxy, &node)
             .await?;
-        let pod = pod.ok_or_else(|| {
-            let Asked { namespace, pod, .. } = asked;
-            Refusal::NoPod(format!("there is no pod {namespace}/{pod}"))
-        })?;
+        let Asked { namespace, pod, .. } = asked;
+        let found = self.finder.pod(namespace, pod).await?;
+        let is_here = |pod: &Pod| pod.spec.as_ref().and_then(|it| it.node_name.as_ref()) == Some(&node);
+        let pod = found
+            .filter(is_here)
+            .ok_or_else(|| Refusal::NoPod(format!("there is no pod {namespace}/{pod} on the node {node}")))?;
         let target = self.finder.target(&pod).await?;
         let open = self.metrics.open(asked.kind, &self.room);
         let open = open.ok_or(Refusal::Busy(self.bounds.streams))?;

@@ -17,7 +17,7 @@ pub(super) enum Refusal {
     #[error("Unauthorized: neither a certificate of this cluster's client CA nor a valid token was shown")]
     Stranger,
     /// Whoever asks may not.
-    #[error("Forbidden ({who}, verb={verb}, resource=nodes, subresource={part}{node})")]
+    #[error("Forbidden ({who}, verb={verb}, resource=nodes, subresource={part}, node={node})")]
     Forbidden {
         who: String,
         verb: &'static str,
@@ -33,6 +33,9 @@ pub(super) enum Refusal {
     /// It was not asked for as a stream.
     #[error("the request has to ask for an upgrade, to SPDY/3.1 or websocket")]
     NoUpgrade,
+    /// No virtual node has the port at which it is asked for.
+    #[error("no virtual node has the port {0}")]
+    NoNode(u16),
     /// There is no such pod, at home or there.
     #[error("{0}")]
     NoPod(String),
@@ -64,7 +67,7 @@ impl Refusal {
         match self {
             Self::Stranger => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::NotServed | Self::NoPod(_) | Self::NoUsage(_) => StatusCode::NOT_FOUND,
+            Self::NotServed | Self::NoNode(_) | Self::NoPod(_) | Self::NoUsage(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoUpgrade => StatusCode::BAD_REQUEST,
             Self::Foreign(_) => StatusCode::CONFLICT,

@@ -41,6 +41,11 @@ impl Finder {
         }
     }
 
+    /// The cluster of the pods that are asked for.
+    pub(super) fn home(&self) -> &Cluster {
+        &self.home
+    }
+
     /// The pod at home, read live.
     pub(super) async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
         self.home.within::<Pod>(namespace).get(name).await

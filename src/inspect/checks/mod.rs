@@ -4,10 +4,11 @@
 mod changes;
 mod classes;
 mod controller;
+mod daemons;
 mod driver;
 mod namespaces;
 mod nodes;
-mod offloading;
+pub(super) mod offloading;
 pub(super) mod rights;
 mod snapshots;
 mod transfers;
@@ -114,6 +115,7 @@ pub(crate) const ALL: &[Check] = &[
     offloading::namespaces,
     offloading::clusters,
     offloading::networks,
+    daemons::stay_at_home,
     transfers::unfinished_imports,
     transfers::unfinished_releases,
 ];

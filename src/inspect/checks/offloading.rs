@@ -10,12 +10,14 @@ use crate::{
         namespace_offloading::{NamespaceOffloading, READY, RemoteCondition},
         remote_cluster::{self, RemoteCluster},
     },
-    inspect::words::full_name,
+    inspect::{offloading::Offloading, words::full_name},
     offload::{Phase, PodNetwork},
 };
 
 /// A lease that was renewed before that is held by nobody who works.
 const STALE: SignedDuration = SignedDuration::from_mins(1);
+/// What its pods say.
+const LOGS: &str = "kubectl logs -A -l app.kubernetes.io/component=fabric";
 /// What takes longer is not about to end by itself.
 const LONG: SignedDuration = SignedDuration::from_mins(1);
 
@@ -25,38 +27,78 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
     let Some(first) = offloading.asked.iter().next() else {
         return Vec::new();
     };
-    // They are Liqo's where it is installed; nothing is concluded where that cannot be told.
+    // They are Liqo's where it is installed; nothing is concluded where that is not known.
     if !matches!(offloading.liqo, Ok(None)) {
         return Vec::new();
     }
+    match unattended(offloading, installation.now) {
+        Some(Unattended::NotInstalled) => {
+            let others = offloading.asked.iter().len().saturating_sub(1);
+            let and = if others > 0 {
+                format!(", like {others} more")
+            } else {
+                String::new()
+            };
+            vec![Finding::error(
+                title(first),
+                format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
+                "Set the chart's value fabric.enabled. docs/offloading.md says how one is let go that nobody will carry out.",
+            )]
+        }
+        Some(Unattended::Idle) => {
+            let of = offloading.fabrics.iter().next().map(full_name);
+            vec![Finding::error(
+                format!("Deployment {}", of.unwrap_or_default()),
+                "None of its pods works: nobody holds its lease. Namespaces are neither offloaded nor unoffloaded.",
+                format!("See its pods, and what they say: {LOGS}"),
+            )]
+        }
+        None => Vec::new(),
+    }
+}
+
+/// Why nobody offloads namespaces.
+enum Unattended {
+    NotInstalled,
+    Idle,
+}
+
+/// Why the fabric does not, if that is certain.
+fn unattended(offloading: &Offloading, now: Timestamp) -> Option<Unattended> {
     if offloading.fabrics.lacks(|_| true) {
-        let others = offloading.asked.iter().len().saturating_sub(1);
-        let and = if others > 0 {
-            format!(", like {others} more")
-        } else {
-            String::new()
-        };
-        return vec![Finding::error(
-            title(first),
-            format!("Nobody carries it out{and}: neither liqo-csi fabric nor Liqo is installed."),
-            "Set the chart's value fabric.enabled. docs/offloading.md says how one is let go that nobody will carry out.",
-        )];
+        return Some(Unattended::NotInstalled);
     }
-    let holder = |lease: &Lease| {
-        let spec = lease.spec.as_ref()?;
-        let renewed = spec.renew_time.as_ref()?.0;
-        let is_held = spec.holder_identity.as_ref().is_some_and(|it| !it.is_empty());
-        (is_held && installation.now.duration_since(renewed) < STALE).then_some(())
+    let is_held = |lease: &Lease| {
+        let spec = lease.spec.as_ref();
+        let renewed = spec.and_then(|it| it.renew_time.as_ref());
+        let holder = spec.and_then(|it| it.holder_identity.as_ref());
+        holder.is_some_and(|it| !it.is_empty()) && renewed.is_some_and(|it| now.duration_since(it.0) < STALE)
     };
-    if offloading.leases.lacks(|lease| holder(lease).is_some()) {
-        let of = offloading.fabrics.iter().next().map(full_name);
-        return vec![Finding::error(
-            format!("Deployment {}", of.unwrap_or_default()),
-            "None of its pods works: nobody holds its lease. Namespaces are neither offloaded nor unoffloaded.",
-            "See its pods, and what they say: kubectl logs -A -l app.kubernetes.io/component=fabric",
-        )];
+    offloading.leases.lacks(is_held).then_some(Unattended::Idle)
+}
+
+/// Why nobody has seen to an offloaded namespace yet, as far as that can be told.
+pub(in crate::inspect) fn why_nobody(offloading: &Offloading, now: Timestamp) -> String {
+    if let Ok(Some(how)) = &offloading.liqo {
+        return format!("Liqo is installed ({how}), and has not seen to it yet: see its controller-manager");
     }
-    Vec::new()
+    match unattended(offloading, now) {
+        Some(Unattended::NotInstalled) => {
+            "nobody sees to it: neither liqo-csi fabric (fabric.enabled of the chart) nor \
+                                           Liqo is installed"
+                .to_owned()
+        }
+        Some(Unattended::Idle) => {
+            format!("nobody sees to it: none of the pods of liqo-csi fabric works, see {LOGS}")
+        }
+        None if !offloading.fabrics.is_complete() || !offloading.leases.is_complete() => {
+            "nobody has seen to it yet, and whether liqo-csi fabric works may not be read".to_owned()
+        }
+        None => format!(
+            "liqo-csi fabric works and has not seen to it yet. It goes on by itself: a kind that was defined just now is \
+             noticed within some seconds. If this lasts, see {LOGS}"
+        ),
+    }
 }
 
 /// The fabric and Liqo are not both there.

@@ -226,7 +226,7 @@ fn every_state_is_told_from_the_objects() {
                 });
             },
             State::Orphaned,
-            "cannot be told",
+            "is not known",
         ),
         (
             "somebody else's twin",

@@ -40,7 +40,7 @@ pub enum There {
     },
     /// A pod of somebody else.
     Foreign,
-    /// It cannot be told, for this reason.
+    /// It is not known, for this reason.
     Unknown(String),
 }
 
@@ -62,8 +62,9 @@ pub struct PodFacts {
     pub there: There,
     /// What is in the way of a pod that was not made yet.
     pub obstacle: Option<Waiting>,
-    /// Whether an administrator swears that nothing runs there, which nobody can be asked.
-    pub sworn: bool,
+    /// Whether an administrator has declared the node out of service: nothing runs there, which nobody
+    /// can be asked.
+    pub out_of_service: bool,
 }
 
 /// How a home pod ends whose remote pod is gone without it.
@@ -134,7 +135,7 @@ fn end(home: HomePod, facts: &PodFacts) -> Act {
     }
     let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
     match &facts.there {
-        There::Unknown(_) if facts.sworn => Act::Free,
+        There::Unknown(_) if facts.out_of_service => Act::Free,
         There::Gone | There::Earlier { .. } | There::Foreign => Act::Free,
         There::Ours { deleting: None, .. } => Act::DeleteThere(grace),
         // Whoever deletes it once more, with less time, means it.
@@ -222,7 +223,7 @@ mod tests {
             home: Some(home),
             there,
             obstacle: None,
-            sworn: false,
+            out_of_service: false,
         })
     }
 
@@ -256,7 +257,7 @@ mod tests {
                 home: Some(home),
                 there: There::Unseen,
                 obstacle: Some(waiting.clone()),
-                sworn: false,
+                out_of_service: false,
             };
             assert_eq!(decide_pod(&facts), Act::Say(waiting.clone()));
         }
@@ -289,10 +290,10 @@ mod tests {
             home: Some(deleting(30)),
             there: There::Unknown("no answer".into()),
             obstacle: None,
-            sworn: false,
+            out_of_service: false,
         };
         assert_eq!(decide_pod(&silent), Act::Rest);
-        silent.sworn = true;
+        silent.out_of_service = true;
         assert_eq!(decide_pod(&silent), Act::Free);
         silent.there = RUNNING;
         assert_eq!(decide_pod(&silent), Act::DeleteThere(Some(30)), "it answers");
@@ -383,7 +384,7 @@ mod tests {
                 home: self.home.map(|(_, home)| home),
                 there: self.there(outdated),
                 obstacle: None,
-                sworn: false,
+                out_of_service: false,
             };
             let uid = self.home.map(|(uid, _)| uid);
             match decide_pod(&facts) {

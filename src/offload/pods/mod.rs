@@ -25,7 +25,10 @@ pub use self::{
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
-    status::{STARTED, final_status, remote_status, started_status, unreachable_status, waiting_status},
+    status::{
+        STARTED, UNSCHEDULABLE, final_status, remote_status, started_status, unreachable_status,
+        waiting_status,
+    },
 };
 
 /// The scheduling gate of a remote pod that must not start yet.

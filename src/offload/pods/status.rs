@@ -17,8 +17,8 @@ const CARRIED: [&str; 5] = [
 ];
 /// The same of those containers that the home pod has: others were put into the remote one there.
 const EPHEMERAL: &str = "ephemeralContainerStatuses";
-/// Conditions that are not of the remote pod's making, or about its place there.
-const NOT_CARRIED: [&str; 1] = ["PodScheduled"];
+/// Conditions of the remote pod that are about its place there: home pods have their own.
+const NOT_CARRIED: [&str; 2] = ["PodScheduled", STARTED];
 /// Conditions that only the remote pod can have, or that it has told first: those that it has no
 /// more go.
 const OF_REMOTE: [&str; 7] = [
@@ -31,6 +31,8 @@ const OF_REMOTE: [&str; 7] = [
     READY,
 ];
 const READY: &str = "Ready";
+/// The reason of a pod that no node there takes; its message is that of the scheduler there.
+pub const UNSCHEDULABLE: &str = "RemoteUnschedulable";
 const DISRUPTED: &str = "DisruptionTarget";
 /// Condition of a home pod that may have run: its message is the uid of the remote pod.
 pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
@@ -63,7 +65,7 @@ pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Valu
         status.insert("phase".into(), "Pending".into());
     }
     if let Some(why) = unscheduled(remote) {
-        status.insert("reason".into(), "RemoteUnschedulable".into());
+        status.insert("reason".into(), UNSCHEDULABLE.into());
         status.insert("message".into(), why.into());
     }
     status.insert("conditions".into(), conditions(home, remote));
@@ -219,6 +221,14 @@ mod tests {
             remote_status(&json!({"status": status.clone()}), &remote, &[])["conditions"],
             status["conditions"]
         );
+    }
+
+    #[test]
+    fn which_remote_pod_has_started_is_said_at_home_alone() {
+        let named = |uid: &str| json!([{"type": STARTED, "status": "True", "message": uid}]);
+        let home = json!({"status": {"conditions": named("remote")}});
+        let remote = json!({"status": {"phase": "Running", "conditions": named("further")}});
+        assert_eq!(remote_status(&home, &remote, &[])["conditions"], named("remote"));
     }
 
     #[test]

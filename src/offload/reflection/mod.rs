@@ -98,6 +98,8 @@ pub struct Original {
     pub copy: String,
     /// What the copy is to say.
     pub print: Print,
+    /// Which pods it leads to, if it is a Service that selects some.
+    pub selector: BTreeMap<String, String>,
 }
 
 /// An object in the remote namespace, as far as its metadata tells.

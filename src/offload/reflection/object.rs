@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, from_value, json};
 
 use super::{
     COPIED_KEYS, Found, HOME_OBJECT_UID, Kind, Marks, Original, Print, ROOT_CERTIFICATES, SKIP, name_of_copy,
@@ -82,6 +82,10 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     annotations.insert(COPIED_KEYS.to_owned(), json!(record).to_string());
     let uid = text(&object["metadata"]["uid"]).to_owned();
     annotations.insert(HOME_OBJECT_UID.to_owned(), uid);
+    let selector = match kind {
+        Kind::Service => from_value(object["spec"]["selector"].clone()).unwrap_or_default(),
+        Kind::ConfigMap | Kind::Secret | Kind::EndpointSlice => BTreeMap::new(),
+    };
     let content = match kind {
         Kind::Service => json!({"spec": service(&object["spec"])}),
         Kind::ConfigMap | Kind::Secret => configuration(kind, object.take()),
@@ -95,7 +99,11 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
     });
     extend(&mut object, content);
     Ok(Wanted {
-        original: Original { copy, print },
+        original: Original {
+            copy,
+            print,
+            selector,
+        },
         object,
     })
 }

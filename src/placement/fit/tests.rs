@@ -148,7 +148,7 @@ fn allowed_topologies_exclude() {
 #[test]
 fn the_driver_has_to_be_there() {
     let mut world = World::new("real.example");
-    assert_eq!(world.unfit("n1", GIB), None, "not a CSI driver: cannot be told");
+    assert_eq!(world.unfit("n1", GIB), None, "not a CSI driver: not known");
     world.driver.registered_on = Some(["n2".to_owned()].into());
     assert!(matches!(world.unfit("n1", GIB), Some(Unfit::NoDriver { .. })));
     assert_eq!(world.unfit("n2", GIB), None);

@@ -72,6 +72,7 @@ fn volume_back(
         let who = match &volume.serves {
             Serves::Else(handle) => handle.clone(),
             Serves::Source | Serves::Target => "the target".to_owned(),
+            Serves::Later => "a later move".to_owned(),
         };
         return Some(ClaimDecision::Await(Waiting::VolumeTaken(who)));
     }
@@ -103,9 +104,22 @@ fn regated_back(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) -> 
             note: note.clone(),
         })),
         HeldBy::Else(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
+        HeldBy::Claim if volume.deleting && is_held_by_mover(facts, volume) => {
+            Some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
+        }
         HeldBy::Claim if volume.deleting => Some(let_go(volume)),
         HeldBy::Claim => Some(bound_again(note, facts, volume)),
     }
+}
+
+/// To Kubernetes the mover that reads beside the users uses the same volume on the same node, which
+/// is not detached before it has gone.
+fn is_held_by_mover(facts: &ClaimFacts, volume: &VirtualVolume) -> bool {
+    let is_there = matches!(
+        facts.source_helpers,
+        Live::Known(Helpers::Incomplete | Helpers::Ready)
+    );
+    is_there && !volume.attached.is_empty()
 }
 
 /// A deletion cannot be taken back. The PV is made again as soon as it may go.

@@ -74,7 +74,7 @@ pub enum PublishBeside {
     #[error("the volume is being moved; its pods start when that is over, or was undone")]
     Moving,
     /// The cluster of the twin does not answer.
-    #[error("it cannot be told whether the volume has moved: {0}")]
+    #[error("it is not known whether the volume has moved: {0}")]
     Silent(String),
     /// The data of this handle is not the volume's any more.
     #[error(

@@ -2,9 +2,9 @@
 //! Nothing here is seen by a user. The rows from the gate on are in `gated`.
 
 use super::{
-    BackTo, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, Lock, MoveFacts, Pass, Quiesce, Serves,
-    Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back, committed, gated,
-    leftovers,
+    BackTo, ClaimFacts, ClaimNow, ClaimStep, Copied, HeldBy, Helpers, Live, Lock, MoveFacts, Pass, Quiesce,
+    Serves, Side, SourceTwin, Stage, TargetTwin, VolumeFault, VolumeNow, Waiting, Why, back, committed,
+    gated, leftovers,
 };
 use crate::volume::moving::{SourceMark, TargetMark, VolumeMark};
 
@@ -43,9 +43,11 @@ pub fn claim_step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
         Stage::Verifying(gate) => gated::verifying(of, facts, *gate),
         Stage::Back { gate, to, .. } => back::step(&of.uid, *gate, *to, of.overdue.retention, facts),
         Stage::Committed(gate) => committed::step(&of.uid, *gate, facts),
-        // Whoever deletes the `VolumeMove`, or its namespace, does not wait until the source may go.
+        // Whoever deletes the `VolumeMove`, or its namespace, does not wait until the source may go, unless
+        // that would take the last copy of a volume whose claim was deleted while it was Lost.
         Stage::Retaining(gate) => {
-            committed::retaining(&of.uid, *gate, of.overdue.retention || of.deleting, facts)
+            let overdue = of.overdue.retention || (of.deleting && !facts.is_kept(&of.uid));
+            committed::retaining(&of.uid, *gate, overdue, facts)
         }
         Stage::Ended(_) => leftovers::pending(&of.uid, facts),
     };
@@ -132,6 +134,9 @@ fn prepared(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.target {
         Live::Silent(why) => Some(silent(Side::Target, why)),
         Live::Known(TargetTwin::Gone) => back(Why::TargetGone),
+        Live::Known(TargetTwin::TakesName(what)) => {
+            Some(ClaimDecision::Await(Waiting::TakesName(what.clone())))
+        }
         Live::Known(TargetTwin::Foreign(what)) => back(Why::InTheWay(what.clone())),
         Live::Known(TargetTwin::Absent) => Some(ClaimDecision::Do(ClaimStep::MakeTarget {
             mark: TargetMark {
@@ -167,13 +172,26 @@ pub(super) fn with_helpers(facts: &ClaimFacts) -> Option<ClaimDecision> {
 
 /// Row 3.
 fn copied(facts: &ClaimFacts) -> Option<ClaimDecision> {
-    match &facts.copied {
+    large_enough(facts).or_else(|| match &facts.copied {
         Live::Silent(why) => Some(silent(Side::Target, why)),
         Live::Known(copied) if copied.converged => None,
         Live::Known(copied) => Some(match copied.running {
             Some(pass) => ClaimDecision::Await(Waiting::Pass(pass)),
             None => ClaimDecision::Do(ClaimStep::StartPass(Pass::Warm)),
         }),
+    })
+}
+
+/// Waiting does not make a target larger: the move is refused, as if that had been known before.
+pub(super) fn large_enough(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    match &facts.copied {
+        Live::Known(Copied {
+            too_small: Some(why), ..
+        }) => Some(ClaimDecision::Back(
+            BackTo::Start,
+            Why::Refused(vec![why.clone()]),
+        )),
+        Live::Known(_) | Live::Silent(_) => None,
     }
 }
 

@@ -3,7 +3,7 @@
 //! the same name, the claim is bound to that, and after a time the source goes.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Live, Serves, Side, SourceTwin, TargetTwin,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Live, Lock, Serves, Side, SourceTwin, TargetTwin,
     VirtualVolume, VolumeNow, Waiting,
     back::{bound_again, helpers_removed, let_go, policy_back, unlocked},
     claim::silent,
@@ -36,11 +36,38 @@ pub(super) fn retaining(
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
             Arrival::Deleted => None,
+            Arrival::Due if is_moved_again(facts) => None,
             Arrival::Due => replaced(by, gate, facts),
         })
-        .or_else(|| (!overdue).then_some(ClaimDecision::Await(Waiting::Retention)))
+        .or_else(|| (!overdue).then(|| ClaimDecision::Await(waits_for(by, facts))))
         .or_else(|| kept_released(by, facts))
         .or_else(|| source_released(facts))
+}
+
+/// Whether another move has the claim, or has taken it further. It alone replaces the PV then.
+fn is_moved_again(facts: &ClaimFacts) -> bool {
+    let is_locked = |claim: &ClaimNow| {
+        matches!(
+            claim,
+            ClaimNow::There {
+                lock: Lock::Theirs { .. },
+                ..
+            }
+        )
+    };
+    is_locked(&facts.claim) || has_moved_on(facts)
+}
+
+fn has_moved_on(facts: &ClaimFacts) -> bool {
+    matches!(&facts.volume, VolumeNow::There(volume) if volume.serves == Serves::Later)
+}
+
+fn waits_for(by: &MoveUid, facts: &ClaimFacts) -> Waiting {
+    if facts.is_kept(by) {
+        Waiting::BothKept
+    } else {
+        Waiting::Retention
+    }
 }
 
 /// How far rows 10 and 11 are.
@@ -115,6 +142,9 @@ fn handed_over(facts: &ClaimFacts) -> Option<ClaimDecision> {
                 retain,
             }))
         }
+        Live::Known(TargetTwin::TakesName(what)) => {
+            Some(ClaimDecision::Await(Waiting::TakesName(what.clone())))
+        }
         Live::Known(_) => Some(ClaimDecision::Await(Waiting::TargetGone)),
     }
 }
@@ -128,6 +158,7 @@ fn replaced(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimD
             Serves::Source if volume.deleting => Some(let_go(volume)),
             Serves::Source => Some(deleted(volume)),
             Serves::Target => bound(by, facts, volume),
+            Serves::Later => None,
         },
     }
 }
@@ -178,6 +209,7 @@ fn kept_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
 /// The source goes only while its successor is there: or else it is all that is left.
 fn source_released(facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_served = facts.claim == ClaimNow::Absent
+        || has_moved_on(facts)
         || matches!(
             &facts.target,
             Live::Known(TargetTwin::There {

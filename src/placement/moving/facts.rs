@@ -148,6 +148,8 @@ pub enum Serves {
     Source,
     /// The target, in the epoch of this move.
     Target,
+    /// A later epoch of the volume: another move has taken it further.
+    Later,
     /// Something else, by this handle.
     Else(String),
 }
@@ -188,6 +190,8 @@ pub enum TargetTwin {
     Absent,
     /// Something that this move has not made.
     Foreign(String),
+    /// It takes over the name of the claim, which the source had, and this is waited for.
+    TakesName(String),
     /// The twin of this move and this epoch.
     There {
         /// Its version.
@@ -246,6 +250,8 @@ pub struct Copied {
     pub finished: Option<GateNumber>,
     /// The gate under which both sides were compared, and what came out.
     pub compared: Option<(GateNumber, Roots)>,
+    /// Why the target can never have what the source has.
+    pub too_small: Option<String>,
 }
 
 /// What the comparison of both sides says.

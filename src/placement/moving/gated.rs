@@ -4,7 +4,7 @@
 use super::{
     BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, MoveFacts, Pass, Quiesce,
     Roots, Serves, Side, SourceTwin, TargetTwin, Users, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
-    claim::{deleted_with_users, locked, silent, source_answers, with_helpers},
+    claim::{deleted_with_users, large_enough, locked, silent, source_answers, with_helpers},
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -53,6 +53,7 @@ pub(super) fn finishing(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) ->
     still_gated(of, facts, gate)
         .or_else(|| still_drained(facts))
         .or_else(|| target_there(facts))
+        .or_else(|| large_enough(facts))
         .or_else(|| match &facts.copied {
             Live::Known(copied) if copied.finished == Some(gate) => None,
             Live::Known(copied) => with_helpers(facts).or(Some(pass(copied.running, Pass::Final(gate)))),

@@ -33,6 +33,7 @@ pub(super) fn pending(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision>
                     .note_of(by)
                     .map(|note| back::bound_again(note, facts, volume))
             }
+            (VolumeNow::There(volume), _) if volume.serves == Serves::Later => back::unlocked(facts),
             (VolumeNow::There(volume), _) if volume.serves == Serves::Target && !is_gated => {
                 back::unlocked(facts)
             }
@@ -55,7 +56,7 @@ fn was_committed(facts: &ClaimFacts) -> bool {
                 ..
             })
         )
-        || matches!(&facts.volume, VolumeNow::There(volume) if volume.serves == Serves::Target)
+        || matches!(&facts.volume, VolumeNow::There(volume) if matches!(volume.serves, Serves::Target | Serves::Later))
 }
 
 /// The last gate of this move that something still says to be closed.

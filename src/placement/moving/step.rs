@@ -187,6 +187,9 @@ pub enum Waiting {
     /// The twin of a side is to be gone.
     #[error("the twin at the {0} is being deleted")]
     TwinGone(Side),
+    /// The twin at the target is to have the name of the claim.
+    #[error("the new twin takes over the name of the claim: {0}")]
+    TakesName(String),
     /// Kubernetes is to say that the claim is Lost.
     #[error("Kubernetes is to call the claim Lost")]
     Lost,

@@ -32,6 +32,8 @@ pub struct UserNode {
     pub name: String,
     /// Whether a `VolumeAttachment` for it exists: one of the virtual PV or one of the real PV.
     pub attached: bool,
+    /// Why it could not be detached when that was last tried, if it failed.
+    pub detach_error: Option<String>,
     /// Whether the `volumesInUse` of its status name the handle.
     pub in_use: bool,
     /// Whether what it says can be relied on.
@@ -76,7 +78,7 @@ impl Users {
         let nodes = self.nodes.iter().filter(|node| !node.is_clear());
         self.running()
             .into_iter()
-            .chain(nodes.map(|node| node.name.clone()))
+            .chain(nodes.map(UserNode::described))
             .collect()
     }
 }
@@ -92,6 +94,20 @@ impl UserNode {
             NodeHealth::NotReady => false,
         };
         is_unmounted && !self.attached
+    }
+
+    /// Its name, and what is in the way there.
+    fn described(&self) -> String {
+        let state = match (self.health, self.in_use, self.attached) {
+            (NodeHealth::NotReady, ..) => "not Ready",
+            (NodeHealth::Ready, true, true) => "mounted and attached",
+            (NodeHealth::Ready, true, false) => "mounted",
+            (NodeHealth::Ready | NodeHealth::OutOfService, _, _) => "attached",
+        };
+        match &self.detach_error {
+            Some(error) => format!("node {} ({state}: {error})", self.name),
+            None => format!("node {} ({state})", self.name),
+        }
     }
 }
 

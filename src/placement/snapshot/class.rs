@@ -52,7 +52,7 @@ pub enum SnapshotClassError {
     },
     /// It cannot be known whose it is.
     #[error(
-        "whether the real VolumeSnapshotClass {class:?} is of the volume's driver cannot be told in the cluster {cluster}, where this driver may not read PersistentVolumes or VolumeSnapshotClasses: leave out {}, which means the driver's default class, or grant the rights",
+        "it is not known whether the real VolumeSnapshotClass {class:?} is of the volume's driver in the cluster {cluster}, where this driver may not read PersistentVolumes or VolumeSnapshotClasses: leave out {}, which means the driver's default class, or grant the rights",
         SnapshotParameters::REAL_CLASS
     )]
     Unreadable {

@@ -15,19 +15,19 @@ use crate::api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterS
 pub(super) struct Holdings {
     /// How many volumes live there.
     pub(super) volumes: usize,
-    /// The snapshots whose twins are there; `None` if that cannot be told.
+    /// The snapshots whose twins are there; `None` if that is not known.
     pub(super) snapshots: Option<Vec<String>>,
     /// The claims of the volumes, where they are to be named.
     pub(super) claims: Vec<String>,
     /// Where neither are: claims for which there are twins that nobody was given (yet), or
-    /// why that cannot be told.
+    /// why that is not known.
     pub(super) unfinished: Result<Vec<String>, String>,
     /// Whether somebody else declares the cluster too.
     pub(super) disputed: bool,
 }
 
 impl Holdings {
-    /// Whether its `RemoteCluster` is to be held; what cannot be told changes
+    /// Whether its `RemoteCluster` is to be held; what is not known changes
     /// nothing. Deleting a disputed one is the way out of the dispute.
     pub(super) fn hold(&self, held: bool, leaving: bool) -> bool {
         if self.disputed {
@@ -56,7 +56,7 @@ impl Holdings {
                 some_of(snapshots)
             ),
             (_, None) => {
-                "it is being deleted, but whether snapshots are there cannot be told: their contents in this \
+                "it is being deleted, but it is not known whether snapshots are there: their contents in this \
                           cluster cannot be read. It goes when none is there"
                     .to_owned()
             }
@@ -66,7 +66,7 @@ impl Holdings {
                 some_of(twins)
             ),
             (Err(why), _) => format!(
-                "it is being deleted, but whether twins that nobody uses are there cannot be told: {why}. It goes when \
+                "it is being deleted, but it is not known whether twins that nobody uses are there: {why}. It goes when \
                  they are gone; if that cluster is gone for good, take off the finalizer {FINALIZER}"
             ),
         }

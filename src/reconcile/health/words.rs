@@ -101,7 +101,7 @@ pub(super) fn prospects(site: &Site, volume: &VirtualVolume, rescue: &Rescue) ->
             "It is held by the finalizer {TWIN_FINALIZER}, because its PersistentVolume {real} cannot be retained ({why}): \
              give this driver that right, or set the reclaim policy of {real} to Retain and then take the finalizer off"
         ),
-        Rescue::Unknown(why) => format!("Whether its data is kept cannot be told: {why}"),
+        Rescue::Unknown(why) => format!("It is not known whether its data is kept: {why}"),
         Rescue::Hopeless => "Its data may be lost; no empty volume takes its place".into(),
         Rescue::Doubtful(found) => format!(
             "Retained for a claim of that name, and perhaps with its data: {}. No twin is made onto another's data: \

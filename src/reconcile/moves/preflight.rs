@@ -8,19 +8,18 @@ mod claims;
 mod target;
 mod users;
 
-use std::collections::BTreeMap;
-
 use futures::future::try_join_all;
 use jiff::Timestamp;
 
-use self::claims::look_at;
+use self::claims::{choose_nodes, look_at};
 use super::{Context, follow::Trouble, status::checked, volumes::side};
 use crate::{
     api::volume_move::{ClaimStatus, MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
     placement::moving::{ClaimNow, HeldBy, Live, Lock, Quiesce, Serves, SourceTwin, TargetTwin, VolumeNow},
     twin::{
-        gate::{ClaimObjects, MovedVolume, Records},
-        movers::MoveHelpers,
+        Policy,
+        gate::{ClaimObjects, GateError, MovedVolume, Records},
+        movers::{MoveHelpers, TargetError, target_class},
     },
     volume::moving::{SourceMark, VolumeMark},
 };
@@ -31,6 +30,10 @@ pub(super) async fn preflight<H: MoveHelpers>(
     of: &VolumeMove,
 ) -> Result<VolumeMoveStatus, Trouble> {
     let request = MoveRequest::try_from(of)?;
+    let policy = Policy {
+        allowed_classes: context.settings.allowed_classes.clone(),
+        namespace: context.settings.namespace.clone(),
+    };
     let mut findings = Vec::new();
     let whereto = match target::find(context, &request).await? {
         Ok(whereto) => Some(whereto),
@@ -40,43 +43,72 @@ pub(super) async fn preflight<H: MoveHelpers>(
         }
     };
     let looks = request.claims.iter().map(|name| look_at(context.home, name));
-    let (mut plan, mut sizes, mut colds) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+    let named = whereto.as_ref().zip(request.storage_class.as_ref());
+    let missing = named.and_then(|(whereto, class)| target::class_missing(context.home, whereto, class));
+    let has_class = missing.is_none();
+    findings.extend(missing);
+    let mut plan: Vec<(PlannedClaim, ClaimStatus)> = Vec::new();
     for look in try_join_all(looks).await? {
         match (look, &whereto) {
             (Err(found), _) => findings.extend(found),
             (Ok(source), Some(whereto)) => {
-                sizes.extend(source.size().map(|bytes| (source.claim().clone(), bytes)));
+                let (size, class, nodes) = (source.size(), source.class(), source.nodes(context).await);
                 match source.planned(context, &request, whereto) {
-                    Ok(planned) => plan.push(planned),
+                    Ok(planned) => {
+                        let mut status = planned.to_status();
+                        status.size = size;
+                        if let Some(source) = &mut status.source {
+                            (source.storage_class_name, source.nodes) = (class, nodes);
+                        }
+                        plan.push((planned, status));
+                    }
                     Err(found) => findings.push(found),
                 }
             }
             (Ok(_), None) => {}
         }
     }
-    for planned in &plan {
+    let mut sources: Vec<_> = plan
+        .iter_mut()
+        .filter_map(|(_, status)| Some(&mut status.source.as_mut()?.nodes))
+        .collect();
+    choose_nodes(&mut sources);
+    for (planned, status) in &mut plan {
         let moved = moved(context, of, planned)?;
         let objects = moved.observe().await?;
-        let against = of_objects(planned, &request, objects);
-        if against.is_empty() {
+        let mut against = of_objects(planned, &request, objects);
+        let name = &planned.claim.name;
+        let class = match target_class(&moved, &policy, &request).await {
+            // What cannot be read is among the findings already.
+            Err(GateError::Api(_)) if !against.is_empty() => None,
+            class => class?,
+        };
+        match class {
+            Some(Ok(class)) => {
+                if let Some(target) = &mut status.target {
+                    target.storage_class_name = Some(class);
+                }
+            }
+            Some(Err(why @ TargetError::NotAllowed { .. })) => {
+                against.push(format!("the claim {name}: {why}"));
+            }
+            // Whoever tries to make the twin says it, too.
+            Some(Err(_)) | None => {}
+        }
+        if against.is_empty() && has_class {
             // Who cannot have the twin or a mover says so to a trial of it.
             let refused = context.helpers.obstacles(&moved, &request).await?;
-            let name = &planned.claim.name;
             findings.extend(refused.iter().map(|why| format!("the claim {name}: {why}")));
             let cold = context.helpers.cold(&moved, &request).await?;
-            colds.extend(cold.map(|why| (name.clone(), why.to_string())));
+            status.cold = cold.map(|why| why.to_string());
         }
         findings.extend(against);
     }
+    let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
     findings.extend(users::findings(context.home, &request, whereto.as_ref()).await?);
     findings.extend(claims::snapshots_left_behind(context.home, &request, &plan).await?);
     findings.dedup();
-    let claims = plan.iter().map(|planned| ClaimStatus {
-        size: sizes.get(&planned.claim.name).copied(),
-        cold: colds.get(&planned.claim.name).cloned(),
-        ..planned.to_status()
-    });
-    Ok(checked(of, &findings, claims.collect(), Timestamp::now()))
+    Ok(checked(of, &findings, statuses, Timestamp::now()))
 }
 
 fn moved<H>(
@@ -138,13 +170,13 @@ fn of_objects(planned: &PlannedClaim, request: &MoveRequest, objects: ClaimObjec
             find("the cluster of the target is not declared any more".to_owned());
         }
         Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
-        Live::Known(TargetTwin::There { .. }) => {
+        Live::Known(TargetTwin::There { .. } | TargetTwin::TakesName(_)) => {
             find("there is a twin of its next epoch already, which another move has left".to_owned());
         }
         Live::Known(TargetTwin::Absent) => {}
     }
     match objects.users {
-        Live::Silent(why) => find(format!("who uses it cannot be told: {why}")),
+        Live::Silent(why) => find(format!("it is not known who uses it: {why}")),
         Live::Known(users) => {
             if let (Some(set), Quiesce::Wait) = (users.deletes_claim, request.quiesce) {
                 find(format!(

@@ -46,7 +46,7 @@ fn length(look: &Look) -> Duration {
 fn of(stage: &Stage, what: &Waiting) -> Look {
     let away = keeps_users_away(stage);
     match what {
-        Waiting::Lost | Waiting::Bound => Look::Soon,
+        Waiting::Lost | Waiting::Bound | Waiting::TakesName(_) => Look::Soon,
         Waiting::HelpersGone(_) | Waiting::TwinGone(_) | Waiting::Detached(_) | Waiting::ClaimGone
             if away =>
         {

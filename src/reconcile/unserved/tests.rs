@@ -9,6 +9,7 @@ use crate::{
     cluster::{Rights, events::Events, testing::FakeApi},
     fleet::Link,
     placement::{Declared, Namespaces},
+    volume::mark,
 };
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
@@ -52,12 +53,15 @@ async fn world(same_name: bool) -> (FakeApi, Registry) {
 
 /// What is told after two rounds, with enough time between them or not.
 async fn told(api: &FakeApi, registry: &Registry, patient: bool) -> Vec<String> {
+    told_with(api, registry, &settings(), patient).await
+}
+
+async fn told_with(api: &FakeApi, registry: &Registry, settings: &Settings, patient: bool) -> Vec<String> {
     let home = api.cluster().await;
     let watched = Watched::start(&home);
     watched.complete().await;
-    let settings = settings();
     let reports = Reports::new(Events::new(home.client().clone()));
-    let mut told = MissingClasses::new(&home, registry, &watched, &settings, reports);
+    let mut told = MissingClasses::new(&home, registry, &watched, settings, reports);
     told.round().await.unwrap();
     assert!(told.waiting.is_empty() || told.due().is_some_and(|due| due <= PATIENCE));
     if patient {
@@ -137,6 +141,41 @@ async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
     let mut settings = settings();
     settings.allowed_classes = ["gold".to_owned()].into();
     assert!(unserved(&home, &remote, &settings)[0].all, "gold is not there");
+}
+
+/// What its annotation names may have no room there, and then no pod is sent there either.
+#[tokio::test]
+async fn a_claim_is_told_unless_it_names_a_class_that_is_there() {
+    let (api, there) = (world(true).await.0, FakeApi::start().await);
+    there.put(
+        "/apis/storage.k8s.io/v1/storageclasses/gold",
+        json!({"provisioner": "real.example"}),
+    );
+    let declared = Declared {
+        namespaces: Namespaces {
+            same_name: true,
+            ..Namespaces::default()
+        },
+        ..Declared::plain("milan")
+    };
+    let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+    let mut settings = settings();
+    settings.allowed_classes = ["gold".to_owned()].into();
+    let message = told_with(&api, &registry, &settings, true).await;
+    assert_eq!(message.len(), 1, "{message:?}");
+    assert!(
+        message[0].contains("claims that name no real class"),
+        "{message:?}"
+    );
+
+    api.change(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/waiting",
+        |claim| {
+            claim["metadata"]["annotations"] = json!({mark::REAL_CLASS: "gold"});
+        },
+    );
+    let before = api.store().below(EVENTS).len();
+    assert_eq!(told_with(&api, &registry, &settings, true).await.len(), before);
 }
 
 #[tokio::test]

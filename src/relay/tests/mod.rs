@@ -9,7 +9,7 @@ use std::{num::NonZeroU64, time::Duration};
 use mover::throttle::Throttle;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     time::{Instant, timeout},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -154,25 +154,24 @@ async fn a_connection_that_broke_is_made_again() {
 #[tokio::test]
 async fn ends_that_are_not_there_yet_are_waited_for() {
     let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
-    // Ports that are free, until somebody takes them.
-    let free = || async {
-        TcpListener::bind("127.0.0.1:0")
-            .await
-            .unwrap()
-            .local_addr()
-            .unwrap()
+    // Ports at which nobody listens yet, and that no other test gets meanwhile.
+    let reserved = || {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        socket
     };
-    let (from, to) = (free().await, free().await);
-    let ends = [home.end("source", from.port()), remote.end("target", to.port())];
+    let (from, to) = (reserved(), reserved());
+    let port = |socket: &TcpSocket| socket.local_addr().unwrap().port();
+    let ends = [home.end("source", port(&from)), remote.end("target", port(&to))];
     let [source, target] = ends;
     let _relay = run_relay(source, target, None, 1);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let source = TcpListener::bind(from).await.unwrap();
+    let source = from.listen(16).unwrap();
     let (mut first, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
     first.write_all(b"nobody hears this").await.unwrap();
     // There is no target: the source is told, and dialled again.
     assert!(matches!(timeout(PATIENCE, first.read_u8()).await, Ok(Err(_))));
-    let target = TcpListener::bind(to).await.unwrap();
+    let target = to.listen(16).unwrap();
     let (mut second, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
     second.write_all(b"!").await.unwrap();
     let (mut heard, _) = timeout(PATIENCE, target.accept()).await.unwrap().unwrap();

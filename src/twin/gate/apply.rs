@@ -39,8 +39,10 @@ impl MovedVolume {
             ClaimStep::MarkSource { source, mark } => self.mark_source(source, mark).await,
             ClaimStep::RetainTarget { target } => self.retain_target(target).await,
             ClaimStep::DeleteTarget { target } => self.delete_target(target).await,
-            ClaimStep::HandOver { target, retain } => self.hand_over(target, *retain).await,
-            ClaimStep::ReleaseSource { source, policy } => self.release_source(source, *policy).await,
+            ClaimStep::HandOver { target, retain } => Box::pin(self.hand_over(target, *retain)).await,
+            ClaimStep::ReleaseSource { source, policy } => {
+                Box::pin(self.release_source(source, *policy)).await
+            }
             ClaimStep::MakeTarget { .. }
             | ClaimStep::MakeHelpers(_)
             | ClaimStep::RemoveHelpers(_)
@@ -200,6 +202,15 @@ where
         object,
         at: at.clone(),
     }))
+}
+
+/// An object in the version that has just been read.
+pub(super) fn exactly_as<K: Resource>(objects: Objects<K>, object: K) -> Exact<K> {
+    Exact {
+        at: super::observe::as_read(&object),
+        objects,
+        object,
+    }
 }
 
 impl<K> Exact<K>

@@ -4,16 +4,16 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{ResourceExt, core::PartialObjectMeta};
 
-use super::{ClaimObjects, GateError, MovedVolume, Place};
+use super::{ClaimObjects, GateError, MovedVolume, Place, name::Named};
 use crate::{
     api::volume_move::VolumeMove,
-    cluster::facts,
+    cluster::{ApiError, facts},
     placement::moving::{
         AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
     },
-    twin::{Site, reading, reclaim_policy},
+    twin::{Site, has_finalizer, reading, reclaim_policy},
     volume::{
-        DRIVER_NAME, Marks, ReclaimPolicy, mark,
+        DRIVER_NAME, Marks, ReclaimPolicy, VolumeId, mark,
         moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
     },
 };
@@ -112,11 +112,14 @@ impl MovedVolume {
         let Some(csi) = csi.filter(|csi| csi.driver == DRIVER_NAME) else {
             return Serves::Else("another driver".to_owned());
         };
-        let handle = csi.volume_handle.parse().ok();
+        let handle: Option<VolumeId> = csi.volume_handle.parse().ok();
+        let is_later = |of: &VolumeId| of.name == self.target.id.name && of.epoch > self.target.id.epoch;
         if handle.as_ref() == Some(&self.source.id) {
             Serves::Source
         } else if handle.as_ref() == Some(&self.target.id) {
             Serves::Target
+        } else if handle.as_ref().is_some_and(is_later) {
+            Serves::Later
         } else {
             Serves::Else(csi.volume_handle.clone())
         }
@@ -145,15 +148,14 @@ impl MovedVolume {
             Live::Silent(why) => return Ok((Live::Silent(why), None)),
             Live::Known(found) => found,
         };
-        let Some((site, twin)) = found else {
-            return Ok((Live::Known(SourceTwin::Gone), None));
+        let twin = match found {
+            Some((site, twin)) if self.is_source(site, &twin)? => Some(twin),
+            _ => None,
+        };
+        let (Some(twin), Place::Site(site)) = (twin, &self.source.place) else {
+            return Ok((self.source_volume().await?, None));
         };
         let unreadable = |error| unreadable(site, error);
-        let is_ours = site.is_twin(self.volume(), &twin)
-            && epoch_of(twin.annotations()).map_err(unreadable)? == self.source.id.epoch;
-        if !is_ours {
-            return Ok((Live::Known(SourceTwin::Gone), None));
-        }
         let there = SourceTwin::There {
             at: as_read(&twin),
             mark: SourceMark::read(twin.annotations()).map_err(unreadable)?,
@@ -162,11 +164,58 @@ impl MovedVolume {
         Ok((Live::Known(there), Some(twin)))
     }
 
+    fn is_source(&self, site: &Site, twin: &PersistentVolumeClaim) -> Result<bool, GateError> {
+        let is_twin = site.is_twin(self.volume(), twin);
+        let epoch = epoch_of(twin.annotations()).map_err(|error| unreadable(site, error));
+        Ok(is_twin && epoch? == self.source.id.epoch)
+    }
+
+    /// The source without its twin: a PV that is kept, or nothing.
+    async fn source_volume(&self) -> Result<Live<SourceTwin>, GateError> {
+        let Place::Site(site) = &self.source.place else {
+            return Ok(Live::Known(SourceTwin::Gone));
+        };
+        Ok(match self.source_without_twin(site).await {
+            Err(error) => Live::Silent(error.to_string()),
+            Ok(None) => Live::Known(SourceTwin::Gone),
+            Ok(Some(real)) => Live::Known(SourceTwin::There {
+                at: as_read(&real),
+                mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
+                deleting: real.metadata.deletion_timestamp.is_some(),
+            }),
+        })
+    }
+
+    /// The twin at the target under the name that it takes over, or for what that waits.
+    async fn target_with_name(
+        &self,
+    ) -> Result<Option<Result<(&Site, PersistentVolumeClaim), String>>, ApiError> {
+        let (Some(name), Place::Site(site)) = (self.name_to_take(), &self.target.place) else {
+            return Ok(None);
+        };
+        Ok(match self.named(site, name).await? {
+            Named::Target(_, Some(why)) => Some(Err(why)),
+            Named::Target(twin, None) => Some(Ok((site, *twin))),
+            // Only this move deletes it, or it is gone for good.
+            Named::Source(twin) if is_superseded(&twin) && is_leaving(&twin) => {
+                let place = format!("{}/{name}", site.namespace());
+                Some(Err(format!("{place}, the twin of before, is being deleted")))
+            }
+            Named::Source(_) | Named::Foreign | Named::Nothing => None,
+        })
+    }
+
     async fn target_now(&self) -> Result<Live<TargetTwin>, GateError> {
         if matches!(self.target.place, Place::Gone) {
             return Ok(Live::Known(TargetTwin::Gone));
         }
-        let found = match live_twin(&self.target.place).await {
+        let found = match self.target_with_name().await {
+            Err(error) => return Ok(Live::Silent(error.to_string())),
+            Ok(Some(Err(why))) => return Ok(Live::Known(TargetTwin::TakesName(why))),
+            Ok(Some(Ok(found))) => Live::Known(Some(found)),
+            Ok(None) => live_twin(&self.target.place).await,
+        };
+        let found = match found {
             Live::Silent(why) => return Ok(Live::Silent(why)),
             Live::Known(found) => found,
         };
@@ -214,7 +263,9 @@ impl MovedVolume {
     ) -> Result<Option<String>, TwinMarkError> {
         let epoch = epoch_of(twin.annotations())?;
         if epoch != self.target.id.epoch {
-            return Ok(Some(format!("it is the twin of the volume's epoch {epoch}")));
+            return Ok(Some(format!(
+                "it is the twin of the volume's epoch {epoch}; what an earlier move has left is kept until its retainSource ends"
+            )));
         }
         Ok(match TargetMark::read(twin.labels(), twin.annotations())? {
             Some(mark) if mark.by != self.by => {
@@ -244,7 +295,7 @@ async fn live_twin(place: &Place) -> Live<Option<(&Site, PersistentVolumeClaim)>
 pub(in crate::twin) async fn twins_volume(
     site: &Site,
     twin: &PersistentVolumeClaim,
-) -> Result<Option<PersistentVolume>, crate::cluster::ApiError> {
+) -> Result<Option<PersistentVolume>, ApiError> {
     let rights = site.cluster().rights();
     let name = reading::volume_name(twin).filter(|_| rights.volumes && rights.volume_changes);
     let Some(name) = name else {
@@ -252,6 +303,15 @@ pub(in crate::twin) async fn twins_volume(
     };
     let found = site.volumes().get(name).await?;
     Ok(found.filter(|found| reading::is_bound_to(found, twin)))
+}
+
+fn is_leaving(twin: &PersistentVolumeClaim) -> bool {
+    twin.metadata.deletion_timestamp.is_some() && !has_finalizer(twin)
+}
+
+fn is_superseded(twin: &PersistentVolumeClaim) -> bool {
+    let mark = SourceMark::read(twin.annotations());
+    matches!(mark, Ok(Some(SourceMark::Superseded { .. })))
 }
 
 fn unreadable(site: &Site, error: TwinMarkError) -> GateError {

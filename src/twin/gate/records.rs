@@ -56,7 +56,7 @@ impl MovedVolume {
         let affinity = serde_json::to_value(node_affinity(places)).map_err(|error| self.unwritable(error))?;
         let there = Leads {
             handle: self.target.id.clone(),
-            attributes: attributes(site, &twin, real.as_ref()),
+            attributes: attributes(site, self.name_to_take(), &twin, real.as_ref()),
             affinity,
             bytes: bytes(&twin, real.as_ref()),
         };
@@ -77,12 +77,13 @@ impl MovedVolume {
 /// As `CreateVolume` answers them.
 fn attributes(
     site: &Site,
+    to_take: Option<&str>,
     twin: &PersistentVolumeClaim,
     real: Option<&PersistentVolume>,
 ) -> BTreeMap<String, String> {
     BTreeMap::from([
         (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),
-        (TWIN_NAME.to_owned(), site.name().to_owned()),
+        (TWIN_NAME.to_owned(), to_take.unwrap_or(site.name()).to_owned()),
         (
             TWIN_VOLUME.to_owned(),
             real.map(ResourceExt::name_any).unwrap_or_default(),

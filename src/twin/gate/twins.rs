@@ -58,11 +58,24 @@ impl MovedVolume {
 
     /// From here on the twin is like any other: held, if it may be, and looked after.
     pub(super) async fn hand_over(&self, at: &AsRead, retained: bool) -> Result<Applied, GateError> {
-        let Some((site, twin)) = self.exact_twin(Side::Target, at).await? else {
+        let to_take = self.name_to_take();
+        if let Some(name) = to_take
+            && let Some(applied) = self.take_name(name, at).await?
+        {
+            return Ok(applied);
+        }
+        let site = self.site(Side::Target)?;
+        let Some(twin) = exactly(site.twins(), to_take.unwrap_or(site.name()), at).await? else {
             return Ok(Applied::ChangedMeanwhile);
         };
-        if retained {
-            let settled = self.settle(site, &twin.object, ReclaimPolicy::Retain, Step::MoveRetainTarget);
+        // It was retained to get its name.
+        if retained || to_take.is_some() {
+            let policy = if retained {
+                ReclaimPolicy::Retain
+            } else {
+                ReclaimPolicy::Delete
+            };
+            let settled = self.settle(site, &twin.object, policy, Step::MoveRetainTarget);
             if settled.await? == Applied::ChangedMeanwhile {
                 return Ok(Applied::ChangedMeanwhile);
             }
@@ -85,7 +98,7 @@ impl MovedVolume {
         policy: ReclaimPolicy,
     ) -> Result<Applied, GateError> {
         let Some((site, twin)) = self.exact_twin(Side::Source, at).await? else {
-            return Ok(Applied::ChangedMeanwhile);
+            return self.release_source_without_twin(at, policy).await;
         };
         let settled = self.settle(site, &twin.object, policy, Step::MoveRetainSource);
         if settled.await? == Applied::ChangedMeanwhile {
@@ -130,7 +143,11 @@ impl MovedVolume {
 
 /// Deletes a twin. Our finalizer is taken off first, and not when it is being deleted: a crash in
 /// between leaves a twin that is deleted by the next one who decides.
-async fn delete(site: &Site, twin: PersistentVolumeClaim, step: Step) -> Result<Applied, GateError> {
+pub(super) async fn delete(
+    site: &Site,
+    twin: PersistentVolumeClaim,
+    step: Step,
+) -> Result<Applied, GateError> {
     let twins = site.twins();
     let free = if has_finalizer(&twin) {
         let removed = twins.set_finalizer(&twin, TWIN_FINALIZER, false);
@@ -142,6 +159,7 @@ async fn delete(site: &Site, twin: PersistentVolumeClaim, step: Step) -> Result<
     } else {
         twin
     };
-    let deleted = twins.delete(site.name(), precondition(&as_read(&free)));
+    let name = free.name_any();
+    let deleted = twins.delete(&name, precondition(&as_read(&free)));
     outcome(crash::around(step, deleted).await.map(Some))
 }

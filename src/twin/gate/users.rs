@@ -28,25 +28,31 @@ use crate::{
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The nodes for which a cluster has attachments, by the PV that they name.
-pub(super) struct Attachments(BTreeMap<String, BTreeSet<String>>);
+pub(super) struct Attachments(BTreeMap<String, Attached>);
+
+/// The nodes that a volume is attached to, each with why it could not be detached if it was tried.
+type Attached = BTreeMap<String, Option<String>>;
 
 impl Attachments {
     async fn read(cluster: &Cluster) -> Result<Self, ApiError> {
-        let pair =
-            |one: VolumeAttachment| Some((one.spec.source.persistent_volume_name?, one.spec.node_name));
-        let found = cluster.all::<VolumeAttachment>().pick(None, None, pair).await?;
-        let mut nodes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (volume, node) in found {
-            nodes.entry(volume).or_default().insert(node);
+        let named = |one: VolumeAttachment| {
+            let error = one.status.and_then(|status| status.detach_error?.message);
+            Some((one.spec.source.persistent_volume_name?, one.spec.node_name, error))
+        };
+        let found = cluster.all::<VolumeAttachment>().pick(None, None, named).await?;
+        let mut nodes: BTreeMap<String, Attached> = BTreeMap::new();
+        for (volume, node, error) in found {
+            nodes.entry(volume).or_default().insert(node, error);
         }
         Ok(Self(nodes))
     }
 
     pub(super) fn nodes_of(&self, volume: &str) -> Vec<String> {
-        let nodes = self.0.get(volume);
-        nodes
-            .map(|nodes| nodes.iter().cloned().collect())
-            .unwrap_or_default()
+        self.of(volume).into_keys().collect()
+    }
+
+    fn of(&self, volume: &str) -> Attached {
+        self.0.get(volume).cloned().unwrap_or_default()
     }
 }
 
@@ -54,7 +60,7 @@ impl Attachments {
 #[derive(Default)]
 struct Traces {
     /// The nodes with an attachment.
-    attached: BTreeSet<String>,
+    attached: Attached,
     /// How `volumesInUse` names the volume.
     in_use: Option<String>,
     /// Nodes where only a mover has it.
@@ -100,19 +106,19 @@ impl MovedVolume {
             self.deleting_set(),
             self.temporary_volumes()
         )?;
-        let outer = attachments.nodes_of(self.volume().as_str());
+        let outer = attachments.of(self.volume().as_str());
         let real = match &self.source.place {
             Place::Site(site) if site.remote_cluster().is_none() => twin.and_then(reading::volume_name),
             _ => None,
         };
-        let nested = real.map(|real| attachments.nodes_of(real)).unwrap_or_default();
+        let nested = real.map(|real| attachments.of(real)).unwrap_or_default();
         let mut movers: BTreeSet<String> = temporary
             .iter()
             .flat_map(|volume| attachments.nodes_of(volume))
             .collect();
-        movers.retain(|node| !outer.contains(node));
+        movers.retain(|node| !outer.contains_key(node));
         let traces = Traces {
-            attached: outer.into_iter().chain(nested).collect(),
+            attached: nested.into_iter().chain(outer).collect(),
             in_use: Some(in_use_name(DRIVER_NAME, &self.source.id.to_string())),
             movers,
         };
@@ -174,15 +180,15 @@ async fn users_there(
         return Ok((found, Vec::new()));
     };
     let attached = match Attachments::read(cluster).await {
-        Ok(attachments) => attachments.nodes_of(&real.name_any()),
-        Err(error) if error.is_forbidden() => Vec::new(),
+        Ok(attachments) => attachments.of(&real.name_any()),
+        Err(error) if error.is_forbidden() => Attached::new(),
         Err(error) => return Err(error),
     };
     let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
     let (of_movers, of_users) = (on(&movers), on(&users));
     let csi = real.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let traces = Traces {
-        attached: attached.into_iter().collect(),
+        attached,
         in_use: csi.map(|csi| in_use_name(&csi.driver, &csi.volume_handle)),
         movers: of_movers.difference(&of_users).cloned().collect(),
     };
@@ -235,11 +241,12 @@ async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiE
     let seen = |node: Node| {
         let name = node.name_any();
         let (attached, in_use) = (
-            traces.attached.contains(&name),
+            traces.attached.contains_key(&name),
             uses_volume(&node, traces.in_use.as_deref()),
         );
         ((attached || in_use) && !traces.movers.contains(&name)).then(|| UserNode {
             attached,
+            detach_error: traces.attached.get(&name).cloned().flatten(),
             in_use,
             health: health(&node),
             name,
@@ -249,10 +256,11 @@ async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiE
     let gone: Vec<UserNode> = traces
         .attached
         .iter()
-        .filter(|name| !traces.movers.contains(*name) && found.iter().all(|node| node.name != **name))
-        .map(|name| UserNode {
+        .filter(|(name, _)| !traces.movers.contains(*name) && found.iter().all(|node| node.name != **name))
+        .map(|(name, error)| UserNode {
             name: name.clone(),
             attached: true,
+            detach_error: error.clone(),
             in_use: false,
             health: NodeHealth::NotReady,
         })

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use mover::control::{Answer, LostKind, Order, Passed};
+use mover::control::{Answer, LostKind, Order, Passed, Reason};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -98,6 +98,8 @@ struct State {
     finished: Option<GateNumber>,
     compared: Option<(GateNumber, Roots)>,
     failed: Option<(Instant, String)>,
+    /// What the target said that can never have what the source has.
+    too_small: Option<String>,
     last: Option<(Instant, Passed)>,
     took: Duration,
     /// Of passes that have ended.
@@ -135,6 +137,12 @@ impl Orders {
             });
         };
         let now = lock(&copying.state);
+        if let Some(why) = &now.too_small {
+            return Live::Known(Copied {
+                too_small: Some(format!("the claim {}: {why}", moved.claim.name)),
+                ..Copied::default()
+            });
+        }
         let losses = now.last.as_ref().and_then(|(_, passed)| unaccepted(passed, of));
         let is_due = matches!(
             stage,
@@ -158,6 +166,7 @@ impl Orders {
             converged: is_accepted && (!is_warm || now.converged.is_some_and(|until| Instant::now() < until)),
             finished: now.finished.filter(|_| is_accepted),
             compared: now.compared.clone().filter(|_| is_accepted),
+            too_small: None,
         })
     }
 
@@ -381,7 +390,13 @@ impl Giver {
         };
         lines.close().await;
         match answer {
-            Answer::Failed { message, .. } => Err(crate::cluster::short(&message)),
+            Answer::Failed { reason, message } => {
+                let why = crate::cluster::short(&message);
+                if reason == Reason::TooSmall {
+                    lock(&self.state).too_small = Some(why.clone());
+                }
+                Err(why)
+            }
             answer => Ok(answer),
         }
     }

@@ -22,7 +22,7 @@ use crate::{
     api::volume_move::Route,
     cluster::{ApiError, Cluster, slim::has_ended},
     placement::moving::{Helpers, Live, Side},
-    twin::gate::{Place, pods},
+    twin::gate::{MovedSide, Place, pods},
     volume::{AccessMode, mark},
 };
 
@@ -433,9 +433,11 @@ pub(super) enum Routes {
     Either,
 }
 
-/// How the data may travel. Within one cluster nothing has to be passed on.
+/// How the data may travel. Within this cluster nothing has to be passed on; in others, policies of the
+/// user's namespace may keep movers apart.
 pub(super) fn routes(moved: &MovedVolume, of: &MoveRequest) -> Routes {
-    let is_within = moved.source.id.cluster == moved.target.id.cluster;
+    let is_here = |side: &MovedSide| side.id.cluster == *moved.home.id();
+    let is_within = is_here(&moved.source) && is_here(&moved.target);
     let may = |route| of.routes.contains(&route);
     match (may(Route::Direct), may(Route::ApiServer)) {
         (true, true) if !is_within => Routes::Either,

@@ -14,7 +14,7 @@ use crate::{
     fleet::Remote,
     observe::crash::{self, Step},
     placement::{
-        Asked, BindingMode, ChosenClass, KnownClasses, NO_PROVISIONER, Target, Wishes, access_modes,
+        Asked, BindingMode, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Target, Wishes, access_modes,
         choose_class, moving::Side,
     },
     twin::{
@@ -201,27 +201,7 @@ async fn plan_here(
     request: &CreateRequest,
 ) -> Result<Planned, GateError> {
     let (home, classes) = (site.home(), classes(site.home()));
-    let known = KnownClasses::Listed(&classes);
-    let wishes = Wishes {
-        annotation: Asked::read(origin.claim.annotations(), &[mark::REAL_CLASS]),
-        allowed: &policy.allowed_classes,
-        parameter: request.spec.parameters.real_class.as_deref(),
-        mapping: None,
-        one_namespace: !request.spec.parameters.shared_namespace,
-    };
-    let chosen = match named(of, policy)? {
-        Some(class) => choose_class(
-            &Wishes {
-                annotation: None,
-                parameter: Some(class),
-                ..wishes
-            },
-            known,
-            home.id(),
-        ),
-        None => choose_class(&wishes, known, home.id()),
-    };
-    let ChosenClass::Known(class) = chosen.map_err(TargetError::from)? else {
+    let ChosenClass::Known(class) = class_of(site, policy, of, origin, request, &classes)? else {
         return Err(TargetError::Unfit("the classes of the home cluster cannot be read".to_owned()).into());
     };
     if class.provisioner == NO_PROVISIONER && class.binding == BindingMode::WaitForFirstConsumer {
@@ -256,24 +236,7 @@ fn plan_there(
         )));
     }
     let classes = classes(site.cluster());
-    let known = if site.cluster().rights().classes {
-        KnownClasses::Listed(&classes)
-    } else {
-        KnownClasses::Unreadable
-    };
-    let chosen = if let Some(class) = named(of, policy)? {
-        let wishes = Wishes {
-            annotation: None,
-            allowed: &policy.allowed_classes,
-            parameter: Some(class),
-            mapping: None,
-            one_namespace: false,
-        };
-        choose_class(&wishes, known, &remote.id)
-    } else {
-        let parameter = request.spec.parameters.real_class.as_deref();
-        remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
-    }?;
+    let chosen = class_of(site, policy, of, origin, request, &classes)?;
     let provisioner = match &chosen {
         ChosenClass::Known(class) if class.binding == BindingMode::Immediate => Some(&class.provisioner),
         ChosenClass::Known(_) | ChosenClass::Named(_) => None,
@@ -286,18 +249,80 @@ fn plan_there(
     })
 }
 
-/// The class that the move names, which has to be one that users may choose.
-fn named<'a>(of: &'a MoveRequest, policy: &Policy) -> Result<Option<&'a str>, TargetError> {
-    let Some(class) = of.storage_class.as_deref() else {
+/// The real class that the twin of a claim would get at the target, or why it gets none; `None` if that
+/// is not known: its claim or its PV are gone, or one of the clusters does not answer.
+pub async fn target_class(
+    moved: &MovedVolume,
+    policy: &Policy,
+    of: &MoveRequest,
+) -> Result<Option<Result<String, TargetError>>, GateError> {
+    let origin = match Origin::read(moved).await {
+        Err(GateError::Silent { .. }) | Ok(None) => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(Some(origin)) => origin,
+    };
+    let Ok(site) = moved.site(Side::Target) else {
         return Ok(None);
     };
-    if policy.allowed_classes.contains(class) {
-        return Ok(Some(class));
+    let request = match origin.request(moved, of).await {
+        Ok(request) => request,
+        Err(GateError::Target(error)) => return Ok(Some(Err(error))),
+        Err(error) => return Err(error),
+    };
+    let classes = classes(site.cluster());
+    let chosen = class_of(site, policy, of, &origin, &request, &classes);
+    Ok(Some(chosen.map(|class| class.name().to_owned())))
+}
+
+/// The class that the move names, or else the one of a new claim. Whoever names the latter, as the way
+/// back to it does, chooses nothing; any other class has to be one that users may choose. That a
+/// volume was of it before counts for nothing: the status, which says so, may be written by others.
+fn class_of<'a>(
+    site: &Site,
+    policy: &Policy,
+    of: &MoveRequest,
+    origin: &Origin,
+    request: &CreateRequest,
+    classes: &'a [Class],
+) -> Result<ChosenClass<'a>, TargetError> {
+    let known = match site.remote_cluster() {
+        Some(_) if !site.cluster().rights().classes => KnownClasses::Unreadable,
+        _ => KnownClasses::Listed(classes),
+    };
+    let one_namespace = site.remote_cluster().is_none() && !request.spec.parameters.shared_namespace;
+    let parameter = request.spec.parameters.real_class.as_deref();
+    let as_new = if let Some(remote) = site.remote_cluster() {
+        remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
+    } else {
+        let wishes = Wishes {
+            annotation: Asked::read(origin.claim.annotations(), &[mark::REAL_CLASS]),
+            allowed: &policy.allowed_classes,
+            parameter,
+            mapping: None,
+            one_namespace,
+        };
+        choose_class(&wishes, known, site.cluster().id())
+    };
+    let Some(named) = of.storage_class.as_deref() else {
+        return Ok(as_new?);
+    };
+    match as_new {
+        Ok(chosen) if chosen.name() == named => Ok(chosen),
+        _ if policy.allowed_classes.contains(named) => {
+            let wishes = Wishes {
+                annotation: None,
+                allowed: &policy.allowed_classes,
+                parameter: Some(named),
+                mapping: None,
+                one_namespace,
+            };
+            Ok(choose_class(&wishes, known, site.cluster().id())?)
+        }
+        _ => Err(TargetError::NotAllowed {
+            class: named.to_owned(),
+            allowed: policy.allowed_classes.iter().cloned().collect(),
+        }),
     }
-    Err(TargetError::NotAllowed {
-        class: class.to_owned(),
-        allowed: policy.allowed_classes.iter().cloned().collect(),
-    })
 }
 
 impl From<ApiError> for TargetError {

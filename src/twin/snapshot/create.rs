@@ -41,17 +41,17 @@ pub async fn create_snapshot(
     let source = source(home, registry, &request.source).await?;
     let site = SnapshotSite::beside(&source, request.key.clone());
     loop {
-        let look = Look::take(&site, request).await?;
+        let mut look = Look::take(&site, request).await?;
         let awaited = match snapshot_step(&look.facts) {
             SnapshotStep::Create => {
-                make(&source, &site, request, deadline).await?;
-                // An API server that takes it and does not show it is not asked for ever.
-                if Instant::now() < deadline {
+                look.twin = make(&source, &site, request, deadline).await?;
+                // One that was there already, and is not shown, is not asked for without end.
+                if look.twin.is_none() && Instant::now() < deadline {
                     continue;
                 }
-                "made"
+                "taken"
             }
-            SnapshotStep::Wait => "cut",
+            SnapshotStep::Wait => "taken",
             SnapshotStep::GiveUp => {
                 give_up(&site, look.twin.as_ref()).await?;
                 continue;
@@ -59,9 +59,9 @@ pub async fn create_snapshot(
             SnapshotStep::AwaitGone => "gone",
             SnapshotStep::Retain => {
                 if retain_or_tell(&site, events, &look).await? {
-                    continue;
+                    return answer(&site, &look, &request.source);
                 }
-                return answer(&site, &look, &request.source);
+                continue;
             }
             SnapshotStep::Answer => return answer(&site, &look, &request.source),
             SnapshotStep::Refuse(refusal) => return Err(refused(&site, refusal).await),
@@ -140,20 +140,20 @@ async fn look_at_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result
     })
 }
 
+/// Makes the twin; `None` if somebody was faster, most likely ourselves: the next look tells.
 async fn make(
     source: &Site,
     site: &SnapshotSite,
     request: &SnapshotRequest,
     deadline: Instant,
-) -> Result<(), CutError> {
+) -> Result<Option<VolumeSnapshot>, CutError> {
     let seen = look_at_source(source, &request.source, deadline).await?;
     let class = class(source, request, seen.volume.as_ref().and_then(reading::driver)).await?;
     let claim = seen.claim.name_any();
     let twin = record::twin(site, request, &claim, seen.volume.as_ref(), class);
     let created = crash::around(Step::SnapshotCreate, site.snapshots().create(&twin)).await;
     match created {
-        // None: somebody was faster, most likely ourselves; the next look tells.
-        Ok(_) => Ok(()),
+        Ok(created) => Ok(created),
         Err(error) if matches!(error.cause, Cause::NotFound(_)) && not_installed(site.cluster()).await => {
             Err(CutError::NotInstalled(site.cluster_name()))
         }
@@ -233,23 +233,22 @@ async fn give_up(site: &SnapshotSite, twin: Option<&VolumeSnapshot>) -> Result<(
 }
 
 /// The data is to be retained; where we lack the right to see to it, the user must know. False if
-/// there is nothing more to be done about it.
+/// somebody was faster, and all has to be read again.
 async fn retain_or_tell(site: &SnapshotSite, events: &Events, look: &Look) -> Result<bool, CutError> {
     let Some(content) = &look.real_content else {
-        return Ok(false);
+        return Ok(true);
     };
     let user = look.user_content.as_ref();
     match keep(site, user, content).await {
-        Ok(()) => Ok(true),
         Err(error) if error.is_forbidden() => {
             if let Some(user) = user {
                 let note =
                     format!("The deletion policy Retain cannot be applied to the real snapshot: {error}");
                 events.warn_content(user, "RetainNotApplied", &note).await;
             }
-            Ok(false)
+            Ok(true)
         }
-        Err(error) => Err(error.into()),
+        other => Ok(other?),
     }
 }
 

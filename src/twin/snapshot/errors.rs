@@ -52,7 +52,7 @@ pub enum CutError {
     /// The API server does not take the twin, as a matter of principle: nothing was made.
     #[error("{0}")]
     NotAccepted(ApiError),
-    /// Where the volume is cannot be told right now.
+    /// It is not known right now where the volume is.
     #[error("{0}")]
     Unreachable(String),
     /// The cluster cannot be asked right now.
@@ -76,7 +76,7 @@ pub enum CutError {
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotDeleteError {
     /// It is not known where it is.
-    #[error("it cannot be told whether the snapshot is gone: {0}")]
+    #[error("it is not known whether the snapshot is gone: {0}")]
     Site(#[from] SnapshotSiteError),
     /// Something else is in its place.
     #[error(
@@ -129,7 +129,7 @@ pub enum SnapshotDeleteError {
     },
 }
 
-/// Why it cannot be told what snapshots there are.
+/// Why it is not known what snapshots there are.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotReadError {
     /// It is not known where one is.

@@ -70,7 +70,7 @@ async fn examine(site: &SnapshotSite, user: &VolumeSnapshotContent) -> Result<Sn
         // As in a namespace that is not offloaded any more.
         Err(error) if error.is_forbidden() => {
             return Ok(SnapshotHealth::Trouble(format!(
-                "how its twin is cannot be told: {error}{}",
+                "it is not known how its twin is: {error}{}",
                 left(site, user).await
             )));
         }
@@ -112,7 +112,7 @@ async fn left(site: &SnapshotSite, user: &VolumeSnapshotContent) -> String {
     match kept(site, user).await {
         Ok(Some(real)) => kept_by(&real.name_any()),
         Ok(None) => ", and nothing there is known to keep its data".to_owned(),
-        Err(error) => format!("; whether its data is kept cannot be told: {error}"),
+        Err(error) => format!("; it is not known whether its data is kept: {error}"),
     }
 }
 

@@ -39,7 +39,7 @@ pub struct SnapshotRequest {
     pub parameters: SnapshotParameters,
 }
 
-/// A snapshot that was cut: its data is that of one point in time.
+/// A snapshot that was cut, as the CSI specification calls it: its data is that of one point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutSnapshot {
     /// Its id.

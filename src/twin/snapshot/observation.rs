@@ -10,7 +10,7 @@ use crate::{
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
     placement::{SnapshotFacts, SnapshotTwin, UserContent, is_kept},
-    volume::{SnapshotId, SnapshotMarks},
+    volume::{SnapshotId, SnapshotMarks, mark},
 };
 
 /// As `deletionPolicy` spells it.
@@ -27,8 +27,9 @@ pub(super) struct Look {
 
 impl Look {
     pub(super) async fn take(site: &SnapshotSite, request: &SnapshotRequest) -> Result<Self, CutError> {
-        let twin = site.snapshots().get(&site.name()).await.map_err(not_allowed)?;
-        let user_content = user_content(site).await.map_err(not_allowed)?;
+        let (snapshots, name) = (site.snapshots(), site.name());
+        let (twin, user_content) =
+            futures::try_join!(snapshots.get(&name), user_content(site)).map_err(not_allowed)?;
         let twin_fact = twin.as_ref().map(|twin| match site.recognise(twin) {
             Ok(marks) => SnapshotTwin::Ours {
                 deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -50,9 +51,10 @@ impl Look {
             facts: SnapshotFacts {
                 twin: twin_fact.unwrap_or(SnapshotTwin::Absent),
                 content,
-                to_retain: real_content
-                    .as_ref()
-                    .is_some_and(|content| content.spec.deletion_policy != RETAIN),
+                to_retain: real_content.as_ref().is_some_and(|content| {
+                    content.spec.deletion_policy != RETAIN
+                        || user_content.as_ref().is_some_and(|user| !is_noted(user, content))
+                }),
             },
             twin,
             user_content,
@@ -115,10 +117,15 @@ pub(super) async fn real_content(
 }
 
 /// Whether the data of a twin is that of one point in time.
-fn is_cut(twin: &VolumeSnapshot) -> bool {
+pub(super) fn is_cut(twin: &VolumeSnapshot) -> bool {
     twin.status
         .as_ref()
         .is_some_and(|status| status.creation_time.is_some())
+}
+
+/// Whether the content of a user's snapshot says which content keeps the data.
+fn is_noted(user: &VolumeSnapshotContent, content: &VolumeSnapshotContent) -> bool {
+    user.annotations().get(mark::REAL_CONTENT) == content.metadata.name.as_ref()
 }
 
 /// The snapshot as it is answered for; `None` if it is not cut.

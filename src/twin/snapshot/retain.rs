@@ -20,20 +20,28 @@ use crate::{
     volume::mark,
 };
 
-/// Sees to it that the data of a twin stays, whoever deletes the twin. `user` is the content of the
-/// user's snapshot, if there is one.
+/// Sees to it that the data of a twin stays, whoever deletes the twin; false if somebody has
+/// changed its content meanwhile, which has to be read again. `user` is the content of the user's
+/// snapshot, if there is one.
 pub(super) async fn keep(
     site: &SnapshotSite,
     user: Option<&VolumeSnapshotContent>,
     content: &VolumeSnapshotContent,
-) -> Result<(), ApiError> {
-    if let Some(user) = user {
-        note(site, user, mark::REAL_CONTENT, Some(&content.name_any())).await?;
-    }
-    if content.spec.deletion_policy == RETAIN {
-        return Ok(());
-    }
-    retain(site, content).await
+) -> Result<bool, ApiError> {
+    let noted = async {
+        match user {
+            Some(user) => note(site, user, mark::REAL_CONTENT, Some(&content.name_any())).await,
+            None => Ok(()),
+        }
+    };
+    let retained = async {
+        if content.spec.deletion_policy == RETAIN {
+            return Ok(true);
+        }
+        retain(site, content).await
+    };
+    let ((), retained) = futures::try_join!(noted, retained)?;
+    Ok(retained)
 }
 
 /// Notes something on the content of a user's snapshot, unless it is noted there.
@@ -52,8 +60,8 @@ pub(super) async fn note(
     unless_conflict(crash::around(Step::SnapshotNote, noted).await).map(drop)
 }
 
-/// Sets the policy to Retain, and notes what it was.
-async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
+/// Sets the policy to Retain, and notes what it was; false if the content has changed meanwhile.
+async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<bool, ApiError> {
     let patch = json!({
         "metadata": {
             "uid": content.uid(),
@@ -67,7 +75,7 @@ async fn retain(site: &SnapshotSite, content: &VolumeSnapshotContent) -> Result<
     });
     let (contents, name) = (site.contents(), content.name_any());
     let changed = crash::around(Step::SnapshotRetain, contents.merge(&name, &patch)).await;
-    unless_conflict(changed).map(drop)
+    Ok(unless_conflict(changed)?.is_some())
 }
 
 /// Whether a policy was given back.

@@ -1,12 +1,20 @@
 //! Where the twin of a snapshot is: beside the twin of its volume, since snapshots do not
 //! leave their namespace. How long something there is waited for is said here, too.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use kube::{Api, ResourceExt, runtime::wait::await_condition};
+use futures::StreamExt;
+use kube::{
+    Api, ResourceExt,
+    api::{WatchEvent, WatchParams},
+};
 use tokio::time::Instant;
 
-use super::{SnapshotSiteError, list::places};
+use super::{
+    SnapshotSiteError,
+    list::places,
+    observation::{is_cut, said_about},
+};
 use crate::{
     cluster::{
         ApiError, Cluster, Lean, Objects,
@@ -137,24 +145,55 @@ impl SnapshotSite {
         SnapshotMarks::recognise(self.home.id(), &self.key, found.labels(), found.annotations())
     }
 
-    /// Waits until the twin is another one than was `seen`; false when time is up. That it
-    /// has changed is only a hint: whoever is woken looks for himself.
+    /// Waits until the twin is gone, or another one than was `seen` where that matters; false when
+    /// time is up. It is only a hint: whoever is woken reads for himself. The watch begins at what
+    /// was seen, without a list: of a kind that seldom changes the API server lists only once its
+    /// cache is known to be current, which takes a tenth of a second.
     pub(super) async fn changed(&self, seen: Option<&VolumeSnapshot>, deadline: Instant) -> bool {
         let look_again = deadline.min(Instant::now() + LOOK_AGAIN);
-        let version = seen.and_then(ResourceExt::resource_version);
-        let is_other = move |now: Option<&Lean<VolumeSnapshot>>| {
-            now.and_then(|Lean(now)| now.resource_version()) != version
-        };
-        let twins: Api<Lean<VolumeSnapshot>> =
-            Api::namespaced(self.cluster.client().clone(), &self.namespace);
-        let name = self.name();
-        let watch = await_condition(twins, &name, is_other);
-        if let Ok(Err(_)) = tokio::time::timeout_at(look_again, watch).await {
+        let told = tokio::time::timeout_at(look_again, self.is_told(seen));
+        if let Ok(false) = told.await {
             // It may not be watched, or not now.
             tokio::time::sleep_until(look_again.min(Instant::now() + PAUSE)).await;
         }
         Instant::now() < deadline
     }
+
+    /// Whether a watch says that the twin is gone or has changed; false when the watch has ended.
+    async fn is_told(&self, seen: Option<&VolumeSnapshot>) -> bool {
+        let Some((seen, version)) = seen.and_then(|seen| Some((seen, seen.resource_version()?))) else {
+            return false;
+        };
+        let twins: Api<Lean<VolumeSnapshot>> =
+            Api::namespaced(self.cluster.client().clone(), &self.namespace);
+        let this = WatchParams::default().fields(&format!("metadata.name={}", self.name()));
+        let Ok(events) = twins.watch(&this, &version).await else {
+            return false;
+        };
+        let mut events = pin!(events);
+        while let Some(Ok(event)) = events.next().await {
+            match event {
+                WatchEvent::Added(Lean(now)) | WatchEvent::Modified(Lean(now)) => {
+                    if is_other(seen, &now) {
+                        return true;
+                    }
+                }
+                WatchEvent::Deleted(_) => return true,
+                WatchEvent::Bookmark(_) => {}
+                WatchEvent::Error(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Whether a twin has changed in what a call waits for, or is told when it has waited in vain.
+fn is_other(seen: &VolumeSnapshot, now: &VolumeSnapshot) -> bool {
+    let state = |twin: &VolumeSnapshot| {
+        let deleting = twin.metadata.deletion_timestamp.is_some();
+        (deleting, is_cut(twin), said_about(twin))
+    };
+    state(seen) != state(now)
 }
 
 /// The namespace whose name is too long for an id. Where it is offloaded no more, it is looked

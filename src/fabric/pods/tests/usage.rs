@@ -1,7 +1,6 @@
 //! What pods use is asked of their cluster.
 
 use super::*;
-use crate::offload::usage::Counters;
 
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1/namespaces/shop-home/pods";
 
@@ -10,9 +9,12 @@ impl World {
     async fn usage(&self) -> Result<String, String> {
         let read = async {
             loop {
-                match self.meters.read().await.remove("milan") {
-                    Some(usage) => break usage.map(|it| Counters::text(&[it], true)),
-                    None => time::sleep(Duration::from_millis(10)).await,
+                match self.meters.read("milan").await {
+                    // Not yet.
+                    Err(why) if why.contains("does not look after") => {
+                        time::sleep(Duration::from_millis(10)).await;
+                    }
+                    usage => break usage.map(|it| it.text()),
                 }
             }
         };

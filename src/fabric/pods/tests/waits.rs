@@ -61,3 +61,39 @@ async fn a_change_of_its_own_status_does_not_make_a_pod_ask_again() {
     }
     assert!(world.posts() < 5, "{} times", world.posts());
 }
+
+#[tokio::test]
+async fn a_pod_that_no_node_takes_there_is_told_once_what_the_scheduler_says() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let refuse = |why: &str| {
+        let scheduled =
+            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why});
+        world.there.change(THERE, |pod| {
+            pod["status"] = json!({"phase": "Pending", "conditions": [scheduled]});
+        });
+    };
+    let says = |world: &World, why: &str| world.home_pod()["status"]["message"] == why;
+    refuse("0/3 nodes are available");
+    world
+        .run_until(|world| world.told("RemoteUnschedulable") == 1)
+        .await;
+    assert!(says(&world, "0/3 nodes are available"));
+    refuse("0/4 nodes are available");
+    world
+        .run_until(|world| says(world, "0/4 nodes are available"))
+        .await;
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let told: Vec<_> = events
+        .iter()
+        .filter(|it| it["reason"] == "RemoteUnschedulable")
+        .map(|it| it["note"].as_str().unwrap_or_default())
+        .collect();
+    assert_eq!(
+        told,
+        ["no node of the cluster milan takes it: 0/3 nodes are available"]
+    );
+}

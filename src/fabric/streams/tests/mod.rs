@@ -37,6 +37,10 @@ const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const POD_THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
 const SYSTEM: &str = "/api/v1/namespaces/kube-system";
 const CLIENT_CA: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+fn remote_cluster(name: &str) -> String {
+    format!("/apis/storage.liqo.io/v1alpha1/remoteclusters/{name}")
+}
+
 const REVIEW: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews/last";
 
 const EXEC: &str = "POST /exec/shop/web/app?command=cat&input=1&output=1";
@@ -80,7 +84,9 @@ struct World {
     there: FakeApi,
     remote: Remote,
     ca: Ca,
+    /// Where the node `to-milan` is called, and where `to-rome` is.
     address: SocketAddr,
+    other: SocketAddr,
     metrics: Metrics,
     meters: Meters,
     stop: CancellationToken,
@@ -117,6 +123,7 @@ impl World {
         let registry = registry(&there, &remote).await;
         let settings = Settings {
             address: ([127, 0, 0, 1], 0).into(),
+            ports: 2,
             pod_ip: Some([127, 0, 0, 1].into()),
             name: "liqo-csi-fabric-0".into(),
             approve: true,
@@ -124,7 +131,13 @@ impl World {
         let metrics = Metrics::default();
         let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
         streams.bounds = bounds;
-        let address = streams.listener.local_addr().unwrap();
+        let [address, other] = [0, 1].map(|at| ([127, 0, 0, 1], streams.ports()[at]).into());
+        for (name, port) in [("milan", streams.ports()[0]), ("rome", streams.ports()[1])] {
+            let spec =
+                json!({"kubeconfigSecretRef": {"name": name}, "fabric": {"nodeName": format!("to-{name}")}});
+            let status = json!({"virtualNode": {"port": port}});
+            home.put(&remote_cluster(name), json!({"spec": spec, "status": status}));
+        }
         let (meters, stop) = (Meters::default(), CancellationToken::new());
         let served = tokio::spawn(streams.serve(
             home.cluster_unwatched().await,
@@ -138,13 +151,14 @@ impl World {
             remote,
             ca,
             address,
+            other,
             metrics,
             meters,
             stop,
             served,
         };
         // It asks for certificates as soon as it knows who signs them.
-        while world.asked("GET /exec/no/such/pod", SPDY).await.0 == StatusCode::UNAUTHORIZED {
+        while world.asked("GET /containerLogs/no/such/pod", "").await.0 == StatusCode::UNAUTHORIZED {
             tokio::task::yield_now().await;
         }
         world
@@ -152,6 +166,10 @@ impl World {
 
     /// A connection with this certificate.
     async fn call(&self, shown: Option<Shown>) -> io::Result<Conversation> {
+        Self::call_at(self.address, shown).await
+    }
+
+    async fn call_at(address: SocketAddr, shown: Option<Shown>) -> io::Result<Conversation> {
         let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
@@ -164,7 +182,7 @@ impl World {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let socket = TcpStream::connect(self.address).await?;
+        let socket = TcpStream::connect(address).await?;
         let name = ServerName::try_from("127.0.0.1").unwrap();
         let socket = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
         Ok(Conversation(socket))
@@ -186,6 +204,13 @@ impl World {
     /// What is answered to the API server.
     async fn asked(&self, line: &str, headers: &str) -> (StatusCode, String) {
         self.call_as_master().await.ask(line, headers).await
+    }
+
+    /// What is answered to it where this node is called.
+    async fn asked_at(&self, address: SocketAddr, line: &str, headers: &str) -> (StatusCode, String) {
+        let shown = Some(self.ca.issue("system:masters"));
+        let mut call = Self::call_at(address, shown).await.unwrap();
+        call.ask(line, headers).await
     }
 
     fn change(api: &FakeApi, path: &str, pointer: &str, value: Value) {

@@ -260,6 +260,41 @@ async fn a_pod_that_was_made_again_is_another() {
 }
 
 #[tokio::test]
+async fn a_node_has_its_own_pods_only() {
+    let world = World::new(Act::Echo).await;
+    for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+        let (status, head) = world.asked_at(world.other, line, headers).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{head}");
+        assert!(
+            head.contains("there is no pod shop/web on the node to-rome"),
+            "{head}"
+        );
+        let asked = world.home.object(REVIEW).unwrap()["spec"]["resourceAttributes"].clone();
+        assert_eq!(asked["name"], "to-rome");
+    }
+    World::change(&world.home, POD, "/spec/nodeName", json!("to-rome"));
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::NOT_FOUND);
+    let here = world.asked_at(world.other, EXEC, SPDY).await;
+    assert_eq!(here.0, StatusCode::SWITCHING_PROTOCOLS, "{}", here.1);
+    assert_eq!(world.remote.came().len(), 1);
+}
+
+#[tokio::test]
+async fn a_port_is_given_back_with_its_cluster() {
+    let world = World::new(Act::Echo).await;
+    world.home.remove(&remote_cluster("rome"));
+    loop {
+        let (status, head) = world.asked_at(world.other, EXEC, SPDY).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        if head.contains("no virtual node has the port") {
+            break;
+        }
+    }
+    // Those of others go on.
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
+}
+
+#[tokio::test]
 async fn a_stream_has_to_be_asked_for_as_one() {
     let world = World::new(Act::Echo).await;
     for headers in ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"] {

@@ -5,12 +5,12 @@ use crate::offload::usage::{Container, Counters, Sample};
 
 const ASKED: &str = "GET /metrics/resource";
 
-fn counters() -> Counters {
+fn counters(pod: &str) -> Counters {
     let mut counters = Counters::default();
     counters.take(vec![Sample {
         container: Container {
             namespace: "shop".into(),
-            pod: "web".into(),
+            pod: pod.into(),
             name: "app".into(),
         },
         run: ("a".into(), None),
@@ -22,54 +22,58 @@ fn counters() -> Counters {
     counters
 }
 
-/// A question, while these nodes answer.
-async fn answered(world: &World, nodes: &[(&str, Result<Counters, String>)]) -> (StatusCode, String) {
-    let mut answering = Vec::new();
-    for (node, usage) in nodes {
-        let (mut questions, usage) = (world.meters.answer_for(node), usage.clone());
-        answering.push(tokio::spawn(async move {
-            while let Some(asked) = questions.next().await {
-                asked.send(usage.clone()).unwrap();
-            }
-        }));
-    }
-    let answer = world.asked(ASKED, "").await;
-    for one in answering {
-        one.abort();
-        one.await.unwrap_err();
-    }
-    answer
+/// Lets a node answer this, as long as the test runs.
+fn answer(world: &World, node: &str, usage: Result<Counters, String>) {
+    let mut questions = world.meters.answer_for(node);
+    tokio::spawn(async move {
+        while let Some(asked) = questions.next().await {
+            asked.send(usage.clone()).unwrap();
+        }
+    });
 }
 
 #[tokio::test]
-async fn who_collects_metrics_is_told_of_all_nodes() {
+async fn each_node_tells_of_its_own_pods_only() {
     let world = World::new(Act::Echo).await;
-    let (status, head) = answered(&world, &[]).await;
+    let (status, head) = world.asked(ASKED, "").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(head.contains("looks after no virtual node"), "{head}");
-    let pod = "container_cpu_usage_seconds_total{container=\"app\",namespace=\"shop\",pod=\"web\"} 5.000000000 60000\n";
-    let (status, head) = answered(&world, &[("milan", Ok(counters()))]).await;
-    assert_eq!(status, StatusCode::OK, "{head}");
-    for line in [
-        pod,
-        "\nnode_memory_working_set_bytes 1024 60000\n",
-        "\nresource_scrape_error 0\n",
-    ] {
-        assert!(head.contains(line), "{line} is not in {head}");
+    assert!(head.contains("does not look after the node"), "{head}");
+    answer(&world, "to-milan", Ok(counters("web")));
+    answer(&world, "to-rome", Ok(counters("db")));
+    for (address, pod, other) in [(world.address, "web", "db"), (world.other, "db", "web")] {
+        let (status, head) = world.asked_at(address, ASKED, "").await;
+        assert_eq!(status, StatusCode::OK, "{head}");
+        let cpu = format!(
+            "container_cpu_usage_seconds_total{{container=\"app\",namespace=\"shop\",pod=\"{pod}\"}} 5.000000000 60000\n"
+        );
+        for line in [
+            cpu.as_str(),
+            "\nnode_memory_working_set_bytes 1024 60000\n",
+            "\nresource_scrape_error 0\n",
+            "text/plain; version=0.0.4",
+        ] {
+            assert!(head.contains(line), "{line} is not in {head}");
+        }
+        assert!(!head.contains(&format!("pod=\"{other}\"")), "{head}");
     }
-    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
-    let silent = Err("the cluster rome serves no metrics.k8s.io".to_owned());
-    let (status, head) = answered(&world, &[("milan", Ok(counters())), ("rome", silent.clone())]).await;
-    assert_eq!(status, StatusCode::OK);
-    assert!(head.contains(pod) && !head.contains("\nnode_"), "{head}");
+}
+
+#[tokio::test]
+async fn why_nothing_is_known_is_told() {
+    let world = World::new(Act::Echo).await;
+    answer(&world, "to-milan", Ok(counters("web")));
+    answer(
+        &world,
+        "to-rome",
+        Err("the cluster rome serves no metrics.k8s.io".to_owned()),
+    );
+    let (status, head) = world.asked_at(world.other, ASKED, "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(
-        head.contains("# rome: the cluster rome serves no metrics.k8s.io\n"),
+        head.contains("to-rome: the cluster rome serves no metrics.k8s.io"),
         "{head}"
     );
-    assert!(head.contains("\nresource_scrape_error 1\n"), "{head}");
-    let (status, head) = answered(&world, &[("rome", silent)]).await;
-    assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(head.contains("serves no metrics.k8s.io"), "{head}");
+    assert_eq!(world.asked(ASKED, "").await.0, StatusCode::OK);
 }
 
 #[tokio::test]
@@ -80,7 +84,7 @@ async fn it_takes_the_right_that_metrics_take() {
     let (status, head) = call.ask(ASKED, "").await;
     assert_eq!(status, StatusCode::FORBIDDEN, "{head}");
     assert!(
-        head.contains("verb=get, resource=nodes, subresource=metrics)"),
+        head.contains("verb=get, resource=nodes, subresource=metrics, node=to-milan)"),
         "{head}"
     );
     let asked = world.home.object(REVIEW).unwrap()["spec"]["resourceAttributes"].clone();

@@ -51,6 +51,7 @@ fn good() -> Offloading {
     Offloading {
         asked: told([asked("Ready", &ready("True", "NamespaceCreated", "", LONG_AGO))]),
         clusters: told([cluster(&met)]),
+        daemons: Listing::default(),
         fabrics: told([json!({"metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"}})]),
         leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
         liqo: Ok(None),
@@ -240,7 +241,7 @@ fn what_works_and_what_is_liqos_is_no_finding() {
         |it| unready(it, "Terminating", "Terminating", "it goes", JUST_NOW),
         |it| with(it, |it| it.fabrics = Listing::refused("forbidden")),
         |it| with(it, |it| it.leases = Listing::refused("forbidden")),
-        // Whose they are cannot be told.
+        // It is not known whose they are.
         |it| {
             with(it, |it| {
                 (it.fabrics, it.liqo) = (Listing::default(), Err("forbidden".into()));
@@ -256,5 +257,101 @@ fn what_works_and_what_is_liqos_is_no_finding() {
         let mut installation = installation();
         change(&mut installation);
         assert_eq!(examine(&installation), []);
+    }
+}
+
+#[test]
+fn daemon_sets_that_run_on_virtual_nodes_are_found() {
+    let everything = json!([{"operator": "Exists"}]);
+    let affinity = |operator: &str| {
+        let term = json!({"matchExpressions": [{"key": "liqo.io/type", "operator": operator, "values": ["virtual-node"]}]});
+        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}})
+    };
+    let found = |pod: Value, fabric: Value| {
+        let mut installation = installation();
+        with(&mut installation, |it| {
+            let mut cluster = cluster(&json!([]));
+            cluster["spec"]["fabric"] = fabric;
+            it.clusters = told([cluster]);
+            let metadata = json!({"name": "agent", "namespace": "monitoring"});
+            let spec = json!({"selector": {}, "template": {"spec": pod}});
+            it.daemons = told([json!({"metadata": metadata, "spec": spec})]);
+        });
+        let mut findings = examine(&installation).into_iter();
+        findings.any(|it| it.object == "DaemonSet monitoring/agent" && it.problem.contains("those of milan"))
+    };
+    let named = json!([{"key": "virtual-node.liqo.io/not-allowed", "value": "true"}]);
+    let other = json!([{"key": "gpu", "operator": "Exists"}, {"operator": "Exists", "effect": "NoSchedule"}]);
+    let linux = json!({"kubernetes.io/os": "linux"});
+    for (what, is_found, pod) in [
+        (
+            "tolerates everything",
+            true,
+            json!({"containers": [], "tolerations": everything}),
+        ),
+        (
+            "names the taint",
+            true,
+            json!({"containers": [], "tolerations": named}),
+        ),
+        (
+            "on linux",
+            true,
+            json!({"containers": [], "tolerations": everything, "nodeSelector": linux}),
+        ),
+        (
+            "tolerates something else",
+            false,
+            json!({"containers": [], "tolerations": other}),
+        ),
+        ("tolerates nothing", false, json!({"containers": []})),
+        (
+            "kept off",
+            false,
+            json!({"containers": [], "tolerations": everything, "affinity": affinity("NotIn")}),
+        ),
+        (
+            "meant for them",
+            true,
+            json!({"containers": [], "tolerations": everything, "affinity": affinity("In")}),
+        ),
+    ] {
+        assert_eq!(found(pod, json!({})), is_found, "{what}");
+    }
+    let taint = json!({"key": "kosmos.io/node", "value": "true", "effect": "NoSchedule"});
+    let pod = json!({"containers": [], "tolerations": named});
+    assert!(
+        !found(pod, json!({"taints": [taint]})),
+        "another taint keeps it off"
+    );
+}
+
+#[test]
+fn it_is_said_why_nobody_sees_to_a_namespace() {
+    use crate::inspect::checks::offloading::why_nobody;
+    let now = "2026-01-01T12:00:00Z".parse().unwrap();
+    let why = |change: fn(&mut Offloading)| {
+        let mut offloading = good();
+        change(&mut offloading);
+        why_nobody(&offloading, now)
+    };
+    for (change, words) in [
+        (
+            (|it| it.fabrics = Listing::default()) as fn(&mut Offloading),
+            "neither liqo-csi fabric",
+        ),
+        (
+            |it| it.leases = Listing::default(),
+            "none of the pods of liqo-csi fabric works",
+        ),
+        (|it| it.leases = Listing::refused("forbidden"), "may not be read"),
+        (
+            |it| it.liqo = Ok(Some("its webhook".to_owned())),
+            "Liqo is installed (its webhook)",
+        ),
+        (|_| (), "a kind that was defined just now is noticed"),
+    ] {
+        let said = why(change);
+        assert!(said.contains(words), "{said}");
     }
 }

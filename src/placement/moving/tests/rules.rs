@@ -81,6 +81,25 @@ fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
 }
 
 #[test]
+fn a_target_that_is_too_small_is_refused_at_once() {
+    let too_small = |facts: ClaimFacts| {
+        facts.with(|facts| {
+            facts.copied = Live::Known(Copied {
+                too_small: Some("no room".into()),
+                ..Copied::default()
+            });
+        })
+    };
+    let refused = start(Why::Refused(vec!["no room".into()]));
+    let copying = of(Stage::Copying { last: None });
+    assert_eq!(step(&copying, &too_small(prepared())), refused);
+    assert_eq!(
+        step(&of(Stage::Finishing(GATE)), &too_small(gated(GATE))),
+        refused
+    );
+}
+
+#[test]
 fn rule_1_users_that_come_back_are_a_new_gate() {
     for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
         let used = gated(GATE)
@@ -123,9 +142,19 @@ fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_bac
     let attached = going.clone().volume(|volume| volume.attached = vec!["n1".into()]);
     assert_eq!(
         step(&way, &attached),
-        ClaimDecision::Await(Waiting::Detached(vec!["n1".into()])),
-        "csi-attacher needs it"
+        ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)),
+        "to Kubernetes the mover has the same volume"
     );
+    for left in [Helpers::Leaving, Helpers::Absent] {
+        let attached = attached
+            .clone()
+            .with(|facts| facts.source_helpers = Live::Known(left));
+        assert_eq!(
+            step(&way, &attached),
+            ClaimDecision::Await(Waiting::Detached(vec!["n1".into()])),
+            "csi-attacher needs it"
+        );
+    }
     assert_eq!(
         step(&way, &going),
         ClaimDecision::Do(ClaimStep::LetVolumeGo { volume: at("volume") })
@@ -285,14 +314,20 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
         step(&of(Stage::Committed(GATE)), &committed),
         ClaimDecision::Reached
     );
-    assert_eq!(
-        step(&of(Stage::Retaining(GATE)), &committed),
-        ClaimDecision::Await(Waiting::Retention)
-    );
-    let (mut over, mut deleted) = (of(Stage::Retaining(GATE)), of(Stage::Retaining(GATE)));
+    let mut over = of(Stage::Retaining(GATE));
+    let mut deleted = over.clone();
     (over.overdue.retention, deleted.deleting) = (true, true);
-    assert_eq!(step(&deleted, &committed), step(&over, &committed));
-    assert_ne!(step(&over, &committed), ClaimDecision::Await(Waiting::Retention));
+    for waits in [of(Stage::Retaining(GATE)), deleted] {
+        assert_eq!(step(&waits, &committed), ClaimDecision::Await(Waiting::BothKept));
+    }
+    assert_eq!(
+        step(&over, &committed),
+        ClaimDecision::Do(ClaimStep::RestorePolicy {
+            volume: at("volume"),
+            policy: ReclaimPolicy::Delete,
+            mark: given_back(GATE),
+        })
+    );
 }
 
 #[test]
@@ -440,6 +475,7 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
     let node = |attached, in_use, health| UserNode {
         name: "n1".into(),
         attached,
+        detach_error: None,
         in_use,
         health,
     };
@@ -488,6 +524,7 @@ fn a_mover_leaves_with_the_last_user_and_only_if_it_is_in_the_way() {
                 nodes: vec![UserNode {
                     name: "n1".into(),
                     attached,
+                    detach_error: None,
                     in_use: false,
                     health: NodeHealth::Ready,
                 }],
@@ -503,12 +540,18 @@ fn a_mover_leaves_with_the_last_user_and_only_if_it_is_in_the_way() {
     for (facts, expected) in [
         (
             with(vec![pod(true)], true, Helpers::Ready),
-            awaits(&["shop/db-0", "n1"]),
+            awaits(&["shop/db-0", "node n1 (attached)"]),
         ),
         (with(vec![], true, Helpers::Ready), leaves.clone()),
         (with(vec![], true, Helpers::Incomplete), leaves),
-        (with(vec![], true, Helpers::Leaving), awaits(&["n1"])),
-        (with(vec![], true, Helpers::Absent), awaits(&["n1"])),
+        (
+            with(vec![], true, Helpers::Leaving),
+            awaits(&["node n1 (attached)"]),
+        ),
+        (
+            with(vec![], true, Helpers::Absent),
+            awaits(&["node n1 (attached)"]),
+        ),
         (with(vec![], false, Helpers::Ready), ClaimDecision::Reached),
     ] {
         assert_eq!(step(&of(Stage::Draining(GATE)), &facts), expected, "{facts:?}");

@@ -628,3 +628,44 @@ fn what_others_have_or_made_is_left_to_them() {
         wait(Waiting::VolumeTaken("v1:x".into()))
     );
 }
+
+/// While the source of a move is kept, the volume may move again: back, for example.
+#[test]
+fn a_source_is_released_also_after_the_volume_has_moved_on() {
+    let mut late = of(Stage::Retaining(GATE));
+    late.overdue.retention = true;
+    let gated_again = arrived().with(|facts| {
+        facts.volume = VolumeNow::Absent;
+        if let ClaimNow::There { lock, .. } = &mut facts.claim {
+            *lock = Lock::Theirs {
+                by: other(),
+                counts: true,
+            };
+        }
+    });
+    assert_eq!(
+        step(&of(Stage::Retaining(GATE)), &gated_again),
+        wait(Waiting::Retention),
+        "its PV is not made here"
+    );
+    assert_eq!(
+        step(&late, &gated_again),
+        done(ClaimStep::ReleaseSource {
+            source: at("source"),
+            policy: ReclaimPolicy::Delete,
+        })
+    );
+    let further = arrived()
+        .with(unlock)
+        .volume(|volume| volume.serves = Serves::Later);
+    let further = further.with(|facts| facts.target = Live::Known(TargetTwin::Absent));
+    assert_eq!(
+        step(&late, &further),
+        done(ClaimStep::ReleaseSource {
+            source: at("source"),
+            policy: ReclaimPolicy::Delete,
+        })
+    );
+    let released = further.with(|facts| facts.source = Live::Known(SourceTwin::Gone));
+    assert_eq!(step(&late, &released), ClaimDecision::Reached);
+}

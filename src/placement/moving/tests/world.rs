@@ -247,6 +247,7 @@ impl World {
         let node = UserNode {
             name: "node".into(),
             attached: volume.attached,
+            detach_error: None,
             in_use: volume.attached,
             health: NodeHealth::Ready,
         };

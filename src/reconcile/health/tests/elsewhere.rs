@@ -106,6 +106,8 @@ pub(super) struct Both {
     rights: Rights,
     /// The link to `milan`, and with which rights it was made.
     link: Option<(Rights, Registry)>,
+    /// Whether the namespaces are offloaded to it.
+    is_offloaded: bool,
 }
 
 impl Both {
@@ -117,6 +119,7 @@ impl Both {
             settled: HashMap::new(),
             rights: Rights::ALL,
             link: None,
+            is_offloaded: true,
         }
     }
 
@@ -125,7 +128,12 @@ impl Both {
         match &self.link {
             Some((rights, registry)) if *rights == self.rights => registry.clone(),
             _ => {
-                let registry = milan(&self.there, self.rights).await;
+                let registry = if self.is_offloaded {
+                    milan(&self.there, self.rights).await
+                } else {
+                    let link = Link::up(&self.there, self.rights).await;
+                    Registry::fixed([(Declared::plain("milan"), link)])
+                };
                 self.link = Some((self.rights, registry.clone()));
                 registry
             }
@@ -210,7 +218,31 @@ fn cluster() -> ClusterId {
 }
 
 async fn milan(there: &FakeApi, rights: Rights) -> Registry {
-    Registry::fixed([(Declared::plain("milan"), Link::up(there, rights).await)])
+    Registry::fixed([(Declared::with_same_names("milan"), Link::up(there, rights).await)])
+}
+
+/// What is there under the name of its namespace may be somebody else's by now.
+#[tokio::test]
+async fn a_twin_is_made_again_only_where_its_namespace_is_offloaded() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    bound_there(&both.there, 0, "real");
+    both.round().await.unwrap();
+    delete(&both.there, &twin_there(0));
+    both.round().await.unwrap();
+    both.is_offloaded = false;
+    both.round().await.unwrap();
+    assert!(both.there.object(&twin_there(0)).is_none());
+    assert_eq!(
+        both.real("real")["spec"]["persistentVolumeReclaimPolicy"],
+        "Retain"
+    );
+    both.is_offloaded = true;
+    both.round().await.unwrap();
+    assert_eq!(
+        both.there.object(&twin_there(0)).unwrap()["spec"]["volumeName"],
+        "real"
+    );
 }
 
 #[tokio::test]

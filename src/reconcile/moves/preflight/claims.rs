@@ -1,16 +1,23 @@
 //! The claims of a move, and where their volumes are: as claim and PV say it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::target::{Asked, Whereto};
+use super::target::{Asked, Whereto, nodes};
 use crate::{
     api::volume_move::{Loss, MoveRequest, PlannedClaim, PlannedTwin},
     cluster::{Cause, Cluster, facts, snapshots::VolumeSnapshotContent},
+    fleet::{NodeKind, Remote},
     reconcile::moves::Context,
+    topology::Node,
     twin::{TWIN_CLASS, is_bound_to, twin_in},
     volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},
 };
+
+/// So many nodes are noted of a source.
+const NODES_NOTED: usize = 16;
 
 /// A claim that has a volume of ours.
 pub(super) struct Source {
@@ -71,15 +78,37 @@ pub(super) async fn look_at(home: &Cluster, name: &ClaimName) -> Asked<Result<So
 }
 
 impl Source {
-    pub(super) fn claim(&self) -> &ClaimName {
-        &self.claim.name
-    }
-
     /// The size of its PV, in bytes.
     pub(super) fn size(&self) -> Option<i64> {
         let capacity = self.volume.spec.as_ref()?.capacity.as_ref()?;
         let bytes = parse_quantity(&capacity.get("storage")?.0)?;
         i64::try_from(bytes).ok()
+    }
+
+    /// The real class of its volume, if its PV says so.
+    pub(super) fn class(&self) -> Option<String> {
+        let class = self.attributes()?.get(TWIN_CLASS)?;
+        Some(class.clone()).filter(|class| !class.is_empty())
+    }
+
+    /// The nodes of this cluster from which it can be used, if that are not all: what names the cluster
+    /// alone would not lead back there.
+    pub(super) async fn nodes<H>(&self, context: &Context<'_, H>) -> Vec<String> {
+        let home = context.home;
+        let affinity = facts::affinity(&self.volume).filter(|_| self.id.cluster == *home.id());
+        let Some(affinity) = affinity else {
+            return Vec::new();
+        };
+        home.views().nodes.complete().await;
+        let is_real = |node: &Node| matches!(context.registry.behind(node), NodeKind::Real);
+        let all = nodes(home, &Whereto::Home(None)).into_iter().filter(is_real);
+        let (able, unable): (Vec<Node>, Vec<Node>) = all.partition(|node| affinity.admits(node));
+        if unable.is_empty() {
+            return Vec::new();
+        }
+        let mut names: Vec<String> = able.into_iter().map(|node| node.name).collect();
+        names.sort();
+        names
     }
 
     /// Its place in the plan; or why it is not really moved.
@@ -93,11 +122,10 @@ impl Source {
         let name = self.claim.name.clone();
         let refused = |why: &str| Err(format!("the claim {name}: {why}"));
         let is_home = self.id.cluster == *home.id();
-        let attributes = self.attributes();
         let source_at = if is_home {
             Some(home_twin(home, &self.id))
         } else {
-            attributes.and_then(twin_in)
+            self.attributes().and_then(twin_in)
         };
         let Some(source_at) = source_at else {
             return refused("its PersistentVolume does not say where its twin is");
@@ -111,19 +139,25 @@ impl Source {
             epoch,
         };
         let target_at = match whereto {
-            Whereto::Remote(remote, _) if remote.id == self.id.cluster => {
-                return refused(&format!(
-                    "its volume is in the cluster {} already, and within a remote cluster none is moved yet",
-                    remote.id
-                ));
+            Whereto::Remote(remote, namespace) => {
+                let there = ClaimName {
+                    namespace: namespace.clone(),
+                    name: self.claim.name.name.clone(),
+                };
+                if remote.id == self.id.cluster && there == source_at {
+                    // The twin takes the claim's name over when the source has given it up.
+                    self.may_move_within(remote, request)
+                        .map_err(|why| format!("the claim {name}: {why}"))?;
+                    ClaimName {
+                        name: target.name.home_twin(target.epoch),
+                        ..there
+                    }
+                } else {
+                    there
+                }
             }
-            Whereto::Remote(_, namespace) => ClaimName {
-                namespace: namespace.clone(),
-                name: self.claim.name.name.clone(),
-            },
             Whereto::Home(node) => {
-                let class = attributes.and_then(|attributes| attributes.get(TWIN_CLASS));
-                let same_class = request.storage_class.is_none() || request.storage_class.as_ref() == class;
+                let same_class = request.storage_class.is_none() || request.storage_class == self.class();
                 let affinity = facts::affinity(&self.volume);
                 let reaches = node
                     .as_ref()
@@ -152,7 +186,26 @@ impl Source {
         })
     }
 
-    fn attributes(&self) -> Option<&std::collections::BTreeMap<String, String>> {
+    /// Whether it may move within a remote cluster: the data of the source is its PV alone for a time.
+    fn may_move_within(&self, remote: &Remote, request: &MoveRequest) -> Result<(), String> {
+        let id = &remote.id;
+        if request.storage_class.is_none() || request.storage_class == self.class() {
+            return Err(format!(
+                "its volume is in the cluster {id} already: name another cluster, or another class of that one"
+            ));
+        }
+        let may = remote
+            .reach()
+            .is_ok_and(|cluster| cluster.rights().volumes && cluster.rights().volume_changes);
+        if may {
+            return Ok(());
+        }
+        Err(format!(
+            "within the cluster {id} a volume is moved only where this driver may get, list and patch PersistentVolumes"
+        ))
+    }
+
+    fn attributes(&self) -> Option<&BTreeMap<String, String>> {
         self.volume
             .spec
             .as_ref()?
@@ -160,6 +213,24 @@ impl Source {
             .as_ref()?
             .volume_attributes
             .as_ref()
+    }
+}
+
+/// Leaves of the nodes of each source those that are noted. The way back needs one from which all can be
+/// used, so these come first.
+pub(super) fn choose_nodes(sources: &mut [&mut Vec<String>]) {
+    let mut bound = sources.iter().filter(|nodes| !nodes.is_empty());
+    let mut common: BTreeSet<String> = bound
+        .next()
+        .into_iter()
+        .flat_map(|nodes| nodes.iter().cloned())
+        .collect();
+    for nodes in bound {
+        common.retain(|node| nodes.contains(node));
+    }
+    for nodes in sources {
+        nodes.sort_by_key(|node| !common.contains(node));
+        nodes.truncate(NODES_NOTED);
     }
 }
 
@@ -206,4 +277,27 @@ pub(super) async fn snapshots_left_behind(
         })
     });
     Ok(left.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_nodes_those_are_noted_that_all_volumes_share() {
+        let named = |numbers: std::ops::Range<usize>| -> Vec<String> {
+            numbers.map(|number| format!("n{number:02}")).collect()
+        };
+        let (mut first, mut second, mut everywhere) = (named(0..40), named(30..70), Vec::new());
+        choose_nodes(&mut [&mut first, &mut second, &mut everywhere]);
+        assert_eq!(first[..10], named(30..40));
+        assert_eq!(second[..10], named(30..40));
+        assert_eq!((first.len(), second.len(), everywhere.len()), (16, 16, 0));
+        let mut alone = named(0..40);
+        choose_nodes(&mut [&mut alone]);
+        assert_eq!(alone, named(0..16));
+        let (mut here, mut there) = (named(0..2), named(2..4));
+        choose_nodes(&mut [&mut here, &mut there]);
+        assert_eq!((here, there), (named(0..2), named(2..4)));
+    }
 }

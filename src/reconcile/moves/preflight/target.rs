@@ -37,7 +37,7 @@ pub(super) async fn find<H>(
     request: &MoveRequest,
 ) -> Result<Result<Whereto, Vec<String>>, Trouble> {
     let home = context.home;
-    let found = match &request.target {
+    Ok(match &request.target {
         MoveTarget::Cluster(id) if id == home.id() => Ok(Whereto::Home(None)),
         MoveTarget::Cluster(id) => match context.registry.get(id) {
             Ok(remote) => of_remote(&remote, request)?,
@@ -45,28 +45,6 @@ pub(super) async fn find<H>(
             Err(error) => return Err(Trouble::NotYet(error.to_string())),
         },
         MoveTarget::Node(name) => of_node(context, name, request).await?,
-    };
-    let mut findings = found.as_ref().err().cloned().unwrap_or_default();
-    let class = request.storage_class.as_ref();
-    if let Some(class) = class {
-        let allowed = &context.settings.allowed_classes;
-        if !allowed.contains(class) {
-            findings.push(format!(
-                "the storage class {class:?} is not in the allow-list of the driver: leave target.storageClassName out, or \
-                 have the class allowed"
-            ));
-        }
-    }
-    let Ok(whereto) = found else {
-        return Ok(Err(findings));
-    };
-    if let Some(class) = class {
-        findings.extend(class_missing(home, &whereto, class));
-    }
-    Ok(if findings.is_empty() {
-        Ok(whereto)
-    } else {
-        Err(findings)
     })
 }
 
@@ -142,7 +120,7 @@ fn of_remote(remote: &Arc<Remote>, request: &MoveRequest) -> Result<Result<Where
 }
 
 /// Whether a class that is named can be the real one there, as far as classes may be read.
-fn class_missing(home: &Cluster, whereto: &Whereto, class: &str) -> Option<String> {
+pub(super) fn class_missing(home: &Cluster, whereto: &Whereto, class: &str) -> Option<String> {
     let cluster = match whereto {
         Whereto::Home(_) => home.clone(),
         Whereto::Remote(remote, _) => remote.reach().ok()?,

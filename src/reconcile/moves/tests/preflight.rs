@@ -4,6 +4,7 @@ use super::world::*;
 use crate::{
     cluster::testing::{Act, Fault},
     placement::moving::{Outcome, Stage},
+    twin::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE},
     volume::mark,
 };
 
@@ -46,7 +47,8 @@ async fn all_that_speaks_against_a_move_is_said_at_once() {
     })
     .await;
     for words in [
-        "class \"odd\" is not in the allow-list",
+        "the storage class \"odd\" does not exist in the cluster milan",
+        "nor in the allow-list of the driver (fast)",
         "shop/logs: there is none",
         "the pod web-0",
     ] {
@@ -155,6 +157,94 @@ async fn claims_that_cannot_be_moved_are_named() {
         let found = findings(to_milan(&json!({})), change).await;
         assert!(says(&found, words), "{words}: {found:?}");
     }
+}
+
+/// The volume is in the cluster to which it is to be moved.
+fn is_in_milan(world: &World) {
+    let source = world.home_api.object(&source_path()).unwrap();
+    world.there.put(
+        TARGET,
+        json!({
+            "metadata": {"labels": source["metadata"]["labels"], "annotations": source["metadata"]["annotations"]},
+            "spec": {"volumeName": "real-1"},
+        }),
+    );
+    world.home_api.change(&volume_path(), |volume| {
+        let csi = &mut volume["spec"]["csi"];
+        csi["volumeHandle"] = format!("v1:milan:{}", name()).into();
+        csi["volumeAttributes"] = json!({TWIN_NAMESPACE: "shop", TWIN_NAME: "data", TWIN_CLASS: "slow"});
+    });
+}
+
+#[tokio::test]
+async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
+    for target in [
+        json!({"cluster": "milan"}),
+        json!({"nodeName": "milan"}),
+        json!({"cluster": "milan", "storageClassName": "slow"}),
+    ] {
+        let found = findings(to_milan(&json!({"target": target})), is_in_milan).await;
+        assert!(
+            says(&found, "name another cluster, or another class"),
+            "{found:?}"
+        );
+    }
+    let fast = json!({"cluster": "milan", "storageClassName": "fast"});
+    let world = World::new(to_milan(&json!({"target": fast}))).await;
+    is_in_milan(&world);
+    let class = json!({"provisioner": "real.test"});
+    world
+        .there
+        .put("/apis/storage.k8s.io/v1/storageclasses/fast", class);
+    let milan = world.registry.get(&"milan".parse().unwrap()).unwrap();
+    while milan.reach().unwrap().views().classes.get("fast").is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    world.carry(|world| world.stage() != Stage::Checking).await;
+    let status = world.read().unwrap().status.unwrap();
+    assert_eq!(status.preflight, Some(Vec::new()));
+    assert_eq!(
+        status.claims[0].target.as_ref().unwrap().name,
+        format!("{UID}-1"),
+        "as long as the source has the name of the claim"
+    );
+}
+
+/// The way back needs it.
+#[tokio::test]
+async fn it_is_noted_where_the_volumes_were() {
+    let noted = async |places: Value| {
+        let world = World::new(to_milan(&json!({}))).await;
+        let labels =
+            json!({"topology.storage.liqo.io/node": "n0", "topology.storage.liqo.io/cluster": "home"});
+        world
+            .home_api
+            .put("/api/v1/nodes/n0", json!({"metadata": {"labels": labels}}));
+        while world.home.views().nodes.get("n0").is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        world.home_api.change(&volume_path(), |volume| {
+            volume["spec"]["csi"]["volumeAttributes"] = json!({"storage.liqo.io/twin-class": "slow"});
+            let place = json!({"key": "topology.storage.liqo.io/node", "operator": "In", "values": places});
+            let terms = &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
+            terms[0]["matchExpressions"] = json!([place]);
+        });
+        world.carry(|world| world.stage() != Stage::Checking).await;
+        world.read().unwrap().status.unwrap().claims[0]
+            .source
+            .clone()
+            .unwrap()
+    };
+    let local = noted(json!(["n1"])).await;
+    assert_eq!(
+        (local.cluster.as_str(), local.storage_class_name.as_deref()),
+        ("home", Some("slow"))
+    );
+    assert_eq!(local.nodes, ["n1"]);
+    assert!(
+        noted(json!(["n0", "n1"])).await.nodes.is_empty(),
+        "all nodes reach it"
+    );
 }
 
 #[tokio::test]

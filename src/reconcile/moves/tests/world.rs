@@ -329,7 +329,7 @@ fn populate(api: &FakeApi) {
             "spec": {
                 "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:home:{}", name())},
                 "claimRef": {"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "data", "uid": UID},
-                "capacity": {"storage": "1Gi"},
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
                 "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
                 "persistentVolumeReclaimPolicy": "Delete",
                 "storageClassName": "liqo",

@@ -1,7 +1,8 @@
 //! One claim whose volume is moved from the home cluster to another one, against two fake API
-//! servers. `volume` is about the claim and its PV, `twins` about the twins, `users` about who is
-//! seen to use them.
+//! servers. `volume` is about the claim and its PV, `twins` about the twins, `name` about moves within
+//! one remote cluster, `users` about who is seen to use them.
 
+mod name;
 mod twins;
 mod users;
 mod volume;

@@ -279,3 +279,25 @@ async fn a_source_is_released_as_its_user_wants_it() {
     assert_eq!(world.api.object(&source_path()), None);
     assert_eq!(policy_of(&world.api, "real-1"), "Delete");
 }
+
+/// Whoever comes late finds no source any more, and nothing else may go for that.
+#[tokio::test]
+async fn a_source_that_is_gone_is_released_once() {
+    let world = World::new().await.with_target("Delete");
+    let late = ClaimStep::ReleaseSource {
+        source: source_version(&world),
+        policy: ReclaimPolicy::Delete,
+    };
+    world.api.remove(&source_path());
+    for handed_over in [false, true] {
+        if handed_over {
+            let hand_over = ClaimStep::HandOver {
+                target: target_version(&world),
+                retain: false,
+            };
+            assert_eq!(world.moved.apply(&hand_over).await.unwrap(), Applied::Done);
+        }
+        assert_eq!(world.moved.apply(&late).await.unwrap(), Applied::ChangedMeanwhile);
+        assert!(world.there.object(TARGET).is_some(), "the target is gone");
+    }
+}

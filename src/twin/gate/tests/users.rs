@@ -103,9 +103,13 @@ async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
     attach(&world.api, "a", "n1", &name());
     attach(&world.api, "b", "n5", "real-1");
     attach(&world.api, "c", "n6", &name());
+    world.api.change(&format!("{ATTACHMENTS}/b"), |attachment| {
+        attachment["status"] = json!({"attached": true, "detachError": {"message": "the array is down"}});
+    });
     let has = |name: &str, attached, in_use, health| UserNode {
         name: name.into(),
         attached,
+        detach_error: (name == "n5").then(|| "the array is down".to_owned()),
         in_use,
         health,
     };
@@ -120,7 +124,15 @@ async fn nodes_have_a_volume_until_they_have_unmounted_and_detached_it() {
             has("n6", true, false, NodeHealth::NotReady),
         ]
     );
-    assert_eq!(seen.in_the_way(), ["n1", "n2", "n5", "n6"]);
+    assert_eq!(
+        seen.in_the_way(),
+        [
+            "node n1 (mounted and attached)",
+            "node n2 (not Ready)",
+            "node n5 (attached: the array is down)",
+            "node n6 (not Ready)"
+        ]
+    );
     assert_eq!(world.volume().await.attached, ["n1", "n6"]);
 }
 
@@ -136,7 +148,10 @@ async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
     attach(&world.api, "nested", "n1", "real-1");
     assert!(users(&world).await.nodes.is_empty());
     attach(&world.api, "user", "n1", &name());
-    assert_eq!(users(&world).await.in_the_way(), ["n1"]);
+    assert_eq!(
+        users(&world).await.in_the_way(),
+        ["node n1 (mounted and attached)"]
+    );
 }
 
 #[tokio::test]

@@ -189,6 +189,16 @@ async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
 }
 
 #[tokio::test]
+async fn a_target_that_is_too_small_is_not_asked_again() {
+    let failed = json!({"failed": {"reason": "tooSmall", "message": "no room"}});
+    let copies = Copies::with(vec![failed]).await;
+    let Live::Known(seen) = copies.ended(Pass::Warm).await else {
+        panic!("it is tried again");
+    };
+    assert_eq!(seen.too_small.as_deref(), Some("the claim shop/data: no room"));
+}
+
+#[tokio::test]
 async fn a_comparison_that_fails_is_made_again_after_another_pass() {
     let (pass, end) = (passed(0, &json!([])), json!("finished"));
     let cut = json!({"failed": {"reason": "target", "message": "cut"}});

@@ -20,7 +20,7 @@ async fn nothing_is_made_to_find_out_what_would_be_refused() {
     let found = world.helpers.obstacles(&world.moved, &world.of).await.unwrap();
     let said = |part: &str| assert!(found.iter().any(|one| one.contains(part)), "{part}: {found:?}");
     said("spec.warm");
-    said("\"gold\", which is not in the allow-list");
+    said("\"gold\", which is neither");
     said("restricted:latest");
     said("secrets is forbidden");
     assert_eq!(found.len(), 4, "{found:?}");

@@ -48,7 +48,7 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
     world.of = request(target("real"));
     let refused = world.make_target().await.unwrap_err().to_string();
     assert!(
-        refused.contains("\"real\", which is not in the allow-list"),
+        refused.contains("nor in the allow-list of the driver (instant)"),
         "{refused}"
     );
     world.of = request(target("instant"));
@@ -56,6 +56,53 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
     let twin = world.there.object(TWIN_THERE).unwrap();
     assert_eq!(twin["spec"]["storageClassName"], "instant");
     assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteMany"]));
+}
+
+/// The way back to it asks for it by name.
+#[tokio::test]
+async fn the_class_of_a_new_claim_may_be_named_by_everybody() {
+    for (way, class) in [(Way::Out, "mapped"), (Way::Home, "real"), (Way::Within, "real")] {
+        let mut world = World::new(way).await;
+        let mut target = json!({"nodeName": "n2", "storageClassName": class});
+        if way == Way::Out {
+            target = json!({"cluster": "milan", "storageClassName": class});
+        }
+        world.of = request(json!({"target": target}));
+        world.make_target().await.unwrap();
+        let made = match way {
+            Way::Out => world.there.object(TWIN_THERE),
+            Way::Home | Way::Within => world.api.object(&twin_at_home(first())),
+        };
+        assert_eq!(made.unwrap()["spec"]["storageClassName"], class);
+        let none = Policy::default();
+        let told = target_class(&world.moved, &none, &world.of).await.unwrap();
+        assert_eq!(told.unwrap().unwrap(), class);
+    }
+}
+
+#[tokio::test]
+async fn the_class_of_the_target_is_told_where_it_can_be() {
+    let mut world = World::new(Way::Out).await;
+    let none = Policy::default();
+    let told = target_class(&world.moved, &none, &world.of).await.unwrap();
+    assert_eq!(told.unwrap().unwrap(), "mapped");
+    world.of = request(json!({"target": {"cluster": "milan", "storageClassName": "instant"}}));
+    let told = target_class(&world.moved, &none, &world.of)
+        .await
+        .unwrap()
+        .unwrap();
+    let said = told.unwrap_err().to_string();
+    assert!(
+        said.contains("nor in the allow-list of the driver (it is empty)"),
+        "{said}"
+    );
+    world.moved.target.place = Place::Silent("cut off".into());
+    assert!(
+        target_class(&world.moved, &none, &world.of)
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test]

@@ -267,7 +267,7 @@ async fn what_the_controllers_say_is_told_to_whoever_waits() {
         twin["status"] = json!({"error": {"message": "out of snapshots"}});
     });
     let error = world.cut().await.unwrap_err().to_string();
-    assert!(error.ends_with("is not cut yet: out of snapshots"), "{error}");
+    assert!(error.ends_with("is not taken yet: out of snapshots"), "{error}");
 }
 
 #[tokio::test]

@@ -231,5 +231,5 @@ async fn without_the_right_to_read_volumes_nothing_is_called_lost() {
     both.rights.volume_changes = false;
     both.round().await.unwrap();
     assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
-    assert!(both.message(0).contains("cannot be told"), "{}", both.message(0));
+    assert!(both.message(0).contains("not known"), "{}", both.message(0));
 }

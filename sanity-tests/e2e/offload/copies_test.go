@@ -1,0 +1,70 @@
+package offload
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+const copied = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {color: blue}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: password}
+stringData: {password: secret}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: private, annotations: {liqo.io/skip-reflection: "true"}}
+data: {color: red}
+`
+
+// "The pod offloading strategy applies to pods only, while the other objects [...] are always
+// replicated to the remote clusters".
+func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
+	for _, strategy := range []string{"Local", "Remote", "LocalAndRemote"} {
+		t.Run(strategy, func(t *testing.T) {
+			user.LeaveOut(t, 3)
+			n := newTenant(t)
+			n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy)
+			n.Apply(copied)
+			remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
+			core := remote.Client.CoreV1()
+			remote.Eventually("the objects to be there", func(ctx context.Context) (string, error) {
+				configs, err := core.ConfigMaps(n.Name).List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return "", err
+				}
+				secrets, err := core.Secrets(n.Name).List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return "", err
+				}
+				got := map[string]string{}
+				for _, one := range configs.Items {
+					got[one.Name] = one.Data["color"]
+				}
+				for _, one := range secrets.Items {
+					got[one.Name] = string(one.Data["password"])
+				}
+				if got["settings"] != "blue" || got["password"] != "secret" {
+					return fmt.Sprint("there are ", got), nil
+				}
+				if _, isThere := got["private"]; isThere {
+					t.Error("what is to be skipped is there")
+				}
+				return "", nil
+			})
+			n.unoffload()
+			if n.remote(n.Name) != nil {
+				t.Error("the namespace is there, with the copies")
+			}
+		})
+	}
+}

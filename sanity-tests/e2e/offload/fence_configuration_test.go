@@ -1,0 +1,97 @@
+package offload
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+const onlyInFabric = "ConfigMaps, Secrets and Services only in the namespaces of its fabric"
+
+func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+	service := func(edit func(*corev1.ServiceSpec)) *corev1.Service {
+		made := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		}
+		edit(&made.Spec)
+		return made
+	}
+	plain := func(*corev1.ServiceSpec) {}
+	for what, one := range map[string]struct {
+		space string
+		edit  func(*corev1.ServiceSpec)
+		words string
+	}{
+		"a plain one":    {own, plain, ""},
+		"a headless one": {own, func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }, ""},
+		"a name": {own, func(spec *corev1.ServiceSpec) {
+			spec.Type, spec.ExternalName = corev1.ServiceTypeExternalName, "a.test"
+		}, ""},
+		"addresses":         {own, func(spec *corev1.ServiceSpec) { spec.ExternalIPs = []string{"192.0.2.1"} }, "externalIPs"},
+		"a node's port":     {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }, "no ports of nodes"},
+		"a load balancer":   {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }, "no load balancers"},
+		"another namespace": {other, plain, onlyInFabric},
+		"kube-system":       {"kube-system", plain, onlyInFabric},
+	} {
+		made, err := client.CoreV1().Services(one.space).Create(t.Context(), service(one.edit), dryRun())
+		if complaint := refused(made, err)(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	services := client.CoreV1().Services(own)
+	if _, err := services.Create(t.Context(), service(plain), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	changed, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
+	if complaint := refused(changed, err)("no ports of nodes"); complaint != "" {
+		t.Error("a change: ", complaint)
+	}
+	if complaint := refused(struct{}{}, client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))(onlyInFabric); complaint != "" {
+		t.Error("the API server's: ", complaint)
+	}
+}
+
+func secretsAreFenced(t *testing.T, client, cluster kubernetes.Interface, own, other string) {
+	secret := func(of corev1.SecretType) *corev1.Secret {
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: "fenced", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+			Type:       of,
+		}
+	}
+	const refusal = "may have no Secrets of the types"
+	for what, one := range map[string]struct {
+		space string
+		of    corev1.SecretType
+		words string
+	}{
+		"a plain one":       {own, corev1.SecretTypeOpaque, ""},
+		"without a type":    {own, "", ""},
+		"a token":           {own, corev1.SecretTypeServiceAccountToken, refusal},
+		"for nodes to join": {own, "bootstrap.kubernetes.io/token", refusal},
+		"another namespace": {other, corev1.SecretTypeOpaque, onlyInFabric},
+		"kube-system":       {"kube-system", corev1.SecretTypeOpaque, onlyInFabric},
+	} {
+		made, err := client.CoreV1().Secrets(one.space).Create(t.Context(), secret(one.of), dryRun())
+		if complaint := refused(made, err)(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	// What an administrator has made there is not the fabric's.
+	if _, err := cluster.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if complaint := refused(struct{}{}, client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}))(refusal); complaint != "" {
+		t.Error("delete a token: ", complaint)
+	}
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}
+	for space, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
+		made, err := client.CoreV1().ConfigMaps(space).Create(t.Context(), config, dryRun())
+		if complaint := refused(made, err)(words); complaint != "" {
+			t.Errorf("a ConfigMap in %s: %s", space, complaint)
+		}
+	}
+}

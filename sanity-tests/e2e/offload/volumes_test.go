@@ -1,0 +1,135 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
+)
+
+// written is a tenant with the pod writer, which has left a file on the claim data there.
+func written(t *testing.T) (tenant, *user.Namespace, user.Volume) {
+	t.Helper()
+	n, remote := offloadedTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("writer", "data", there)
+	n.WaitReady("writer")
+	remote.Exec("writer", "echo kept > "+user.DataPath+"/file && sync")
+	return n, remote, n.FollowTo(remote, "data")
+}
+
+func (n tenant) wantClaim(name string, is bool) {
+	n.t.Helper()
+	_, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(n.t.Context(), name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		n.t.Fatal(err)
+	}
+	if (err == nil) != is {
+		n.t.Errorf("claim %s: there %t, want %t", name, err == nil, is)
+	}
+}
+
+func (n tenant) wantUntouched() {
+	n.t.Helper()
+	n.wantClaim("data", true)
+	if n.offloading().GetDeletionTimestamp() != nil {
+		n.t.Error("the namespace leaves")
+	}
+}
+
+func TestUnoffloadDeletesVolumes(t *testing.T) {
+	n, remote, volume := written(t)
+	remote.Claim("theirs", "reference", "64Mi")
+	unoffload := func(more ...string) (string, error) {
+		args := append([]string{"unoffload", "namespace", n.Name, "--delete-volumes", "--timeout", "180s"}, more...)
+		return n.program(args...)
+	}
+	var refused *exec.ExitError
+	if _, err := unoffload("--retain-volumes"); !errors.As(err, &refused) || !strings.Contains(err.Error(), "cannot be used with") {
+		t.Errorf("both at once: %v", err)
+	}
+	// The pod has no owner.
+	if _, err := unoffload(); !errors.As(err, &refused) || refused.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/writer") {
+		t.Errorf("it is not refused with the pod: %v", err)
+	}
+	if out, err := unoffload("--dry-run", "--force"); err != nil || !strings.Contains(out, "Claims to be deleted with their data: 1.") {
+		t.Errorf("%v: %s", err, out)
+	}
+	n.wantUntouched()
+	if out, err := unoffload("--force"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	n.wantClaim("data", false)
+	if n.remote(n.Name) != nil {
+		t.Error("the namespace is there still, with the claim that somebody made in it")
+	}
+	n.Eventually("the data to go", func(ctx context.Context) (string, error) {
+		found, err := remote.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Real.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("its volume is %s", found.Status.Phase), nil
+	})
+}
+
+func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
+	n, remote, volume := written(t)
+	retain := []string{"unoffload", "namespace", n.Name, "--retain-volumes", "--force", "--timeout", "180s"}
+	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims that stay, with their data in other clusters: 1.") {
+		t.Errorf("%v: %s", err, out)
+	}
+	n.wantUntouched()
+	if out, err := n.program(retain...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if n.remote(n.Name) != nil {
+		t.Error("the namespace is there still")
+	}
+	n.wantClaim("data", true)
+	real, err := remote.Client.CoreV1().PersistentVolumes().Get(t.Context(), volume.Real.Name, metav1.GetOptions{})
+	if err != nil || real.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		t.Fatalf("the data are not retained: %v: %+v", err, real)
+	}
+
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	n.Pod("reader", "data", there)
+	n.WaitReady("reader")
+	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
+		t.Errorf("the file has %q", text)
+	}
+	again := n.FollowTo(remote, "data")
+	if again.Real.UID != volume.Real.UID || again.Claim.UID != volume.Claim.UID {
+		t.Errorf("the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
+	}
+
+	// So that the data go with the claim again.
+	patch := `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`
+	if out, err := n.Kubectl("patch", "pv", volume.Object.Name, "-p", patch); err != nil {
+		t.Fatal(err, out)
+	}
+	n.Eventually("the policy there to be that of before", func(ctx context.Context) (string, error) {
+		real, err := remote.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Real.Name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if policy := real.Spec.PersistentVolumeReclaimPolicy; policy != corev1.PersistentVolumeReclaimDelete {
+			return "it is " + string(policy), nil
+		}
+		return "", nil
+	})
+	if out, err := n.program("unoffload", "namespace", n.Name, "--delete-volumes", "--force", "--timeout", "180s"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	n.wantClaim("data", false)
+}

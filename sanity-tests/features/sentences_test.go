@@ -1,0 +1,78 @@
+package features
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// sentences is the table that says which tests show what Liqo's documentation of offloading says.
+const sentences = root + "docs/offloading-liqo.md"
+
+var (
+	quoted       = regexp.MustCompile("`((?:Test)?[A-Za-z0-9_]+)`")
+	rustFunction = regexp.MustCompile(`(?m)#\[(?:tokio::)?test[^\]]*\]\s*(?:async )?fn ([a-z0-9_]+)\(`)
+)
+
+// Each sentence names tests that exist, of the suite or of the program itself.
+func TestEverySentenceIsShown(t *testing.T) {
+	known := map[string]bool{}
+	for _, suite := range []string{"e2e/offload", "chart"} {
+		for name := range sources(t, suite) {
+			known[name] = true
+		}
+	}
+	for name := range rustTests(t) {
+		known[name] = true
+	}
+	text, err := os.ReadFile(sentences)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "|---|---|---|\n")
+	rows := strings.Split(strings.TrimSpace(table), "\n")
+	if len(rows) < 20 {
+		t.Fatalf("%s has %d rows", sentences, len(rows))
+	}
+	for _, row := range rows {
+		cells := strings.Split(strings.Trim(row, "|"), "|")
+		if len(cells) != 3 {
+			t.Fatalf("the row %q has %d cells", row, len(cells))
+		}
+		shown := quoted.FindAllStringSubmatch(cells[1], -1)
+		if len(shown) == 0 {
+			t.Errorf("%s: no test shows it", cells[0])
+		}
+		for _, name := range append(shown, testName.FindAllStringSubmatch(cells[2], -1)...) {
+			if !known[name[1]] {
+				t.Errorf("%s: there is no test %s", cells[0], name[1])
+			}
+		}
+	}
+}
+
+// rustTests are the names of all tests of the program.
+func rustTests(t *testing.T) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	err := filepath.WalkDir(root+"src", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".rs") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, match := range rustFunction.FindAllStringSubmatch(string(text), -1) {
+			found[match[1]] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}

@@ -1,0 +1,269 @@
+//! The way back of a move that has ended: another move of the same claims, to where their volumes were.
+//! Where that is, the status says: the cluster, the real class and, if they could be used from some
+//! nodes only, one of these. Whether the user may ask for that is decided as for every move.
+
+use std::collections::BTreeSet;
+
+use super::{Place, orders::named, wish, words};
+use crate::{
+    api::volume_move::{ClaimStatus, Cutover, Target, TwinReference, VolumeMove, VolumeMoveSpec},
+    cli::Outcome,
+    volume::moving::Phase,
+};
+
+/// Asks for the move back; its name.
+pub(super) async fn undo(place: &Place, name: &str) -> Outcome<String> {
+    let of = named(place, name).await?;
+    let back = way_back(&of).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
+    eprintln!("{}", whereto(&back.target));
+    wish::ask(place, back).await
+}
+
+fn whereto(target: &Target) -> String {
+    let place = match (&target.node_name, &target.cluster) {
+        (Some(node), _) => format!("node {node}"),
+        (None, cluster) => format!("cluster {}", cluster.as_deref().unwrap_or_default()),
+    };
+    let class = target.storage_class_name.as_ref();
+    let class = class.map_or("the class of a new claim".to_owned(), |class| {
+        format!("class {class}")
+    });
+    format!("moving back to {place}, {class}")
+}
+
+/// The same claims, in the same way, to where they were. It waits for its own cut-over.
+fn way_back(of: &VolumeMove) -> Result<VolumeMoveSpec, String> {
+    match words::phase(of) {
+        Some(Phase::Retaining | Phase::Done) => {}
+        Some(Phase::Cancelled | Phase::Failed) => {
+            return Err("the volumes are where they were: there is nothing to undo".to_owned());
+        }
+        _ => return Err("it has not ended: give it up with liqo-csi move cancel".to_owned()),
+    }
+    let claims = of.status.iter().flat_map(|status| &status.claims);
+    let claims: Vec<&ClaimStatus> = claims.collect();
+    Ok(VolumeMoveSpec {
+        target: where_they_were(&claims)?,
+        cutover: Cutover {
+            requested: false,
+            ..of.spec.cutover.clone()
+        },
+        paused: false,
+        cancel: false,
+        dry_run: false,
+        ..of.spec.clone()
+    })
+}
+
+fn where_they_were(claims: &[&ClaimStatus]) -> Result<Target, String> {
+    let sources = claims.iter().map(|claim| claim.source.as_ref());
+    let sources: Option<Vec<&TwinReference>> = sources.collect();
+    let sources = sources.unwrap_or_default();
+    let Some((first, others)) = sources.split_first() else {
+        return Err("its status does not say where the volumes were".to_owned());
+    };
+    if others.iter().any(|one| one.cluster != first.cluster) {
+        return Err("the volumes were in several clusters: move each back by itself".to_owned());
+    }
+    let stayed = |claim: &&ClaimStatus| {
+        let target = claim.target.as_ref();
+        target.is_some_and(|target| target.cluster == first.cluster)
+    };
+    let within = claims.iter().any(stayed);
+    let node = node(&sources)?;
+    let storage_class_name = if others
+        .iter()
+        .all(|one| one.storage_class_name == first.storage_class_name)
+    {
+        first.storage_class_name.clone()
+    } else if within {
+        return Err(
+            "the volumes were of several storage classes, and a move has one: move each back by itself, with \
+             --storage-class"
+                .to_owned(),
+        );
+    } else {
+        None
+    };
+    if within && node.is_none() && storage_class_name.is_none() {
+        return Err(
+            "its status does not say on which node or of which class the volumes were (an earlier version of the driver \
+             has written it): name that with liqo-csi move volume"
+                .to_owned(),
+        );
+    }
+    Ok(Target {
+        cluster: node.is_none().then(|| first.cluster.clone()),
+        node_name: node,
+        storage_class_name,
+        access_modes: Vec::new(),
+    })
+}
+
+/// A node from which all of them could be used; `None` if that were all nodes of the cluster.
+fn node(sources: &[&TwinReference]) -> Result<Option<String>, String> {
+    let mut bound = sources.iter().filter(|source| !source.nodes.is_empty());
+    let Some(first) = bound.next() else {
+        return Ok(None);
+    };
+    let mut common: BTreeSet<&String> = first.nodes.iter().collect();
+    for source in bound {
+        common.retain(|node| source.nodes.contains(node));
+    }
+    let common = common.first().map(|node| (*node).clone());
+    common.map(Some).ok_or_else(|| {
+        "there is no node from which all volumes could be used: move each back by itself".to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::api::volume_move::{CutoverMode, QuiesceMode};
+
+    fn was(cluster: &str, class: &str, nodes: &[&str]) -> Value {
+        json!({
+            "cluster": cluster, "namespace": "liqo-storage", "name": "twin", "storageClassName": class, "nodes": nodes,
+        })
+    }
+
+    /// A move of claims that were in these places, to a cluster.
+    fn ended(phase: &str, to: &str, sources: &[Value]) -> VolumeMove {
+        let names: Vec<String> = (0..sources.len().max(1)).map(|at| format!("data-{at}")).collect();
+        let claims: Vec<Value> = names
+            .iter()
+            .zip(sources)
+            .map(|(name, source)| {
+                let target = json!({"cluster": to, "namespace": "there", "name": "twin"});
+                json!({"name": name, "source": source, "target": target})
+            })
+            .collect();
+        from_value(json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+            "metadata": {"name": "one", "namespace": "shop"},
+            "spec": {
+                "claims": names, "target": {"nodeName": "n2"}, "quiesce": {"mode": "Evict"},
+                "cutover": {"mode": "Manual", "requested": true, "maxDowntime": "3m"},
+            },
+            "status": {"phase": phase, "claims": claims},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_way_back_leads_to_where_the_volumes_were() {
+        for (to, sources, node, cluster, class) in [
+            // From another cluster.
+            (
+                "milan",
+                vec![was("home", "fast", &[])],
+                None,
+                Some("home"),
+                Some("fast"),
+            ),
+            (
+                "milan",
+                vec![was("home", "local", &["n1"])],
+                Some("n1"),
+                None,
+                Some("local"),
+            ),
+            (
+                "home",
+                vec![was("milan", "there", &[])],
+                None,
+                Some("milan"),
+                Some("there"),
+            ),
+            // From another node, zone or class of this one.
+            (
+                "home",
+                vec![was("home", "local", &["n1"])],
+                Some("n1"),
+                None,
+                Some("local"),
+            ),
+            (
+                "home",
+                vec![was("home", "zonal", &["n3", "n1"])],
+                Some("n1"),
+                None,
+                Some("zonal"),
+            ),
+            (
+                "home",
+                vec![was("home", "fast", &[])],
+                None,
+                Some("home"),
+                Some("fast"),
+            ),
+            // What one pod mounts: where all of it could be used.
+            (
+                "home",
+                vec![
+                    was("home", "x", &["n1", "n2"]),
+                    was("home", "x", &["n2"]),
+                    was("home", "x", &[]),
+                ],
+                Some("n2"),
+                None,
+                Some("x"),
+            ),
+            // Of several classes: each as a new claim, for a move names one.
+            (
+                "milan",
+                vec![was("home", "local", &["n1"]), was("home", "fast", &[])],
+                Some("n1"),
+                None,
+                None,
+            ),
+        ] {
+            let back = way_back(&ended("Done", to, &sources)).unwrap().target;
+            assert_eq!(back.node_name.as_deref(), node, "{sources:?}");
+            assert_eq!(back.cluster.as_deref(), cluster, "{sources:?}");
+            assert_eq!(back.storage_class_name.as_deref(), class, "{sources:?}");
+        }
+    }
+
+    #[test]
+    fn it_goes_as_the_move_went_but_waits_for_its_own_cutover() {
+        let back = way_back(&ended("Retaining", "milan", &[was("home", "fast", &[])])).unwrap();
+        assert_eq!(back.quiesce.mode, QuiesceMode::Evict);
+        assert_eq!(back.cutover.mode, CutoverMode::Manual);
+        assert_eq!(back.cutover.max_downtime, "3m");
+        assert!(!back.cutover.requested, "nobody has ordered the way back");
+    }
+
+    #[test]
+    fn there_is_no_way_back_from_what_did_not_go_or_is_not_known() {
+        let home = |nodes: &[&str]| was("home", "fast", nodes);
+        let old = json!({"cluster": "home", "namespace": "liqo-storage", "name": "twin"});
+        for (phase, to, sources, why) in [
+            ("Copying", "milan", vec![home(&[])], "has not ended"),
+            ("Cancelled", "milan", vec![home(&[])], "nothing to undo"),
+            ("Done", "milan", vec![], "does not say where"),
+            (
+                "Done",
+                "rome",
+                vec![home(&[]), was("milan", "fast", &[])],
+                "several clusters",
+            ),
+            ("Done", "milan", vec![home(&["n1"]), home(&["n2"])], "no node"),
+            (
+                "Done",
+                "home",
+                vec![home(&[]), was("home", "slow", &[])],
+                "several storage classes",
+            ),
+            ("Done", "home", vec![old.clone()], "earlier version"),
+        ] {
+            let said = way_back(&ended(phase, to, &sources)).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+        // An earlier version has written no class, which leads to another cluster all the same.
+        let back = way_back(&ended("Done", "milan", &[old])).unwrap();
+        assert_eq!(back.target.cluster.as_deref(), Some("home"));
+    }
+}

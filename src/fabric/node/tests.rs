@@ -1,0 +1,250 @@
+//! The loops of two nodes against fake API servers.
+
+use super::*;
+use crate::{
+    cluster::{
+        Rights,
+        testing::{Act, FakeApi, Fault},
+    },
+    fleet::Registry,
+    placement::Declared,
+    reconcile::{Metrics, drive},
+};
+
+const NAMES: [&str; 2] = ["milan", "rome"];
+
+struct World {
+    home: FakeApi,
+    there: [FakeApi; 2],
+}
+
+impl World {
+    async fn new() -> Self {
+        let world = Self {
+            home: FakeApi::start().await,
+            there: [FakeApi::start().await, FakeApi::start().await],
+        };
+        for api in [&world.home].into_iter().chain(&world.there) {
+            api.put("/api/v1/namespaces/kube-system", json!({}));
+        }
+        for name in NAMES {
+            world.declare(name, None);
+        }
+        world
+    }
+
+    fn declare(&self, name: &str, port: Option<u16>) {
+        let spec = json!({"kubeconfigSecretRef": {"name": name}, "fabric": {}});
+        let status = json!({"virtualNode": {"port": port}});
+        self.home
+            .put(&cluster(name), json!({"spec": spec, "status": status}));
+    }
+
+    async fn registry(&self) -> Registry {
+        let [milan, rome] = &self.there;
+        Registry::fixed([
+            (Declared::plain("milan"), Link::up(milan, Rights::ALL).await),
+            (Declared::plain("rome"), Link::up(rome, Rights::ALL).await),
+        ])
+    }
+
+    /// Lets the loops run until this is so, with these ports for nodes.
+    async fn run_until(&self, ports: &[u16], condition: impl Fn(&Self) -> bool) {
+        let (home, registry) = (self.home.cluster_unwatched().await, self.registry().await);
+        let places = Places::new(&home, &registry);
+        let endpoints = Endpoints {
+            address: Some([10, 0, 0, 1].into()),
+            ports: ports.into(),
+        };
+        home.views().remote_clusters.complete().await;
+        let swept = watch::Sender::new(true);
+        let keep = |name: &str| {
+            NodeKeeper::new(
+                &places,
+                name.parse().unwrap(),
+                name.to_owned(),
+                endpoints.clone(),
+                swept.subscribe(),
+            )
+        };
+        let metrics = Metrics::default();
+        let until = async {
+            while !condition(self) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let outcome = tokio::time::timeout(Duration::from_secs(40), async {
+            let nodes = async { tokio::join!(drive(keep("milan"), &metrics), drive(keep("rome"), &metrics)) };
+            tokio::select! {
+                ((), ()) = Box::pin(nodes) => {}
+                () = until => {}
+            }
+        });
+        let came = outcome.await.is_ok();
+        assert!(
+            came,
+            "it never came true: {:?}",
+            NAMES.map(|name| self.called(name))
+        );
+    }
+
+    /// Address and port that a node names.
+    fn called(&self, node: &str) -> Option<(String, u64)> {
+        let status = self.home.object(&format!("/api/v1/nodes/{node}"))?["status"].clone();
+        let address = status["addresses"][0]["address"].as_str()?.to_owned();
+        let port = &status["daemonEndpoints"]["kubeletEndpoint"]["Port"];
+        Some((address, port.as_u64().filter(|port| *port != 0)?))
+    }
+
+    fn port(&self, node: &str) -> Option<u64> {
+        self.called(node).map(|(_, port)| port)
+    }
+
+    fn remembered(&self, name: &str) -> Option<u64> {
+        self.home.object(&cluster(name))?["status"]["virtualNode"]["port"].as_u64()
+    }
+}
+
+fn cluster(name: &str) -> String {
+    format!("/apis/storage.liqo.io/v1alpha1/remoteclusters/{name}")
+}
+
+#[tokio::test]
+async fn each_node_has_a_port_of_its_own_and_keeps_it() {
+    let world = World::new().await;
+    let both = |world: &World| NAMES.iter().all(|name| world.port(name).is_some());
+    world.run_until(&[9829, 9830, 9831], both).await;
+    assert_eq!(
+        world.called("milan"),
+        Some(("10.0.0.1".to_owned(), world.remembered("milan").unwrap()))
+    );
+    assert_ne!(world.port("milan"), world.port("rome"));
+    // The node is made again, by another replica.
+    world.home.remove("/api/v1/nodes/rome");
+    world.home.remove(&cluster("milan"));
+    let before = world.remembered("rome");
+    world
+        .run_until(&[9829, 9830, 9831], |world| world.port("rome").is_some())
+        .await;
+    assert_eq!(world.port("rome"), before);
+}
+
+#[tokio::test]
+async fn a_node_without_a_port_is_not_called_at_that_of_another() {
+    let world = World::new().await;
+    // As all nodes had it before.
+    let status = json!({
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.9"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 9829}},
+    });
+    world.declare("milan", Some(9829));
+    for name in NAMES {
+        let labels = json!({FABRIC_NODE: name});
+        world.home.put(
+            &format!("/api/v1/nodes/{name}"),
+            json!({"metadata": {"labels": labels}, "status": status}),
+        );
+    }
+    let said = |world: &World| {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+        let mut reasons = events
+            .iter()
+            .map(|it| (it["reason"].clone(), it["regarding"]["name"].clone()));
+        reasons.any(|said| said == (json!("NoPortLeft"), json!("rome")))
+    };
+    world
+        .run_until(&[9829], |world| {
+            world.called("milan") == Some(("10.0.0.1".to_owned(), 9829))
+                && world.called("rome").is_none()
+                && said(world)
+        })
+        .await;
+    assert_eq!(world.remembered("rome"), None);
+}
+
+#[tokio::test]
+async fn what_an_older_definition_drops_is_not_written_in_each_round() {
+    let world = World::new().await;
+    let status = format!("{}/status", cluster("milan"));
+    world.home.fault(Fault::new("PATCH", &status, Act::TakeOut));
+    let (home, registry) = (world.home.cluster_unwatched().await, world.registry().await);
+    home.views().remote_clusters.complete().await;
+    let places = Places::new(&home, &registry);
+    let endpoints = Endpoints {
+        address: Some([10, 0, 0, 1].into()),
+        ports: [9829].into(),
+    };
+    let swept = watch::Sender::new(true);
+    let milan = "milan".parse().unwrap();
+    let mut keeper = NodeKeeper::new(&places, milan, "milan".to_owned(), endpoints, swept.subscribe());
+    let writes = || {
+        let all = world.home.requests();
+        all.iter()
+            .filter(|it| it.starts_with("PATCH") && it.contains(&status))
+            .count()
+    };
+    keeper.round().await.unwrap();
+    let before = writes();
+    assert!(before > 0);
+    // What is written changes once more, when the node is there.
+    for _ in 0..4 {
+        keeper.round().await.unwrap();
+    }
+    assert_eq!(writes(), before);
+    // As if the definition had been updated a while ago.
+    world.home.heal();
+    if let Some(dropped) = keeper.dropped.lock().unwrap().as_mut() {
+        dropped.when -= DROPPED_AGAIN;
+    }
+    keeper.round().await.unwrap();
+    assert_eq!(world.remembered("milan"), Some(9829));
+}
+
+#[tokio::test]
+async fn the_node_of_a_cluster_that_is_being_deleted_is_called_at_the_next_leader() {
+    let world = World::new().await;
+    world.home.remove(&cluster("rome"));
+    world.home.change(&cluster("milan"), |it| {
+        it["metadata"]["finalizers"] = json!([FINALIZER]);
+        it["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        it["status"]["virtualNode"]["port"] = json!(9830);
+    });
+    // A namespace is still there.
+    let offloading = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+    let ready = json!([{"type": READY, "status": "False", "reason": "Terminating", "message": ""}]);
+    world.home.put(
+        offloading,
+        json!({"spec": {}, "status": {"remoteNamespacesConditions": {"milan": ready}}}),
+    );
+    let node = "/api/v1/nodes/milan";
+    world.home.put(
+        node,
+        json!({
+            "metadata": {"labels": {FABRIC_NODE: "milan"}},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "10.0.0.9"}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": 9830}},
+            },
+        }),
+    );
+    let ours = Some(("10.0.0.1".to_owned(), 9830));
+    world
+        .run_until(&[9829, 9830], |world| world.called("milan") == ours)
+        .await;
+    let object = world.home.object(node).unwrap();
+    assert_eq!(object["spec"]["unschedulable"], true);
+    // The node is made again.
+    world.home.remove(node);
+    world
+        .run_until(&[9829, 9830], |world| world.called("milan") == ours)
+        .await;
+    world.home.remove(offloading);
+    world
+        .run_until(&[9829, 9830], |world| {
+            world.home.object(node).is_none() && world.home.object(&cluster("milan")).is_none()
+        })
+        .await;
+}

@@ -1,0 +1,159 @@
+//! Services at home whose pods run on this node while no route leads to its cluster: these are no
+//! endpoints of theirs, which nothing else would say.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::future::select_all;
+use k8s_openapi::api::core::v1::Service;
+use kube::{Resource, ResourceExt};
+use tokio::time;
+
+use super::Pods;
+use crate::{
+    cluster::view::{Changed, Feed},
+    fabric::{places::Sources, raw::RawPod, reflect::Source},
+    offload::{Labels, Unreached, reflection::Original},
+};
+
+const REASON: &str = "PodsNotReachable";
+/// Changes are gathered for so long.
+const PACE: Duration = Duration::from_secs(1);
+
+/// The Services of a namespace, and what has changed of them.
+struct Watch {
+    source: Arc<Source>,
+    changes: Feed<Original>,
+}
+
+impl Pods<'_> {
+    /// Tells Services, once whenever it begins, that they lead to no pod of the cluster.
+    pub(super) async fn watch_services(&self) {
+        loop {
+            // From now on: a change while this one is looked at is not missed.
+            let mut clusters = self.places.home.views().remote_clusters.version();
+            if self.is_isolated() {
+                self.watch_services_while_isolated().await;
+            } else {
+                let _never_fails = clusters.changed().await;
+            }
+        }
+    }
+
+    /// Whether no route leads to the cluster.
+    fn is_isolated(&self) -> bool {
+        self.spec().is_some() && self.network().is_none()
+    }
+
+    async fn watch_services_while_isolated(&self) {
+        let mut sources = self.places.sources();
+        let pods = self.home.feed();
+        let (mut watches, mut known) = (BTreeMap::new(), Unreached::default());
+        while self.is_isolated() {
+            let clusters = self.places.home.views().remote_clusters.version();
+            let mut triggers = vec![self.home.version(), clusters];
+            follow(&mut watches, &sources.borrow_and_update());
+            known.keep_namespaces(|namespace| watches.contains_key(namespace));
+            triggers.extend(watches.values().map(|it| it.source.services().version()));
+            for (namespace, service) in self.news(&pods, &watches, &mut known) {
+                self.tell_service(&namespace, &service).await;
+            }
+            let changes = triggers.iter_mut().map(|trigger| Box::pin(trigger.changed()));
+            tokio::select! {
+                _changed = select_all(changes) => {}
+                _changed = sources.changed() => {}
+            }
+            time::sleep(PACE).await;
+        }
+    }
+
+    /// The Services that are to hear of their pods, by namespace and name.
+    fn news(
+        &self,
+        pods: &Feed<RawPod>,
+        watches: &BTreeMap<String, Watch>,
+        known: &mut Unreached,
+    ) -> Vec<(String, String)> {
+        let mut news = Vec::new();
+        let pods = match pods.take() {
+            Changed::These(pods) => Some(pods),
+            Changed::Everything => None,
+        };
+        for (namespace, Watch { source, changes }) in watches {
+            let services = source.services();
+            let names: Vec<String> = if let (Changed::These(these), Some(_)) = (changes.take(), &pods) {
+                these.iter().map(|it| it.copy.clone()).collect()
+            } else {
+                let mut names = known.services(namespace);
+                names.extend(services.all().iter().map(|it| it.copy.clone()));
+                names
+            };
+            if names.is_empty() {
+                continue;
+            }
+            let here = self.running_in(namespace);
+            for name in names {
+                let service = services.get(&format!("{namespace}/{name}"));
+                let selector = service.as_ref().map(|it| &it.selector);
+                let here = here.iter().map(|pod| (pod.name_any(), pod.labels()));
+                if known.note_service(namespace, &name, selector, here) {
+                    news.push((namespace.clone(), name));
+                }
+            }
+        }
+        for pod in pods.into_iter().flatten() {
+            let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+            let now = self.home.get(&pod.key());
+            let labels: Option<&Labels> = now.as_ref().filter(|it| runs(it)).map(|it| it.labels());
+            let services = known.note_pod(&namespace, &name, labels);
+            news.extend(services.into_iter().map(|service| (namespace.clone(), service)));
+        }
+        news
+    }
+
+    /// The home pods of a namespace that run there.
+    pub(super) fn running_in(&self, namespace: &str) -> Vec<Arc<RawPod>> {
+        let mut pods = self.home.of_topic(namespace);
+        pods.retain(|pod| runs(pod) && pod.namespace().as_deref() == Some(namespace));
+        pods
+    }
+
+    async fn tell_service(&self, namespace: &str, name: &str) {
+        let service = match self.places.home.within::<Service>(namespace).get(name).await {
+            Ok(Some(service)) => service,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(namespace, service = name, %error, "a Service could not be told of its pods");
+                return;
+            }
+        };
+        let cluster = &self.cluster;
+        let note = format!(
+            "pods that it selects run in the cluster {cluster}, to which no route leads (spec.fabric.network of RemoteCluster \
+             {cluster} is Isolated): they have no address here, are no endpoints of this Service, and nothing in this cluster \
+             reaches them by it. Run what uses them in that cluster, or see Networks in docs/offloading.md"
+        );
+        self.events
+            .warn_object(service.object_ref(&()), REASON, &note)
+            .await;
+    }
+}
+
+/// Follows the namespaces that there are now.
+fn follow(watches: &mut BTreeMap<String, Watch>, sources: &Sources) {
+    watches.retain(|namespace, watch| {
+        let now = sources.get(namespace);
+        now.is_some_and(|now| Arc::ptr_eq(now, &watch.source))
+    });
+    for (namespace, source) in sources {
+        let watch = || Watch {
+            source: Arc::clone(source),
+            changes: source.services().feed(),
+        };
+        watches.entry(namespace.clone()).or_insert_with(watch);
+    }
+}
+
+/// Whether a home pod runs there: it would be an endpoint if it had an address.
+fn runs(pod: &RawPod) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && pod.status["phase"] == "Running"
+}

@@ -1,0 +1,134 @@
+//! `DaemonSets` that Kubernetes counts virtual nodes for. The pods that it makes there wait for
+//! ever, and rollouts on real nodes wait for them.
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{PodSpec, Toleration},
+};
+use kube::ResourceExt;
+
+use super::{Finding, Installation};
+use crate::{
+    api::{fabric::TaintEffect, remote_cluster::RemoteCluster},
+    cluster::facts,
+    inspect::words::full_name,
+    topology::{Labels, Node},
+};
+
+const TAINT: (&str, &str, &str) = ("virtual-node.liqo.io/not-allowed", "true", "NoExecute");
+/// So many clusters are named.
+const MOST_NAMED: usize = 3;
+
+/// A virtual node as the fabric makes it, or is going to.
+struct Virtual {
+    cluster: String,
+    node: Node,
+    /// Key, value and effect.
+    taints: Vec<(String, String, String)>,
+}
+
+/// No `DaemonSet` runs on the nodes of the fabric.
+pub(super) fn stay_at_home(installation: &Installation) -> Vec<Finding> {
+    let clusters = installation.offloading.clusters.iter();
+    let nodes: Vec<Virtual> = clusters.filter_map(|it| node_of(it, installation)).collect();
+    let daemons = installation.offloading.daemons.iter();
+    daemons.filter_map(|daemon| unprotected(daemon, &nodes)).collect()
+}
+
+fn unprotected(daemon: &DaemonSet, nodes: &[Virtual]) -> Option<Finding> {
+    let pod = daemon.spec.as_ref()?.template.spec.as_ref()?;
+    let mut on: Vec<&str> = nodes
+        .iter()
+        .filter(|node| runs_on(pod, node))
+        .map(|node| node.cluster.as_str())
+        .collect();
+    if on.is_empty() {
+        return None;
+    }
+    let more = on.len().saturating_sub(MOST_NAMED);
+    on.truncate(MOST_NAMED);
+    let and = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    Some(Finding::warning(
+        format!("DaemonSet {}", full_name(daemon)),
+        format!(
+            "It tolerates virtual nodes, and nothing keeps it off those of {}{and}: its pods there wait for ever, and its \
+             rollouts wait for them.",
+            on.join(", ")
+        ),
+        "Give its template the node affinity liqo.io/type NotIn [virtual-node]. Or set the chart's value \
+         fabric.keepDaemonSetsOff, and then kubectl rollout restart it; see docs/offloading.md.",
+    ))
+}
+
+/// The node of a cluster, if the fabric makes one.
+fn node_of(cluster: &RemoteCluster, installation: &Installation) -> Option<Virtual> {
+    let fabric = cluster.spec.fabric.as_ref()?;
+    if cluster.spec.node_selector.is_some() {
+        return None;
+    }
+    let name = fabric.node_name.clone().unwrap_or_else(|| cluster.name_any());
+    let there = installation.storage.nodes.iter().find(|it| it.name == name);
+    let node = there.cloned().unwrap_or_else(|| to_be(&name, &fabric.labels));
+    let owned = |(key, value, effect): (&str, &str, &str)| (key.into(), value.into(), effect.into());
+    let others = fabric.taints.iter().map(|taint| {
+        let effect = match taint.effect {
+            TaintEffect::NoSchedule => "NoSchedule",
+            TaintEffect::PreferNoSchedule => "PreferNoSchedule",
+            TaintEffect::NoExecute => "NoExecute",
+        };
+        owned((&taint.key, taint.value.as_deref().unwrap_or_default(), effect))
+    });
+    Some(Virtual {
+        cluster: cluster.name_any(),
+        node,
+        taints: others.chain([owned(TAINT)]).collect(),
+    })
+}
+
+/// A node that was not made yet. Most clusters are of this operating system.
+fn to_be(name: &str, labels: &Labels) -> Node {
+    let own = [
+        ("liqo.io/type", "virtual-node"),
+        ("type", "virtual-kubelet"),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/hostname", name),
+    ];
+    let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Node {
+        name: name.to_owned(),
+        labels: labels.clone().into_iter().chain(own).collect(),
+        ..Node::default()
+    }
+}
+
+/// What the controller of `DaemonSets` asks of a node.
+fn runs_on(pod: &PodSpec, at: &Virtual) -> bool {
+    let has = |(key, value): (&String, &String)| at.node.labels.get(key) == Some(value);
+    let is_selected = pod.node_selector.iter().flatten().all(has);
+    let required = pod
+        .affinity
+        .as_ref()
+        .and_then(|it| it.node_affinity.as_ref())
+        .and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
+    let is_admitted = required.is_none_or(|it| facts::node_selector(it).admits(&at.node));
+    let tolerated = |taint: &(String, String, String)| {
+        let mut tolerations = pod.tolerations.iter().flatten();
+        taint.2 == "PreferNoSchedule" || tolerations.any(|it| tolerates(it, taint))
+    };
+    is_selected && is_admitted && at.taints.iter().all(tolerated)
+}
+
+fn tolerates(toleration: &Toleration, (key, value, effect): &(String, String, String)) -> bool {
+    let named = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (its_key, its_effect) = (named(&toleration.key), named(&toleration.effect));
+    let is_meant = its_effect.is_empty() || its_effect == *effect;
+    is_meant
+        && match toleration.operator.as_deref() {
+            Some("Exists") => its_key.is_empty() || its_key == *key,
+            _ => its_key == *key && named(&toleration.value) == *value,
+        }
+}

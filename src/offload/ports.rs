@@ -1,0 +1,105 @@
+//! Which port of the kubelet's API each virtual node has. One that is remembered stays; a port is
+//! never of two nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The port of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// It is remembered, so whoever is called there knows for which node.
+    Held(u16),
+    /// It is free, and has to be remembered before it is used.
+    Free(u16),
+}
+
+impl Port {
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Held(number) | Self::Free(number) => number,
+        }
+    }
+}
+
+/// Gives each node one of these ports: those of `nodes` with the port that each remembers, the
+/// first in line first. Nodes that are missing in the answer have none, for there are too few.
+#[must_use]
+pub fn assigned<'a>(ports: &[u16], nodes: &[(&'a str, Option<u16>)]) -> BTreeMap<&'a str, Port> {
+    let mut taken = BTreeSet::new();
+    let mut assigned = BTreeMap::new();
+    for &(node, remembered) in nodes {
+        if let Some(port) = remembered.filter(|port| ports.contains(port))
+            && taken.insert(port)
+        {
+            assigned.insert(node, Port::Held(port));
+        }
+    }
+    let mut free = ports.iter().copied().filter(|port| !taken.contains(port));
+    for &(node, _) in nodes {
+        if !assigned.contains_key(node)
+            && let Some(port) = free.next()
+        {
+            assigned.insert(node, Port::Free(port));
+        }
+    }
+    assigned
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PORTS: [u16; 2] = [9829, 9830];
+
+    #[test]
+    fn nodes_get_free_ports_in_turn_and_keep_them() {
+        let new = assigned(&PORTS, &[("milan", None), ("rome", None), ("turin", None)]);
+        assert_eq!(
+            new,
+            BTreeMap::from([("milan", Port::Free(9829)), ("rome", Port::Free(9830))]),
+            "there is none for the third"
+        );
+        let kept = assigned(&PORTS, &[("turin", None), ("rome", Some(9829))]);
+        assert_eq!(
+            kept,
+            BTreeMap::from([("rome", Port::Held(9829)), ("turin", Port::Free(9830))])
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_not_served_any_more_is_replaced() {
+        let moved = assigned(&PORTS, &[("milan", Some(10_000)), ("rome", Some(9829))]);
+        assert_eq!(moved["milan"], Port::Free(9830));
+        assert_eq!(moved["rome"], Port::Held(9829));
+    }
+
+    #[test]
+    fn of_two_that_remember_one_port_the_first_keeps_it() {
+        let both = assigned(&PORTS, &[("milan", Some(9830)), ("rome", Some(9830))]);
+        assert_eq!(both["milan"], Port::Held(9830));
+        assert_eq!(both["rome"], Port::Free(9829));
+    }
+
+    proptest! {
+        #[test]
+        fn no_port_is_of_two_nodes(remembered in proptest::collection::vec(proptest::option::of(0_u16..8), 0..8)) {
+            let names: Vec<String> = (0..remembered.len()).map(|at| format!("node-{at}")).collect();
+            let nodes: Vec<_> = names.iter().map(String::as_str).zip(remembered).collect();
+            let ports = [1, 3, 5, 7];
+            let assigned = assigned(&ports, &nodes);
+            let used: BTreeSet<u16> = assigned.values().map(|it| it.number()).collect();
+            prop_assert_eq!(used.len(), assigned.len());
+            prop_assert_eq!(used.len(), nodes.len().min(ports.len()));
+            prop_assert!(used.iter().all(|port| ports.contains(port)));
+            // Remembered, it is the same.
+            let again: Vec<_> = nodes.iter().map(|(node, _)| (*node, assigned.get(node).map(|it| it.number()))).collect();
+            for (node, port) in super::assigned(&ports, &again) {
+                prop_assert_eq!(Some(Port::Held(port.number())), assigned.get(node).map(|it| Port::Held(it.number())));
+                prop_assert_eq!(port, Port::Held(port.number()));
+            }
+        }
+    }
+}
