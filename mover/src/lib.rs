@@ -18,6 +18,7 @@ mod message;
 pub mod path;
 pub mod piece;
 mod plan;
+pub mod program;
 mod read;
 mod scan;
 mod session;

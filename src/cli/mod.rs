@@ -49,6 +49,9 @@ enum Command {
     Move(moves::Args),
     /// Connect the two ends of a move through the API servers of their clusters.
     Relay(relay::Args),
+    /// Be one end of a move, as its pods are.
+    #[command(subcommand)]
+    Mover(mover::program::Command),
     /// Make the namespaces in remote clusters that `NamespaceOffloadings` ask for.
     Fabric(fabric::Args),
     /// Extend namespaces into remote clusters.
@@ -58,7 +61,7 @@ enum Command {
     /// Print the custom resource definitions, for `kubectl apply -f -`.
     Crds(crds::Args),
     /// List the places where a test can make this build die.
-    #[cfg(feature = "crash-points")]
+    #[cfg(debug_assertions)]
     CrashPoints,
 }
 
@@ -78,11 +81,12 @@ pub fn run() -> ExitCode {
         Command::Release(args) => release::run(args).map(success),
         Command::Move(args) => moves::run(args),
         Command::Relay(args) => relay::run(args).map(success),
+        Command::Mover(command) => Ok(mover::program::run(&command)),
         Command::Fabric(args) => fabric::run(args).map(success),
         Command::Offload(args) => offload::run(args),
         Command::Unoffload(args) => unoffload::run(args),
         Command::Crds(args) => crds::run(&args).map(success),
-        #[cfg(feature = "crash-points")]
+        #[cfg(debug_assertions)]
         Command::CrashPoints => {
             for point in crate::observe::crash::points() {
                 println!("{point}");

@@ -1,6 +1,6 @@
 //! Crash points: places where a test can make the process die as if by kill -9,
 //! one on each side of every step that changes the world outside. They exist only
-//! in builds with the feature `crash-points`; in every other build a step is taken
+//! in builds with debug assertions, which releases are not: there a step is taken
 //! as if this file were not there.
 //!
 //! Two writes have none: the node plugin's note of the cluster's id, written once,
@@ -20,7 +20,7 @@ macro_rules! steps {
             $($(#[doc = $doc])+ $variant,)+
         }
 
-        #[cfg(any(test, feature = "crash-points"))]
+        #[cfg(any(test, debug_assertions))]
         impl Step {
             const ALL: &[Self] = &[$(Self::$variant,)+];
 
@@ -369,47 +369,47 @@ steps! {
 ///
 /// # Errors
 /// Those of the step.
-#[cfg(not(feature = "crash-points"))]
+#[cfg(not(debug_assertions))]
 pub async fn around<T, E>(_: Step, taken: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     taken.await
 }
 
 /// Nothing, in a build without crash points.
-#[cfg(not(feature = "crash-points"))]
+#[cfg(not(debug_assertions))]
 pub fn take_orders(_: &std::path::Path) {}
 
 /// Nothing, in a build without crash points.
-#[cfg(not(feature = "crash-points"))]
+#[cfg(not(debug_assertions))]
 pub fn take_orders_of_command() {}
 
-#[cfg(feature = "crash-points")]
+#[cfg(debug_assertions)]
 pub use ordered::{around, take_orders, take_orders_of_command};
 
 /// The names of all crash points.
-#[cfg(any(test, feature = "crash-points"))]
+#[cfg(any(test, debug_assertions))]
 pub fn points() -> impl Iterator<Item = String> {
     Step::ALL.iter().flat_map(|&step| [before(step), after(step)])
 }
 
-#[cfg(any(test, feature = "crash-points"))]
+#[cfg(any(test, debug_assertions))]
 fn before(step: Step) -> String {
     format!("before-{}", step.name())
 }
 
-#[cfg(any(test, feature = "crash-points"))]
+#[cfg(any(test, debug_assertions))]
 fn after(step: Step) -> String {
     format!("after-{}", step.name())
 }
 
 /// The orders without the one of this name; nothing, if there is none.
-#[cfg(any(test, feature = "crash-points"))]
+#[cfg(any(test, debug_assertions))]
 fn without(orders: &str, name: &str) -> Option<String> {
     let rest: Vec<_> = orders.lines().filter(|line| *line != name).collect();
     (rest.len() < orders.lines().count()).then(|| rest.join("\n"))
 }
 
 /// How orders are carried out.
-#[cfg(feature = "crash-points")]
+#[cfg(debug_assertions)]
 mod ordered {
     use std::{
         fs,

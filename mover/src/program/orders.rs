@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use mover::{
+use crate::{
     control::{Answer, LONGEST_ORDER, Order, Reason, Verified},
     error::Error,
     target::{PassOptions, Progress},

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mover::{
+use crate::{
     block::{BlockSession, BlockTarget},
     control::{Answer, Passed},
     credentials::Identity,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mover::{control::Answer, error::Error, lanes, source::Source, throttle::Throttle};
+use crate::{control::Answer, error::Error, lanes, source::Source, throttle::Throttle};
 
 use super::{Common, say};
 
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const PROVED: Duration = Duration::from_mins(1);
 
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -99,7 +99,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Error> {
+pub(super) fn run(args: &Args) -> Result<(), Error> {
     let id = args.common.id()?;
     let source = Source::open(&args.common.root)?;
     let throttle = Throttle::new(args.bandwidth);

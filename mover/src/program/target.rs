@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use mover::{
+use crate::{
     control::{Answer, Verified},
     error::Error,
     target::PassOptions,
@@ -17,7 +17,7 @@ use super::{Common, orders, receiver::Receiver, say};
 
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     common: Common,
     /// Where to wait for the source.
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     keep_journal: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Error> {
+pub(super) fn run(args: &Args) -> Result<(), Error> {
     let mut receiver = Receiver::open(&args.common, args.listen, args.journal.as_deref())?;
     if let Some(address) = args.control {
         let listener = TcpListener::bind(address).map_err(Error::Cut)?;

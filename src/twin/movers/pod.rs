@@ -37,7 +37,6 @@ pub(super) const ORDERS_PORT: u16 = 7402;
 /// Connections for data.
 pub(super) const LANES: u32 = 4;
 
-const MOVER: &str = "/usr/local/bin/liqo-csi-mover";
 const DRIVER: &str = "/usr/local/bin/liqo-csi";
 const DATA: &str = "/data";
 const DEVICE: &str = "/dev/volume";
@@ -103,7 +102,7 @@ impl MoverPod<'_> {
         let mounts = [data_mount, Some(mount("secrets", SECRETS, true)), journal_mount];
         let container = Container {
             name: "mover".to_owned(),
-            command: Some(vec![MOVER.to_owned()]),
+            command: Some(vec![DRIVER.to_owned(), "mover".to_owned()]),
             args: Some(self.arguments()),
             resources: Some(self.resources()),
             security_context: Some(confined(match user {
