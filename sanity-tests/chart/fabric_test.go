@@ -2,6 +2,7 @@ package chart
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +133,17 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	bindings := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-rolebindings")
 	if !strings.Contains(bindings.Spec.Validations[1].Expression, "'"+role+"-workloads'") {
 		t.Errorf("the role that may be bound: %s", bindings.Spec.Validations[1].Expression)
+	}
+	if subjects := bindings.Spec.Validations[2].Expression; !strings.Contains(subjects,
+		"['ServiceAccount/liqo-csi/liqo-csi-remote', \"Group//home\", \"User//milan\", \"ServiceAccount/elsewhere/other\"]") {
+		t.Errorf("who it may bind the role to: %s", subjects)
+	}
+	// The service accounts of its namespaces are held to the same pods as it is.
+	pods := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods")
+	accounts := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-accounts")
+	isBound(t, objects, role+"-accounts")
+	if !reflect.DeepEqual(accounts.Spec.Validations, pods.Spec.Validations[1:]) || !reflect.DeepEqual(accounts.Spec.Variables, pods.Spec.Variables) {
+		t.Errorf("accounts are held to %v", accounts.Spec.Validations)
 	}
 	// What changes a pod in another way is fenced like it.
 	judged := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]

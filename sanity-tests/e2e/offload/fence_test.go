@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -112,6 +113,35 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, of.Name) })
 	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, of.Client, own.Name, of.Name) })
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
+	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
+}
+
+// The fence is around the service accounts of the fabric's namespaces, too: whoever gets the token of
+// one gets no further than the home cluster itself.
+func accountsAreFenced(t *testing.T, own string) {
+	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
+	privileged := func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
+	}
+	for what, one := range map[string]struct {
+		edit  func(*corev1.Pod)
+		words string
+	}{
+		"a plain pod": {func(*corev1.Pod) {}, ""},
+		"privileged":  {privileged, "privileged"},
+		"hostPath":    {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+	} {
+		made, err := account.Create(t.Context(), podOf("by-an-account", one.edit), dryRun())
+		if complaint := refused(made, err)(one.words); complaint != "" {
+			t.Errorf("%s of a service account: %s", what, complaint)
+		}
+	}
+	// Other namespaces are not the fabric's, and their accounts may do what their cluster lets them.
+	elsewhere := as(t, "system:serviceaccount:default:default").CoreV1().Pods("default")
+	made, err := elsewhere.Create(t.Context(), podOf("by-an-account", privileged), dryRun())
+	if complaint := refused(made, err)(""); complaint != "" {
+		t.Error("a pod of another namespace: ", complaint)
+	}
 }
 
 // Whoever has the rights of a home cluster is held to the same, however he is known there.
@@ -164,6 +194,17 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"an unsafe sysctl": {func(pod *corev1.Pod) {
 			pod.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
 		}, "sysctls"},
+		"an SELinux type":  {initial(corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"}}), "SELinux"},
+		"an SELinux level": {initial(corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Level: "s0:c1"}}), ""},
+		"a probe of another host": {first(func(c *corev1.Container) {
+			c.LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Host: "169.254.169.254", Port: intstr.FromInt32(80)}}}
+		}), "no other host"},
+		"a hook to another host": {first(func(c *corev1.Container) {
+			c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Host: "169.254.169.254", Port: intstr.FromInt32(80)}}}
+		}), "no other host"},
+		"a probe of itself": {first(func(c *corev1.Container) {
+			c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(80)}}}
+		}), ""},
 		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
@@ -192,17 +233,26 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 
 func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
 	role := "liqo-csi-remote." + other
-	for _, one := range []struct{ space, kind, role, words string }{
-		{own, "ClusterRole", role + "-workloads", ""},
-		{own, "ClusterRole", "cluster-admin", "bind no role but"},
-		{own, "Role", role + "-workloads", "bind no role but"},
-		{other, "ClusterRole", role + "-workloads", "only in the namespaces of its fabric"},
-		{"kube-system", "ClusterRole", role + "-workloads", "only in the namespaces of its fabric"},
+	itself := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}
+	const noSubject = "to nobody but itself"
+	for _, one := range []struct {
+		space, kind, role string
+		subject           rbacv1.Subject
+		words             string
+	}{
+		{own, "ClusterRole", role + "-workloads", itself, ""},
+		{own, "ClusterRole", role + "-workloads", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "default", Namespace: own}, noSubject},
+		{own, "ClusterRole", role + "-workloads", rbacv1.Subject{Kind: rbacv1.UserKind, Name: itself.Name}, noSubject},
+		{own, "ClusterRole", role + "-workloads", rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "system:authenticated"}, noSubject},
+		{own, "ClusterRole", "cluster-admin", itself, "bind no role but"},
+		{own, "Role", role + "-workloads", itself, "bind no role but"},
+		{other, "ClusterRole", role + "-workloads", itself, "only in the namespaces of its fabric"},
+		{"kube-system", "ClusterRole", role + "-workloads", itself, "only in the namespaces of its fabric"},
 	} {
 		binding := &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}},
+			Subjects:   []rbacv1.Subject{one.subject},
 		}
 		made, err := client.RbacV1().RoleBindings(one.space).Create(t.Context(), binding, dryRun())
 		if complaint := refused(made, err)(one.words); complaint != "" {
