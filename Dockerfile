@@ -4,7 +4,8 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --release --workspace
+# This package alone: a build of the workspace would have features in it that only tests need.
+RUN cargo build --locked --release --package liqo-csi
 
 FROM debian:bookworm-slim
 # What the node plugin calls for twins that no CSI driver stands behind: file
@@ -15,6 +16,6 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends btrfs-progs e2fsprogs nfs-common xfsprogs \
  && rm -rf /var/lib/apt/lists/* \
  && for tool in $TOOLS; do command -v "$tool" || exit 1; done
-COPY --from=build /src/target/release/liqo-csi /src/target/release/liqo-csi-mover /usr/local/bin/
+COPY --from=build /src/target/release/liqo-csi /usr/local/bin/liqo-csi
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/liqo-csi"]

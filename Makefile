@@ -5,6 +5,11 @@
 SHELL := /bin/bash
 LAB := cd sanity-tests && go run ./cmd/lab
 
+# As the programs of the lab are built: with other flags everything that both have in common would be
+# compiled twice.
+export CGO_ENABLED := 0
+export GOFLAGS := $(GOFLAGS) -trimpath
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +31,6 @@ deps: ## Install the Debian packages the lab needs (as root), or say which are m
 ##### Demo
 
 .PHONY: demo demo-down
-# The release build takes several times as long, and a demo is not about speed.
-demo: export LIQO_CSI_PROFILE ?= dev
 demo: deps ## Start clusters, storage and driver, and show a volume's life step by step
 	@echo "building the demo (the first time takes a minute or two)"
 	@cd sanity-tests && go run ./cmd/demo
@@ -38,7 +41,7 @@ demo-down: lab-down ## Take down what the demo started
 
 .PHONY: build lint lint-go fmt
 build: ## Build the driver (release)
-	cargo build --locked --release
+	cargo build --locked --release --package liqo-csi
 
 lint: lint-go ## Check formatting and lints of Rust and Go
 	cargo fmt --all --check
@@ -87,7 +90,7 @@ lab-driver: ## Build the driver and install it in the running lab's cluster home
 ##### Bench
 
 .PHONY: bench
-bench: ## Race class liqo against the real classes in the running lab; BENCH='-n 1,100' narrows it
+bench: ## Race class liqo against the real classes in the running lab, on a release that it installs; BENCH='-n 1,100' narrows it
 	cd sanity-tests && go run ./cmd/bench $(BENCH)
 
 .PHONY: bench-fabric

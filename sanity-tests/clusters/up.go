@@ -329,6 +329,17 @@ func (c *Cluster) Import(ctx context.Context, imported ...*images.Image) error {
 	return nodes.Import(ctx, string(c.lab.bin), c.nodes, imported...)
 }
 
+// ImportMissing puts an image whose name follows from its content into those nodes of the cluster
+// that do not have it, and returns how many those were.
+func (c *Cluster) ImportMissing(ctx context.Context, image *images.Image) (imported int, err error) {
+	return nodes.ImportMissing(ctx, string(c.lab.bin), c.nodes, image)
+}
+
+// RemoveOtherTags removes the images that differ from this one only by their tags.
+func (c *Cluster) RemoveOtherTags(ctx context.Context, image string) error {
+	return nodes.RemoveOtherTags(ctx, string(c.lab.bin), c.nodes, image)
+}
+
 // progress tells what has been reached and how long it took.
 type progress struct {
 	mu    sync.Mutex

@@ -160,9 +160,7 @@ func (m module) build(ctx context.Context, root, out string, progress io.Writer)
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return fmt.Errorf("build %s: %w", m.folder, err)
 	}
-	done := ReportEvery(30*time.Second, func() {
-		fmt.Fprintf(progress, "building %s: %s so far\n", m.folder, time.Since(start).Round(time.Second))
-	})
+	done := reportBuild(progress, m.folder)
 	err = m.compile(ctx, root, out, flags)
 	done()
 	if err != nil {
@@ -235,6 +233,7 @@ func cacheKey(root string, modules []module) (string, error) {
 // GoBuild builds one more program from a package of a module: dir is the
 // module's folder, out the file to write.
 func GoBuild(ctx context.Context, dir, pkg, out string) error {
+	defer reportBuild(os.Stderr, pkg)()
 	if err := runBuild(goCommand(ctx, dir, "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)); err != nil {
 		return fmt.Errorf("build %s: %w", pkg, err)
 	}
@@ -272,6 +271,13 @@ func runBuild(cmd *exec.Cmd) error {
 	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
 	last := bytes.Join(lines[max(0, len(lines)-20):], []byte("\n"))
 	return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, last)
+}
+
+func reportBuild(progress io.Writer, what string) (stop func()) {
+	start := time.Now()
+	return ReportEvery(15*time.Second, func() {
+		fmt.Fprintf(progress, "building %s: %s so far\n", what, time.Since(start).Round(time.Second))
+	})
 }
 
 // ReportEvery calls report again and again until it is stopped: whoever waits for

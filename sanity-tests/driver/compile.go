@@ -4,101 +4,149 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"storage.liqo.io/sanity-tests/components"
 )
 
-// BinaryVariable names, in the environment, a program to install instead of
-// building one; for those who have just built it otherwise.
+// BinaryVariable names, in the environment, a program to use instead of building one.
 const BinaryVariable = "LIQO_CSI_BINARY"
 
-// ProfileVariable names, in the environment, the profile of cargo to build the
-// driver in, instead of that of releases.
+// ProfileVariable names, in the environment, the profile of cargo to build the driver in: dev,
+// which is the default, or release. Only builds in dev have crash points.
 const ProfileVariable = "LIQO_CSI_PROFILE"
 
-// Compile builds the driver in the profile asked for; with cargo features quickly, in
-// the one whose dependencies the tests have built. Builds of one profile end in one
-// file, so what is wanted of a build is to be done before the next.
-func Compile(ctx context.Context, features ...string) (binary string, err error) {
-	return compile(ctx, io.Discard, features)
+const (
+	profileDev     = "dev"
+	profileRelease = "release"
+)
+
+// buildLimit is more than a release takes on two slow cores when nothing was compiled before.
+const buildLimit = 45 * time.Minute
+
+// compiled is the outcome of the one build of this process. A build that was interrupted has none.
+var compiled struct {
+	sync.Mutex
+	done   bool
+	binary string
+	err    error
 }
 
-// CompileMover builds the program that copies volumes, in the profile asked for. It is
-// beside the driver where that is given.
-func CompileMover(ctx context.Context) (binary string, err error) {
-	const program = "liqo-csi-mover"
+// Compile returns the driver's program, building it when the first caller of the process asks for
+// it. It is also the program of relays and movers: one program is in the image.
+func Compile(ctx context.Context) (binary string, err error) {
+	compiled.Lock()
+	defer compiled.Unlock()
+	if !compiled.done {
+		compiled.binary, compiled.err = compile(ctx)
+		compiled.done = ctx.Err() == nil
+	}
+	return compiled.binary, compiled.err
+}
+
+func compile(ctx context.Context) (binary string, err error) {
 	if given := os.Getenv(BinaryVariable); given != "" {
-		return filepath.Abs(filepath.Join(filepath.Dir(given), program))
-	}
-	return build(ctx, io.Discard, profile(), program, "--package", program)
-}
-
-// compileMover is CompileMover for an image whose driver has these features: quickly, if any.
-func compileMover(ctx context.Context, progress io.Writer, features []string) (binary string, err error) {
-	if len(features) == 0 {
-		return CompileMover(ctx)
-	}
-	const program = "liqo-csi-mover"
-	return build(ctx, progress, "dev", program, "--package", program)
-}
-
-func profile() string { return cmp.Or(os.Getenv(ProfileVariable), "release") }
-
-func compile(ctx context.Context, progress io.Writer, features []string) (binary string, err error) {
-	if given := os.Getenv(BinaryVariable); given != "" && len(features) == 0 {
+		if _, err := os.Stat(given); err != nil {
+			return "", fmt.Errorf("the program that %s names: %w", BinaryVariable, err)
+		}
 		return filepath.Abs(given)
 	}
-	profile := profile()
-	if len(features) > 0 {
-		profile = "dev"
-	}
-	return build(ctx, progress, profile, "liqo-csi", "--features", strings.Join(features, ","))
-}
-
-func build(ctx context.Context, progress io.Writer, profile, program string, flags ...string) (binary string, err error) {
 	module, err := components.ModuleRoot(ctx)
 	if err != nil {
 		return "", err
 	}
 	root := filepath.Dir(module)
-	out := &cargoOutput{}
-	cargo := exec.CommandContext(ctx, "cargo", append([]string{"build", "--locked", "--profile", profile}, flags...)...)
-	cargo.Dir = root
-	cargo.Stdout, cargo.Stderr = out, out
-	start := time.Now()
-	done := components.ReportEvery(15*time.Second, func() {
-		fmt.Fprintf(progress, "building %s (the first time takes minutes): %d crates compiled, %s so far\n",
-			program, out.crates.Load(), time.Since(start).Round(time.Second))
-	})
-	err = cargo.Run()
-	done()
-	if err != nil {
-		return "", fmt.Errorf("build %s: %w\n%s", program, err, out.text.Bytes())
+	switch profile := cmp.Or(os.Getenv(ProfileVariable), profileDev); profile {
+	case profileDev:
+		// The whole workspace, as for its tests: a part of it alone would have its dependencies
+		// compiled once more, with fewer features.
+		return DevBinary(root), cargoBuild(ctx, root, "--workspace")
+	case profileRelease:
+		return filepath.Join(targetDir(root), "release", "liqo-csi"), cargoBuild(ctx, root, "--release", "--package", "liqo-csi")
+	default:
+		return "", fmt.Errorf("%s=%s: it must be %s or %s", ProfileVariable, profile, profileDev, profileRelease)
 	}
-	folder := profile
-	if profile == "dev" {
-		folder = "debug" // where cargo puts it
-	}
-	return filepath.Join(targetDir(root), folder, program), nil
 }
 
-// cargoOutput keeps what cargo prints, and counts the crates that it begins to compile.
+// DevBinary is where `cargo build --workspace` puts the program of the repository in this folder.
+func DevBinary(root string) string { return filepath.Join(targetDir(root), "debug", "liqo-csi") }
+
+// UseRelease makes this process use a release, unless the environment asks for something else, and
+// builds it. Benchmarks call it before anything else, and before their time begins.
+func UseRelease(ctx context.Context) error {
+	if os.Getenv(ProfileVariable) == "" {
+		if err := os.Setenv(ProfileVariable, profileRelease); err != nil {
+			return err
+		}
+	}
+	_, err := Compile(ctx)
+	return err
+}
+
+// cargoBuild runs `cargo build`, and reports its progress on standard error.
+func cargoBuild(ctx context.Context, root string, flags ...string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, buildLimit, fmt.Errorf("it takes more than %s", buildLimit))
+	defer cancel()
+	cargo := exec.CommandContext(ctx, "cargo", append([]string{"build", "--locked"}, flags...)...)
+	cargo.Dir = root
+	out := &cargoOutput{}
+	cargo.Stdout, cargo.Stderr = out, out
+	// When cargo is stopped, compilers that it started may still have its output open.
+	cargo.WaitDelay = 10 * time.Second
+	crates := lockedCrates(root)
+	start := time.Now()
+	stop := components.ReportEvery(10*time.Second, func() {
+		fmt.Fprintf(os.Stderr, "building the driver (the first time takes minutes): %s so far, %s\n",
+			time.Since(start).Round(time.Second), out.progress(crates))
+	})
+	err := cargo.Run()
+	stop()
+	if err != nil {
+		return fmt.Errorf("build the driver: %w\n%s", errors.Join(err, context.Cause(ctx)), out)
+	}
+	return nil
+}
+
+// lockedCrates is how many crates Cargo.lock lists: some more than a build on one platform needs.
+func lockedCrates(root string) int {
+	locked, err := os.ReadFile(filepath.Join(root, "Cargo.lock"))
+	if err != nil {
+		return 0 // cargo will say what is wrong
+	}
+	return bytes.Count(locked, []byte("[[package]]"))
+}
+
+// cargoOutput keeps what cargo prints.
 type cargoOutput struct {
-	text   bytes.Buffer
-	crates atomic.Int64
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
 func (o *cargoOutput) Write(p []byte) (int, error) {
-	o.crates.Add(int64(bytes.Count(p, []byte("Compiling "))))
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	return o.text.Write(p)
+}
+
+func (o *cargoOutput) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// progress is how many crates cargo has started to compile, and its last line: the crate it compiles,
+// or what it waits for.
+func (o *cargoOutput) progress(crates int) string {
+	text := bytes.TrimSpace([]byte(o.String()))
+	started := bytes.Count(text, []byte("Compiling "))
+	last := bytes.TrimSpace(text[bytes.LastIndexByte(text, '\n')+1:])
+	return fmt.Sprintf("%d of about %d crates started; cargo: %s", started, crates, last)
 }
 
 // targetDir is where cargo builds.

@@ -1,20 +1,23 @@
 package driver
 
 import (
-	"crypto/sha256"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
+	"sync"
 
+	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// Name and tag are those of the published image: the chart runs unmodified.
 const (
-	imageName = "ghcr.io/liqo-csi/liqo-csi"
-	imageTag  = "0.1.0"
+	// repository is that of the published image. The tag is made of the content instead: nodes that
+	// have an image of that name need not be given it again, and pods roll over when it changes.
+	repository = "ghcr.io/liqo-csi/liqo-csi"
+	// Program is where the driver is in its image.
+	Program = "/usr/local/bin/liqo-csi"
 )
 
 // Tools are the programs the Dockerfile puts beside the driver.
@@ -24,10 +27,28 @@ var Tools = []string{"mkfs.ext2", "mkfs.ext3", "mkfs.ext4", "mkfs.xfs", "mkfs.bt
 // package for a file system that no class of the lab uses.
 var notInTheLab = map[string]bool{"mkfs.btrfs": true, "mount.nfs": true}
 
-// image is the content of the Dockerfile's image, taken from this machine.
-func image(binary, mover string) (*images.Image, error) {
-	const program = "/usr/local/bin/liqo-csi"
-	built := images.New(imageName+":"+imageTag, program).AddProgram(binary, program).AddProgram(mover, program+"-mover")
+// made is the image of this process's program.
+var made struct {
+	sync.Mutex
+	image *images.Image
+}
+
+// Image is the content of the Dockerfile's image, taken from this machine. It is made once.
+func Image(ctx context.Context) (*images.Image, error) {
+	binary, err := Compile(ctx)
+	if err != nil {
+		return nil, err
+	}
+	made.Lock()
+	defer made.Unlock()
+	if made.image == nil {
+		made.image, err = image(binary)
+	}
+	return made.image, err
+}
+
+func image(binary string) (*images.Image, error) {
+	built := images.New(repository, Program).AddProgram(binary, Program)
 	for _, tool := range Tools {
 		if notInTheLab[tool] {
 			continue
@@ -43,19 +64,21 @@ func image(binary, mover string) (*images.Image, error) {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return built, built.Err()
+	if err := built.NameByContent(repository); err != nil {
+		return nil, err
+	}
+	return built, nil
 }
 
-// digest tells two builds apart.
-func digest(file string) (string, error) {
-	opened, err := os.Open(file)
+// ImportImage builds the driver and gives its image to the nodes of a cluster that do not have it:
+// also of a cluster without the driver, where pods of a move run. Images of former builds go.
+func ImportImage(ctx context.Context, cluster *clusters.Cluster) error {
+	built, err := Image(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
-	defer opened.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, opened); err != nil {
-		return "", fmt.Errorf("read %s: %w", file, err)
+	if _, err := cluster.ImportMissing(ctx, built); err != nil {
+		return err
 	}
-	return fmt.Sprintf("%x", sum.Sum(nil)[:8]), nil
+	return cluster.RemoveOtherTags(ctx, built.Name)
 }

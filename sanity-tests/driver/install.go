@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,8 +29,6 @@ const CSIName = "storage.liqo.io"
 
 // Options are what one can choose about an installation.
 type Options struct {
-	// Features are cargo features of the build, such as crash-points.
-	Features []string
 	// Values replace top-level values of Values().
 	Values chart.Values
 	// Progress is told what happens; nil for nobody.
@@ -46,11 +45,16 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	step := func(what string) {
 		fmt.Fprintf(options.Progress, "%6.1fs  %s: %s\n", time.Since(started).Seconds(), cluster.Name(), what)
 	}
-	content, err := ImportImage(ctx, cluster, options)
+	built, err := Image(ctx)
 	if err != nil {
 		return err
 	}
-	step("driver built, image in every node")
+	step("driver built, image " + built.Name)
+	imported, err := cluster.ImportMissing(ctx, built)
+	if err != nil {
+		return err
+	}
+	step(fmt.Sprintf("image imported into %d of %d nodes, which did not have it", imported, len(cluster.Nodes())))
 
 	client, err := cluster.Client()
 	if err != nil {
@@ -66,11 +70,15 @@ func Install(ctx context.Context, cluster *clusters.Cluster, options Options) er
 	if err != nil {
 		return err
 	}
-	values := withImage(content, options.Values)
+	values := withImage(built.Name, options.Values)
 	if err := helm.Install(ctx, chart.Release, chart.Namespace, values); err != nil {
 		return fmt.Errorf("install the driver in cluster %s: %w\n%s", cluster.Name(), err, podTrouble(ctx, client))
 	}
 	step("chart installed, pods ready")
+	// No pod is left that would be started from another build.
+	if err := cluster.RemoveOtherTags(ctx, built.Name); err != nil {
+		return err
+	}
 
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
@@ -112,43 +120,11 @@ func Uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	})
 }
 
-// ImportImage builds the driver and gives its image to every node of a cluster: also of one
-// without the driver, where pods of a move run. It tells what is in it.
-func ImportImage(ctx context.Context, cluster *clusters.Cluster, options Options) (content string, err error) {
-	if options.Progress == nil {
-		options.Progress = io.Discard
-	}
-	binary, err := compile(ctx, options.Progress, options.Features)
-	if err != nil {
-		return "", err
-	}
-	mover, err := compileMover(ctx, options.Progress, options.Features)
-	if err != nil {
-		return "", err
-	}
-	built, err := image(binary, mover)
-	if err != nil {
-		return "", err
-	}
-	if err := cluster.Import(ctx, built); err != nil {
-		return "", err
-	}
-	return digest(binary)
-}
-
-// withImage makes pods roll over when the content of the image has changed under
-// its name.
-func withImage(content string, changes chart.Values) chart.Values {
+// withImage are the values of the lab with this image, and with the changes.
+func withImage(name string, changes chart.Values) chart.Values {
 	values := Values()
+	values["image"] = chart.Values{"tag": strings.TrimPrefix(name, repository+":")}
 	maps.Copy(values, changes)
-	for _, component := range []string{"controller", "fabric", "node"} {
-		settings := chart.Values{}
-		if given, is := values[component].(chart.Values); is {
-			settings = maps.Clone(given)
-		}
-		settings["podAnnotations"] = chart.Values{"lab.liqo.io/build": content}
-		values[component] = settings
-	}
 	return values
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -41,6 +42,50 @@ func WriteArchive(out io.Writer, images ...*Image) error {
 	return archive.Close()
 }
 
+// Archive is the image alone as WriteArchive writes it. It is written once, into a file that has no
+// name any more and so is gone with the process.
+func (i *Image) Archive() (io.Reader, error) {
+	i.archive.Lock()
+	defer i.archive.Unlock()
+	if i.archive.file == nil {
+		file, err := os.CreateTemp("", "image-*.tar")
+		if err != nil {
+			return nil, fmt.Errorf("write the archive of image %s: %w", i.Name, err)
+		}
+		if err := errors.Join(os.Remove(file.Name()), WriteArchive(file, i)); err != nil {
+			return nil, errors.Join(err, file.Close())
+		}
+		i.archive.file = file
+	}
+	info, err := i.archive.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return io.NewSectionReader(i.archive.file, 0, info.Size()), nil
+}
+
+// tagLength is enough of a digest to tell builds apart.
+const tagLength = 16
+
+// NameByContent names the image repository:tag, with a tag that follows from what is in it: whoever
+// has an image of that name has this one.
+func (i *Image) NameByContent(repository string) error {
+	if err := i.Err(); err != nil {
+		return err
+	}
+	layer := sha256.New()
+	if err := i.writeLayer(layer); err != nil {
+		return fmt.Errorf("image %s: %w", repository, err)
+	}
+	config, err := i.config(fmt.Sprintf("%x", layer.Sum(nil)))
+	if err != nil {
+		return err
+	}
+	i.digest = fmt.Sprintf("%x", sha256.Sum256(config))
+	i.Name = repository + ":" + i.digest[:tagLength]
+	return nil
+}
+
 type manifestEntry struct {
 	Config   string
 	RepoTags []string
@@ -72,12 +117,16 @@ func (i *Image) writeTo(archive *tar.Writer) (manifestEntry, error) {
 	}
 
 	digest := fmt.Sprintf("%x", hash.Sum(nil))
-	config, err := i.config("sha256:" + digest)
+	config, err := i.config(digest)
 	if err != nil {
 		return manifestEntry{}, err
 	}
+	id := fmt.Sprintf("%x", sha256.Sum256(config))
+	if i.digest != "" && i.digest != id {
+		return manifestEntry{}, errors.New("its files have changed since it was named after them")
+	}
 	entry := manifestEntry{
-		Config:   fmt.Sprintf("%x.json", sha256.Sum256(config)),
+		Config:   id + ".json",
 		RepoTags: []string{i.Name},
 		Layers:   []string{digest + "/layer.tar"},
 	}
@@ -103,7 +152,7 @@ func (i *Image) config(layerDigest string) ([]byte, error) {
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
 		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
-		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{layerDigest}},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layerDigest}},
 		"history":      []map[string]any{{"created": epoch.UTC()}},
 	})
 }

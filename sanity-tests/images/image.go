@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"sync"
 )
 
 // Image is a name, what it runs and what is in it.
@@ -22,6 +23,14 @@ type Image struct {
 	Env        []string
 	files      map[string]file
 	failures   []error
+
+	// digest is what the name was made of; empty if the name was given.
+	digest string
+	// archive is written when it is first asked for.
+	archive struct {
+		sync.Mutex
+		file *os.File
+	}
 }
 
 // file is an entry of the file system: a folder, a link or content that is

@@ -138,3 +138,41 @@ func TestHostBinariesBringTheirLibraries(t *testing.T) {
 		}
 	}
 }
+
+func TestTheNameFollowsFromTheContent(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	named := func(content string) *Image {
+		if err := os.WriteFile(program, []byte(content), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		image := New("", "/program").AddBinary(program, "/program")
+		if err := image.NameByContent("example.test/program"); err != nil {
+			t.Fatal(err)
+		}
+		return image
+	}
+	first, again, other := named("one"), named("one"), named("two")
+	if first.Name != again.Name || first.Name == other.Name || !strings.HasPrefix(first.Name, "example.test/program:") {
+		t.Errorf("the names are %s, %s and %s", first.Name, again.Name, other.Name)
+	}
+	// The program is the other one by now.
+	if _, err := first.Archive(); err == nil {
+		t.Error("an archive was written under the name of another content")
+	}
+}
+
+func TestTheArchiveIsWrittenOnce(t *testing.T) {
+	image := example(t)
+	want := archive(t, image)
+	for range 2 {
+		reader, err := image.Archive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(reader); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%d bytes, not %d: %v", len(got), len(want), err)
+		}
+		// What the second one reads was written for the first one.
+		image.AddFile("/late", 0o644, []byte("late"))
+	}
+}

@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -24,6 +25,64 @@ func Import(ctx context.Context, bin string, targets []*Node, imported ...*image
 		_, err := node.ctr(ctx, bin, "images", "import", "--no-unpack", archive)
 		return err
 	})
+}
+
+// ImportMissing puts an image whose name follows from its content into those of the nodes that do
+// not have it, and returns how many those were.
+func ImportMissing(ctx context.Context, bin string, targets []*Node, image *images.Image) (imported int, err error) {
+	targets = slices.DeleteFunc(slices.Clone(targets), func(node *Node) bool {
+		return HasImages(ctx, bin, []*Node{node}, image.Name)
+	})
+	err = each(targets, func(node *Node) error {
+		archive, err := image.Archive()
+		if err != nil {
+			return err
+		}
+		_, err = node.ctrWithInput(ctx, bin, archive, "images", "import", "--no-unpack", "-")
+		return err
+	})
+	return len(targets), err
+}
+
+// RemoveOtherTags removes from every node the images that differ from this one only by their tags.
+// Containers made of them run on, but cannot be started again. Kubelet removes no image in the lab.
+func RemoveOtherTags(ctx context.Context, bin string, targets []*Node, image string) error {
+	return each(targets, func(node *Node) error {
+		listed, err := node.ctr(ctx, bin, "images", "ls")
+		if err != nil {
+			return err
+		}
+		if others := otherTags(listed, image); len(others) > 0 {
+			_, err = node.ctr(ctx, bin, append([]string{"images", "rm"}, others...)...)
+		}
+		return err
+	})
+}
+
+// otherTags finds the other tags of an image's repository in what `ctr images ls` prints, and the
+// names by digest under which the CRI plugin has the same images: each of them keeps the content.
+func otherTags(listed, image string) (names []string) {
+	repository := image[:strings.LastIndexByte(image, ':')+1]
+	digests := map[string]bool{}
+	lines := strings.Split(listed, "\n")
+	each := func(do func(name, digest string)) {
+		for _, line := range lines {
+			if columns := strings.Fields(line); len(columns) > 2 {
+				do(columns[0], columns[2])
+			}
+		}
+	}
+	each(func(name, digest string) {
+		if strings.HasPrefix(name, repository) && name != image {
+			digests[digest] = true
+		}
+	})
+	each(func(name, digest string) {
+		if digests[digest] {
+			names = append(names, name)
+		}
+	})
+	return names
 }
 
 // Images lists the names of the images a node has.
@@ -63,8 +122,14 @@ func writeArchive(imported []*images.Image) (path string, err error) {
 
 // ctr talks to the node's containerd from the host.
 func (n *Node) ctr(ctx context.Context, bin string, args ...string) (string, error) {
+	return n.ctrWithInput(ctx, bin, nil, args...)
+}
+
+func (n *Node) ctrWithInput(ctx context.Context, bin string, input io.Reader, args ...string) (string, error) {
 	args = append([]string{"-a", n.HostPath(containerdSocket), "-n", "k8s.io"}, args...)
-	out, err := machine.Namespace{}.Command(ctx, bin+"/ctr", args...).CombinedOutput()
+	ctr := machine.Namespace{}.Command(ctx, bin+"/ctr", args...)
+	ctr.Stdin = input
+	out, err := ctr.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("node %s: ctr %s: %w: %s", n.Name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}

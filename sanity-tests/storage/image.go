@@ -2,8 +2,6 @@ package storage
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -18,8 +16,8 @@ var driverTools = []string{
 	"/usr/sbin/mkfs.xfs", "/usr/sbin/xfs_growfs", "/usr/bin/cp",
 }
 
-// importDriver builds the reference driver and puts it into the nodes. The tag
-// is made of the content, so that a change rolls out by itself.
+// importDriver builds the reference driver and gives its image to the nodes that
+// do not have it.
 func importDriver(ctx context.Context, cluster *clusters.Cluster) (name string, err error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {
@@ -34,14 +32,11 @@ func importDriver(ctx context.Context, cluster *clusters.Cluster) (name string, 
 	if err := components.GoBuild(ctx, filepath.Join(root, "reference"), "./cmd/reference-driver", binary); err != nil {
 		return "", err
 	}
-	content, err := os.ReadFile(binary)
-	if err != nil {
+	const repository = "storage.liqo.io/reference-driver"
+	image := images.New(repository, "/reference-driver").AddBinary(binary, "/reference-driver").AddHostBinaries(driverTools...)
+	if err := image.NameByContent(repository); err != nil {
 		return "", err
 	}
-	name = fmt.Sprintf("storage.liqo.io/reference-driver:%x", sha256.Sum256(content))[:len("storage.liqo.io/reference-driver:")+12]
-	image := images.New(name, "/reference-driver").AddBinary(binary, "/reference-driver").AddHostBinaries(driverTools...)
-	if err := image.Err(); err != nil {
-		return "", err
-	}
-	return name, cluster.Import(ctx, image)
+	_, err = cluster.ImportMissing(ctx, image)
+	return image.Name, err
 }

@@ -47,9 +47,13 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, *limit)
-	defer cancel()
-	if err := run(ctx, *counts); err != nil {
+	err := driver.UseRelease(ctx)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, *limit)
+		defer cancel()
+		err = run(ctx, *counts)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
 		os.Exit(1)
 	}

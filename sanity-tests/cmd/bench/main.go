@@ -1,5 +1,5 @@
 // Command bench measures class `liqo` beside the real classes below it, in the
-// running lab with the driver installed, and prints ratios. See package bench
+// running lab, where it installs a release of the driver, and prints ratios. See package bench
 // for what is measured; docs/benchmark.md for what it is held against.
 package main
 
@@ -23,6 +23,7 @@ import (
 
 	"storage.liqo.io/sanity-tests/bench"
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/driver"
 )
 
 const (
@@ -46,10 +47,13 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, *limit)
-	defer cancel()
 	plan, err := parse(*counts, *classes, *remoteCounts, *delays)
 	if err == nil {
+		err = driver.UseRelease(ctx)
+	}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, *limit)
+		defer cancel()
 		plan.volumes, plan.operations = *volumes, *operations
 		err = run(ctx, plan, *save)
 	}
@@ -163,15 +167,18 @@ func openTrack(ctx context.Context, lab *clusters.Lab) (*track, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr}); err != nil {
+		return nil, err
+	}
 	client, err := home.Client()
 	if err != nil {
 		return nil, err
 	}
-	driver, err := bench.Find(ctx, client)
+	installed, err := bench.Find(ctx, client)
 	if err != nil {
 		return nil, err
 	}
-	return &track{client, driver, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
+	return &track{client, installed, bench.AuditLog{Path: home.AuditLog()}, home.Nodes()[0].Name}, nil
 }
 
 // race holds the same race on the real class and on a virtual class above it.

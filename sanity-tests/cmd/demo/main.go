@@ -55,7 +55,7 @@ func run(ctx context.Context) (err error) {
 	}
 
 	// Pods that copy volumes run there, too.
-	if _, err := driver.ImportImage(ctx, story.remote.cluster, driver.Options{Progress: os.Stdout}); err != nil {
+	if err := driver.ImportImage(ctx, story.remote.cluster); err != nil {
 		return err
 	}
 

@@ -10,7 +10,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -24,7 +23,6 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/clusters"
-	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/sample"
 )
 
@@ -127,14 +125,14 @@ func (s suite) run(ctx context.Context, root string) count {
 	cmd := exec.CommandContext(ctx, s.command[0], s.command[1:]...)
 	cmd.Dir = filepath.Join(root, s.dir)
 	cmd.Stdout, cmd.Stderr = counter, os.Stdout
-	// The driver with its assertions, and with the dependencies of the unit tests:
-	// to build those once more as for a release takes as long as many tests.
-	cmd.Env = append(os.Environ(), driver.ProfileVariable+"="+cmp.Or(os.Getenv(driver.ProfileVariable), "dev"))
 	// The whole family goes when time is up, not only its head.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Run()
+	if err == nil && s.name == driverBuild {
+		err = useDriverBuild(root)
+	}
 
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("stopped after %s, the time it may take", s.limit)

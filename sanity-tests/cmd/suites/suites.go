@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/sample"
 )
 
@@ -87,9 +88,7 @@ var suites = []suite{
 	// What the lab runs is built apart from its tests, whose time is not for building,
 	// and before it runs, while the machine has nothing else to do.
 	check("lab build", root, "make", "lab-build"),
-	check("driver build", root, "cargo", "build", "--locked"),
-	check("driver build with crash points", root, "cargo", "build", "--locked", "--features", "crash-points"),
-	check("mover build", root, "cargo", "build", "--locked", "--package", "liqo-csi-mover"),
+	check(driverBuild, root, "cargo", "build", "--locked", "--workspace"),
 	// These three test the lab itself, without the driver.
 	only(inTurn, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
 	only(inTurn, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
@@ -103,11 +102,35 @@ var suites = []suite{
 	goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move"),
 	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
 	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),
+	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
+	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/driver", "-run", smokeTests))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
 	only(whole, goTest("liqo", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/liqo")),
 	only(whole, check("external storage build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
 	only(whole, goTest("external storage", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/external")),
 	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
+}
+
+// driverBuild is the suite whose program the suites after it use.
+const driverBuild = "driver build"
+
+// useDriverBuild makes the suites that follow use the program of the suite "driver build", so that
+// no test calls cargo; unless they were told to use another one.
+func useDriverBuild(repository string) error {
+	if os.Getenv(driver.BinaryVariable) != "" || os.Getenv(driver.ProfileVariable) == "release" {
+		return nil
+	}
+	return os.Setenv(driver.BinaryVariable, driver.DevBinary(repository))
+}
+
+// smokeTests are run with the release, too: that a pod gets a volume, keeps its data, and moves
+// with them.
+const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints)$"
+
+// onRelease is the suite with a release of the driver in the lab. What is installed next replaces it.
+func onRelease(s suite) suite {
+	s.command = append([]string{"env", driver.BinaryVariable + "=", driver.ProfileVariable + "=release"}, s.command...)
+	return s
 }
 
 // check is a command that counts as one test.

@@ -24,7 +24,7 @@ import (
 func TestDyingAtEveryCrashPoint(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	// One controller, or orders would have to be given to one and reach another.
-	install(t, cluster, 1, crashBuild)
+	install(t, cluster, 1)
 	w := &walk{cluster: cluster}
 	for _, leg := range chosen(t, []leg[*user.Namespace]{
 		{"a volume that is attached", w.attached},

@@ -38,7 +38,7 @@ type transferCommand struct {
 
 func newTransferCommand(t *testing.T, n *user.Namespace, verb ...string) *transferCommand {
 	t.Helper()
-	program, err := driver.Compile(t.Context(), crashBuild)
+	program, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,11 +48,11 @@ func hurried(replicas int) chart.Values {
 	}
 }
 
-func install(t *testing.T, cluster *clusters.Cluster, replicas int, features ...string) {
+func install(t *testing.T, cluster *clusters.Cluster, replicas int) {
 	t.Helper()
 	values := hurried(replicas)
 	t.Run(fmt.Sprintf("timeouts shortened: %v", values), func(*testing.T) {})
-	err := driver.Install(t.Context(), cluster, driver.Options{Features: features, Values: values, Progress: os.Stderr})
+	err := driver.Install(t.Context(), cluster, driver.Options{Values: values, Progress: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}

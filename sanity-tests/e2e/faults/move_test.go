@@ -62,7 +62,7 @@ func killedWhileMoved(t *testing.T, b *neighbour) {
 // muchToMove is a volume in use at home with twenty MiB in it, and their hash.
 func (b *neighbour) muchToMove(t *testing.T) (pod, sum string) {
 	t.Helper()
-	if _, err := driver.ImportImage(t.Context(), b.there.Cluster, driver.Options{}); err != nil {
+	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.here.Claim("data", "liqo-reference", "64Mi")

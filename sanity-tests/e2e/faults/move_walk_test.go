@@ -221,7 +221,7 @@ func (w *walk) moveRetained(t *testing.T, b *neighbour) {
 // The controller dies around every write by which a twin takes over the name of the one before it, which
 // is kept without a claim.
 func (w *walk) moveWithin(t *testing.T, b *neighbour) {
-	if _, err := driver.ImportImage(t.Context(), b.there.Cluster, driver.Options{Features: []string{crashBuild}}); err != nil {
+	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.declare(t)
@@ -266,7 +266,7 @@ func (b *neighbour) reclaimed(n *user.Namespace, name string, policy corev1.Pers
 // written is a volume at home with a word in it, and its writer.
 func (b *neighbour) written(t *testing.T) {
 	t.Helper()
-	if _, err := driver.ImportImage(t.Context(), b.there.Cluster, driver.Options{Features: []string{crashBuild}}); err != nil {
+	if err := driver.ImportImage(t.Context(), b.there.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.declare(t)

@@ -22,9 +22,6 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// crashBuild is the cargo feature of builds that take orders to die.
-const crashBuild = "crash-points"
-
 // walk remembers which crash points were hit.
 type walk struct {
 	cluster *clusters.Cluster
@@ -163,13 +160,13 @@ var unreached = both(
 // report names every crash point as a test of its own; in a sample those that
 // the process died at.
 func (w *walk) report(t *testing.T) {
-	program, err := driver.Compile(t.Context(), crashBuild)
+	program, err := driver.Compile(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	all, err := exec.CommandContext(t.Context(), program, "crash-points").Output()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("list the crash points, which releases do not have: %v", err)
 	}
 	points := strings.Fields(string(all))
 	for _, point := range points {

@@ -3,7 +3,6 @@ package liqo
 import (
 	"context"
 	"fmt"
-	"os"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +16,7 @@ import (
 // to Liqo's cluster and back.
 func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 	p := offloaded(t, asLiqoMadeIt)
-	if _, err := driver.ImportImage(t.Context(), p.remote.Cluster, driver.Options{Progress: os.Stderr}); err != nil {
+	if err := driver.ImportImage(t.Context(), p.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	here := p.home.Cluster.Nodes()[0].Name

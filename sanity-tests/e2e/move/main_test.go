@@ -1,14 +1,11 @@
 // Package move shows on the lab what the parts of a move do between real clusters: the
-// programs at both ends as pods, and the relay that connects them. No command of the
+// movers at both ends as pods, and the relay that connects them. No command of the
 // driver uses them yet; what uses them will be tested here too.
 package move
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,13 +13,11 @@ import (
 
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
-	"storage.liqo.io/sanity-tests/images"
 )
 
 func TestMain(m *testing.M) { user.Main(m) }
 
 const (
-	moverPath = "/usr/local/bin/liqo-csi-mover"
 	// moveID is a move that nobody declared.
 	moveID = "3a1d2f9e-5a44-4b0e-8a43-0c0f7b6f2d11"
 	// Where the programs listen in their pods: nothing but a forwarded port comes there.
@@ -32,46 +27,25 @@ const (
 	helper = "helper"
 )
 
-// built is made by the first test that needs it.
-var built struct {
-	once                 sync.Once
-	err                  error
-	driver, mover, image string
-}
+// built is the driver, which is both relay and mover.
+var built struct{ program, image string }
 
-// prepare builds the programs, and gives the clusters an image of the mover.
+// prepare builds the driver, and gives the clusters its image.
 func prepare(t *testing.T) {
 	t.Helper()
-	user.Lab(t)
-	built.once.Do(func() { built.err = makeImage(t) })
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-}
-
-func makeImage(t *testing.T) (err error) {
-	if built.driver, err = driver.Compile(t.Context()); err != nil {
-		return err
-	}
-	if built.mover, err = driver.CompileMover(t.Context()); err != nil {
-		return err
-	}
-	content, err := os.ReadFile(built.mover)
-	if err != nil {
-		return err
-	}
-	// Another build must have another name: nodes have the old one.
-	built.image = fmt.Sprintf("docker.io/e2e/liqo-csi-mover:%x", sha256.Sum256(content))[:60]
-	image := images.New(built.image, moverPath).AddProgram(built.mover, moverPath)
-	if err := image.Err(); err != nil {
-		return err
-	}
 	for _, cluster := range user.Lab(t).Clusters() {
-		if err := cluster.Import(t.Context(), image); err != nil {
-			return err
+		if err := driver.ImportImage(t.Context(), cluster); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return nil
+	image, err := driver.Image(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	built.image = image.Name
+	if built.program, err = driver.Compile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // end starts the pod of one end of a move, with an empty volume of the pod's own.
@@ -98,7 +72,7 @@ func end(n *user.Namespace, t *testing.T, name, node, credentials string, flags 
 		}
 		look := pod.Spec.Containers[0]
 		look.Name = helper
-		arguments := []string{name, "--move", moveID, "--root", user.DataPath, "--credentials", "/credentials", "--listen", lanesAddress}
+		arguments := []string{"mover", name, "--move", moveID, "--root", user.DataPath, "--credentials", "/credentials", "--listen", lanesAddress}
 		program := corev1.Container{
 			Name:            "mover",
 			Image:           built.image,

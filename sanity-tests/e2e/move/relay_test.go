@@ -36,7 +36,7 @@ type relay struct {
 func (r *relay) start() {
 	r.t.Helper()
 	r.log = &bytes.Buffer{}
-	r.run = exec.Command(built.driver, append([]string{
+	r.run = exec.Command(built.program, append([]string{
 		"relay", "--data-lanes", strconv.Itoa(dataLanes), "--bandwidth", bandwidth}, r.ends...)...)
 	r.run.Stdout, r.run.Stderr = r.log, r.log
 	if err := r.run.Start(); err != nil {
@@ -92,7 +92,7 @@ func TestATreeMovesThroughTheRelay(t *testing.T) {
 	home := user.NewNamespace(t, user.Cluster(t, "home"))
 	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), home.Name)
 	credentials := t.TempDir()
-	if out, err := exec.Command(built.mover, "issue", "--move", moveID, credentials).CombinedOutput(); err != nil {
+	if out, err := exec.Command(built.program, "mover", "issue", "--move", moveID, credentials).CombinedOutput(); err != nil {
 		t.Fatalf("issue certificates: %v\n%s", err, out)
 	}
 	end(home, t, "source", home.Cluster.Nodes()[0].Name, credentials, "--lanes", strconv.Itoa(dataLanes))

@@ -94,7 +94,7 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 		return err
 	}
 	// Pods that copy run there, where no driver is.
-	if _, err := driver.ImportImage(ctx, remote, driver.Options{Progress: os.Stderr}); err != nil {
+	if err := driver.ImportImage(ctx, remote); err != nil {
 		return err
 	}
 	if s.kubeconfig, err = os.ReadFile(remote.ProxyKubeconfig()); err != nil {

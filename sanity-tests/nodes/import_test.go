@@ -1,0 +1,19 @@
+package nodes
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestOtherTagsAreThoseOfTheSameRepository(t *testing.T) {
+	const listed = `REF                              TYPE                                                 DIGEST     SIZE      PLATFORMS   LABELS
+registry.test/a/program:new      application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+registry.test/a/program:old      application/vnd.docker.distribution.manifest.v2+json sha256:bbb 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+registry.test/a/program-b:old    application/vnd.docker.distribution.manifest.v2+json sha256:ccc 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+sha256:111                       application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+sha256:222                       application/vnd.docker.distribution.manifest.v2+json sha256:bbb 85.0 MiB linux/amd64 io.cri-containerd.image=managed
+`
+	if got, want := otherTags(listed, "registry.test/a/program:new"), []string{"registry.test/a/program:old", "sha256:222"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
