@@ -91,7 +91,7 @@ func newCheckCounter(out io.Writer) counter {
 	c := &checkCounter{}
 	c.each = func(line []byte) {
 		fmt.Fprintf(out, "%s\n", line)
-		c.last = append(c.last[max(0, len(c.last)-linesOfFailure+1):], string(line))
+		c.last = append(c.last[max(0, len(c.last)-linesOfFailure+2):], string(line))
 	}
 	return c
 }
@@ -103,7 +103,7 @@ func (c *checkCounter) result(ended error) result {
 		return result{passed: 1}
 	}
 	// The end, for that is where compilers sum up.
-	return result{failures: []failure{{log: strings.Join(c.last, "\n"), never: "checks say the same each time"}}}
+	return result{failures: []failure{{log: ended.Error() + "\n" + strings.Join(c.last, "\n"), never: "checks say the same each time"}}}
 }
 
 // cargoCounter sums the closing lines of `cargo test`, and notes which tests failed.
