@@ -10,26 +10,34 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 )
 
 // SeedVariable gives the seed, to repeat a run.
 const SeedVariable = "LIQO_CSI_SEED"
 
-// Seed is the number that every choice follows from: the variable's, else one made
-// of the commit that is checked out.
-var Seed = sync.OnceValue(func() int64 {
-	if given, err := strconv.ParseInt(os.Getenv(SeedVariable), 10, 64); err == nil && given > 0 {
+// Seed is the number that every choice follows from: the variable's, else the number of
+// commits in the history, so that successive commits have successive seeds, else 1.
+var Seed = sync.OnceValue(func() int64 { return seedOf(os.Getenv(SeedVariable), Commits()) })
+
+func seedOf(variable string, commits int) int64 {
+	if given, err := strconv.ParseInt(variable, 10, 64); err == nil && given > 0 {
 		return given
 	}
-	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
-	if err == nil {
-		if made, err := strconv.ParseInt(strings.TrimSpace(string(commit)), 16, 64); err == nil {
-			return made
-		}
+	return int64(max(1, commits))
+}
+
+// Commits is how many the history has that is checked out, and 0 in an archive without one.
+func Commits() int {
+	out, err := exec.Command("git", "rev-list", "--count", "HEAD").Output()
+	if err != nil {
+		return 0
 	}
-	return time.Now().UnixNano() // an archive without history
-})
+	count, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		return 0
+	}
+	return count
+}
 
 // Chosen says whether a test of this name is among the one in so many that the seed
 // chooses.

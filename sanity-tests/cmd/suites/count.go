@@ -1,59 +1,66 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 )
 
-// count is how the tests of a suite ended.
-type count struct {
-	passed, failed, skipped int
-	took                    time.Duration
-	// failures name the tests that failed, each with how its output begins.
-	failures []string
+// result is what a command did.
+type result struct {
+	passed, skipped int
+	failures        []failure
+	// passes holds the keys of the tests that passed, those with subtests too.
+	passes map[string]bool
+	// early are the packages whose test program ended before all of its tests had.
+	early []earlyEnd
+	// log is all that the tests said.
+	log string
 }
 
-// linesOfFailure of a test's output are shown once more at the end.
-const linesOfFailure = 12
-
-func (c *count) add(other count) {
-	c.passed += other.passed
-	c.failed += other.failed
-	c.skipped += other.skipped
-	c.failures = append(c.failures, other.failures...)
+// failure is one test that failed, or what failed in place of the tests.
+type failure struct {
+	name string
+	log  string
+	// again are the candidates for what is run to try this test again.
+	again candidates
+	// never says why a second try proves nothing.
+	never string
 }
 
-// orOneFailure makes a runner that failed without a failing test, because it did
-// not compile or ran out of time, count as one failure.
-func (c count) orOneFailure(ended error) count {
-	if ended != nil && c.failed == 0 {
-		c.failed = 1
-		c.failures = append(c.failures, ended.Error())
+// candidates are keys of tests: function is the whole test function, leg its subtest that
+// contains the failure, or empty where the function cannot do without the rest of itself.
+type candidates struct{ function, leg string }
+
+// earlyEnd is a package whose tests are not all known: some had not begun.
+type earlyEnd struct {
+	pkg string
+	// begun are the test functions that had their turn.
+	begun []string
+}
+
+// orOneFailure makes a command that failed without a failing test count as one failure.
+func (r result) orOneFailure(ended error, log string) result {
+	if ended != nil && len(r.failures) == 0 {
+		r.failures = append(r.failures, failure{log: ended.Error() + "\n" + log, never: "it did not get as far as a test that failed"})
 	}
-	return c
-}
-
-func (c count) String() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped in %s", c.passed, c.failed, c.skipped, c.took)
+	return r
 }
 
 // counter reads the output of a command and counts what it reports.
 type counter interface {
 	io.Writer
-	// count is called when the command has ended, with its error if it failed.
-	count(ended error) count
+	// readsErrors says whether it is to read the standard error as well.
+	readsErrors() bool
+	// result is called when the command has ended, with its error if it failed.
+	result(ended error) result
 }
 
-// lines hands whole lines to a function, however the bytes arrive.
+// lines hands whole lines to a function, however the bytes arrive, and keeps the end.
 type lines struct {
 	mu   sync.Mutex
 	rest []byte
@@ -75,142 +82,110 @@ func (l *lines) Write(p []byte) (int, error) {
 }
 
 // checkCounter counts a command as one test: it passes or it does not.
-type checkCounter struct{ lines }
-
-func newCheckCounter() counter {
-	return &checkCounter{lines{each: func(line []byte) { fmt.Printf("%s\n", line) }}}
+type checkCounter struct {
+	lines
+	last []string
 }
 
-func (*checkCounter) count(ended error) count {
-	if ended != nil {
-		return count{}.orOneFailure(ended)
+func newCheckCounter(out io.Writer) counter {
+	c := &checkCounter{}
+	c.each = func(line []byte) {
+		fmt.Fprintf(out, "%s\n", line)
+		c.last = append(c.last[max(0, len(c.last)-linesOfFailure+2):], string(line))
 	}
-	return count{passed: 1}
+	return c
+}
+
+func (*checkCounter) readsErrors() bool { return true }
+
+func (c *checkCounter) result(ended error) result {
+	if ended == nil {
+		return result{passed: 1}
+	}
+	// The end, for that is where compilers sum up.
+	return result{failures: []failure{{log: ended.Error() + "\n" + strings.Join(c.last, "\n"), never: "checks say the same each time"}}}
 }
 
 // cargoCounter sums the closing lines of `cargo test`, and notes which tests failed.
 type cargoCounter struct {
 	lines
-	got count
+	got              result
+	failed           []string
+	logs             map[string]*strings.Builder
+	section          *strings.Builder // of the test whose output is being read
+	slow             map[string]bool  // tests that were running after a minute
+	programs, closed int
+	log              strings.Builder
 }
 
 var (
+	cargoBegins = regexp.MustCompile(`^running \d+ tests?$`)
 	cargoResult = regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
-	cargoFailed = regexp.MustCompile(`^test (.+) \.\.\. FAILED$`)
+	cargoTested = regexp.MustCompile(`^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)$`)
+	cargoIsSlow = regexp.MustCompile(`^test (.+) has been running for over `)
+	cargoOutput = regexp.MustCompile(`^---- (.+) std(?:out|err) ----$`)
 )
 
-func newCargoCounter() counter {
-	c := &cargoCounter{}
+func newCargoCounter(out io.Writer) counter {
+	c := &cargoCounter{logs: map[string]*strings.Builder{}, slow: map[string]bool{}}
+	c.got.passes = map[string]bool{}
 	c.each = func(line []byte) {
-		fmt.Printf("%s\n", line)
-		if m := cargoResult.FindSubmatch(line); m != nil {
-			c.got.add(count{passed: number(m[1]), failed: number(m[2]), skipped: number(m[3])})
-		} else if m := cargoFailed.FindSubmatch(line); m != nil {
-			c.got.failures = append(c.got.failures, string(m[1]))
-		}
+		fmt.Fprintf(out, "%s\n", line)
+		c.log.Write(append(line, '\n'))
+		c.line(string(line))
 	}
 	return c
 }
 
-func (c *cargoCounter) count(ended error) count { return c.got.orOneFailure(ended) }
+func (*cargoCounter) readsErrors() bool { return true }
 
-func number(digits []byte) int {
-	n, _ := strconv.Atoi(string(digits)) // the pattern admits digits only
+func (c *cargoCounter) line(line string) {
+	if m := cargoOutput.FindStringSubmatch(line); m != nil {
+		c.section = &strings.Builder{}
+		c.logs[m[1]] = c.section
+	} else if m := cargoResult.FindStringSubmatch(line); m != nil {
+		c.section = nil
+		c.closed++
+		c.got.passed += number(m[1])
+		c.got.skipped += number(m[3])
+	} else if line == "failures:" || line == "successes:" {
+		c.section = nil
+	} else if c.section != nil {
+		c.section.WriteString(line + "\n")
+	} else if cargoBegins.MatchString(line) {
+		c.programs++
+	} else if m := cargoIsSlow.FindStringSubmatch(line); m != nil {
+		c.slow[m[1]] = true
+	} else if m := cargoTested.FindStringSubmatch(line); m != nil {
+		delete(c.slow, m[1])
+		if m[2] == "ok" {
+			c.got.passes[m[1]] = true
+		} else {
+			c.failed = append(c.failed, m[1])
+		}
+	}
+}
+
+func (c *cargoCounter) result(ended error) result {
+	got := c.got
+	for _, name := range c.failed {
+		log := ""
+		if c.logs[name] != nil {
+			log = c.logs[name].String()
+		}
+		got.failures = append(got.failures, failure{name: name, log: log, again: candidates{function: name}, never: neverOfRust(name, log)})
+	}
+	for name := range c.slow {
+		got.failures = append(got.failures, failure{name: name + " (did not end)", never: "a test program ended before all of its tests"})
+	}
+	if c.programs > c.closed && len(c.slow) == 0 {
+		got.failures = append(got.failures, failure{name: "a test program", log: "it ended before all of its tests", never: "programs that crash are not run again"})
+	}
+	got.log = c.log.String()
+	return got.orOneFailure(ended, "")
+}
+
+func number(digits string) int {
+	n, _ := strconv.Atoi(digits) // the pattern admits digits only
 	return n
-}
-
-// goCounter reads `go test -json`. It counts tests that have no subtests of
-// their own, prints one line for each that ends, and the whole output of those
-// that failed.
-type goCounter struct {
-	lines
-	output map[string]*bytes.Buffer
-	ended  map[string]string
-	began  map[string]string // how the output of those that failed begins
-}
-
-type goEvent struct {
-	Action, Package, Test, Output string
-	Elapsed                       float64
-}
-
-func newGoCounter() counter {
-	c := &goCounter{output: map[string]*bytes.Buffer{}, ended: map[string]string{}, began: map[string]string{}}
-	c.each = c.event
-	return c
-}
-
-func (c *goCounter) event(line []byte) {
-	var e goEvent
-	if json.Unmarshal(line, &e) != nil {
-		fmt.Printf("%s\n", line) // what the go command itself has to say
-		return
-	}
-	key := e.Package + " " + e.Test
-	switch e.Action {
-	case "output", "build-output":
-		if c.output[key] == nil {
-			c.output[key] = &bytes.Buffer{}
-		}
-		c.output[key].WriteString(e.Output)
-		if e.Action == "build-output" || strings.HasPrefix(e.Output, "panic:") {
-			fmt.Print(e.Output)
-		}
-	case "pass", "skip", "fail":
-		c.end(key, e)
-	}
-}
-
-// end notes how a test, or a whole package, ended.
-func (c *goCounter) end(key string, e goEvent) {
-	if e.Test != "" {
-		c.ended[key] = e.Action
-		fmt.Printf("%-4s %s %s (%.1fs)\n", strings.ToUpper(e.Action), shortPackage(e.Package), e.Test, e.Elapsed)
-	}
-	if out := c.output[key]; out != nil && e.Action == "fail" {
-		c.began[key] = beginning(out.String())
-	}
-	if out := c.output[key]; out != nil && (e.Action == "fail" || e.Action == "skip" && e.Test != "") {
-		printIndented(out)
-	}
-	delete(c.output, key)
-}
-
-// beginning is the first lines of a text.
-func beginning(text string) string {
-	all := strings.SplitAfterN(text, "\n", linesOfFailure+1)
-	return strings.TrimRight(strings.Join(all[:min(len(all), linesOfFailure)], ""), "\n")
-}
-
-func shortPackage(path string) string {
-	_, short, _ := strings.Cut(path, "/")
-	return short
-}
-
-func printIndented(out io.Reader) {
-	for scan := bufio.NewScanner(out); scan.Scan(); {
-		fmt.Fprintf(os.Stdout, "     %s\n", scan.Text())
-	}
-}
-
-func (c *goCounter) count(ended error) (got count) {
-	parents := map[string]bool{}
-	for key := range c.ended {
-		for i := strings.LastIndex(key, "/"); i > strings.Index(key, " "); i = strings.LastIndex(key[:i], "/") {
-			parents[key[:i]] = true
-		}
-	}
-	for key, how := range c.ended {
-		switch {
-		case parents[key]:
-		case how == "pass":
-			got.passed++
-		case how == "fail":
-			got.failed++
-			got.failures = append(got.failures, shortPackage(key)+"\n"+c.began[key])
-		default:
-			got.skipped++
-		}
-	}
-	return got.orOneFailure(ended)
 }

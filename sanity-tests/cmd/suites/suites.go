@@ -1,11 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -45,10 +45,19 @@ type suite struct {
 	name    string
 	dir     string // below the repository's root
 	command []string
-	counter func() counter
+	env     []string // beside that of this process
+	counter func(io.Writer) counter
 	needs   need
 	limit   time.Duration
 	tier    tier
+
+	// again is the command that runs the test with this key alone, rest the one that runs
+	// what is left of a package. Suites without them are not run again.
+	again func(key string) []string
+	rest  func(earlyEnd) []string
+	// hasLegs says that the subtests of a test function are each run again by themselves:
+	// functions that make everything ready for many long tests.
+	hasLegs bool
 }
 
 // only puts a suite into one of the two runs.
@@ -73,14 +82,22 @@ func (s suite) runsIn(all bool, turn string) bool {
 }
 
 // cargoTest runs four tests at once however few cores there are: most of their time they wait.
-var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--", "--test-threads=4"}
+// A program with a test that fails keeps no other from being run.
+var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--no-fail-fast", "--", "--test-threads=4"}
+
+func rust() suite {
+	return suite{name: "rust", dir: ".", command: cargoTest, counter: newCargoCounter, limit: 20 * time.Minute,
+		again: func(test string) []string {
+			return []string{"cargo", "test", "--locked", "--workspace", "--", "--show-output", "--exact", test}
+		}}
+}
 
 // suites are all there are, cheapest first: what is broken should show early.
 var suites = []suite{
 	check("rust format", nothing, "cargo", "fmt", "--all", "--check"),
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
 	check("go lints", nothing, "make", "lint-go"),
-	{"rust", ".", cargoTest, newCargoCounter, nothing, 20 * time.Minute, always},
+	rust(),
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
@@ -100,15 +117,15 @@ var suites = []suite{
 	only(sampled, goTest("offload, a sample", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/offload", "-args", "-sample")),
 	only(whole, goTest("offload, all", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
 	goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move"),
-	only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample")),
-	only(whole, goTest("faults, all", "sanity-tests", sharedLab, 60*time.Minute, "-parallel=6", "./e2e/faults")),
+	withLegs("", only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample"))),
+	withLegs("", only(whole, goTest("faults, all", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
 	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
-	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/driver", "-run", smokeTests))),
+	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
-	only(whole, goTest("liqo", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/liqo")),
+	only(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
 	only(whole, check("external storage build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
-	only(whole, goTest("external storage", "sanity-tests", sharedLab, 60*time.Minute, "./e2e/external")),
-	goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"),
+	withLegs("", only(whole, goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
+	withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity")),
 }
 
 // driverBuild is the suite whose program the suites after it use.
@@ -129,18 +146,77 @@ const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData
 
 // onRelease is the suite with a release of the driver in the lab. What is installed next replaces it.
 func onRelease(s suite) suite {
-	s.command = append([]string{"env", driver.BinaryVariable + "=", driver.ProfileVariable + "=release"}, s.command...)
+	s.env = []string{driver.BinaryVariable + "=", driver.ProfileVariable + "=release"}
 	return s
 }
 
 // check is a command that counts as one test.
 func check(name string, needs need, command ...string) suite {
-	return suite{name, ".", command, newCheckCounter, needs, 40 * time.Minute, always}
+	return suite{name: name, dir: ".", command: command, counter: newCheckCounter, needs: needs, limit: 40 * time.Minute}
 }
 
+// compiling is the time that a Go suite has beside its tests. They are stopped by go, or
+// nothing would say which were running; the whole suite is, when that did not help.
+const compiling = 2 * time.Minute
+
+// goTest is a suite of Go packages: first come flags of go, then packages, then -args.
 func goTest(name, dir string, needs need, limit time.Duration, args ...string) suite {
-	command := slices.Concat([]string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}, args)
-	return suite{name, dir, command, newGoCounter, needs, limit, always}
+	firstPackage := max(0, slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") }))
+	afterPackages := slices.Index(args, "-args")
+	if afterPackages < 0 {
+		afterPackages = len(args)
+	}
+	command := func(pattern, value string, packages ...string) []string {
+		base := []string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}
+		if pattern != "" {
+			base = append(base, pattern, value)
+		}
+		return slices.Concat(base, args[:firstPackage], packages, args[afterPackages:])
+	}
+	return suite{
+		name: name, dir: dir, command: command("", "", args[firstPackage:afterPackages]...),
+		counter: newGoCounter, needs: needs, limit: limit + compiling,
+		again: func(key string) []string {
+			pkg, test, _ := strings.Cut(key, " ")
+			return command("-run", pattern(test), pkg)
+		},
+		rest: func(end earlyEnd) []string {
+			return command("-skip", anyOf(end.begun), end.pkg)
+		},
+	}
+}
+
+// pattern selects one test, or all subtests of one.
+func pattern(test string) string {
+	parts := strings.Split(test, "/")
+	for i, part := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+	}
+	return strings.Join(parts, "/")
+}
+
+// anyOf matches functions, which have no character that means something in a pattern.
+func anyOf(functions []string) string { return "^(" + strings.Join(functions, "|") + ")$" }
+
+// withLegs has each subtest of the suite's functions run again by itself. Where the
+// function does all the work before it has subtests, selects is the flag of the test
+// program that names the one to do.
+func withLegs(selects string, s suite) suite {
+	again := s.again
+	s.hasLegs = true
+	s.again = func(key string) []string {
+		command := again(key)
+		_, test, _ := strings.Cut(key, " ")
+		_, leg, isLeg := strings.Cut(test, "/")
+		if !isLeg || selects == "" {
+			return command
+		}
+		if !slices.Contains(command, "-args") {
+			command = append(command, "-args")
+		}
+		return append(command, selects+"="+leg)
+	}
+	return s
 }
 
 // allBut lists the packages of the module this runs in, without those whose path
@@ -151,14 +227,6 @@ func allBut(part string) []string {
 		return []string{"./..."} // go test will say what is wrong
 	}
 	return slices.DeleteFunc(strings.Fields(string(out)), func(path string) bool { return strings.Contains(path, part) })
-}
-
-// obstacle says why the suite cannot run here, or nothing.
-func (s suite) obstacle() string {
-	if s.needs != nothing && os.Geteuid() != 0 {
-		return "needs root (network namespaces, mounts)"
-	}
-	return ""
 }
 
 // selected are the suites of one run whose names contain the text. Suites that are
@@ -177,25 +245,11 @@ func turnOf(seed int64) string {
 	return inTurns[sample.Part(seed, len(inTurns))].name
 }
 
-func labUp(ctx context.Context, root string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
-	defer cancel()
-	return lab(ctx, root, "up")
-}
-
-func labDown(root string) error {
-	// Not the caller's context: cleaning up is most needed when that is over.
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	return lab(ctx, root, "down")
-}
-
-func lab(ctx context.Context, root, verb string) error {
-	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/lab", verb)
-	cmd.Dir = filepath.Join(root, "sanity-tests")
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("lab %s: %w", verb, err)
+// startingFrom leaves out what comes before the first suite whose name contains the text.
+func startingFrom(text string, todo []suite) ([]suite, error) {
+	first := slices.IndexFunc(todo, func(s suite) bool { return strings.Contains(s.name, text) })
+	if first < 0 && text != "" {
+		return nil, fmt.Errorf("no suite to start from has %q in its name (-list shows them)", text)
 	}
-	return nil
+	return todo[max(0, first):], nil
 }

@@ -45,3 +45,24 @@ func TestSuitesInTurnAreAllRun(t *testing.T) {
 		}
 	}
 }
+
+func TestEverySuiteEndsWithinAnHour(t *testing.T) {
+	for _, s := range suites {
+		if s.limit >= mostOfASuite {
+			t.Errorf("%s may take %s", s.name, s.limit)
+		}
+	}
+}
+
+func TestStartingFromASuite(t *testing.T) {
+	todo := []suite{{name: "a"}, {name: "faults, a sample"}, {name: "faults, all"}, {name: "z"}}
+	for text, want := range map[string][]string{"": {"a", "faults, a sample", "faults, all", "z"}, "faults": {"faults, a sample", "faults, all", "z"}} {
+		got, err := startingFrom(text, todo)
+		if err != nil || !slices.Equal(names(got), want) {
+			t.Errorf("from %q: %v, %v", text, names(got), err)
+		}
+	}
+	if _, err := startingFrom("no such", todo); err == nil {
+		t.Error("a name that no suite has is taken")
+	}
+}

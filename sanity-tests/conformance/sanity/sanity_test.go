@@ -3,6 +3,7 @@ package sanity
 import (
 	"context"
 	"errors"
+	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,9 @@ var setups = []struct{ name, accessType, realClass string }{
 	{"block", "block", "reference"},
 }
 
+// only is for running one set-up again, after it failed.
+var only = flag.String("setup", "", "name of the only set-up to run, instead of all")
+
 func TestDriver(t *testing.T) {
 	found, err := find(t.Context(), t.TempDir())
 	if errors.Is(err, clusters.ErrNoLab) {
@@ -36,6 +40,9 @@ func TestDriver(t *testing.T) {
 	}
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	for _, setup := range setups {
+		if *only != "" && setup.name != *only {
+			continue
+		}
 		config := sanity.NewTestConfig()
 		config.Address = "unix://" + found.nodeSocket()
 		config.ControllerAddress = "unix://" + found.controller
@@ -47,7 +54,7 @@ func TestDriver(t *testing.T) {
 		ginkgo.Describe(setup.name, ginkgo.Ordered, ginkgo.ContinueOnFailure, func() {
 			ginkgo.AfterAll(func(ctx context.Context) {
 				gomega.Eventually(found.leftovers).WithContext(ctx).WithTimeout(time.Minute).Should(gomega.BeEmpty(),
-					"things left behind")
+					"VIOLATED: things left behind")
 			})
 			sanity.GinkgoTest(&config)
 		})
@@ -59,15 +66,25 @@ func TestDriver(t *testing.T) {
 	tell(t, report)
 }
 
-// tell makes each spec a test of its own, so that whoever counts tests counts
-// them, and sums them up.
+// tell makes each spec a test of its own, below its set-up, so that whoever counts tests
+// counts them, and sums them up.
 func tell(t *testing.T, report types.Report) {
-	var passed, failed, skipped int
-	for _, spec := range report.SpecReports {
-		if spec.LeafNodeType != types.NodeTypeIt {
+	for _, setup := range setups {
+		if *only != "" && setup.name != *only {
 			continue
 		}
-		t.Run(strings.ReplaceAll(spec.FullText(), "/", "|"), func(t *testing.T) {
+		t.Run(setup.name, func(t *testing.T) { tellOf(t, setup.name, report) })
+	}
+}
+
+func tellOf(t *testing.T, setup string, report types.Report) {
+	var passed, failed, skipped int
+	for _, spec := range report.SpecReports {
+		if spec.LeafNodeType != types.NodeTypeIt || spec.ContainerHierarchyTexts[0] != setup {
+			continue
+		}
+		text := strings.TrimPrefix(spec.FullText(), setup+" ")
+		t.Run(strings.ReplaceAll(text, "/", "|"), func(t *testing.T) {
 			switch {
 			case spec.State.Is(types.SpecStateFailureStates):
 				failed++

@@ -169,6 +169,7 @@ func (w *walk) report(t *testing.T) {
 		t.Fatalf("list the crash points, which releases do not have: %v", err)
 	}
 	points := strings.Fields(string(all))
+	legFailed := t.Failed()
 	for _, point := range points {
 		if *user.Sampled && !slices.Contains(w.hit, point) {
 			continue
@@ -176,6 +177,9 @@ func (w *walk) report(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			if slices.Contains(unreached, point) && !slices.Contains(w.hit, point) {
 				t.Skip("no leg gets there yet")
+			}
+			if !slices.Contains(w.hit, point) && legFailed {
+				t.Skip("a leg failed, which may be the one that gets there: it waits for its points when it is run again")
 			}
 			if !slices.Contains(w.hit, point) {
 				t.Error("nobody died here")

@@ -15,7 +15,7 @@ import (
 const sampleParts = 7
 
 var (
-	seedFlag = flag.Int64("seed", 0, "seed of the kills and of the sample; else "+sample.SeedVariable+", else made of the commit that is checked out")
+	seedFlag = flag.Int64("seed", 0, "seed of the kills and of the sample; else "+sample.SeedVariable+", else the number of commits in the history")
 	cycles   = flag.Int("cycles", 50, "volumes that live among kills; a sample has a quarter of them")
 )
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Sampled is whether a run leaves tests out. Which ones follows from the seed.
-var Sampled = flag.Bool("sample", false, "leave out some of the tests; which ones follows from the seed ("+sample.SeedVariable+", else the commit that is checked out)")
+var Sampled = flag.Bool("sample", false, "leave out some of the tests; which ones follows from the seed ("+sample.SeedVariable+", else the number of commits in the history)")
 
 // LeaveOut skips a test whose turn is with one sample in so many, unless it is its turn.
 func LeaveOut(t *testing.T, parts int) {

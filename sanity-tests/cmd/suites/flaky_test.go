@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestFlakyListIsRead(t *testing.T) {
+	got, err := parseFlaky("# people read this\n\ndriver, a sample\tsanity-tests/e2e/driver TestA/b\t350\nrust\ta::b\t351\n")
+	if want := []flakyTest{{"driver, a sample", "sanity-tests/e2e/driver TestA/b", 350}, {"rust", "a::b", 351}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if old := tooOld(got, 450); len(old) != 0 {
+		t.Errorf("after 100 commits there are too old: %v", old)
+	}
+	if old := tooOld(got, 451); !slices.Equal(old, got[:1]) {
+		t.Errorf("after 101 commits there are too old: %v", old)
+	}
+	if line := got[1].String(); line != "rust\ta::b\t351" {
+		t.Errorf("the line is %q", line)
+	}
+}
+
+func TestFlakyListIsRefused(t *testing.T) {
+	for _, text := range []string{"rust a::b 350", "rust\ta::b", "rust\ta::b\tsoon", "rust\ta::b\t0", "\ta::b\t350", "rust\ta::b\t350\tx"} {
+		if _, err := parseFlaky(text); err == nil {
+			t.Errorf("%q is taken", text)
+		}
+	}
+}
+
+func TestOldEntryMakesTheRunRed(t *testing.T) {
+	list := filepath.Join(t.TempDir(), flakyFile)
+	if err := os.WriteFile(list, []byte("rust\ta::b\t349\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, out := newRunner(t)
+	r.checkFlaky(list)
+	r.run(t.Context(), []suite{ok("a")})
+	r.closing()
+	if r.sum() {
+		t.Error("it is green")
+	}
+	wantLines(t, out, "FAILED flaky.txt", "rust: a::b has been flaky since commit 349, this is 450", "1 passed, 1 failed, 0 skipped")
+}
+
+// The list in the repository is one that the runner can read.
+func TestFlakyListOfTheRepository(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", flakyFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parseFlaky(string(text)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKnownFlakyTestIsNotToBeAddedAgain(t *testing.T) {
+	r, out := newRunner(t)
+	r.known = []flakyTest{{"flaky", "p A", 440}}
+	r.run(t.Context(), []suite{fake("flaky", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")})})
+	r.closing()
+	wantLines(t, out, "FLAKY flaky: p A: failed, and passed")
+	wantNone(t, out, "add this line")
+}
