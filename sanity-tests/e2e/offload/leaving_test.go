@@ -48,7 +48,9 @@ func TestUnoffloadingBringsPodsHome(t *testing.T) {
 // Whatever deletes the node: what its administrators had set on it is on the next one, and what runs
 // there runs on.
 func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
-	n, _ := offloadedTenant(t)
+	// Alone: pods of other tests would be on that node.
+	n := newTenantAlone(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	n.Pod("web", "", bare)
 	before := n.WaitReady("web")
 	nodes := n.Client.CoreV1().Nodes()
