@@ -2,7 +2,6 @@ package offload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -15,8 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -36,7 +33,6 @@ type witness struct {
 	ran   map[string][]string
 }
 
-// watch goes on where a watch was interrupted, so that no pod comes and goes unseen.
 func (w *witness) watch(ctx context.Context, remote *user.Namespace) error {
 	pods := remote.Client.CoreV1().Pods(remote.Name)
 	all, err := pods.List(ctx, metav1.ListOptions{})
@@ -46,26 +42,11 @@ func (w *witness) watch(ctx context.Context, remote *user.Namespace) error {
 	for _, pod := range all.Items {
 		w.note(&pod)
 	}
-	events, err := watchtools.NewRetryWatcherWithContext(ctx, all.ResourceVersion, &cache.ListWatch{
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return pods.Watch(ctx, options)
-		},
-	})
-	if err != nil {
-		return err
-	}
-	for event := range events.ResultChan() {
-		switch object := event.Object.(type) {
-		case *corev1.Pod:
-			w.note(object)
-		case *metav1.Status:
-			return apierrors.FromObject(object)
+	return user.Watch(ctx, all.ResourceVersion, pods.Watch, func(event watch.Event) {
+		if pod, is := event.Object.(*corev1.Pod); is {
+			w.note(pod)
 		}
-	}
-	if ctx.Err() == nil {
-		return errors.New("the watch has ended")
-	}
-	return nil
+	})
 }
 
 func (w *witness) note(pod *corev1.Pod) {
