@@ -62,6 +62,18 @@ func offloaded(t *testing.T) *pair {
 	t.Helper()
 	user.LeaveOut(t, parts)
 	t.Parallel()
+	return offloadedPair(t)
+}
+
+// offloadedAlone is offloaded for tests beside which nothing may run.
+func offloadedAlone(t *testing.T) *pair {
+	t.Helper()
+	user.LeaveOut(t, parts)
+	return offloadedPair(t)
+}
+
+func offloadedPair(t *testing.T) *pair {
+	t.Helper()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
 	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: remote}
