@@ -41,6 +41,9 @@ func runReleaseUntil(ctx context.Context, t *testing.T, n *user.Namespace, claim
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
+	// None has a --timeout that is longer than Patience.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
 	return string(out), err

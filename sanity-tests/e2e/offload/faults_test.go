@@ -72,7 +72,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(context.WithoutCancel(t.Context()), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
 
 	seen := witness{ran: map[string][]string{}}
 	watching, stop := context.WithCancel(t.Context())

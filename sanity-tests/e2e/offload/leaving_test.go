@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -57,7 +58,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 	label := func(value string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"team":%s}}}`, value)
-		if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := nodes.Patch(user.Afterwards(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -260,7 +260,7 @@ func runs(t *testing.T, home, there *clusters.Cluster, region, node string) runn
 	}
 	remote.Apply(metricsKind)
 	t.Cleanup(func() {
-		command := exec.Command(there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
+		command := exec.CommandContext(user.Afterwards(t), there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
 		if out, err := command.CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -390,7 +390,7 @@ func (r running) isReachedUntilTheEnd(cluster string) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := budgets.Delete(context.WithoutCancel(t.Context()), budget.Name, metav1.DeleteOptions{}); err != nil {
+		if err := budgets.Delete(user.Afterwards(t), budget.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -21,6 +21,13 @@ import (
 // that run these tests are small and busy.
 const Patience = 4 * time.Minute
 
+// Afterwards is a context for what is done when a test is over, whose own context has ended then.
+func Afterwards(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // Namespace is a test's own corner of a cluster.
 type Namespace struct {
 	Name    string
