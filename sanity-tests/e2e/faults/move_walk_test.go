@@ -99,6 +99,8 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
 	if err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// The move has seen it before the users are gone, and would be committed.
+	b.here.WaitMove(aMove, "Returning")
 	b.here.DeleteSet("user")
 	b.here.WaitGone("pvc", "data")
 	w.carriedOut(t, b.here, controller)
