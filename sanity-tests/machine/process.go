@@ -199,9 +199,18 @@ func LastLines(name string, count int) string {
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }
 
+// untilLimit is how long is waited if the caller sets no limit: callers detach from the context of a test
+// what other tests use as well.
+const untilLimit = 10 * time.Minute
+
 // Until waits for a condition, asking often; when ctx ends first, the error
 // tells what was waited for and what the last attempt said.
 func Until(ctx context.Context, what string, condition func() error) error {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, untilLimit)
+		defer cancel()
+	}
 	for {
 		err := condition()
 		if err == nil {

@@ -10,10 +10,13 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/nodes"
@@ -86,9 +89,17 @@ func losetup(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// wiper is the claim that a volume names while it is wiped, so that it is nobody's: there is no such claim.
+const wiper = "being-wiped"
+
+// recycling is held by the one test of this process that recycles; others run beside it.
+var recycling sync.Mutex
+
 // RecycleStatic makes released volumes of the class static-local available
 // again, empty, as an administrator would.
 func RecycleStatic(ctx context.Context, cluster *clusters.Cluster) error {
+	recycling.Lock()
+	defer recycling.Unlock()
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -98,19 +109,47 @@ func RecycleStatic(ctx context.Context, cluster *clusters.Cluster) error {
 		return fmt.Errorf("list volumes: %w", err)
 	}
 	for _, volume := range volumes.Items {
-		if volume.Spec.StorageClassName != staticClass || volume.Status.Phase != corev1.VolumeReleased {
+		if volume.Spec.StorageClassName != staticClass || volume.Spec.ClaimRef == nil {
 			continue
 		}
-		if err := wipe(cluster, &volume); err != nil {
-			return fmt.Errorf("recycle volume %s: %w", volume.Name, err)
-		}
-		// The resource version makes sure that nothing has changed since.
-		patch := fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"claimRef":null}}`, volume.ResourceVersion)
-		if _, err := client.CoreV1().PersistentVolumes().Patch(ctx, volume.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		if err := recycle(ctx, client, cluster, &volume); err != nil {
 			return fmt.Errorf("recycle volume %s: %w", volume.Name, err)
 		}
 	}
 	return nil
+}
+
+// recycle wipes a volume if its claim is gone, after it has made sure that no claim can get it meanwhile.
+func recycle(ctx context.Context, client kubernetes.Interface, cluster *clusters.Cluster, volume *corev1.PersistentVolume) error {
+	all, of := client.CoreV1().PersistentVolumes(), volume.Spec.ClaimRef
+	if of.Name != wiper {
+		if volume.Status.Phase != corev1.VolumeReleased {
+			return nil
+		}
+		// Its phase may be of before it got its claim.
+		claim, err := client.CoreV1().PersistentVolumeClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		if err == nil && claim.UID == of.UID {
+			return nil
+		}
+		// The resource version makes sure that nothing has changed since.
+		take := fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"claimRef":{"namespace":%q,"name":%q,"uid":null,"resourceVersion":null}}}`,
+			volume.ResourceVersion, metav1.NamespaceDefault, wiper)
+		_, err = all.Patch(ctx, volume.Name, types.MergePatchType, []byte(take), metav1.PatchOptions{})
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return nil // somebody else has it
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := wipe(cluster, volume); err != nil {
+		return err
+	}
+	_, err := all.Patch(ctx, volume.Name, types.MergePatchType, []byte(`{"spec":{"claimRef":null}}`), metav1.PatchOptions{})
+	return err
 }
 
 func wipe(cluster *clusters.Cluster, volume *corev1.PersistentVolume) error {

@@ -115,21 +115,25 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	}
 }
 
-// logsOfTheDriver are the logs of all containers of its pods, by pod.
-func logsOfTheDriver(t *testing.T, n *user.Namespace) map[string]string {
+// logsOfTheDriver are the logs of all containers of its controllers and node plugins, by pod. Movers and
+// relays, which come and go with the tests beside this one, are given no secret of a class.
+func logsOfTheDriver(t *testing.T, n *user.Namespace) (logs map[string]string) {
 	t.Helper()
-	pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	logs := map[string]string{}
-	for _, pod := range pods.Items {
-		log, err := n.Kubectl("logs", "--namespace", pod.Namespace, pod.Name, "--all-containers")
+	n.Eventually("the logs of the driver to be readable", func(ctx context.Context) (string, error) {
+		logs = map[string]string{}
+		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: "app.kubernetes.io/component in (controller,node)",
+		})
 		if err != nil {
-			t.Fatal(err)
+			return "", err
 		}
-		logs[pod.Name] = log
-	}
+		for _, pod := range pods.Items {
+			if logs[pod.Name], err = n.Kubectl("logs", "--namespace", pod.Namespace, pod.Name, "--all-containers"); err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	})
 	return logs
 }
 

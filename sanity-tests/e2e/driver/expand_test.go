@@ -298,7 +298,7 @@ func limitTwins(t *testing.T, n *user.Namespace, class, most string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := quotas.Delete(context.WithoutCancel(t.Context()), n.Name, metav1.DeleteOptions{}); err != nil {
+		if err := quotas.Delete(user.Afterwards(t), n.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -28,7 +28,9 @@ func runSnapshotImport(t *testing.T, n *user.Namespace, snapshot string, args ..
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
-	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
 	return string(out), err
 }

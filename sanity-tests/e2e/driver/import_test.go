@@ -28,15 +28,24 @@ const (
 // runImport runs the command as an administrator would.
 func runImport(t *testing.T, n *user.Namespace, claim string, args ...string) (string, error) {
 	t.Helper()
+	return runImportUntil(t.Context(), t, n, claim, args...)
+}
+
+// runImportUntil kills the command when ctx ends.
+func runImportUntil(ctx context.Context, t *testing.T, n *user.Namespace, claim string, args ...string) (string, error) {
+	t.Helper()
 	program, err := driver.Compile(t.Context())
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	args = append([]string{"import", "pvc", n.Name + "/" + claim, "--kubeconfig", n.Cluster.Kubeconfig()}, args...)
 	if !slices.Contains(args, "--timeout") {
 		args = append(args, "--timeout", "3m")
 	}
-	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	// None has a --timeout that is longer than Patience.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:3], " "), err, out)
 	return string(out), err
 }
@@ -400,13 +409,7 @@ func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
 		_, err := runImport(t, n, "data", "--class", "liqo-reference")
 		done <- err
 	}()
-	n.Eventually("the claim is made anew", func(ctx context.Context) (string, error) {
-		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, "data", metav1.GetOptions{})
-		if err != nil || claim.Annotations[adopt] != real.Name {
-			return "it is not", err
-		}
-		return "", nil
-	})
+	waitMadeAnew(n, "data", real.Name)
 	n.Pod("early", "data")
 	restart()
 	if err := <-done; err != nil {
@@ -426,7 +429,10 @@ func TestClaimDeletedBeforeItsImportEndsKeepsItsData(t *testing.T) {
 	n := homeAlone(t)
 	sum, real := filled(t, n, "data", "reference")
 	restart := withoutControllers(t, n)
-	if out, err := runImport(t, n, "data", "--class", "liqo-reference", "--timeout", "5s"); err == nil || !strings.Contains(out, "The data is safe") {
+	class := []string{"--class", "liqo-reference"}
+	// It gets as far as it can and is ended there; run again, it waits, however short its time is.
+	interrupted(t, func(ctx context.Context) { _, _ = runImportUntil(ctx, t, n, "data", class...) }, func() { waitMadeAnew(n, "data", real.Name) })
+	if out, err := runImport(t, n, "data", append(class, "--timeout", "5s")...); err == nil || !strings.Contains(out, "The data is safe") {
 		t.Fatalf("an import ended without a controller: %v: %s", err, out)
 	}
 	if out, _ := look(t, n, "doctor"); !strings.Contains(out, "import pvc "+n.Name+"/data") {
@@ -451,6 +457,17 @@ func TestClaimDeletedBeforeItsImportEndsKeepsItsData(t *testing.T) {
 	wantSum(t, n, "after", "data", sum)
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
+}
+
+// waitMadeAnew waits until an import has made the claim that is to get this volume.
+func waitMadeAnew(n *user.Namespace, name, volume string) {
+	n.Eventually("the claim is made anew", func(ctx context.Context) (string, error) {
+		claim, err := n.Client.CoreV1().PersistentVolumeClaims(n.Name).Get(ctx, name, metav1.GetOptions{})
+		if err != nil || claim.Annotations[adopt] != volume {
+			return "it is not", err
+		}
+		return "", nil
+	})
 }
 
 // withoutControllers takes the driver's controllers away until restart is called.

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os/exec"
 	"strings"
@@ -22,7 +23,9 @@ func look(t *testing.T, n *user.Namespace, args ...string) (stdout string, exit 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
+	ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
 	var errors bytes.Buffer
 	cmd.Stderr = &errors
 	out, err := cmd.Output()

@@ -166,17 +166,24 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 	n.Exec("user", "echo precious > /data/file")
 	found := n.Follow("data")
 	*kept = found
+	waitRetained := n.PolicyEverWas(t, found.Real, corev1.PersistentVolumeReclaimRetain)
 	err := n.Client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).Delete(t.Context(), found.Twin.Name, metav1.DeleteOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.WaitEvent("data", found.Twin.Name)
-	n.Eventually("the real volume is kept", func(ctx context.Context) (string, error) {
-		real, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, found.Real.Name, metav1.GetOptions{})
-		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
-			return "", err
+	waitRetained()
+	n.Eventually("another twin has the real volume, which is reclaimed as before", func(ctx context.Context) (string, error) {
+		now, err := n.Behind(ctx, "data")
+		if err != nil || now.Twin == nil || now.Real == nil {
+			return "there is no twin with a volume", err
 		}
-		return "its reclaim policy is " + string(real.Spec.PersistentVolumeReclaimPolicy), nil
+		if now.Twin.UID == found.Twin.UID || now.Twin.Status.Phase != corev1.ClaimBound || now.Real.UID != found.Real.UID ||
+			now.Real.Spec.PersistentVolumeReclaimPolicy != found.Real.Spec.PersistentVolumeReclaimPolicy {
+			return fmt.Sprintf("twin %s is %s, with the volume %s (%s)", now.Twin.UID, now.Twin.Status.Phase, now.Real.Name,
+				now.Real.Spec.PersistentVolumeReclaimPolicy), nil
+		}
+		return "", nil
 	})
 	if got := n.Exec("user", "cat /data/file"); got != "precious" {
 		t.Errorf("read %q", got)

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -124,7 +123,7 @@ func twoNodes(t *testing.T, n *user.Namespace) (last, first *nodes.Node) {
 func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
-	_, err := n.Client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := n.Client.CoreV1().Nodes().Patch(user.Afterwards(t), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,16 +53,24 @@ func beside(t *testing.T, n *user.Namespace, data *corev1.PersistentVolume) {
 // attachments are those of one driver to a node, ours and the real one's.
 func attachments(t *testing.T, n *user.Namespace, volumes ...string) (names []string) {
 	t.Helper()
-	found, err := n.Client.StorageV1().VolumeAttachments().List(t.Context(), metav1.ListOptions{})
+	n.Eventually("the attachments to be readable", func(ctx context.Context) (missing string, err error) {
+		names, err = readAttachments(ctx, n, volumes...)
+		return "", err
+	})
+	return names
+}
+
+func readAttachments(ctx context.Context, n *user.Namespace, volumes ...string) (names []string, err error) {
+	found, err := n.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for _, one := range found.Items {
 		if name := one.Spec.Source.PersistentVolumeName; name != nil && slices.Contains(volumes, *name) {
 			names = append(names, one.Name)
 		}
 	}
-	return names
+	return names, nil
 }
 
 // Somebody reads a volume beside its pods, as a move does, by a second PersistentVolume. The
@@ -124,11 +133,9 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 				n.Exec("user", fmt.Sprintf(write, "last"))
 
 				n.DeletePod("user")
-				n.Eventually("nothing is attached any more", func(context.Context) (string, error) {
-					if left := attachments(t, n, v.Object.Name, v.Real.Name); len(left) > 0 {
-						return fmt.Sprint(left), nil
-					}
-					return "", nil
+				n.Eventually("nothing is attached any more", func(ctx context.Context) (string, error) {
+					left, err := readAttachments(ctx, n, v.Object.Name, v.Real.Name)
+					return strings.Join(left, ", "), err
 				})
 				real, err := n.Client.CoreV1().PersistentVolumes().Get(t.Context(), v.Real.Name, metav1.GetOptions{})
 				if err != nil {

@@ -126,14 +126,20 @@ func (w *walk) retained(t *testing.T, n *user.Namespace) {
 func (w *walk) refused(t *testing.T, n *user.Namespace) {
 	controller := w.onController(t, n, both("withdraw"))
 	remove, err := storage.BackendOf(w.cluster, storage.Local).AddFault(storage.Fault{
-		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now", Times: 3,
+		RPC: "CreateVolume", Match: "liqo-storage/", Code: "ResourceExhausted", Message: "full, for now",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = remove() })
-	live(t, n, "liqo-reference-local")
+	// The fault stays until the controller has died at both points: a twin that gets its volume while the
+	// controller is dead is not withdrawn.
+	born(n, "liqo-reference-local")
 	w.carriedOut(t, n, controller)
+	if err := remove(); err != nil {
+		t.Fatal(err)
+	}
+	lived(t, n)
 }
 
 // Without kube-controller-manager a reserved volume is never bound, and a claim

@@ -48,7 +48,9 @@ func newTransferCommand(t *testing.T, n *user.Namespace, verb ...string) *transf
 func (c *transferCommand) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	args = slices.Concat(c.verb, []string{c.n.Name + "/" + c.name, "--kubeconfig", c.n.Cluster.Kubeconfig()}, args)
-	command := exec.CommandContext(t.Context(), c.program, args...)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*user.Patience)
+	defer cancel()
+	command := exec.CommandContext(ctx, c.program, args...)
 	command.Env = append(os.Environ(), "LIQO_CSI_CRASH_ORDERS="+c.orders)
 	out, err := command.CombinedOutput()
 	t.Logf("liqo-csi %s: %v\n%s", strings.Join(args[:len(c.verb)+1], " "), err, out)

@@ -29,13 +29,17 @@ var victims = []string{
 	"node/driver", "controller/driver", "controller/csi-provisioner", "controller/csi-attacher",
 }
 
+// killsPerVolume is how many kills there are at most for each volume. A machine on which the volumes
+// take longer does not see more of them: its volumes end in peace.
+const killsPerVolume = 3
+
 // Everything that takes part in the life of a volume is killed at random
 // moments: controllers, node plugins, sidecars, kubelets, kube-controller-manager.
 func TestLifeAmongKills(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	accounted(t, cluster)
-	killer := startKiller(t, cluster, seed())
+	killer := startKiller(t, cluster, seed(), killsPerVolume*volumes())
 
 	classes := []string{"liqo-reference", "liqo-reference-attach", "liqo-reference-local", "liqo-reference-ext4", "liqo-local-path"}
 	t.Run(fmt.Sprintf("volumes with seed %d", seed()), func(t *testing.T) {
@@ -57,7 +61,7 @@ func TestLifeAmongKills(t *testing.T) {
 	}
 }
 
-// killer kills one thing after the other until it is stopped.
+// killer kills one thing after the other until it is stopped, or has killed enough.
 type killer struct {
 	cluster *clusters.Cluster
 	client  kubernetes.Interface
@@ -70,7 +74,7 @@ type killer struct {
 	kills  map[string]int
 }
 
-func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64) *killer {
+func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) *killer {
 	t.Helper()
 	client, err := cluster.Client()
 	if err != nil {
@@ -80,10 +84,11 @@ func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64) *killer {
 	k := &killer{cluster: cluster, client: client, random: rand.New(rand.NewPCG(uint64(seed), 0)), cancel: cancel, kills: map[string]int{}}
 	t.Cleanup(func() { k.stop() })
 	k.done.Go(func() {
-		for ctx.Err() == nil {
+		for killed := 0; ctx.Err() == nil && (killed < most || len(k.kills) < len(victims)); {
 			victim, err := k.strike(ctx)
 			switch {
 			case err == nil:
+				killed++
 				k.kills[victim]++
 			case ctx.Err() == nil:
 				t.Logf("killing %s: %v", victim, err)
@@ -115,7 +120,9 @@ func (k *killer) strike(ctx context.Context) (victim string, err error) {
 	component, container, isContainer := strings.Cut(victim, "/")
 	if !isContainer {
 		// Not the test's context: what is killed is also started again.
-		return victim, k.restart(context.WithoutCancel(ctx), victim)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), user.Patience)
+		defer cancel()
+		return victim, k.restart(ctx, victim)
 	}
 	running, err := k.running(ctx, component, container)
 	if err == nil && len(running) == 0 {

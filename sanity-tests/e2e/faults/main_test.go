@@ -123,15 +123,27 @@ func read(t *testing.T, n *user.Namespace, pod, word string) {
 // live is the life of a volume: a pod writes, another one reads, the claim goes.
 func live(t *testing.T, n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
 	t.Helper()
-	// Not by force: kubelet then forgets mounts of pods that it cannot look up any
-	// more, when the node plugin dies at that moment (docs/troubleshooting.md).
-	edits = append(edits, func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(1)) })
+	born(n, class, edits...)
+	lived(t, n, edits...)
+}
+
+// born is the begin of live: the claim, and the pod that will write.
+func born(n *user.Namespace, class string, edits ...func(*corev1.Pod)) {
 	n.Claim("data", class, "64Mi")
-	n.Pod("writer", "data", edits...)
+	n.Pod("writer", "data", append(edits, gently)...)
+}
+
+// gently has pods not end by force: kubelet then forgets mounts of pods that it cannot look up any
+// more, when the node plugin dies at that moment (docs/troubleshooting.md).
+func gently(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(1)) }
+
+// lived is what follows.
+func lived(t *testing.T, n *user.Namespace, edits ...func(*corev1.Pod)) {
+	t.Helper()
 	n.WaitReady("writer")
 	write(n, "writer", n.Name)
 	n.DeletePod("writer")
-	n.Pod("reader", "data", edits...)
+	n.Pod("reader", "data", append(edits, gently)...)
 	n.WaitReady("reader")
 	read(t, n, "reader", n.Name)
 	n.DeletePod("reader")

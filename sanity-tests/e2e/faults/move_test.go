@@ -3,10 +3,12 @@ package faults
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
@@ -14,22 +16,33 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// slowly is a move whose first pass takes some twenty seconds, and whose users are sent away.
+// slowly is a move whose first pass takes some twenty seconds. Its users stay until the cut-over is
+// asked for, however long that pass takes.
 func (b *neighbour) slowly() {
-	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, transport: {bandwidth: 1Mi}")
+	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, transport: {bandwidth: 1Mi}")
+	b.here.WaitMove(aMove, "Copying", "Ready")
+}
+
+// drained asks for the cut-over, and waits until the users are sent away. They are stubborn: the move
+// stays there until they are ended.
+func (b *neighbour) drained(volume *corev1.PersistentVolume) {
+	b.here.WaitMove(aMove, "Ready")
+	b.here.EditMove(aMove, `{"cutover":{"requested":true}}`)
+	b.gated(volume)
 }
 
 // A link that is cut for longer than every timeout, while data is copied and while users go,
 // delays a move and changes nothing else.
 func cutWhileMoved(t *testing.T, b *neighbour) {
 	pod, sum := b.muchToMove(t)
+	volume := b.here.Follow("data").Object
 	b.slowly()
-	b.here.WaitMove(aMove, "Copying")
 	heal := cut(t)
 	b.lasting(t, "the pod runs on", b.runsOn(pod))
 	heal()
-	b.here.WaitMove(aMove, "Draining", "Finishing")
+	b.drained(volume)
 	heal = cut(t)
+	b.here.EndPod(pod)
 	b.lasting(t, "the move has not ended", func(context.Context) (string, error) {
 		phase, err := b.here.Kubectl("get", "volumemove", aMove, "-o", "jsonpath={.status.phase}")
 		if phase == "Retaining" || phase == "Failed" {
@@ -45,8 +58,8 @@ func cutWhileMoved(t *testing.T, b *neighbour) {
 // are away: the move goes on where it was.
 func killedWhileMoved(t *testing.T, b *neighbour) {
 	pod, sum := b.muchToMove(t)
+	volume := b.here.Follow("data").Object
 	b.slowly()
-	b.here.WaitMove(aMove, "Copying")
 	b.kill(t, b.there, b.there.Name, "storage.liqo.io/move-side=target")
 	b.kill(t, b.here, chart.Namespace, "storage.liqo.io/move-side=source")
 	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=relay")
@@ -54,7 +67,8 @@ func killedWhileMoved(t *testing.T, b *neighbour) {
 	if now, err := b.runsOn(pod)(t.Context()); now != "" || err != nil {
 		t.Fatalf("the pod does not run on: %s %v", now, err)
 	}
-	b.here.WaitMove(aMove, "Draining", "Finishing")
+	b.drained(volume)
+	b.here.EndPod(pod)
 	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
 	b.movedWhole(pod, sum)
 }
@@ -75,7 +89,7 @@ func (b *neighbour) muchToMove(t *testing.T) (pod, sum string) {
 		return "", err
 	})
 	b.here.DeletePod("writer")
-	pod = b.here.Set("user", "data")
+	pod = b.here.Set("user", "data", stubborn)
 	b.here.WaitReady(pod)
 	return pod, sum
 }
@@ -95,14 +109,21 @@ func (b *neighbour) runsOn(pod string) func(context.Context) (string, error) {
 func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector string) {
 	t.Helper()
 	pods := n.Client.CoreV1().Pods(namespace)
-	found, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
-	if err != nil || len(found.Items) == 0 {
-		t.Fatalf("there is no pod with %s in %s: %v", selector, namespace, err)
-	}
+	var found *corev1.PodList
+	n.Eventually("a pod with "+selector+" runs in "+namespace, func(ctx context.Context) (missing string, err error) {
+		if found, err = pods.List(ctx, metav1.ListOptions{LabelSelector: selector}); err != nil {
+			return "", err
+		}
+		if !slices.ContainsFunc(found.Items, func(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }) {
+			missing = fmt.Sprintf("there are %d, and none runs", len(found.Items))
+		}
+		return missing, nil
+	})
 	killed := map[string]bool{}
 	for _, pod := range found.Items {
 		killed[string(pod.UID)] = true
-		if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		if err != nil && !apierrors.IsNotFound(err) {
 			t.Fatal(err)
 		}
 	}

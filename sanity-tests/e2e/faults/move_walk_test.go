@@ -59,18 +59,21 @@ func (w *walk) moveCutOver(t *testing.T, b *neighbour) {
 	b.discard()
 }
 
-// A move is cancelled while its users go, and does not harm them.
+// A move is cancelled while its users go, and does not harm them. Its phase is Draining before the gate
+// is closed, too, and then the PersistentVolume is never given back: it is cancelled only after that.
 func (w *walk) moveCancelled(t *testing.T, b *neighbour) {
 	b.written(t)
 	b.here.DeletePod("writer")
+	volume := b.here.Follow("data").Object
 	pod := b.here.Set("user", "data", stubborn)
 	b.here.WaitReady(pod)
 	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.here.WaitMove(aMove, "Draining")
+	b.gated(volume)
 	controller := w.onController(t, b.here, both("move-give-back", "move-delete-target"))
 	b.here.EditMove(aMove, `{"cancel":true}`)
 	b.here.WaitMove(aMove, "Cancelled")
 	w.carriedOut(t, b.here, controller)
+	b.here.EndPod(pod)
 	b.here.WaitReady(pod)
 	read(t, b.here, pod, b.here.Name)
 	b.oneTwinEach()
@@ -96,6 +99,8 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
 	if err := b.here.Client.CoreV1().PersistentVolumeClaims(b.here.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// The move has seen it before the users are gone, and would be committed.
+	b.here.WaitMove(aMove, "Returning")
 	b.here.DeleteSet("user")
 	b.here.WaitGone("pvc", "data")
 	w.carriedOut(t, b.here, controller)
@@ -156,28 +161,15 @@ func (w *walk) moveOfADeletedVolume(t *testing.T, b *neighbour) {
 	b.written(t)
 	b.here.DeletePod("writer")
 	volume := b.here.Follow("data").Object
-	pod := b.here.Set("user", "data", stubborn, func(pod *corev1.Pod) {
-		pod.Spec.TerminationGracePeriodSeconds = new(int64(90))
-	})
+	pod := b.here.Set("user", "data", stubborn)
 	b.here.WaitReady(pod)
 	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
-	b.here.WaitMove(aMove, "Draining")
-	volumes := b.here.Client.CoreV1().PersistentVolumes()
-	named := func(what string, wanted func(uid types.UID) bool) {
-		b.here.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
-			found, err := volumes.Get(ctx, volume.Name, metav1.GetOptions{})
-			if err != nil || wanted(found.Spec.ClaimRef.UID) {
-				return "", err
-			}
-			return fmt.Sprintf("it names %s", found.Spec.ClaimRef.UID), nil
-		})
-	}
-	named("the move", func(uid types.UID) bool { return uid != volume.Spec.ClaimRef.UID })
-	if err := volumes.Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
+	b.gated(volume)
+	if err := b.here.Client.CoreV1().PersistentVolumes().Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	b.here.EditMove(aMove, `{"cancel":true}`)
-	named("its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
+	b.waitNamed(volume, "its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
 	controller := w.onController(t, b.here, both("move-retain"))
 	b.reclaimed(b.here, volume.Name, corev1.PersistentVolumeReclaimDelete)
 	w.carriedOut(t, b.here, controller)
@@ -254,6 +246,22 @@ func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	b.discard()
 }
 
+// gated waits until the gate of a move is closed: the PersistentVolume names the move, and not its claim.
+func (b *neighbour) gated(volume *corev1.PersistentVolume) {
+	b.waitNamed(volume, "the move", func(uid types.UID) bool { return uid != volume.Spec.ClaimRef.UID })
+}
+
+// waitNamed waits until the uid in the claimRef of a PersistentVolume is as wanted.
+func (b *neighbour) waitNamed(volume *corev1.PersistentVolume, what string, wanted func(uid types.UID) bool) {
+	b.here.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
+		found, err := b.here.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		if err != nil || wanted(found.Spec.ClaimRef.UID) {
+			return "", err
+		}
+		return fmt.Sprintf("it names %s", found.Spec.ClaimRef.UID), nil
+	})
+}
+
 // reclaimed gives a PersistentVolume a reclaim policy, as administrators do.
 func (b *neighbour) reclaimed(n *user.Namespace, name string, policy corev1.PersistentVolumeReclaimPolicy) {
 	n.Eventually("the PersistentVolume "+name+" is to be "+string(policy), func(ctx context.Context) (string, error) {
@@ -295,8 +303,9 @@ func (b *neighbour) discard() {
 	b.oneTwinEach()
 }
 
-// stubborn pods take their time to go.
+// stubborn pods do not go before EndPod or DeleteSet ends them, so that a move stays at draining for as
+// long as a leg needs it.
 func stubborn(pod *corev1.Pod) {
-	pod.Spec.TerminationGracePeriodSeconds = new(int64(45))
+	pod.Spec.TerminationGracePeriodSeconds = new(int64(600))
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
 }

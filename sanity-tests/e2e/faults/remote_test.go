@@ -48,7 +48,8 @@ func TestTroubleBetweenClusters(t *testing.T) {
 		{"home is restored from a backup without a volume whose twin is deleted then", restoredAtHome},
 		{"the API server there starts again and again", restarted},
 		{"each call takes 50 ms", slowed(faults.Setting{Mode: faults.Delay, Up: 25 * time.Millisecond, Down: 25 * time.Millisecond}, true)},
-		{"each call takes 2 s", slowed(faults.Setting{Mode: faults.Delay, Up: time.Second, Down: time.Second}, true)},
+		// A call over a new connection is three round trips, which callTimeout has to allow for.
+		{"each call takes 1 s", slowed(faults.Setting{Mode: faults.Delay, Up: 500 * time.Millisecond, Down: 500 * time.Millisecond}, true)},
 		{"the link is cut while a volume moves", cutWhileMoved},
 		{"movers, relay and controller are killed while a volume moves", killedWhileMoved},
 		{"calls hang", slowed(faults.Setting{Mode: faults.Hang}, false)},

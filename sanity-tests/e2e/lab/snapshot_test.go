@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,12 +28,21 @@ func takeSnapshot(t *testing.T) snapshot {
 	taken.addCgroups()
 	for _, pattern := range []string{
 		"/sys/block/loop*/loop/backing_file", "/sys/class/net/*", "/run/netns/*",
-		"/run/*", "/opt/*", "/mnt/*", "/var/lib/*", "/var/log/*", "/etc/cni*", "/tmp/layer-*",
+		"/opt/*", "/mnt/*", "/etc/cni*", "/tmp/layer-*",
 		"/usr/libexec/kubernetes*", "/run/containerd/s/*",
 	} {
 		found, _ := filepath.Glob(pattern)
 		for _, path := range found {
 			taken["file "+path] = true
+		}
+	}
+	// Folders in which any program of the machine may make files at any time.
+	for _, pattern := range []string{"/run/*", "/var/lib/*", "/var/log/*"} {
+		found, _ := filepath.Glob(pattern)
+		for _, path := range found {
+			if labNames.MatchString(filepath.Base(path)) {
+				taken["file "+path] = true
+			}
 		}
 	}
 	for _, setting := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
@@ -41,6 +51,9 @@ func takeSnapshot(t *testing.T) snapshot {
 	}
 	return taken
 }
+
+// labNames are what files are called that the lab, or what runs in it, could leave.
+var labNames = regexp.MustCompile(`lab|liqo|kube|container|runc|cri|cni|csi|etcd|coredns|netns|calico|flannel|pods|local-path`)
 
 func (s snapshot) addMounts(t *testing.T) {
 	t.Helper()
@@ -55,17 +68,12 @@ func (s snapshot) addMounts(t *testing.T) {
 	}
 }
 
-// addProcesses notes the namespaces that processes are in, and the processes
-// that look like the lab's: other programs come and go on any machine.
+// addProcesses notes the processes that look like the lab's, and the namespaces
+// that they are in: other programs come and go on any machine.
 func (s snapshot) addProcesses() {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
 		dir := filepath.Join("/proc", entry.Name())
-		for _, kind := range []string{"net", "mnt"} {
-			if namespace, err := os.Readlink(filepath.Join(dir, "ns", kind)); err == nil {
-				s["namespace "+namespace] = true
-			}
-		}
 		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(command) == 0 { // a kernel thread, or a zombie
 			continue
@@ -78,6 +86,11 @@ func (s snapshot) addProcesses() {
 			slices.Contains([]string{"etcd", "coredns", "kubelet", "containerd", "containerd-shim-runc-v2", "runc", "relay"}, program) ||
 			strings.HasPrefix(program, "kube-") {
 			s["process "+entry.Name()+" "+strings.Join(words, " ")] = true
+			for _, kind := range []string{"net", "mnt"} {
+				if namespace, err := os.Readlink(filepath.Join(dir, "ns", kind)); err == nil {
+					s["namespace "+namespace] = true
+				}
+			}
 		}
 	}
 }
@@ -99,7 +112,7 @@ func (s snapshot) addCgroups() {
 func requireUnchanged(t *testing.T, before snapshot) {
 	t.Helper()
 	var difference []string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		difference = before.difference(takeSnapshot(t))
 		if len(difference) == 0 {
 			return

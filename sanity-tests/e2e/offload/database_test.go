@@ -68,8 +68,8 @@ spec:
             - --initial-advertise-peer-urls=http://$(POD).$(DOMAIN):2380
             - --advertise-client-urls=http://$(POD).$(DOMAIN):2379
             - --initial-cluster=etcd-0=http://etcd-0.$(DOMAIN):2380,etcd-1=http://etcd-1.$(DOMAIN):2380,etcd-2=http://etcd-2.$(DOMAIN):2380
-            - --heartbeat-interval=300   # the machine is small and busy
-            - --election-timeout=3000
+            - --heartbeat-interval=1000   # the machine is small and busy
+            - --election-timeout=10000
           readinessProbe:
             exec: {command: [wget, -qO-, "http://127.0.0.1:2379/health"]}
             periodSeconds: 1
@@ -129,8 +129,8 @@ func startWriter(t *testing.T, n *user.Namespace) *writer {
 			timeout 10 wget -qO /dev/null --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://$member.etcd:2379/v3/kv/put &&
 				echo $number $member && number=$((number + 1))
 		done 2>/dev/null`
-	// Until it is told to stop, or its pod goes.
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, "writer", "--", "sh", "-c", script)
+	// Until it is told to stop, or the test is over.
+	cmd := exec.CommandContext(t.Context(), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, "writer", "--", "sh", "-c", script)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -180,7 +180,15 @@ func (w *writer) waitThroughAll(what string) {
 // stop ends the writing, and tells how many keys were confirmed.
 func (w *writer) stop() int {
 	w.Exec("writer", "touch /tmp/stop")
-	<-w.ended
+	w.Eventually("the writing to end", func(context.Context) (string, error) {
+		select {
+		case <-w.ended:
+			return "", nil
+		default:
+			confirmed, _ := w.told()
+			return fmt.Sprintf("%d writes are confirmed", confirmed), nil
+		}
+	})
 	confirmed, _ := w.told()
 	return confirmed
 }
@@ -223,7 +231,10 @@ func missing(confirmed int, keys []int) (lost []int) {
 // come back with their data; nothing is lost of what it has confirmed, and every member has it.
 func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 	user.LeaveOut(t, 4)
-	n, remote := offloadedTenant(t)
+	// Alone: the members need their share of the machine to stay together.
+	n := newTenantAlone(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	n.waitPolicies(wish{strategy: "LocalAndRemote"})
 	n.Apply(fmt.Sprintf(database, importEtcd(t), n.Name))
 	where := map[string]string{}

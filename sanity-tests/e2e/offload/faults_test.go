@@ -13,10 +13,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/faults"
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 const (
@@ -31,18 +33,20 @@ type witness struct {
 	ran   map[string][]string
 }
 
-func (w *witness) watch(ctx context.Context, remote *user.Namespace) {
-	for ctx.Err() == nil {
-		events, err := remote.Client.CoreV1().Pods(remote.Name).Watch(ctx, metav1.ListOptions{})
-		if err != nil {
-			continue
-		}
-		for event := range events.ResultChan() {
-			if pod, is := event.Object.(*corev1.Pod); is {
-				w.note(pod)
-			}
-		}
+func (w *witness) watch(ctx context.Context, remote *user.Namespace) error {
+	pods := remote.Client.CoreV1().Pods(remote.Name)
+	all, err := pods.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
 	}
+	for _, pod := range all.Items {
+		w.note(&pod)
+	}
+	return user.Watch(ctx, all.ResourceVersion, pods.Watch, func(event watch.Event) {
+		if pod, is := event.Object.(*corev1.Pod); is {
+			w.note(pod)
+		}
+	})
 }
 
 func (w *witness) note(pod *corev1.Pod) {
@@ -68,20 +72,24 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	proxy := user.Cluster(t, "remote").Proxy()
-	t.Cleanup(func() { _ = proxy.Set(context.WithoutCancel(t.Context()), faults.Setting{Mode: faults.Pass}) })
+	t.Cleanup(func() { _ = proxy.Set(user.Afterwards(t), faults.Setting{Mode: faults.Pass}) })
 
 	seen := witness{ran: map[string][]string{}}
 	watching, stop := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
-	ended.Go(func() { seen.watch(watching, remote) })
+	ended.Go(func() {
+		if err := seen.watch(watching, remote); err != nil && watching.Err() == nil {
+			t.Errorf("what ran there is not known: %v", err)
+		}
+	})
 	defer ended.Wait()
 	defer stop()
 
 	n.ring()
 	n.waitRing()
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	dice := rand.New(rand.NewPCG(seed, 0))
+	seed := sample.Seed()
+	t.Logf("the faults follow from the seed: %s=%d repeats them", sample.SeedVariable, seed)
+	dice := rand.New(rand.NewPCG(uint64(seed), 0))
 	for range trials {
 		member := fmt.Sprintf("ring-%d", dice.IntN(members))
 		switch dice.IntN(5) {
@@ -104,6 +112,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 		}
 		pause(t, time.Duration(dice.IntN(3000))*time.Millisecond)
 	}
+	n.waitFabric()
 	n.waitRing()
 	stop()
 	ended.Wait()
@@ -150,6 +159,33 @@ func (n tenant) waitRing() {
 			return fmt.Sprintf("%d are, some leave: %t", set.Status.ReadyReplicas, leaving), nil
 		}
 		return "", nil
+	})
+}
+
+// waitFabric waits until the fabric runs with all its replicas, and its node is ready.
+func (n tenant) waitFabric() {
+	n.t.Helper()
+	n.Eventually("the fabric to run again", func(ctx context.Context) (string, error) {
+		found, err := n.Client.AppsV1().Deployments(chart.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=fabric"})
+		if err != nil {
+			return "", err
+		}
+		if len(found.Items) != 1 {
+			return fmt.Sprintf("it has %d Deployments", len(found.Items)), nil
+		}
+		if wanted, ready := *found.Items[0].Spec.Replicas, found.Items[0].Status.ReadyReplicas; ready != wanted {
+			return fmt.Sprintf("%d of %d replicas are ready", ready, wanted), nil
+		}
+		on, err := n.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, condition := range on.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("its node has %v", on.Status.Conditions), nil
 	})
 }
 

@@ -66,7 +66,7 @@ func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 // unfence removes what is in no namespace.
 func unfence(t *testing.T, of *user.Namespace) {
 	t.Helper()
-	ctx, now, these := context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + of.Name}
+	ctx, now, these := user.Afterwards(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + of.Name}
 	roles, policies := of.Client.RbacV1(), of.Client.AdmissionregistrationV1()
 	if err := errors.Join(
 		roles.ClusterRoles().DeleteCollection(ctx, now, these),
@@ -97,7 +97,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := spaces.Delete(context.WithoutCancel(t.Context()), own.Name, metav1.DeleteOptions{}); err != nil {
+		if err := spaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

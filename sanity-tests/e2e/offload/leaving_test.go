@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -48,14 +49,16 @@ func TestUnoffloadingBringsPodsHome(t *testing.T) {
 // Whatever deletes the node: what its administrators had set on it is on the next one, and what runs
 // there runs on.
 func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
-	n, _ := offloadedTenant(t)
+	// Alone: pods of other tests would be on that node.
+	n := newTenantAlone(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	n.Pod("web", "", bare)
 	before := n.WaitReady("web")
 	nodes := n.Client.CoreV1().Nodes()
 	label := func(value string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"team":%s}}}`, value)
-		if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := nodes.Patch(user.Afterwards(t), node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

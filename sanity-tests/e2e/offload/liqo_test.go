@@ -10,21 +10,25 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // answerWithName is a web server that says which pod it is.
 const answerWithName = "mkdir /www && hostname > /www/index.html && exec httpd -f -p %d -h /www"
 
+// liqoSource is the folder with Liqo's own repository, which is downloaded before the tests.
+var (
+	liqoSource    string
+	errLiqoSource error
+)
+
 // example is a manifest of Liqo's examples, as it is in Liqo's own repository.
 func example(t *testing.T, name, file string) string {
 	t.Helper()
-	source, err := components.Source(t.Context(), "liqo", "github.com/liqotech/liqo")
-	if err != nil {
-		t.Fatal(err)
+	if errLiqoSource != nil {
+		t.Fatal(errLiqoSource)
 	}
-	text, err := os.ReadFile(filepath.Join(source, "examples", name, "manifests", file))
+	text, err := os.ReadFile(filepath.Join(liqoSource, "examples", name, "manifests", file))
 	if err != nil {
 		t.Fatal(err)
 	}

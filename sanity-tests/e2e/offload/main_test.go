@@ -19,11 +19,17 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/clusters"
+	"storage.liqo.io/sanity-tests/components"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestMain(m *testing.M) { user.Main(m, shared.remove) }
+func TestMain(m *testing.M) {
+	liqoSource, errLiqoSource = user.BeforeTests("Liqo's examples", func(ctx context.Context) (string, error) {
+		return components.Source(ctx, "liqo", "github.com/liqotech/liqo")
+	})
+	user.Main(m, shared.remove)
+}
 
 const (
 	// name is the id of the remote cluster, and the name of all that is made for it.
@@ -119,6 +125,9 @@ func run(ctx context.Context, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// No command has a --timeout that is longer than Patience.
+	ctx, cancel := context.WithTimeout(ctx, 2*user.Patience)
+	defer cancel()
 	command := exec.CommandContext(ctx, program, args...)
 	var complaint bytes.Buffer
 	command.Stderr = &complaint

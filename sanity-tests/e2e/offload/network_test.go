@@ -46,7 +46,7 @@ func setNetwork(t *testing.T, network map[string]any) {
 		}
 	}
 	set(t.Context(), network)
-	t.Cleanup(func() { set(context.WithoutCancel(t.Context()), routed(user.Cluster(t, "remote"))) })
+	t.Cleanup(func() { set(user.Afterwards(t), routed(user.Cluster(t, "remote"))) })
 }
 
 // asker is a pod in a namespace of its own in one of the clusters, which nobody offloads.

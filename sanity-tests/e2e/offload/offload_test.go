@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
@@ -26,6 +27,12 @@ type tenant struct {
 func newTenant(t *testing.T) tenant {
 	t.Helper()
 	t.Parallel()
+	return newTenantAlone(t)
+}
+
+// newTenantAlone is for tests that others would disturb, or they others: nothing runs beside them.
+func newTenantAlone(t *testing.T) tenant {
+	t.Helper()
 	prepare(t)
 	return tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 }
@@ -35,9 +42,12 @@ func (n tenant) program(args ...string) (string, error) {
 	return run(n.t.Context(), append(args, "--kubeconfig", n.Cluster.Kubeconfig())...)
 }
 
+// timeout is for commands that are to succeed: as long as tests wait for anything.
+var timeout = user.Patience.String()
+
 func (n tenant) offload(args ...string) string {
 	n.t.Helper()
-	out, err := n.program(append([]string{"offload", "namespace", n.Name, "--timeout", "60s"}, args...)...)
+	out, err := n.program(append([]string{"offload", "namespace", n.Name, "--timeout", timeout}, args...)...)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -46,28 +56,36 @@ func (n tenant) offload(args ...string) string {
 
 func (n tenant) unoffload() {
 	n.t.Helper()
-	if _, err := n.program("unoffload", "namespace", n.Name, "--force"); err != nil {
+	if _, err := n.program("unoffload", "namespace", n.Name, "--force", "--timeout", timeout); err != nil {
 		n.t.Error(err)
 	}
 }
 
-func (n tenant) offloading() *unstructured.Unstructured {
+func (n tenant) offloading() (object *unstructured.Unstructured) {
 	n.t.Helper()
+	n.Eventually("the NamespaceOffloading to be readable", func(ctx context.Context) (missing string, err error) {
+		object, err = n.readOffloading(ctx)
+		return "", err
+	})
+	return object
+}
+
+func (n tenant) readOffloading(ctx context.Context) (*unstructured.Unstructured, error) {
 	all, err := dynamicClient(n.Cluster)
 	if err != nil {
-		n.t.Fatal(err)
+		return nil, err
 	}
-	object, err := all.Resource(offloadings).Namespace(n.Name).Get(n.t.Context(), "offloading", metav1.GetOptions{})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return object
+	return all.Resource(offloadings).Namespace(n.Name).Get(ctx, "offloading", metav1.GetOptions{})
 }
 
 func (n tenant) waitCondition(kind, reason string, words ...string) {
 	n.t.Helper()
-	n.Eventually(kind+" to be "+reason, func(context.Context) (string, error) {
-		found, message := condition(n.offloading(), kind)
+	n.Eventually(kind+" to be "+reason, func(ctx context.Context) (string, error) {
+		object, err := n.readOffloading(ctx)
+		if err != nil {
+			return "", err
+		}
+		found, message := condition(object, kind)
 		for _, word := range words {
 			if !strings.Contains(message, word) {
 				return fmt.Sprintf("%s, and says %q", found, message), nil
@@ -81,20 +99,40 @@ func (n tenant) waitCondition(kind, reason string, words ...string) {
 }
 
 // remote is the namespace of that name in the remote cluster, or nil.
-func (n tenant) remote(namespace string) *corev1.Namespace {
+func (n tenant) remote(namespace string) (found *corev1.Namespace) {
 	n.t.Helper()
-	client, err := user.Cluster(n.t, "remote").Client()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	found, err := client.CoreV1().Namespaces().Get(n.t.Context(), namespace, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	n.Eventually("the remote cluster to answer", func(ctx context.Context) (missing string, err error) {
+		found, err = readRemote(ctx, user.Cluster(n.t, "remote"), namespace)
+		return "", err
+	})
 	return found
+}
+
+// waitRemoteGone waits until the namespace of that name is gone from the remote cluster.
+func (n tenant) waitRemoteGone(namespace string) {
+	n.t.Helper()
+	n.Eventually("the namespace to go", func(ctx context.Context) (string, error) {
+		found, err := readRemote(ctx, user.Cluster(n.t, "remote"), namespace)
+		if err != nil || found == nil {
+			return "", err
+		}
+		return fmt.Sprintf("it is there: %v", found.Status.Conditions), nil
+	})
+}
+
+func readRemote(ctx context.Context, remote *clusters.Cluster, namespace string) (*corev1.Namespace, error) {
+	client, err := remote.Client()
+	if err != nil {
+		return nil, err
+	}
+	found, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
 }
 
 func there(pod *corev1.Pod) {
@@ -162,12 +200,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	if _, err := n.Kubectl("delete", "pvc", "data"); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the namespace to go", func(context.Context) (string, error) {
-		if n.remote(remote.Name) != nil {
-			return "it is there", nil
-		}
-		return "", nil
-	})
+	n.waitRemoteGone(remote.Name)
 }
 
 func TestForeignClaimHoldsTheNamespace(t *testing.T) {
@@ -175,7 +208,12 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.Existing(t, user.Cluster(t, "remote"), n.Name)
 	remote.Claim("theirs", "reference", "64Mi")
-	if _, err := n.program("unoffload", "namespace", n.Name, "--timeout", "20s"); err == nil || !strings.Contains(err.Error(), "theirs (not a twin)") {
+	// The command says what the status says when its time is over: by then it says what is wanted.
+	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
+		t.Fatal(err)
+	}
+	n.waitCondition("Ready", "Terminating", "theirs (not a twin)")
+	if _, err := n.program("unoffload", "namespace", n.Name, "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), "theirs (not a twin)") {
 		t.Errorf("a claim of others does not hold it: %v", err)
 	}
 	if n.remote(n.Name).DeletionTimestamp != nil {
@@ -184,22 +222,24 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	if _, err := remote.Kubectl("delete", "pvc", "theirs"); err != nil {
 		t.Fatal(err)
 	}
-	n.Eventually("the namespace to go", func(context.Context) (string, error) {
-		if n.remote(n.Name) != nil {
-			return "it is there", nil
-		}
-		return "", nil
-	})
+	n.waitRemoteGone(n.Name)
 }
 
 func TestForeignNamespaceIsRefused(t *testing.T) {
 	n := newTenant(t)
 	user.NewNamespaceNamed(t, user.Cluster(t, "remote"), n.Name)
-	_, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName")
-	if err == nil || !strings.Contains(err.Error(), "which this driver did not make") {
-		t.Errorf("it is not refused: %v", err)
+	// Until the driver has looked, the command can only say that it has not; asked again, it says why.
+	ask := func() error {
+		_, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "20s")
+		return err
+	}
+	if err := ask(); err == nil {
+		t.Error("it is not refused")
 	}
 	n.waitCondition("Ready", "CreationLoopBackOff", n.Name)
+	if err := ask(); err == nil || !strings.Contains(err.Error(), "which this driver did not make") {
+		t.Errorf("it is not refused: %v", err)
+	}
 	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be in the cluster "+name) {
 		t.Errorf("the doctor does not find it: %v: %s", err, out)
 	}

@@ -143,9 +143,9 @@ func TestChangesOfAPodFollow(t *testing.T) {
 		}
 	}
 	n.Eventually("the log of the container that looks into the pod", func(context.Context) (string, error) {
-		out, err := n.kubectl(true, "logs", "web", "--container=looker").CombinedOutput()
-		if err != nil || string(out) != "looked\n" {
-			return fmt.Sprintf("%v: %s", err, out), nil
+		out, err := n.stream(true, "", "logs", "web", "--container=looker")
+		if err != nil || out != "looked\n" {
+			return fmt.Sprintf("%v: %s%s", err, out, complaint(err)), nil
 		}
 		return "", nil
 	})
@@ -249,19 +249,20 @@ func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 	if out, err := n.Kubectl("delete", "pod", "stubborn", "--force", "--grace-period=0", "--wait=false"); err != nil {
 		t.Fatal(err, out)
 	}
-	for {
-		_, here := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "stubborn", metav1.GetOptions{})
-		_, running := remote.Client.CoreV1().Pods(remote.Name).Get(t.Context(), "stubborn", metav1.GetOptions{})
-		if apierrors.IsNotFound(here) {
-			if !apierrors.IsNotFound(running) {
-				t.Error("the name is free while the pod runs")
-			}
-			break
+	n.Eventually("the name to be free", func(ctx context.Context) (string, error) {
+		_, here := n.Client.CoreV1().Pods(n.Name).Get(ctx, "stubborn", metav1.GetOptions{})
+		if !apierrors.IsNotFound(here) {
+			return "the pod is there", here
 		}
-		if t.Context().Err() != nil {
-			t.Fatal("it does not end")
+		_, running := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "stubborn", metav1.GetOptions{})
+		switch {
+		case running == nil:
+			t.Error("the name is free while the pod runs")
+		case !apierrors.IsNotFound(running):
+			return "", running
 		}
-	}
+		return "", nil
+	})
 }
 
 func TestWhatCannotRunThereSaysWhy(t *testing.T) {

@@ -27,13 +27,49 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
+// streamLimit is how long one command may take that streams to or from a pod.
+const streamLimit = time.Minute
+
 // kubectl runs kubectl at home as the pod's user does; each protocol in turn, where there are two.
-func (n tenant) kubectl(webSockets bool, args ...string) *exec.Cmd {
+func (n tenant) kubectl(ctx context.Context, webSockets bool, args ...string) *exec.Cmd {
 	args = append([]string{"--kubeconfig", n.Cluster.Kubeconfig(), "--namespace", n.Name}, args...)
-	command := exec.CommandContext(n.t.Context(), n.Cluster.Kubectl(), args...)
+	command := exec.CommandContext(ctx, n.Cluster.Kubectl(), args...)
+	command.WaitDelay = 5 * time.Second
 	flag := fmt.Sprint(webSockets)
 	command.Env = append(os.Environ(), "KUBECTL_REMOTE_COMMAND_WEBSOCKETS="+flag, "KUBECTL_PORT_FORWARD_WEBSOCKETS="+flag)
 	return command
+}
+
+// stream runs kubectl to its end, again if the stream was not begun: nothing has happened then.
+func (n tenant) stream(webSockets bool, input string, args ...string) (out string, err error) {
+	for range 3 {
+		ctx, cancel := context.WithTimeout(n.t.Context(), streamLimit)
+		command := n.kubectl(ctx, webSockets, args...)
+		if input != "" {
+			command.Stdin = strings.NewReader(input)
+		}
+		var text []byte
+		text, err = command.Output()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("not over within %s: %w", streamLimit, err)
+		}
+		cancel()
+		out = string(text)
+		var failed *exec.ExitError
+		if !errors.As(err, &failed) || !user.NotStarted(string(failed.Stderr)) {
+			return out, err
+		}
+	}
+	return out, err
+}
+
+// complaint is what a command has said on stderr.
+func complaint(err error) string {
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return string(failed.Stderr)
+	}
+	return ""
 }
 
 // What kubectl does with a pod works with one that runs in the other cluster.
@@ -45,49 +81,55 @@ func TestUsersReachTheirPods(t *testing.T) {
 	})
 	n.WaitReady("web")
 	n.Eventually("the log to be readable", func(context.Context) (string, error) {
-		out, err := n.kubectl(true, "logs", "web").CombinedOutput()
-		if err != nil || string(out) != "started\n" {
-			return fmt.Sprintf("%v: %s", err, out), nil
+		out, err := n.stream(true, "", "logs", "web")
+		if err != nil || out != "started\n" {
+			return fmt.Sprintf("%v: %s%s", err, out, complaint(err)), nil
 		}
 		return "", nil
 	})
 	for _, webSockets := range []bool{true, false} {
 		t.Run(fmt.Sprintf("web sockets %t", webSockets), func(t *testing.T) {
-			exit := n.kubectl(webSockets, "exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
-			out, err := exit.Output()
+			out, err := n.stream(webSockets, "", "exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
 			var failed *exec.ExitError
-			if !errors.As(err, &failed) || failed.ExitCode() != 7 || string(out) != "out\n" || !strings.Contains(string(failed.Stderr), "err\n") {
-				t.Errorf("exec: %v: %q", err, out)
+			if !errors.As(err, &failed) || failed.ExitCode() != 7 || out != "out\n" || !strings.Contains(string(failed.Stderr), "err\n") {
+				t.Errorf("exec: %v: %q %s", err, out, complaint(err))
 			}
 			text := strings.Repeat("0123456789abcdef", 64<<10)
-			through := n.kubectl(webSockets, "exec", "-i", "web", "--", "cat")
-			through.Stdin = strings.NewReader(text)
-			if out, err := through.Output(); err != nil || string(out) != text {
-				t.Errorf("of %d bytes %d came back: %v", len(text), len(out), err)
+			if out, err := n.stream(webSockets, text, "exec", "-i", "web", "--", "cat"); err != nil || out != text {
+				t.Errorf("of %d bytes %d came back: %v %s", len(text), len(out), err, complaint(err))
 			}
 			file := filepath.Join(t.TempDir(), "file")
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := n.kubectl(webSockets, "cp", file, "web:/tmp/copied").CombinedOutput(); err != nil {
-				t.Errorf("cp: %v: %s", err, out)
+			if out, err := n.stream(webSockets, "", "cp", file, "web:/tmp/copied"); err != nil {
+				t.Errorf("cp: %v: %s%s", err, out, complaint(err))
 			}
-			if size, err := n.kubectl(webSockets, "exec", "web", "--", "wc", "-c", "/tmp/copied").Output(); err != nil || !strings.HasPrefix(string(size), fmt.Sprint(len(text))) {
-				t.Errorf("cp: %v: %s", err, size)
+			if size, err := n.stream(webSockets, "", "exec", "web", "--", "wc", "-c", "/tmp/copied"); err != nil || !strings.HasPrefix(size, fmt.Sprint(len(text))) {
+				t.Errorf("cp: %v: %s%s", err, size, complaint(err))
 			}
 			n.forwards(t, webSockets)
 		})
 	}
-	follow := n.kubectl(true, "logs", "-f", "--tail=1", "web")
-	pipe, err := follow.StdoutPipe()
+	n.follows(t)
+}
+
+// follows reads the log of the pod web to its end, which is the pod's.
+func (n tenant) follows(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+	defer cancel()
+	var follow *exec.Cmd
+	var line string
+	err := attempts(func() (err error) {
+		follow, line, err = n.follow(ctx)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := follow.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(pipe).ReadString('\n'); err != nil || line != "started\n" {
-		t.Errorf("logs -f: %v: %q", err, line)
+	if line != "started\n" {
+		t.Errorf("logs -f: %q", line)
 	}
 	n.DeletePod("web")
 	if err := follow.Wait(); err != nil {
@@ -95,17 +137,57 @@ func TestUsersReachTheirPods(t *testing.T) {
 	}
 }
 
+// follow follows the log of the pod web, of which it has read the first line.
+func (n tenant) follow(ctx context.Context) (command *exec.Cmd, line string, err error) {
+	command = n.kubectl(ctx, true, "logs", "-f", "--tail=1", "web")
+	pipe, err := command.StdoutPipe()
+	if err != nil {
+		return nil, "", err
+	}
+	if err := command.Start(); err != nil {
+		return nil, "", err
+	}
+	if line, err = bufio.NewReader(pipe).ReadString('\n'); err != nil {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		return nil, "", fmt.Errorf("logs -f: %w: %q", err, line)
+	}
+	return command, line, nil
+}
+
 func (n tenant) forwards(t *testing.T, webSockets bool) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
+	var text string
+	err := attempts(func() (err error) {
+		text, err = n.throughPort(t.Context(), webSockets)
+		return err
+	})
+	if err != nil || text != "hello\n" {
+		t.Errorf("port-forward: %v: %q", err, text)
+	}
+}
+
+// attempts tries up to three times: a busy machine may break a connection.
+func attempts(try func() error) (err error) {
+	for range 3 {
+		if err = try(); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// throughPort is what the pod web answers through a port that is forwarded for this one question.
+func (n tenant) throughPort(ctx context.Context, webSockets bool) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, streamLimit)
 	defer cancel()
-	forward := n.kubectl(webSockets, "port-forward", "--address", "127.0.0.1", "pod/web", ":8080")
+	forward := n.kubectl(ctx, webSockets, "port-forward", "--address", "127.0.0.1", "pod/web", ":8080")
 	out, err := forward.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	if err := forward.Start(); err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	defer func() {
 		_ = forward.Process.Kill()
@@ -113,23 +195,21 @@ func (n tenant) forwards(t *testing.T, webSockets bool) {
 	}()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("port-forward: %v: %q", err, line)
+		return "", fmt.Errorf("port-forward: %w: %q", err, line)
 	}
 	_, rest, _ := strings.Cut(line, "127.0.0.1:")
 	port, _, _ := strings.Cut(rest, " ")
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+port+"/index.html", nil)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		t.Errorf("port-forward: %v", err)
-		return
+		return "", err
 	}
 	defer answer.Body.Close()
-	if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "hello\n" {
-		t.Errorf("port-forward: %v: %q", err, text)
-	}
+	text, err := io.ReadAll(answer.Body)
+	return string(text), err
 }
 
 // metricsKind stands for a metrics-server, which the lab has not: tests say what pods use.
@@ -180,7 +260,7 @@ func runs(t *testing.T, home, there *clusters.Cluster, region, node string) runn
 	}
 	remote.Apply(metricsKind)
 	t.Cleanup(func() {
-		command := exec.Command(there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
+		command := exec.CommandContext(user.Afterwards(t), there.Kubectl(), "--kubeconfig", there.Kubeconfig(), "delete", "crd", "pods.metrics.k8s.io", "--ignore-not-found")
 		if out, err := command.CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -238,7 +318,8 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	access, kubeconfig, err := driver.GiveAccess(t.Context(), home, nil)
 	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*user.Patience)
+		defer cancel()
 		err := driver.Undeclare(ctx, home, second)
 		if access != nil {
 			err = errors.Join(err, access.Take(ctx))
@@ -309,7 +390,7 @@ func (r running) isReachedUntilTheEnd(cluster string) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := budgets.Delete(context.WithoutCancel(t.Context()), budget.Name, metav1.DeleteOptions{}); err != nil {
+		if err := budgets.Delete(user.Afterwards(t), budget.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -128,9 +128,10 @@ var hostiles = map[string]struct {
 }
 
 // Clusters that send without end are told apart from those that are well: they are not
-// used, the others never notice, and no replica outgrows what the chart gives it.
+// used, the others never notice, and no replica outgrows what the chart gives it. Alone: what they
+// send takes both cores, and the memory is to be that of replicas which have served little else.
 func TestHostileClustersHarmNobodyElse(t *testing.T) {
-	p := offloaded(t)
+	p := offloadedAlone(t)
 	home := user.Cluster(t, "home")
 	for name, one := range hostiles {
 		declareHostile(t, p, p.remote.Name+"-"+name, one.server)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -98,7 +99,11 @@ func (p *pair) waitBeingRescued(all []volume) {
 	p.t.Helper()
 	p.home.Eventually("the driver rescues a volume", func(ctx context.Context) (string, error) {
 		for _, v := range all {
-			for _, condition := range claimIn(p.home, p.t, v.claim.Name).Status.Conditions {
+			claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, v.claim.Name, metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			for _, condition := range claim.Status.Conditions {
 				if condition.Type == twinReady && condition.Reason != "TwinBound" {
 					return "", nil
 				}

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/clusters"
@@ -18,22 +17,26 @@ import (
 
 // objects is the command that makes the objects of fabrics. It is a module of its
 // own, because Liqo's Go code comes with it, and runs inside that.
-var objects struct {
-	once                sync.Once
+type objectsCommand struct {
 	module, dir, binary string
-	err                 error
 }
 
-func buildObjects(ctx context.Context) error {
+// objects is built before the tests.
+var (
+	objects    objectsCommand
+	errObjects error
+)
+
+func buildObjects(ctx context.Context) (built objectsCommand, err error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {
-		return err
+		return built, err
 	}
-	if objects.dir, err = os.MkdirTemp("", "fabric-objects-"); err != nil {
-		return err
+	if built.dir, err = os.MkdirTemp("", "fabric-objects-"); err != nil {
+		return built, err
 	}
-	objects.module, objects.binary = filepath.Join(root, "fabrics"), filepath.Join(objects.dir, "fabric-objects")
-	return components.GoBuild(ctx, objects.module, "./cmd/fabric-objects", objects.binary)
+	built.module, built.binary = filepath.Join(root, "fabrics"), filepath.Join(built.dir, "fabric-objects")
+	return built, components.GoBuild(ctx, built.module, "./cmd/fabric-objects", built.binary)
 }
 
 // fabricObjects has the command do something in one of the clusters.
@@ -45,9 +48,8 @@ func fabricObjects(t *testing.T, cluster string, arguments ...string) {
 }
 
 func runObjects(ctx context.Context, cluster *clusters.Cluster, arguments ...string) error {
-	objects.once.Do(func() { objects.err = buildObjects(ctx) })
-	if objects.err != nil {
-		return objects.err
+	if errObjects != nil {
+		return errObjects
 	}
 	ctx, cancel := context.WithTimeout(ctx, user.Patience)
 	defer cancel()
@@ -65,6 +67,9 @@ func runObjects(ctx context.Context, cluster *clusters.Cluster, arguments ...str
 func removeFabrics(ctx context.Context) error {
 	if objects.dir == "" {
 		return nil
+	}
+	if shared.home == nil {
+		return os.RemoveAll(objects.dir)
 	}
 	return errors.Join(runObjects(ctx, shared.home, "liqo", "remove"), os.RemoveAll(objects.dir))
 }

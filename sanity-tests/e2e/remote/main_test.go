@@ -28,7 +28,10 @@ import (
 
 // Parallel tests start in the order of their files' names: those with the longest tests come
 // first, so that the suite does not end with one of them alone.
-func TestMain(m *testing.M) { user.Main(m, removeFabrics, shared.remove) }
+func TestMain(m *testing.M) {
+	objects, errObjects = user.BeforeTests("the command that makes the objects of fabrics", buildObjects)
+	user.Main(m, removeFabrics, shared.remove)
+}
 
 const (
 	// sharedName is the id of the remote cluster that most tests use, and the
@@ -59,6 +62,18 @@ func offloaded(t *testing.T) *pair {
 	t.Helper()
 	user.LeaveOut(t, parts)
 	t.Parallel()
+	return offloadedPair(t)
+}
+
+// offloadedAlone is offloaded for tests beside which nothing may run.
+func offloadedAlone(t *testing.T) *pair {
+	t.Helper()
+	user.LeaveOut(t, parts)
+	return offloadedPair(t)
+}
+
+func offloadedPair(t *testing.T) *pair {
+	t.Helper()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
 	p := &pair{t: t, node: sharedNode, cluster: sharedName, remote: remote}

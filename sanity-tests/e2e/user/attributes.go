@@ -26,7 +26,7 @@ func (n *Namespace) AttributesClass(name, driver string, parameters map[string]s
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if err := classes.Delete(context.WithoutCancel(n.t.Context()), name, metav1.DeleteOptions{}); err != nil {
+		if err := classes.Delete(Afterwards(n.t), name, metav1.DeleteOptions{}); err != nil {
 			n.t.Error(err)
 		}
 	})

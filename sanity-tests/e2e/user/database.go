@@ -34,6 +34,7 @@ func Etcd(pod *corev1.Pod) {
 
 // Load writes keys into a database, one after the other, until that ends.
 type Load struct {
+	namespace *Namespace
 	confirmed atomic.Int64
 	ended     chan struct{}
 }
@@ -45,8 +46,8 @@ func (n *Namespace) LoadEtcd(pod string, after int) *Load {
 		while number=$((number + 1)) && key=$(printf %%s $number | base64) &&
 			wget -qO /dev/null --post-data "{\"key\":\"$key\",\"value\":\"$key\"}" http://127.0.0.1:2379/v3/kv/put
 		do echo $number; done 2>/dev/null`, after)
-	// Until the pod goes, also if the test is over by then.
-	cmd := exec.CommandContext(context.WithoutCancel(n.t.Context()), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, pod, "--", "sh", "-c", script)
+	// Until the pod goes, or the test is over.
+	cmd := exec.CommandContext(n.t.Context(), n.Cluster.Kubectl(), "exec", "--namespace", n.Name, pod, "--", "sh", "-c", script)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -54,7 +55,7 @@ func (n *Namespace) LoadEtcd(pod string, after int) *Load {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	load := &Load{ended: make(chan struct{})}
+	load := &Load{namespace: n, ended: make(chan struct{})}
 	load.confirmed.Store(int64(after))
 	go func() {
 		defer close(load.ended)
@@ -73,7 +74,16 @@ func (l *Load) Confirmed() int { return int(l.confirmed.Load()) }
 
 // Ended waits until the database is gone, and tells the latest key that it had confirmed.
 func (l *Load) Ended() int {
-	<-l.ended
+	n := l.namespace
+	n.t.Helper()
+	n.Eventually("the writing to end with its database", func(context.Context) (string, error) {
+		select {
+		case <-l.ended:
+			return "", nil
+		default:
+			return fmt.Sprintf("it has confirmed %d", l.Confirmed()), nil
+		}
+	})
 	return l.Confirmed()
 }
 

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/storage"
@@ -33,6 +34,25 @@ func Main(m *testing.M, undo ...func(context.Context) error) {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// buildLimit is how long something may take that is compiled or downloaded for tests.
+const buildLimit = 10 * time.Minute
+
+// BeforeTests is for TestMain of packages that compile or download something: before Main, so that
+// it does not take the time of a test beside which others run. Only tests that need it fail if it fails.
+func BeforeTests[T any](what string, build func(context.Context) (T, error)) (built T, err error) {
+	if os.Getuid() != 0 {
+		return built, errors.New("without the lab nothing is built")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), buildLimit)
+	defer cancel()
+	began := time.Now()
+	fmt.Fprintln(os.Stderr, "before the tests:", what)
+	if built, err = build(ctx); err != nil {
+		return built, fmt.Errorf("%s, after %s: %w", what, time.Since(began).Round(time.Second), err)
+	}
+	return built, nil
 }
 
 func runWithLab(m *testing.M, undo []func(context.Context) error) (code int, err error) {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +20,13 @@ import (
 // Patience is how long a user waits for anything before giving up. Machines
 // that run these tests are small and busy.
 const Patience = 4 * time.Minute
+
+// Afterwards is a context for what is done when a test is over, whose own context has ended then.
+func Afterwards(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
 
 // Namespace is a test's own corner of a cluster.
 type Namespace struct {
@@ -42,7 +48,7 @@ func NewNamespace(t *testing.T, cluster *clusters.Cluster) *Namespace {
 // NewNamespaceNamed is NewNamespace for tests to whom the name matters.
 func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 	t.Helper()
-	client, err := cluster.Client()
+	client, err := client(cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +67,7 @@ func NewNamespaceNamed(t *testing.T, cluster *clusters.Cluster, name string) *Na
 // yet. If the test fails, its state is in the log.
 func Existing(t *testing.T, cluster *clusters.Cluster, name string) *Namespace {
 	t.Helper()
-	client, err := cluster.Client()
+	client, err := client(cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,22 +147,19 @@ func (n *Namespace) Kubectl(args ...string) (string, error) {
 	return n.run(ctx, args...)
 }
 
+// run runs kubectl, again if the API server cannot be connected to; a command in a pod also if that
+// could not be begun.
 func (n *Namespace) run(ctx context.Context, args ...string) (string, error) {
-	args = append([]string{"--kubeconfig", n.Cluster.Kubeconfig(), "--namespace", n.Name}, args...)
-	out, err := exec.CommandContext(ctx, n.kubectl, args...).CombinedOutput()
-	if err != nil {
-		return string(out), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	again := notReached
+	if len(args) > 0 && args[0] == "exec" {
+		again = notStarted
 	}
-	return string(out), nil
+	return n.kubectlIn(ctx, "", again, args...)
 }
 
 func (n *Namespace) apply(ctx context.Context, text string) error {
-	command := exec.CommandContext(ctx, n.kubectl, "--kubeconfig", n.Cluster.Kubeconfig(), "--namespace", n.Name, "apply", "-f", "-")
-	command.Stdin = strings.NewReader(text)
-	if out, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl apply: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return nil
+	_, err := n.kubectlIn(ctx, text, notReached, "apply", "-f", "-")
+	return err
 }
 
 // Eventually waits until nothing is missing any more, and fails the test with

@@ -218,7 +218,7 @@ func (n *Namespace) Class(class *storagev1.StorageClass) {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() {
-		if err := classes.Delete(context.WithoutCancel(n.t.Context()), class.Name, metav1.DeleteOptions{}); err != nil {
+		if err := classes.Delete(Afterwards(n.t), class.Name, metav1.DeleteOptions{}); err != nil {
 			n.t.Error(err)
 		}
 	})
