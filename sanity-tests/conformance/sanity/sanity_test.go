@@ -47,7 +47,7 @@ func TestDriver(t *testing.T) {
 		ginkgo.Describe(setup.name, ginkgo.Ordered, ginkgo.ContinueOnFailure, func() {
 			ginkgo.AfterAll(func(ctx context.Context) {
 				gomega.Eventually(found.leftovers).WithContext(ctx).WithTimeout(time.Minute).Should(gomega.BeEmpty(),
-					"things left behind")
+					"VIOLATED: things left behind")
 			})
 			sanity.GinkgoTest(&config)
 		})

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -140,7 +141,7 @@ func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
 		t.Fatalf("it is not refused with the name of the pod: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		t.Error("the namespace leaves nevertheless")
+		user.Violated(t, "the namespace leaves nevertheless")
 	}
 	n.unoffload()
 	if _, err := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "alone", metav1.GetOptions{}); !apierrors.IsNotFound(err) {

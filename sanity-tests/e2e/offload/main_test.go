@@ -23,7 +23,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestMain(m *testing.M) { user.Main(m, shared.remove) }
+func TestMain(m *testing.M) { user.MainOverDriver(m, shared.remove) }
 
 const (
 	// name is the id of the remote cluster, and the name of all that is made for it.

@@ -28,7 +28,7 @@ import (
 
 // Parallel tests start in the order of their files' names: those with the longest tests come
 // first, so that the suite does not end with one of them alone.
-func TestMain(m *testing.M) { user.Main(m, removeFabrics, shared.remove) }
+func TestMain(m *testing.M) { user.MainOverDriver(m, removeFabrics, shared.remove) }
 
 const (
 	// sharedName is the id of the remote cluster that most tests use, and the
