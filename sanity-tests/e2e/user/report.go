@@ -27,14 +27,14 @@ var reported sync.Map // of *testing.T
 func (n *Namespace) report() {
 	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
 	defer cancel()
-	n.show(ctx, "get", "pods,pvc,volumesnapshots", "-o", "wide")
-	n.show(ctx, "get", "volumeattachments", "-o", "custom-columns=VOLUME:.spec.source.persistentVolumeName,NODE:.spec.nodeName,ATTACHED:.status.attached,DELETED:.metadata.deletionTimestamp,ERROR:.status.detachError.message")
-	n.show(ctx, "get", "nodes", "-o", "custom-columns=NODE:.metadata.name,INUSE:.status.volumesInUse")
-	n.show(ctx, "get", "events", "--sort-by=.lastTimestamp", "-o", "custom-columns=OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message")
+	n.show(ctx, "pods, claims and snapshots", "get", "pods,pvc,volumesnapshots", "-o", "wide")
+	n.show(ctx, "attachments", "get", "volumeattachments", "-o", "custom-columns=VOLUME:.spec.source.persistentVolumeName,NODE:.spec.nodeName,ATTACHED:.status.attached,DELETED:.metadata.deletionTimestamp,ERROR:.status.detachError.message")
+	n.show(ctx, "volumes in use on nodes", "get", "nodes", "-o", "custom-columns=NODE:.metadata.name,INUSE:.status.volumesInUse")
+	n.show(ctx, "events", "get", "events", "--sort-by=.lastTimestamp", "-o", "custom-columns=OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message")
 	home := lab.Clusters()[0]
 	if n.Cluster == home {
 		for _, kind := range []string{"volumemoves", "namespaceoffloadings"} {
-			n.show(ctx, "get", kind, "-o", statusOfEach)
+			n.show(ctx, kind, "get", kind, "-o", statusOfEach)
 		}
 	}
 	if _, again := reported.LoadOrStore(n.t, true); !again {
@@ -48,26 +48,28 @@ const statusOfEach = `jsonpath={range .items[*]}{.metadata.name}: generation {.m
 
 // reportDriver puts into the test's log how the driver is, and what it said since the test began.
 func (n *Namespace) reportDriver(ctx context.Context) {
-	n.show(ctx, "get", "remoteclusters", "-o", statusOfEach)
-	n.show(ctx, "get", "pods", "-o", "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,PHASE:.status.phase,READY:.status.containerStatuses[*].ready,"+
+	n.show(ctx, "remoteclusters", "get", "remoteclusters", "-o", statusOfEach)
+	n.show(ctx, "pods, with restarts and the exit codes before them", "get", "pods", "-o", "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,PHASE:.status.phase,READY:.status.containerStatuses[*].ready,"+
 		"RESTARTS:.status.containerStatuses[*].restartCount,CODES:.status.containerStatuses[*].lastState.terminated.exitCode")
 	for _, one := range []struct{ component, container string }{
 		{"controller", "driver"}, {"node", "driver"}, {"fabric", "fabric"},
 	} {
-		n.show(ctx, "logs", "--selector=app.kubernetes.io/component="+one.component, "--container="+one.container, "--prefix",
+		n.show(ctx, "log of "+one.component, "logs", "--selector=app.kubernetes.io/component="+one.component, "--container="+one.container, "--prefix",
 			fmt.Sprintf("--tail=%d", logLines), "--since-time="+n.began.UTC().Format(time.RFC3339))
 	}
 }
 
-// show puts what kubectl answers into the test's log.
-func (n *Namespace) show(ctx context.Context, args ...string) {
+// show puts what kubectl answers into the test's log, if it answers anything.
+func (n *Namespace) show(ctx context.Context, heading string, args ...string) {
 	ctx, cancel := context.WithTimeout(ctx, questionLimit)
 	defer cancel()
 	out, err := n.run(ctx, append(args, "--request-timeout="+questionLimit.String())...)
 	if err != nil && out == "" {
 		out = err.Error()
 	}
-	n.t.Logf("--- %s/%s: kubectl %s\n%s", n.Cluster.Name(), n.Name, cut(strings.Join(args, " "), 100), cutLines(out, longestLine))
+	if out = strings.TrimSpace(out); out != "" {
+		n.t.Logf("--- %s in %s of cluster %s\n%s", heading, n.Name, n.Cluster.Name(), cutLines(out, longestLine))
+	}
 }
 
 // cutLines cuts each line of a text that is longer than this.
