@@ -163,6 +163,16 @@ func (f *Fabric) Stop(ctx context.Context) error {
 	return nil
 }
 
+// Remove does for the fabric of a process that was killed what Stop would have done.
+func Remove(ctx context.Context, o Options) error {
+	f, err := newFabric(o)
+	if err != nil {
+		return fmt.Errorf("fabric for node %s: %w", o.Node, err)
+	}
+	f.cancel = func() {} // nothing of it runs here
+	return f.Stop(ctx)
+}
+
 // removeRemotePods goes before the Node: a home pod must not look gone while
 // its containers run.
 func (f *Fabric) removeRemotePods(ctx context.Context) error {

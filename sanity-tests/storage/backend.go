@@ -69,9 +69,13 @@ func (b Backend) SetSpaceLeft(bytes *int64) error {
 	return b.change(func(s *switches) { s.SpaceLeft = bytes })
 }
 
-// ClearFaults takes back everything.
-func (b Backend) ClearFaults() error {
-	return b.change(func(s *switches) { *s = switches{} })
+// ClearFaults takes back everything, and says whether there was anything.
+func (b Backend) ClearFaults() (cleared bool, err error) {
+	err = b.change(func(s *switches) {
+		cleared = s.SpaceLeft != nil || len(s.Rules) > 0
+		*s = switches{}
+	})
+	return cleared, err
 }
 
 func (b Backend) change(edit func(*switches)) error {

@@ -29,6 +29,8 @@ func commands() []command {
 		{"restart", "COMPONENT", "start a component again", restart},
 		{"enter", "NODE [COMMAND…]", "a shell, or a command, inside a node", enter},
 		{"partition", "on|off", "cut or mend the link between the clusters", partition},
+		{"reset", "", "put a running lab back to what a suite of tests expects, whatever the one before was killed at", resetLab},
+		{"evidence", "DIRECTORY", "copy logs and objects of both clusters there, without Secrets", copyEvidence},
 		{"faults", "[pass|hang|half-open|reset|delay --up 1s --down 1s]", "show or set what the proxy between the clusters does", setFaults},
 	}
 }

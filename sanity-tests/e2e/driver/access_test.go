@@ -26,7 +26,7 @@ func TestReadWriteManyAcrossNodes(t *testing.T) {
 	n.Exec("on-"+nodes[0].Name, "echo together > /data/file")
 	for _, node := range nodes {
 		if got := n.Exec("on-"+node.Name, "cat /data/file"); got != "together" {
-			t.Errorf("on %s: %q", node.Name, got)
+			user.Violated(t, "on %s: %q", node.Name, got)
 		}
 	}
 }
@@ -59,11 +59,11 @@ func TestTwoPodsShareAVolumeOnOneNode(t *testing.T) {
 	n.WaitReady("second")
 	n.Exec("first", "echo here > /data/file")
 	if got := n.Exec("second", "cat /data/file"); got != "here" {
-		t.Errorf("the second pod reads %q", got)
+		user.Violated(t, "the second pod reads %q", got)
 	}
 	n.DeletePod("first")
 	if got := n.Exec("second", "cat /data/file"); got != "here" {
-		t.Errorf("after the first has gone, the second reads %q", got)
+		user.Violated(t, "after the first has gone, the second reads %q", got)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestBlockVolumes(t *testing.T) {
 			n.Pod("reader", "device", user.WithDevice)
 			n.WaitReady("reader")
 			if got := n.Exec("reader", "head -c 3 /data"); got != "raw" {
-				t.Errorf("the next pod reads %q", got)
+				user.Violated(t, "the next pod reads %q", got)
 			}
 		})
 	}
@@ -99,7 +99,7 @@ func TestSubPath(t *testing.T) {
 	n.Pod("outer", "tree")
 	n.WaitReady("outer")
 	if got := n.Exec("outer", "cat /data/branch/leaf/color"); got != "green" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }
 
@@ -108,7 +108,7 @@ func readOnly(pod *corev1.Pod) { pod.Spec.Volumes[0].PersistentVolumeClaim.ReadO
 func wantReadOnly(t *testing.T, n *user.Namespace, pod string) {
 	t.Helper()
 	if got := n.Exec(pod, "touch /data/file 2>&1 || true"); !strings.Contains(got, "Read-only") {
-		t.Errorf("writing to a read-only volume says %q", got)
+		user.Violated(t, "writing to a read-only volume says %q", got)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestReadOnlyPod(t *testing.T) {
 	n.WaitReady("reader")
 	wantReadOnly(t, n, "reader")
 	if got := n.Exec("reader", "cat /data/file"); got != "old" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }
 

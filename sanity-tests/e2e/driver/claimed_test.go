@@ -30,7 +30,7 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	patchVolume(t, n, found.Object.Name, fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":"Delete","claimRef":{"uid":%q}}}`, found.Claim.UID))
 	waitPhases(t, n, found, corev1.ClaimBound, corev1.VolumeBound)
 	if got := n.Exec("writer", "cat /data/file && echo more >> /data/file"); got != "precious" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 
 	// Without a pod nothing is attached, which would keep csi-provisioner from asking.
@@ -44,10 +44,10 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	n.Pod("reader", "data")
 	n.WaitReady("reader")
 	if got := n.Exec("reader", "cat /data/file"); got != "precious\nmore" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	if now := n.Follow("data"); now.Twin.UID != found.Twin.UID || now.Real.UID != found.Real.UID {
-		t.Errorf("twin or real volume are others: %v %v", now.Twin, now.Real)
+		user.Violated(t, "twin or real volume are others: %v %v", now.Twin, now.Real)
 	}
 	n.DeletePod("reader")
 	deleteClaim(t, n, "data")
@@ -127,7 +127,7 @@ func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
 	n.Pod("reader", "new")
 	n.WaitReady("reader")
 	if got := n.Exec("reader", "cat /data/file"); got != "precious" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("reader")
 	patchVolume(t, n, found.Object.Name, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)

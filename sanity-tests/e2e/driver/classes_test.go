@@ -40,7 +40,7 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 				n.Pod("reader", "data", user.OnNode(node.Name))
 				n.WaitReady("reader")
 				if got := n.Exec("reader", "cat /data/file"); got != "kept" {
-					t.Errorf("the next pod reads %q", got)
+					user.Violated(t, "the next pod reads %q", got)
 				}
 			})
 		}
@@ -107,7 +107,7 @@ func TestSecretsReachTheRealDriver(t *testing.T) {
 	for pod, log := range logsOfTheDriver(t, n) {
 		told = told || strings.Contains(log, "NodeStageVolume")
 		if strings.Contains(log, "hunter2") {
-			t.Errorf("the log of %s has the password", pod)
+			user.Violated(t, "the log of %s has the password", pod)
 		}
 	}
 	if !told {

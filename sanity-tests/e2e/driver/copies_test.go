@@ -81,12 +81,12 @@ func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
 			for pod, want := range map[string]string{"restored": old, "cloned": current} {
 				n.WaitReady(pod)
 				if got := checksum(n, pod, one.block); got != want {
-					t.Errorf("%s has the bytes %s, want %s", pod, got, want)
+					user.Violated(t, "%s has the bytes %s, want %s", pod, got, want)
 				}
 			}
 			scramble(n, "cloned", one.block)
 			if got := checksum(n, "writer", one.block); got != current {
-				t.Error("the source has changed with its clone")
+				user.Violated(t, "the source has changed with its clone")
 			}
 			wantCopies(t, n)
 		})
@@ -145,7 +145,7 @@ func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
 			t.Errorf("%s runs on %s, its data is on %s", claim, got, node)
 		}
 		if got := checksum(n, claim, false); got != want {
-			t.Errorf("%s has the bytes %s, want %s", claim, got, want)
+			user.Violated(t, "%s has the bytes %s, want %s", claim, got, want)
 		}
 		n.WaitEvent(claim, "NodeSelected", node)
 		n.WantNoEvent(claim, "ProvisioningFailed")
@@ -196,13 +196,13 @@ func TestSnapshotOutlivesItsVolume(t *testing.T) {
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
-		t.Errorf("the bytes are %s, want %s", got, want)
+		user.Violated(t, "the bytes are %s, want %s", got, want)
 	}
 	n.DeleteSnapshot("backup")
 	n.WantSnapshotGone(snapshot, n.Client, chart.StorageNamespace)
 	wantNoSnapshotData(t, n, snapshot)
 	if got := checksum(n, "reader", false); got != want {
-		t.Errorf("without its snapshot the bytes are %s, want %s", got, want)
+		user.Violated(t, "without its snapshot the bytes are %s, want %s", got, want)
 	}
 }
 
@@ -211,7 +211,7 @@ func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
 	t.Helper()
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(s.Real.Status.Handle)
 	if _, err := os.Stat(data); !os.IsNotExist(err) {
-		t.Errorf("the real driver still has %s: %v", data, err)
+		user.Violated(t, "the real driver still has %s: %v", data, err)
 	}
 }
 
@@ -305,7 +305,7 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	})
 	data := storage.BackendOf(n.Cluster, storage.Reference).Data(found.Real.Status.Handle)
 	if _, err := os.Stat(data); err != nil {
-		t.Errorf("the data of a retained snapshot: %v", err)
+		user.Violated(t, "the data of a retained snapshot: %v", err)
 	}
 	wantListed(t, n, found, "Retained")
 
@@ -375,7 +375,7 @@ spec:
 	n.Pod("reader", "restored")
 	n.WaitReady("reader")
 	if got := checksum(n, "reader", false); got != want {
-		t.Errorf("the bytes are %s, want %s", got, want)
+		user.Violated(t, "the bytes are %s, want %s", got, want)
 	}
 	n.DeleteSnapshot("again")
 	n.WantSnapshotGone(found, n.Client, chart.StorageNamespace)

@@ -32,7 +32,7 @@ func TestDatabaseIsCopiedWhileItWrites(t *testing.T) {
 		n.WaitReady(copied)
 		count, latest := n.EtcdKeys(copied)
 		if count < before[copied] || count != latest {
-			t.Errorf("the %s database has %d keys up to %d; %d were confirmed before it was copied", copied, count, latest, before[copied])
+			user.Violated(t, "the %s database has %d keys up to %d; %d were confirmed before it was copied", copied, count, latest, before[copied])
 		}
 		t.Logf("%s: %d keys, %d confirmed before the copy", copied, count, before[copied])
 	}

@@ -41,7 +41,7 @@ func TestVolumeGrowsOnlineThreeTimes(t *testing.T) {
 		}
 	}
 	if got := n.Exec("user", "cat /data/file"); got != "kept" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	if after := n.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Error("the pod did not live through it")
@@ -113,7 +113,7 @@ func TestBlockVolumesGrowOnline(t *testing.T) {
 			n.Pod("reader", "device", user.WithDevice)
 			n.WaitReady("reader")
 			if got := n.Exec("reader", "head -c 4 /data"); got != "kept" {
-				t.Errorf("read %q", got)
+				user.Violated(t, "read %q", got)
 			}
 		})
 	}
@@ -145,7 +145,7 @@ func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
 	}
 	n.Exec("folder-"+names[0], "echo together > /data/file")
 	if got := n.Exec("folder-"+names[1], "cat /data/file"); got != "together" {
-		t.Errorf("the other node reads %q", got)
+		user.Violated(t, "the other node reads %q", got)
 	}
 }
 

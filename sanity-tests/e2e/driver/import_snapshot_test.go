@@ -66,7 +66,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 				t.Fatalf("the dry run: %v\n%s", err, out)
 			}
 			if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
-				t.Fatalf("the dry run changed something: %+v", now)
+				user.ViolatedNow(t, "the dry run changed something: %+v", now)
 			}
 			if out, err := runSnapshotImport(t, n, "backup"); err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -76,7 +76,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 				t.Errorf("the snapshot is of %s, its twin of %s", imported.Content.Spec.Driver, imported.Real.Spec.Driver)
 			}
 			if imported.Real.Status.Handle != before.Content.Status.Handle {
-				t.Errorf("the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+				user.Violated(t, "the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
 			}
 			left, err := user.SnapshotContent(t.Context(), n.Client, before.Content.Metadata.Name)
 			if err != nil || left != nil {
@@ -91,7 +91,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 			n.Pod("reader", "restored")
 			n.WaitReady("reader")
 			if got := checksum(n, "reader", false); got != want {
-				t.Errorf("the bytes are %s, want %s", got, want)
+				user.Violated(t, "the bytes are %s, want %s", got, want)
 			}
 			n.DeleteSnapshot("backup")
 			n.WantSnapshotGone(imported, n.Client, chart.StorageNamespace)
@@ -112,7 +112,7 @@ func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	n.Claim("copy", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
 	out, err := runSnapshotImport(t, n, "backup")
 	if err == nil {
-		t.Fatal("it was imported")
+		user.ViolatedNow(t, "it was imported")
 	}
 	for _, word := range []string{"Helm", "--force-managed", "copy"} {
 		if !strings.Contains(out, word) {
@@ -120,7 +120,7 @@ func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
 		}
 	}
 	if now := behindReal(t, n); now.Object.Metadata.UID != before.Object.Metadata.UID || len(now.Content.Metadata.Annotations["storage.liqo.io/import-snapshot"]) > 0 {
-		t.Errorf("something was changed: %+v", now)
+		user.Violated(t, "something was changed: %+v", now)
 	}
 	if out, err := runSnapshotImport(t, n, "none"); err == nil || !strings.Contains(out, "no such VolumeSnapshot") {
 		t.Errorf("%v: %s", err, out)
@@ -164,7 +164,7 @@ func wantSnapshotAsBefore(t *testing.T, n *user.Namespace, before user.Snapshot)
 		}
 	}
 	if others := otherContents(t, n, before); len(others) > 0 {
-		t.Errorf("there are other contents of the data: %v", others)
+		user.Violated(t, "there are other contents of the data: %v", others)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
 		return "", nil
 	})
 	if _, err := os.Stat(data); err != nil {
-		t.Errorf("the data: %v", err)
+		user.Violated(t, "the data: %v", err)
 	}
 	for _, args := range [][]string{
 		{"patch", "volumesnapshotcontent", second, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`},

@@ -94,7 +94,7 @@ func wantImported(t *testing.T, n *user.Namespace, name string, real *corev1.Per
 		t.Errorf("the volume of the claim is not of this driver: %v", found.Object.Spec.PersistentVolumeSource)
 	}
 	if found.Real.UID != real.UID {
-		t.Errorf("the real volume is %s, and was %s", found.Real.Name, real.Name)
+		user.Violated(t, "the real volume is %s, and was %s", found.Real.Name, real.Name)
 	}
 	wantPolicy(t, n, real.Name, policy)
 	if _, wishes := claimOf(t, n, name).Annotations[adopt]; wishes {
@@ -124,7 +124,7 @@ func wantPolicy(t *testing.T, n *user.Namespace, name string, policy corev1.Pers
 func wantAsBefore(t *testing.T, n *user.Namespace, name string, real *corev1.PersistentVolume) {
 	t.Helper()
 	if now := n.WaitBound(name); now.UID != real.UID {
-		t.Errorf("the claim has the volume %s, and had %s", now.Name, real.Name)
+		user.Violated(t, "the claim has the volume %s, and had %s", now.Name, real.Name)
 	}
 	claim := claimOf(t, n, name)
 	if *claim.Spec.StorageClassName != real.Spec.StorageClassName {
@@ -143,7 +143,7 @@ func wantSum(t *testing.T, n *user.Namespace, pod, claim, sum string, edits ...f
 	n.Pod(pod, claim, edits...)
 	n.WaitReady(pod)
 	if got := n.Exec(pod, "md5sum /data/deep/file"); got != sum {
-		t.Errorf("read %q, wrote %q", got, sum)
+		user.Violated(t, "read %q, wrote %q", got, sum)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestImportOfABlockVolume(t *testing.T) {
 	n.Pod("after", "data", user.WithDevice)
 	n.WaitReady("after")
 	if got := n.Exec("after", "head -c 4 /data"); got != "kept" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
@@ -251,7 +251,7 @@ func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	real := n.WaitBound("data")
 	out, err := runImport(t, n, "data", "--class", "reference")
 	if err == nil {
-		t.Fatal("a claim in use was imported")
+		user.ViolatedNow(t, "a claim in use was imported")
 	}
 	for _, wanted := range []string{"the pod user uses the claim", "is attached to the node", "Helm manages the claim", "not one of this driver"} {
 		if !strings.Contains(out, wanted) {
@@ -262,7 +262,7 @@ func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	n.DeletePod("user")
 	waitRealDetached(n, real.Name)
 	if out, err := runImport(t, n, "data", "--class", "liqo-reference-attach"); err == nil {
-		t.Fatalf("a claim that Helm manages was imported: %s", out)
+		user.ViolatedNow(t, "a claim that Helm manages was imported: %s", out)
 	}
 	mustImport(t, n, "data", "--class", "liqo-reference-attach", "--force-managed")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
@@ -318,7 +318,7 @@ func TestImportOfAStatefulSet(t *testing.T) {
 	for pod, sum := range sums {
 		n.WaitReady(pod)
 		if got := n.Exec(pod, "md5sum /data/deep/file"); got != sum {
-			t.Errorf("%s reads %q, wrote %q", pod, got, sum)
+			user.Violated(t, "%s reads %q, wrote %q", pod, got, sum)
 		}
 	}
 	if _, err := n.Kubectl("delete", "statefulset", "db"); err != nil {
@@ -390,7 +390,7 @@ func TestWishToAdoptGivesNobodyData(t *testing.T) {
 	mustImport(t, n, "data", "--class", "liqo-reference")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
 	if claim := claimOf(t, thief, "data"); claim.Status.Phase == corev1.ClaimBound {
-		t.Error("the claim of a stranger is bound")
+		user.Violated(t, "the claim of a stranger is bound")
 	}
 	wantSum(t, n, "after", "data", sum)
 	n.DeletePod("after")
@@ -418,7 +418,7 @@ func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
 	n.WaitReady("early")
 	wantImported(t, n, "data", real, corev1.PersistentVolumeReclaimDelete)
 	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
-		t.Errorf("read %q, wrote %q", got, sum)
+		user.Violated(t, "read %q, wrote %q", got, sum)
 	}
 	n.DeletePod("early")
 	deleteClaim(t, n, "data")

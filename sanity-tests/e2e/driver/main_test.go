@@ -23,7 +23,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestMain(m *testing.M) { user.Main(m) }
+func TestMain(m *testing.M) { user.MainOverDriver(m) }
 
 // installed puts the driver into the cluster, once for all tests.
 var installed = struct {

@@ -78,7 +78,7 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	n.WaitMove("smaller", "Retaining")
 	n.WaitReady(pod)
 	if got := n.Exec(pod, "cat /data/file && test ! -e /data/much"); got != "kept" {
-		t.Errorf("there is %q", got)
+		user.Violated(t, "there is %q", got)
 	}
 }
 
@@ -111,10 +111,10 @@ func moveDevice(t *testing.T, n *user.Namespace, class, more string) {
 	n.WaitOn(pod, nodes[1].Name)
 	n.WaitReady(pod)
 	if got := n.DeviceSum(pod); got != sum {
-		t.Errorf("the device has the checksum %s, and had %s", got, sum)
+		user.Violated(t, "the device has the checksum %s, and had %s", got, sum)
 	}
 	if got := n.DeviceCount(pod); got < before {
-		t.Errorf("the pod had counted to %d, and is at %d", before, got)
+		user.Violated(t, "the pod had counted to %d, and is at %d", before, got)
 	}
 	cold, err := n.Kubectl("get", "volumemove", "elsewhere", "-o", "jsonpath={.status.claims[0].cold}")
 	if err != nil || !strings.Contains(cold, "Block") {
@@ -148,7 +148,7 @@ func wantUndone(t *testing.T, n *user.Namespace, move, pod string) {
 	}
 	wantMoved(t, n, pod)
 	if got := n.Exec(pod, "grep -c 'written there' /data/log"); got != "1" {
-		t.Errorf("what was written after the move is there %s times", got)
+		user.Violated(t, "what was written after the move is there %s times", got)
 	}
 	if now := n.Follow("data").Claim.UID; now != before {
 		t.Errorf("the claim was %s, and is %s", before, now)
@@ -161,6 +161,6 @@ func wantMoved(t *testing.T, n *user.Namespace, pod string) {
 	n.WaitReady(pod)
 	got := n.Exec(pod, "cd /data && cat file third && stat -c '%h %a %Y' file && test -p pipe && test file -ef second && ls")
 	if want := "kept\nkept\n2 2750 981173106\nfile\nlog\npipe\nsecond\nthird"; got != want {
-		t.Errorf("there is\n%s\nand not\n%s", got, want)
+		user.Violated(t, "there is\n%s\nand not\n%s", got, want)
 	}
 }

@@ -40,7 +40,7 @@ func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
 		t.Errorf("the pod runs on %s, its data is on %s", pod.Spec.NodeName, owner.Name)
 	}
 	if got := n.Exec("third", "cat /data/file"); got != "here" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestPodsInTheStorageNamespaceMayNotUseTwins(t *testing.T) {
 	intruder := user.NewPod("intruder", twin.Name)
 	_, err := n.Client.CoreV1().Pods(chart.StorageNamespace).Create(t.Context(), intruder, metav1.CreateOptions{})
 	if err == nil {
-		t.Error("a pod may use a twin")
+		user.Violated(t, "a pod may use a twin")
 		_ = n.Client.CoreV1().Pods(chart.StorageNamespace).Delete(t.Context(), intruder.Name, metav1.DeleteOptions{})
 	}
 }

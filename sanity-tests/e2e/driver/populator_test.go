@@ -47,12 +47,12 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 
 	giveVolume(t, n, found.Object.Name, wanted)
 	if bound := n.WaitBound("data"); bound.Name != found.Object.Name {
-		t.Fatalf("the claim got the volume %s instead of %s", bound.Name, found.Object.Name)
+		user.ViolatedNow(t, "the claim got the volume %s instead of %s", bound.Name, found.Object.Name)
 	}
 	deleteClaim(t, populator, prime)
 	n.WaitReady("user")
 	if got := n.Exec("user", "cat /data/file && echo more >> /data/file && sync"); got != "populated" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	waitTwinReady(n, "data", "the twin "+chart.StorageNamespace+"/"+found.Twin.Name+" is bound")
 
@@ -61,7 +61,7 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 	n.Pod("next", "data")
 	n.WaitReady("next")
 	if got := n.Exec("next", "cat /data/file"); got != "populated\nmore" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	wantSameTwin(t, n, found)
 	n.DeletePod("next")

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // Without the driver pods keep their volumes; with it again, everything goes on.
@@ -19,10 +20,10 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := n.Exec("user", "cat /data/file && echo meanwhile >> /data/file"); got != "before" {
-		t.Errorf("without the driver the pod reads %q", got)
+		user.Violated(t, "without the driver the pod reads %q", got)
 	}
 	if twin := n.Follow("data").Twin; twin.UID != found.Twin.UID || twin.DeletionTimestamp != nil {
-		t.Errorf("the twin did not survive: %v", twin)
+		user.Violated(t, "the twin did not survive: %v", twin)
 	}
 
 	if err := install(t.Context(), n.Cluster); err != nil {
@@ -32,7 +33,7 @@ func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
 	n.Pod("next", "data")
 	n.WaitReady("next")
 	if got := n.Exec("next", "cat /data/file"); got != "before\nmeanwhile" {
-		t.Errorf("the next pod reads %q", got)
+		user.Violated(t, "the next pod reads %q", got)
 	}
 	n.DeletePod("next")
 	deleteClaim(t, n, "data")

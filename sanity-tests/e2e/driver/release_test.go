@@ -70,7 +70,7 @@ func wantReleased(t *testing.T, n *user.Namespace, name string, was user.Volume,
 	t.Helper()
 	now := n.WaitBound(name)
 	if now.UID != was.Real.UID {
-		t.Errorf("the claim has the volume %s, and not %s", now.Name, was.Real.Name)
+		user.Violated(t, "the claim has the volume %s, and not %s", now.Name, was.Real.Name)
 	}
 	claim := claimOf(t, n, name)
 	if *claim.Spec.StorageClassName != was.Real.Spec.StorageClassName {
@@ -91,11 +91,11 @@ func wantReleased(t *testing.T, n *user.Namespace, name string, was user.Volume,
 	}
 	volumes := n.Client.CoreV1().PersistentVolumes()
 	if _, err := volumes.Get(t.Context(), was.Object.Name, metav1.GetOptions{}); err == nil {
-		t.Error("the virtual volume is left")
+		user.Violated(t, "the virtual volume is left")
 	}
 	twins := n.Client.CoreV1().PersistentVolumeClaims(was.Twin.Namespace)
 	if _, err := twins.Get(t.Context(), was.Twin.Name, metav1.GetOptions{}); err == nil {
-		t.Error("the twin is left")
+		user.Violated(t, "the twin is left")
 	}
 }
 
@@ -195,7 +195,7 @@ func TestReleaseTellsAllThatSpeaksAgainstIt(t *testing.T) {
 	was := n.Follow("data")
 	out, err := runRelease(t, n, "data")
 	if err == nil {
-		t.Fatal("a claim in use was released")
+		user.ViolatedNow(t, "a claim in use was released")
 	}
 	for _, wanted := range []string{
 		"the pod user uses the claim", "Helm manages the claim",
@@ -206,7 +206,7 @@ func TestReleaseTellsAllThatSpeaksAgainstIt(t *testing.T) {
 		}
 	}
 	if now := n.Follow("data"); now.Real.UID != was.Real.UID {
-		t.Error("the claim was changed")
+		user.Violated(t, "the claim was changed")
 	}
 	n.DeletePod("user")
 	deleteClaim(t, n, "data")
@@ -231,7 +231,7 @@ func TestReleaseIsUndone(t *testing.T) {
 	}
 	n.WaitReady("early")
 	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
-		t.Errorf("read %q, wrote %q", got, sum)
+		user.Violated(t, "read %q, wrote %q", got, sum)
 	}
 	wantSameVolume(t, n, was)
 	n.DeletePod("early")
@@ -253,7 +253,7 @@ func TestReleaseOfABlockVolume(t *testing.T) {
 	n.Pod("after", "data", user.WithDevice)
 	n.WaitReady("after")
 	if got := n.Exec("after", "head -c 4 /data"); got != "kept" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("after")
 	deleteClaim(t, n, "data")
@@ -298,7 +298,7 @@ func TestReleaseOfAStatefulSet(t *testing.T) {
 	for pod, sum := range sums {
 		n.WaitReady(pod)
 		if got := n.Exec(pod, "md5sum /data/deep/file"); got != sum {
-			t.Errorf("%s reads %q, wrote %q", pod, got, sum)
+			user.Violated(t, "%s reads %q, wrote %q", pod, got, sum)
 		}
 	}
 	if _, err := n.Kubectl("delete", "statefulset", "db"); err != nil {
@@ -386,7 +386,7 @@ func interrupted(t *testing.T, command func(ctx context.Context), reached func()
 func wantSameVolume(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
 	if claim := claimOf(t, n, "data"); claim.Spec.VolumeName != was.Object.Name {
-		t.Errorf("the claim has the volume %s, had %s", claim.Spec.VolumeName, was.Object.Name)
+		user.Violated(t, "the claim has the volume %s, had %s", claim.Spec.VolumeName, was.Object.Name)
 	}
 	twin, err := n.Client.CoreV1().PersistentVolumeClaims(was.Twin.Namespace).Get(t.Context(), was.Twin.Name, metav1.GetOptions{})
 	if err != nil || twin.UID != was.Twin.UID || twin.Spec.VolumeName != was.Real.Name {
@@ -420,7 +420,7 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	}
 	n.WaitReady("early")
 	if got := n.Exec("early", "md5sum /data/deep/file"); got != sum {
-		t.Errorf("read %q, wrote %q", got, sum)
+		user.Violated(t, "read %q, wrote %q", got, sum)
 	}
 	wantSameVolume(t, n, was)
 	wantPolicy(t, n, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
@@ -444,7 +444,7 @@ func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
 	}
 	n.WaitReady("late")
 	if got := n.Exec("late", "md5sum /data/deep/file"); got != sum {
-		t.Errorf("read %q, wrote %q", got, sum)
+		user.Violated(t, "read %q, wrote %q", got, sum)
 	}
 	wantReleased(t, n, "data", was, corev1.PersistentVolumeReclaimDelete)
 	n.DeletePod("late")

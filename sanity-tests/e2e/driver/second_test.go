@@ -124,7 +124,7 @@ func TestASecondVolumeOfTheSameData(t *testing.T) {
 				n.DeletePod("user")
 				time.Sleep(5 * time.Second) // for kubelet to take the volume away, if it would
 				if got := reader.Exec("reader", read); got != "alone" {
-					t.Errorf("after the user has gone, the reader reads %q", got)
+					user.Violated(t, "after the user has gone, the reader reads %q", got)
 				}
 				n.Pod("user", "data", pods...)
 				n.WaitReady("user")

@@ -109,7 +109,7 @@ func leavesNothing(t *testing.T, cluster *clusters.Cluster, suite *external.Suit
 			}
 			select {
 			case <-ctx.Done():
-				t.Errorf("left behind:\n  %s", strings.Join(leaked, "\n  "))
+				user.Violated(t, "left behind:\n  %s", strings.Join(leaked, "\n  "))
 				return
 			case <-time.After(time.Second):
 			}

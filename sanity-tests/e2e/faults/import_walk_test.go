@@ -126,7 +126,7 @@ func (w *walk) imported(t *testing.T, n *user.Namespace) {
 	w.carriedOut(t, n, controller)
 	found := n.Follow("data")
 	if found.Real.UID != real.UID || found.Real.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
-		t.Errorf("the real volume is %s (%s), and was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
+		user.Violated(t, "the real volume is %s (%s), and was %s (%s)", found.Real.Name, found.Real.Spec.PersistentVolumeReclaimPolicy,
 			real.Name, real.Spec.PersistentVolumeReclaimPolicy)
 	}
 	n.Pod("after", "data")
@@ -191,7 +191,7 @@ func wantAsBefore(t *testing.T, n *user.Namespace, real *corev1.PersistentVolume
 	t.Helper()
 	now := n.WaitBound("data")
 	if now.UID != real.UID || now.Spec.PersistentVolumeReclaimPolicy != real.Spec.PersistentVolumeReclaimPolicy {
-		t.Fatalf("the claim has the volume %s (%s), and had %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, real.Name)
+		user.ViolatedNow(t, "the claim has the volume %s (%s), and had %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, real.Name)
 	}
 	for _, key := range []string{"import", "adopt-for"} {
 		if _, left := now.Annotations["storage.liqo.io/"+key]; left {
@@ -341,8 +341,11 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.dies(t, w, both("snapshot-undo-touch", "snapshot-undo-twin", "snapshot-undo-content", "snapshot-undo-restore", "snapshot-undo-untouch"), "--undo")
 	command.ends(t, "--undo")
 	now, err := n.BehindSnapshot(t.Context(), "backup")
-	if err != nil || now.Content == nil || now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
-		t.Fatalf("it is not as before: %+v, %v", now, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Content == nil || now.Object.Metadata.UID != before.Object.Metadata.UID || now.Content.Spec.DeletionPolicy != "Delete" {
+		user.ViolatedNow(t, "it is not as before: %+v", now)
 	}
 
 	command.dies(t, w, both("snapshot-import-mark", "snapshot-import-content", "snapshot-import-twin"))
@@ -351,7 +354,7 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.ends(t)
 	imported := n.FollowImportedSnapshot("backup")
 	if imported.Real.Status.Handle != before.Content.Status.Handle {
-		t.Errorf("the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
+		user.Violated(t, "the data is %s, and was %s", imported.Real.Status.Handle, before.Content.Status.Handle)
 	}
 	n.Claim("restored", "liqo-reference", "64Mi", user.From("VolumeSnapshot", "backup"))
 	n.Pod("reader", "restored")

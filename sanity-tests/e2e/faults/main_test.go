@@ -58,21 +58,33 @@ func install(t *testing.T, cluster *clusters.Cluster, replicas int) {
 	}
 }
 
-// accounted compares the stock at the end of the test with that of now.
+// accounted compares the stock at the end of the test with that of its beginning, and if it is tried
+// again in the same lab with that of its first attempt.
 func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 	t.Helper()
-	before, err := stock(t.Context(), accountable)
+	book := account.LabBook()
+	before, again, err := book.Before(t.Name(), func() (account.Stock, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), user.Patience)
+		defer cancel()
+		return account.Settled(ctx, 2*time.Second, func(ctx context.Context) (account.Stock, error) { return stock(ctx, accountable) })
+	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if again != "" {
+		t.Logf("the account is that of the first attempt in this lab, at %s", again)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), user.Patience)
 		defer cancel()
 		var leaked, lost []string
 		for ctx.Err() == nil {
-			after, err := stock(ctx, accountable)
-			if err == nil {
+			var after account.Stock
+			if after, err = stock(ctx, accountable); err == nil {
 				if leaked, lost = after.Beyond(before), before.Beyond(after); len(leaked)+len(lost) == 0 {
+					if err := book.Settle(t.Name()); err != nil {
+						t.Error(err)
+					}
 					return
 				}
 			}
@@ -81,7 +93,11 @@ func accounted(t *testing.T, accountable ...*clusters.Cluster) {
 			case <-time.After(time.Second):
 			}
 		}
-		t.Errorf("leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
+		if len(leaked)+len(lost) == 0 {
+			t.Errorf("no stock could be taken in the end: %v", err)
+			return
+		}
+		user.Violated(t, "leaked:\n  %s\nlost:\n  %s", strings.Join(leaked, "\n  "), strings.Join(lost, "\n  "))
 	})
 }
 
@@ -114,7 +130,7 @@ func read(t *testing.T, n *user.Namespace, pod, word string) {
 	n.Eventually("the pod "+pod+" reads", func(context.Context) (string, error) {
 		got, err := n.Kubectl("exec", pod, "--", "cat", "/data/file")
 		if got = strings.TrimSpace(got); err == nil && got != word {
-			t.Fatalf("the data is %q, it was %q", got, word)
+			user.ViolatedNow(t, "the data is %q, it was %q", got, word)
 		}
 		return "", err
 	})

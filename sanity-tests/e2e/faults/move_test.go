@@ -51,7 +51,7 @@ func cutWhileMoved(t *testing.T, b *neighbour) {
 		return "", err
 	})
 	heal()
-	b.movedWhole(pod, sum)
+	b.movedWhole(t, pod, sum)
 }
 
 // Movers, relay and controller die while data is copied, and the controller once more while users
@@ -70,7 +70,7 @@ func killedWhileMoved(t *testing.T, b *neighbour) {
 	b.drained(volume)
 	b.here.EndPod(pod)
 	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
-	b.movedWhole(pod, sum)
+	b.movedWhole(t, pod, sum)
 }
 
 // muchToMove is a volume in use at home with twenty MiB in it, and their hash.
@@ -142,13 +142,14 @@ func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector st
 }
 
 // movedWhole waits for the end of a move, and compares.
-func (b *neighbour) movedWhole(pod, sum string) {
+func (b *neighbour) movedWhole(t *testing.T, pod, sum string) {
+	t.Helper()
 	b.here.WaitMove(aMove, "Retaining")
 	b.here.WaitOn(pod, b.id)
 	b.there.Eventually("the data is the same there", func(context.Context) (string, error) {
 		told, err := b.there.Kubectl("exec", pod, "--", "sha256sum", "/data/much")
 		if err == nil && strings.TrimSpace(told) != strings.TrimSpace(sum) {
-			return fmt.Sprintf("its hash is %s, and was %s", told, sum), nil
+			user.ViolatedNow(t, "the hash of the data is %s, and was %s", told, sum)
 		}
 		return "", err
 	})

@@ -199,10 +199,7 @@ func (w *walk) moveRetained(t *testing.T, b *neighbour) {
 	b.here.WaitMove(aMove, "Done")
 	w.carriedOut(t, b.here, controller)
 	b.oneTwinEach()
-	left, err := b.here.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
-	if err != nil || left.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Errorf("the data at the source is not retained: %v %v", left.Spec.PersistentVolumeReclaimPolicy, err)
-	}
+	b.here.WantRetained(was.Real.Name)
 	// Nobody needs it any more.
 	b.reclaimed(b.here, was.Real.Name, corev1.PersistentVolumeReclaimDelete)
 	b.here.WaitGone("pv", was.Real.Name)
@@ -235,10 +232,7 @@ func (w *walk) moveWithin(t *testing.T, b *neighbour) {
 	if now.Twin.Name != "data" || *now.Twin.Spec.StorageClassName != "reference-immediate" {
 		t.Errorf("the twin is %s, of class %s", now.Twin.Name, *now.Twin.Spec.StorageClassName)
 	}
-	kept, err := b.there.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
-	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Errorf("the source is not kept: %v %v", kept.Spec.PersistentVolumeReclaimPolicy, err)
-	}
+	b.there.WantRetained(was.Real.Name)
 	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
 	b.here.WaitMove(aMove, "Done")
 	b.there.WaitGone("pv", was.Real.Name)

@@ -46,7 +46,7 @@ func wantReal(t *testing.T, n *user.Namespace, was user.Volume) {
 	t.Helper()
 	now := n.WaitBound("data")
 	if now.UID != was.Real.UID || now.Spec.PersistentVolumeReclaimPolicy != was.Real.Spec.PersistentVolumeReclaimPolicy {
-		t.Fatalf("the claim has the volume %s (%s), and not %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, was.Real.Name)
+		user.ViolatedNow(t, "the claim has the volume %s (%s), and not %s", now.Name, now.Spec.PersistentVolumeReclaimPolicy, was.Real.Name)
 	}
 	if _, left := now.Annotations["storage.liqo.io/release"]; left {
 		t.Fatal("the record of the release is left")
@@ -104,7 +104,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	command.ends(t, "--undo")
 	now := n.Follow("data")
 	if now.Real.UID != was.Real.UID {
-		t.Fatalf("the real volume is %s, and was %s", now.Real.Name, was.Real.Name)
+		user.ViolatedNow(t, "the real volume is %s, and was %s", now.Real.Name, was.Real.Name)
 	}
 
 	// Somebody makes the claim in the gap, of the real class.

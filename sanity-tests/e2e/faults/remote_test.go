@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -101,13 +102,13 @@ func cutWhileDeleted(t *testing.T, b *neighbour) {
 	deleteClaim(b.here, "far")
 	b.waitVolumeEvent(volume.Name, "VolumeFailedDelete", b.id)
 	b.lasting(t, "volume and twin stay", func(ctx context.Context) (string, error) {
-		if _, err := b.here.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{}); err != nil {
-			return "the volume: " + err.Error(), nil
+		_, here := b.here.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		_, there := b.there.Client.CoreV1().PersistentVolumes().Get(ctx, real.Name, metav1.GetOptions{})
+		err := errors.Join(here, there)
+		if apierrors.IsNotFound(here) || apierrors.IsNotFound(there) {
+			return err.Error(), nil
 		}
-		if _, err := b.there.Client.CoreV1().PersistentVolumes().Get(ctx, real.Name, metav1.GetOptions{}); err != nil {
-			return "the real volume: " + err.Error(), nil
-		}
-		return "", nil
+		return "", err
 	})
 	heal()
 	b.here.Eventually("volume, twin and data go away", func(ctx context.Context) (string, error) {
@@ -117,7 +118,7 @@ func cutWhileDeleted(t *testing.T, b *neighbour) {
 		}
 		// Success means that the data is gone already.
 		if _, err := b.there.Client.CoreV1().PersistentVolumes().Get(ctx, real.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("the volume was reported deleted, its real volume %s is still there: %v", real.Name, err)
+			user.Violated(t, "the volume was reported deleted, its real volume %s is still there: %v", real.Name, err)
 		}
 		return "", nil
 	})
@@ -205,10 +206,7 @@ func namespaceDeleted(t *testing.T, b *neighbour) {
 		return fmt.Sprint(found.Status.Conditions), err
 	})
 	b.waitIll("far")
-	kept, err := b.there.Client.CoreV1().PersistentVolumes().Get(t.Context(), was.Real.Name, metav1.GetOptions{})
-	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Fatalf("the data is to be kept, its volume is %v: %v", kept, err)
-	}
+	b.there.WantRetained(was.Real.Name)
 
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.there.Name}}
 	if _, err := namespaces.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
@@ -251,10 +249,7 @@ func restoredAtHome(t *testing.T, b *neighbour) {
 	}
 	b.oneTwinEach()
 	volumes := b.there.Client.CoreV1().PersistentVolumes()
-	kept, err := volumes.Get(t.Context(), was.Real.Name, metav1.GetOptions{})
-	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Fatalf("the data is to be kept, its volume is %v: %v", kept, err)
-	}
+	kept := b.there.WantRetained(was.Real.Name)
 
 	// Who is told that it is there disposes of it.
 	patch := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
@@ -293,7 +288,7 @@ func (b *neighbour) lasting(t *testing.T, what string, wrong func(ctx context.Co
 	b.here.Eventually(what, func(ctx context.Context) (string, error) {
 		now, err := wrong(ctx)
 		if now != "" {
-			t.Fatalf("%s: after %v not any more: %s", what, time.Since(began), now)
+			user.ViolatedNow(t, "%s: after %v not any more: %s", what, time.Since(began), now)
 		}
 		if left := outlasting - time.Since(began); left > 0 {
 			return fmt.Sprintf("another %v to be watched", left), err

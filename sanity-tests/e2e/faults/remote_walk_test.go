@@ -87,10 +87,7 @@ func (w *walk) remoteRetained(t *testing.T, b *neighbour) {
 		}
 		return "", here.PersistentVolumes().Delete(ctx, volume.Object.Name, metav1.DeleteOptions{})
 	})
-	kept, err := there.PersistentVolumes().Get(t.Context(), volume.Real.Name, metav1.GetOptions{})
-	if err != nil || kept.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Fatalf("the data is to be retained, its volume is %v: %v", kept, err)
-	}
+	b.there.WantRetained(volume.Real.Name)
 	deleteClaim(b.there, volume.Twin.Name)
 	if _, err := there.PersistentVolumes().Patch(t.Context(), volume.Real.Name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), metav1.PatchOptions{}); err != nil {

@@ -37,7 +37,7 @@ func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
 	p.move("back", "target: {nodeName: "+here+"}", "source")
 	p.home.WaitReady(pod)
 	if got := p.home.Exec(pod, "cat /data/file"); got != "back" {
-		t.Errorf("at home there is %q", got)
+		user.Violated(t, "at home there is %q", got)
 	}
 	if now := p.claim("data").UID; now != uid {
 		t.Errorf("the claim has the uid %s now, and had %s", now, uid)

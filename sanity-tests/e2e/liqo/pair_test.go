@@ -94,7 +94,7 @@ func (p *pair) writes(pod, claim, text string) {
 func (p *pair) wantRead(pod, text string) {
 	p.t.Helper()
 	if got := p.remote.Exec(pod, "cat /data/file"); got != text {
-		p.t.Errorf("pod %s reads %q, not %q", pod, got, text)
+		user.Violated(p.t, "pod %s reads %q, not %q", pod, got, text)
 	}
 }
 

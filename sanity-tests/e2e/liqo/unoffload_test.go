@@ -38,7 +38,7 @@ func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
 	}
 	for _, twin := range twins.Items {
 		if twin.Name == "data" {
-			t.Errorf("an empty twin was made in the place of the lost one: %+v", twin)
+			user.Violated(t, "an empty twin was made in the place of the lost one: %+v", twin)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func keepsTheData(t *testing.T, p *pair) {
 	p.wantRead("next", "precious")
 	again := p.home.FollowTo(p.remote, "data")
 	if again.Real.Name != found.Real.Name {
-		t.Errorf("the twin is on %s, its data is on %s", again.Real.Name, found.Real.Name)
+		user.Violated(t, "the twin is on %s, its data is on %s", again.Real.Name, found.Real.Name)
 	}
 	p.condition("data", "TwinBound", because("TwinBound"))
 	p.home.DeletePod("next")

@@ -172,7 +172,7 @@ func TestATreeMovesThroughTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if here, there := home.Exec("source", sums), remote.Exec("target", sums); here != there || len(here) < 1000 {
-		t.Errorf("the source has\n%s\nthe target has\n%s", here, there)
+		user.Violated(t, "the source has\n%s\nthe target has\n%s", here, there)
 	}
 	if links := remote.Exec("target", "stat -c %h /data/d/small"); links != "2" {
 		t.Errorf("the hard link is %s files", links)

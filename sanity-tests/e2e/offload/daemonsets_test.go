@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -95,7 +96,7 @@ func TestDaemonSetThatIsNotKeptOffIsListed(t *testing.T) {
 	n := newTenant(t)
 	n.Apply(daemons("named", "{key: virtual-node.liqo.io/not-allowed, operator: Exists}"))
 	if affinity := n.daemonSet("named").Spec.Template.Spec.Affinity; affinity != nil {
-		t.Errorf("it was changed: %v", affinity)
+		user.Violated(t, "it was changed: %v", affinity)
 	}
 	out, _ := n.program("doctor")
 	if !strings.Contains(out, "DaemonSet "+n.Name+"/named") || !strings.Contains(out, name) {

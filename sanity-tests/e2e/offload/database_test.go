@@ -258,7 +258,7 @@ func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 			t.Errorf("%s was on %s and is on %s, its volume was %s", member, before.Spec.NodeName, after.Spec.NodeName, volume)
 		}
 		if mark := n.Exec(member, "cat /data/mark"); mark != "kept" {
-			t.Errorf("%s came back with %q", member, mark)
+			user.Violated(t, "%s came back with %q", member, mark)
 		}
 		w.waitThroughAll("after " + member + " was deleted")
 	}

@@ -118,7 +118,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	ended.Wait()
 	for of, pods := range seen.ran {
 		if len(pods) > 1 {
-			t.Errorf("%s ran %d times: %v", of, len(pods), pods)
+			user.Violated(t, "%s ran %d times: %v", of, len(pods), pods)
 		}
 	}
 	if len(seen.ran) <= members {

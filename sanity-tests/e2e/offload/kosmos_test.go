@@ -51,7 +51,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	if text := remote.Exec(pod, "cat /data/index.html"); strings.TrimSpace(text) != "hello" {
-		t.Errorf("there it is %q", text)
+		user.Violated(t, "there it is %q", text)
 	}
 	if out, err := n.Kubectl("logs", pod); err != nil || !strings.Contains(out, "nginx serves") {
 		t.Errorf("its log is %q: %v", out, err)
@@ -63,7 +63,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 	next := n.onlyPod("app=nginx")
 	n.WaitReady(next)
 	if text := n.Exec(next, "cat /data/index.html"); strings.TrimSpace(text) != "hello" {
-		t.Errorf("the next one finds %q", text)
+		user.Violated(t, "the next one finds %q", text)
 	}
 }
 

@@ -143,7 +143,7 @@ func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
 		t.Fatalf("it is not refused with the name of the pod: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		t.Error("the namespace leaves nevertheless")
+		user.Violated(t, "the namespace leaves nevertheless")
 	}
 	n.unoffload()
 	if _, err := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "alone", metav1.GetOptions{}); !apierrors.IsNotFound(err) {

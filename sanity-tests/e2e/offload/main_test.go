@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	liqoSource, errLiqoSource = user.BeforeTests("Liqo's examples", func(ctx context.Context) (string, error) {
 		return components.Source(ctx, "liqo", "github.com/liqotech/liqo")
 	})
-	user.Main(m, shared.remove)
+	user.MainOverDriver(m, shared.remove)
 }
 
 const (

@@ -190,7 +190,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 		t.Errorf("unoffloading is not refused with the volume: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		t.Error("what was refused has begun")
+		user.Violated(t, "what was refused has begun")
 	}
 	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
 		t.Fatal(err)
@@ -217,7 +217,7 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 		t.Errorf("a claim of others does not hold it: %v", err)
 	}
 	if n.remote(n.Name).DeletionTimestamp != nil {
-		t.Fatal("the namespace is deleted with the claim")
+		user.ViolatedNow(t, "the namespace is deleted with the claim")
 	}
 	if _, err := remote.Kubectl("delete", "pvc", "theirs"); err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 	}
 	n.unoffload()
 	if n.remote(n.Name) == nil {
-		t.Error("a foreign namespace was deleted")
+		user.Violated(t, "a foreign namespace was deleted")
 	}
 }
 

@@ -86,7 +86,7 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 	n.Pod("reader", "data", there)
 	n.WaitReady("reader")
 	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
-		t.Errorf("the file has %q", text)
+		user.Violated(t, "the file has %q", text)
 	}
 }
 
@@ -257,7 +257,7 @@ func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 		_, running := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "stubborn", metav1.GetOptions{})
 		switch {
 		case running == nil:
-			t.Error("the name is free while the pod runs")
+			user.Violated(t, "the name is free while the pod runs")
 		case !apierrors.IsNotFound(running):
 			return "", running
 		}

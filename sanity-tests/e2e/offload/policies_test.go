@@ -263,17 +263,14 @@ func (w wish) judge(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, error))
 func (w wish) complaint(t *testing.T, asked, made *corev1.Pod, err error) string {
 	t.Helper()
 	if w.refuses(asked) {
-		if err == nil || !strings.Contains(err.Error(), "the pod can run in this cluster only") {
-			return fmt.Sprintf("it is not refused: %v", err)
-		}
-		return ""
+		return refused(made, err)("the pod can run in this cluster only")
 	}
 	if err != nil {
 		return fmt.Sprint("it is refused: ", err)
 	}
 	for _, node := range zoo {
 		if may := admits(t, made, node); may != w.allows(t, asked, node) {
-			return fmt.Sprintf("that it may run on %s is %t: %v %v", node.Name, may, made.Spec.Tolerations, made.Spec.Affinity)
+			return fmt.Sprintf("%sthat it may run on %s is %t: %v %v", user.Violation, node.Name, may, made.Spec.Tolerations, made.Spec.Affinity)
 		}
 	}
 	kept := func(one corev1.Toleration) bool { return slices.Contains(made.Spec.Tolerations, one) }
@@ -533,8 +530,8 @@ func TestFabricWritesNothingElseOfNamespaces(t *testing.T) {
 		{"annotate", "namespace", n.Name, "scheduler.alpha.kubernetes.io/node-selector=a=b"},
 		{"annotate", "namespace", n.Name, "e2e/test-"},
 	} {
-		if out, err := n.Kubectl(append(args, as...)...); err == nil || !strings.Contains(out, "nothing of a namespace but the label") {
-			t.Errorf("%v: %v: %s", args, err, out)
+		if complaint := refused(n.Kubectl(append(args, as...)...))("nothing of a namespace but the label"); complaint != "" {
+			t.Errorf("%v: %s", args, complaint)
 		}
 	}
 	if _, err := n.Kubectl(append([]string{"label", "namespace", n.Name, "liqo.io/scheduling-enabled-"}, as...)...); err != nil {

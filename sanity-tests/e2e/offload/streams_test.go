@@ -357,8 +357,10 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 			return "", nil
 		})
 		code, text := one.asked(t.Context(), "containerLogs/"+other.Name+"/web/main")
-		if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
-			t.Errorf("%s has the log of a pod of %s: %d: %s", one.node, other.node, code, text)
+		if code == http.StatusOK {
+			user.Violated(t, "%s has the log of a pod of %s: %s", one.node, other.node, text)
+		} else if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
+			t.Errorf("of a pod of %s %s says %d: %s", other.node, one.node, code, text)
 		}
 		one.Eventually("the node to say what its pod uses, and nothing of others", func(ctx context.Context) (string, error) {
 			code, text := one.asked(ctx, "metrics/resource")
@@ -366,7 +368,7 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 				return fmt.Sprintf("%d: %s", code, text), nil
 			}
 			if strings.Contains(text, fmt.Sprintf("namespace=%q", other.Name)) {
-				t.Errorf("%s tells of a pod of %s: %s", one.node, other.node, text)
+				user.Violated(t, "%s tells of a pod of %s: %s", one.node, other.node, text)
 			}
 			return "", nil
 		})

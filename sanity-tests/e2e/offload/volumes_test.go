@@ -33,7 +33,7 @@ func (n tenant) wantClaim(name string, is bool) {
 		n.t.Fatal(err)
 	}
 	if (err == nil) != is {
-		n.t.Errorf("claim %s: there %t, want %t", name, err == nil, is)
+		user.Violated(n.t, "claim %s: there %t, want %t", name, err == nil, is)
 	}
 }
 
@@ -41,7 +41,7 @@ func (n tenant) wantUntouched() {
 	n.t.Helper()
 	n.wantClaim("data", true)
 	if n.offloading().GetDeletionTimestamp() != nil {
-		n.t.Error("the namespace leaves")
+		user.Violated(n.t, "the namespace leaves")
 	}
 }
 
@@ -97,20 +97,17 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 		t.Error("the namespace is there still")
 	}
 	n.wantClaim("data", true)
-	real, err := remote.Client.CoreV1().PersistentVolumes().Get(t.Context(), volume.Real.Name, metav1.GetOptions{})
-	if err != nil || real.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Fatalf("the data are not retained: %v: %+v", err, real)
-	}
+	remote.WantRetained(volume.Real.Name)
 
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	n.Pod("reader", "data", there)
 	n.WaitReady("reader")
 	if text := remote.Exec("reader", "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "kept" {
-		t.Errorf("the file has %q", text)
+		user.Violated(t, "the file has %q", text)
 	}
 	again := n.FollowTo(remote, "data")
 	if again.Real.UID != volume.Real.UID || again.Claim.UID != volume.Claim.UID {
-		t.Errorf("the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
+		user.Violated(t, "the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
 	}
 
 	// So that the data go with the claim again.

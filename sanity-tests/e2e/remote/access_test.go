@@ -197,7 +197,7 @@ func (p *pair) wantPrecious() {
 	p.home.Pod("reader", "data", p.there)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
-		p.t.Errorf("read %q", got)
+		user.Violated(p.t, "read %q", got)
 	}
 	p.home.DeletePod("reader")
 }
@@ -208,7 +208,7 @@ func (p *pair) waitPolicy(v volume, wanted corev1.PersistentVolumeReclaimPolicy)
 	p.remote.Eventually(fmt.Sprintf("the real volume is to be %s", wanted), func(ctx context.Context) (string, error) {
 		real, err := p.remote.Client.CoreV1().PersistentVolumes().Get(ctx, v.real.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			p.t.Fatalf("the real volume %s is gone", v.real.Name)
+			user.ViolatedNow(p.t, "the real volume %s is gone", v.real.Name)
 		}
 		if err != nil || real.Spec.PersistentVolumeReclaimPolicy == wanted {
 			return "", err
@@ -339,8 +339,10 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 		}
 		return fmt.Sprintf("said is %q", said), nil
 	})
-	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); err != nil {
-		t.Errorf("the volume is taken for deleted: %v", err)
+	if _, err := p.home.Client.CoreV1().PersistentVolumes().Get(t.Context(), found.object.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		user.Violated(t, "the volume is taken for deleted: %v", err)
+	} else if err != nil {
+		t.Error(err)
 	}
 	rights.give()
 	p.wantGone(found)
@@ -427,7 +429,7 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 			})
 			p.waitPolicy(found, corev1.PersistentVolumeReclaimRetain)
 			if err := p.data(found); err != nil {
-				t.Fatalf("the data is gone: %v", err)
+				user.ViolatedNow(t, "the data is gone: %v", err)
 			}
 
 			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.remote.Name}}

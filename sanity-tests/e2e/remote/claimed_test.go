@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // Somebody takes the PV from its claim and gives it back. csi-provisioner sees it Released
@@ -34,7 +36,7 @@ func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	})
 	p.wantPrecious()
 	if now := p.follow("data"); now.twin.UID != found.twin.UID || now.real.UID != found.real.UID {
-		t.Errorf("twin or real volume are others: %v %v", now.twin, now.real)
+		user.Violated(t, "twin or real volume are others: %v %v", now.twin, now.real)
 	}
 	p.deleteClaim("data")
 	p.wantGone(found)

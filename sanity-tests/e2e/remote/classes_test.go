@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
@@ -41,13 +42,13 @@ func TestTwoClaimsInOnePod(t *testing.T) {
 	p.remote.Exec("user", "echo 1 > /data/file && echo 2 > /second/file")
 	first, second := p.follow("first"), p.follow("second")
 	if first.real.Name == second.real.Name {
-		t.Error("both claims have one volume")
+		user.Violated(t, "both claims have one volume")
 	}
 	p.home.DeletePod("user")
 	p.home.Pod("user", "second", p.there)
 	p.home.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "2" {
-		t.Errorf("the second volume has %q", got)
+		user.Violated(t, "the second volume has %q", got)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 		p.home.WaitReady(pod)
 		p.remote.WaitReady(pod)
 		if got := p.checksum(pod); got != want {
-			t.Errorf("%s has the bytes %s, want %s", pod, got, want)
+			user.Violated(t, "%s has the bytes %s, want %s", pod, got, want)
 		}
 	}
 	p.home.DeleteSnapshot("backup")
@@ -83,10 +83,10 @@ func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p.remote.WaitReady("from-there")
 	p.home.WaitReady("from-here")
 	if got := p.checksum("from-there"); got != want["there"] {
-		t.Errorf("there the bytes are %s, want %s", got, want["there"])
+		user.Violated(t, "there the bytes are %s, want %s", got, want["there"])
 	}
 	if got := p.home.Exec("from-here", sum); got != want["here"] {
-		t.Errorf("here the bytes are %s, want %s", got, want["here"])
+		user.Violated(t, "here the bytes are %s, want %s", got, want["here"])
 	}
 }
 
@@ -127,10 +127,10 @@ func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
 	p.remote.WaitReady("from-there")
 	p.home.WaitReady("from-here")
 	if got := p.checksum("from-there"); got != want["from-there"] {
-		t.Errorf("there the bytes are %s, want %s", got, want["from-there"])
+		user.Violated(t, "there the bytes are %s, want %s", got, want["from-there"])
 	}
 	if got := p.home.Exec("from-here", sum); got != want["from-here"] {
-		t.Errorf("here the bytes are %s, want %s", got, want["from-here"])
+		user.Violated(t, "here the bytes are %s, want %s", got, want["from-here"])
 	}
 	if at := claimIn(p.home, t, "from-there").Annotations[sourceAt]; at != p.cluster {
 		t.Errorf("the miss is noted as %q", at)
@@ -256,8 +256,11 @@ func TestNamespaceOfASnapshotTwinIsDeleted(t *testing.T) {
 		return fmt.Sprint(found.Status.Conditions), err
 	})
 	left, err := user.SnapshotContent(t.Context(), p.remote.Client, kept)
-	if err != nil || left == nil || left.Status.Handle != found.Real.Status.Handle {
-		t.Fatalf("the data of the snapshot is gone: %+v, %v", left, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left == nil || left.Status.Handle != found.Real.Status.Handle {
+		user.ViolatedNow(t, "the data of the snapshot is gone: %+v", left)
 	}
 	p.home.WaitEvent("backup", "SnapshotTwinDeleted", kept)
 	if got := left.Metadata.Annotations["storage.liqo.io/data-of"]; got != found.Content.Status.Handle {
@@ -317,7 +320,7 @@ spec:
 	p.home.WaitReady("reader")
 	p.remote.WaitReady("reader")
 	if got := p.checksum("reader"); got != want {
-		t.Errorf("the bytes are %s, want %s", got, want)
+		user.Violated(t, "the bytes are %s, want %s", got, want)
 	}
 	p.home.DeleteSnapshot("backup")
 	p.home.WantSnapshotGone(found, p.remote.Client, p.remote.Name)

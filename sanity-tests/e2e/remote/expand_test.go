@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
 
@@ -47,7 +48,7 @@ func TestVolumeThereGrowsThreeTimes(t *testing.T) {
 		}
 	}
 	if got := p.remote.Exec("user", "cat /data/file"); got != "kept" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	if after := p.remote.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Error("the pod did not live through it")

@@ -119,7 +119,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	next := p.waitDeployed("app=nginx")
 	p.remote.WaitReady(next.Name)
 	if got := p.remote.Exec(next.Name, "cat /data/file"); got != "kept" {
-		t.Errorf("the next pod reads %q", got)
+		user.Violated(t, "the next pod reads %q", got)
 	}
 }
 

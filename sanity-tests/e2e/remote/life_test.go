@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
@@ -32,7 +33,7 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
-		t.Errorf("the next pod reads %q", got)
+		user.Violated(t, "the next pod reads %q", got)
 	}
 
 	p.home.DeletePod("user")
@@ -57,7 +58,7 @@ func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	if now := p.follow("data"); now.twin.UID != found.twin.UID || len(now.twin.Annotations) != len(found.twin.Annotations) {
-		t.Error("the twin was changed")
+		user.Violated(t, "the twin was changed")
 	}
 	p.deleteClaim("data")
 	p.wantGone(found)

@@ -103,7 +103,7 @@ func TestLiqo(t *testing.T) {
 	p.home.Pod("last", "last", p.there)
 	p.home.WaitReady("last")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestLiqosMinimalRole(t *testing.T) {
 	p.home.Pod("user", "data", p.there)
 	p.home.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
-		t.Errorf("the next pod reads %q", got)
+		user.Violated(t, "the next pod reads %q", got)
 	}
 
 	p.home.Claim("kept", "liqo-retain", "64Mi")

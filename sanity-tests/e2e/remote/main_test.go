@@ -30,7 +30,7 @@ import (
 // first, so that the suite does not end with one of them alone.
 func TestMain(m *testing.M) {
 	objects, errObjects = user.BeforeTests("the command that makes the objects of fabrics", buildObjects)
-	user.Main(m, removeFabrics, shared.remove)
+	user.MainOverDriver(m, removeFabrics, shared.remove)
 }
 
 const (

@@ -39,7 +39,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p.remote.WaitReady(pod)
 	there := p.numbers(p.remote, pod)
 	if there < before {
-		t.Errorf("%d numbers had been written, and %d are there", before, there)
+		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
 	}
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
@@ -52,7 +52,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p.run(t, "move", "undo", name, "-n", p.home.Name)
 	p.home.WaitOn(pod, here)
 	if again := p.numbers(p.home, pod); again < there {
-		t.Errorf("%d numbers had been written there, and %d are back", there, again)
+		user.Violated(t, "%d numbers had been written there, and %d are back", there, again)
 	}
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s after the way back, and had %s", now, uid)
@@ -82,11 +82,11 @@ func TestDeviceMovesThereAndBack(t *testing.T) {
 		p.home.WaitOn(pod, leg.node)
 		leg.to.WaitReady(pod)
 		if got := leg.to.DeviceSum(pod); got != sum {
-			t.Errorf("on %s the device has the checksum %s, and had %s", leg.node, got, sum)
+			user.Violated(t, "on %s the device has the checksum %s, and had %s", leg.node, got, sum)
 		}
 		now := leg.to.DeviceCount(pod)
 		if now < count {
-			t.Errorf("on %s the pod is at %d, and had counted to %d", leg.node, now, count)
+			user.Violated(t, "on %s the pod is at %d, and had counted to %d", leg.node, now, count)
 		}
 		count = now
 		if now := p.claimUID("data"); now != uid {
@@ -125,7 +125,7 @@ func TestDatabaseMovesThereAndBackWhileItWrites(t *testing.T) {
 		count, latest := leg.to.EtcdKeys(pod)
 		// One may have been written that nobody was told of.
 		if count < confirmed || count != latest || latest > confirmed+1 {
-			t.Errorf("on %s there are %d keys up to %d, and %d were confirmed", leg.node, count, latest, confirmed)
+			user.Violated(t, "on %s there are %d keys up to %d, and %d were confirmed", leg.node, count, latest, confirmed)
 		}
 		t.Logf("on %s: %d keys, %d confirmed", leg.node, count, confirmed)
 		confirmed = latest
@@ -150,7 +150,7 @@ func TestClaimsOfOnePodMoveTogether(t *testing.T) {
 	p.home.WaitOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	if got := p.remote.Exec(pod, "cat /data/file /log/file"); got != "of data\nof log" {
-		t.Errorf("there is %q", got)
+		user.Violated(t, "there is %q", got)
 	}
 	p.home.DeleteSet("user")
 }
@@ -215,7 +215,7 @@ func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
 	p.home.WaitOn(pod, other.node)
 	other.remote.WaitReady(pod)
 	if there := p.numbers(other.remote, pod); there < before {
-		t.Errorf("%d numbers had been written, and %d are there", before, there)
+		user.Violated(t, "%d numbers had been written, and %d are there", before, there)
 	}
 	if now := p.claimUID("data"); now != uid {
 		t.Errorf("the claim has the uid %s now, and had %s", now, uid)
@@ -256,7 +256,7 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 		p.remote.WaitReady(pod)
 		now := p.numbers(p.remote, pod)
 		if now < count {
-			t.Errorf("in class %s there are %d numbers, and %d had been written", leg.class, now, count)
+			user.Violated(t, "in class %s there are %d numbers, and %d had been written", leg.class, now, count)
 		}
 		count = now
 		if now := p.claimUID("data"); now != uid {
@@ -305,7 +305,7 @@ func (p *pair) numbersIn(where *user.Namespace, pod, file string) int {
 		lines := strings.Fields(out)
 		for at, line := range lines {
 			if number, err := strconv.Atoi(line); err != nil || number != at+1 {
-				p.t.Fatalf("number %d is %q", at+1, line)
+				user.ViolatedNow(p.t, "number %d is %q", at+1, line)
 			}
 		}
 		if last = len(lines); last == 0 {

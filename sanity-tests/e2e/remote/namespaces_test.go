@@ -52,6 +52,6 @@ func TestSameClaimInTwoNamespacesMappedToOne(t *testing.T) {
 	second.DeletePod("second")
 	wantUntouched(t, before, claimIn(remote, t, "data"))
 	if got := remote.Exec("first", "cat /data/file"); got != "of the first" {
-		t.Errorf("the first reads %q", got)
+		user.Violated(t, "the first reads %q", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
@@ -34,7 +35,7 @@ func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
 	p.home.WaitReady("user")
 	p.remote.WaitReady("user")
 	if got := p.remote.Exec("user", "cat /data/file"); got != "precious" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"storage.liqo.io/sanity-tests/chart"
+	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
 // refusals is where the driver notes what other clusters did not take.
@@ -104,6 +105,6 @@ func wantUntouched(t *testing.T, before, after *corev1.PersistentVolumeClaim) {
 		equality.Semantic.DeepEqual(before.Finalizers, after.Finalizers) &&
 		before.Annotations[claimUID] == after.Annotations[claimUID]
 	if !same {
-		t.Errorf("it was %v\nand is %v", before.ObjectMeta, after.ObjectMeta)
+		user.Violated(t, "it was %v\nand is %v", before.ObjectMeta, after.ObjectMeta)
 	}
 }

@@ -143,7 +143,7 @@ func (p *pair) wantNoTwins() {
 		return
 	}
 	for _, twin := range twins.Items {
-		p.t.Errorf("twin %s (%s) outlives its claim", twin.Name, twin.Status.Phase)
+		user.Violated(p.t, "twin %s (%s) outlives its claim", twin.Name, twin.Status.Phase)
 	}
 }
 

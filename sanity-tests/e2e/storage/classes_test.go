@@ -110,7 +110,7 @@ func TestManyNodesShareADirectory(t *testing.T) {
 	n.Exec(nodes[0].Name, "echo shared > /data/file")
 	for _, node := range nodes {
 		if got := n.Exec(node.Name, "cat /data/file"); got != "shared" {
-			t.Errorf("node %s reads %q", node.Name, got)
+			user.Violated(t, "node %s reads %q", node.Name, got)
 		}
 	}
 }

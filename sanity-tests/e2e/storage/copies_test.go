@@ -26,12 +26,12 @@ func TestSnapshotsAndClones(t *testing.T) {
 			for pod, want := range map[string]string{"restored": "old", "cloned": "new"} {
 				n.WaitReady(pod)
 				if got := n.Exec(pod, "cat /data/file"); got != want {
-					t.Errorf("%s reads %q, want %q", pod, got, want)
+					user.Violated(t, "%s reads %q, want %q", pod, got, want)
 				}
 			}
 			n.Exec("cloned", "echo its own > /data/file")
 			if got := n.Exec("writer", "cat /data/file"); got != "new" {
-				t.Errorf("the source reads %q after its clone was written", got)
+				user.Violated(t, "the source reads %q after its clone was written", got)
 			}
 		})
 	}

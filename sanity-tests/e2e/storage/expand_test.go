@@ -25,7 +25,7 @@ func TestOnlineExpansion(t *testing.T) {
 		t.Errorf("the filesystem had %d KiB and has %d KiB", small, large)
 	}
 	if got := n.Exec("user", "cat /data/file"); got != "kept" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	if after := n.WaitReady("user"); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Error("the pod did not live through it")
@@ -87,7 +87,7 @@ func TestBlockVolumesGrowOnline(t *testing.T) {
 			n.Pod("reader", "device", user.WithDevice)
 			n.WaitReady("reader")
 			if got := n.Exec("reader", "head -c 4 /data"); got != "kept" {
-				t.Errorf("read %q", got)
+				user.Violated(t, "read %q", got)
 			}
 		})
 	}

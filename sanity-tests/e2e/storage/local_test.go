@@ -27,7 +27,7 @@ func TestPodsFollowNodeLocalData(t *testing.T) {
 		t.Errorf("pod runs on %s, its data is on %s", pod.Spec.NodeName, owner)
 	}
 	if got := n.Exec("second", "cat /data/file"); got != "here" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	n.Pod("misled", "local", user.OnNode(other))
 	n.WaitEvent("misled", "FailedScheduling", "affinity")

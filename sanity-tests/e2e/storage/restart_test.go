@@ -34,13 +34,13 @@ func TestVolumesOutliveTheNodePlugin(t *testing.T) {
 	n.Exec("user", "echo before > /data/file")
 	restartPlugin(t, n, storage.Reference, node)
 	if got := n.Exec("user", "cat /data/file && echo after >> /data/file"); got != "before" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 	n.DeletePod("user")
 	waitUnstaged(n, storage.Reference, "kept")
 	n.Pod("next", "kept")
 	n.WaitReady("next")
 	if got := n.Exec("next", "cat /data/file"); got != "before\nafter" {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }

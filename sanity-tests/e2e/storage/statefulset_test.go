@@ -88,7 +88,7 @@ func TestStatefulSetKeepsItsDataInEveryKindOfStorage(t *testing.T) {
 		}
 		for _, class := range everyClassName {
 			if got, want := n.Exec(pod, fmt.Sprintf("cat /%s/file", class)), class+" of "+pod; got != want {
-				t.Errorf("%s reads %q in its %s volume, wrote %q", pod, got, class, want)
+				user.Violated(t, "%s reads %q in its %s volume, wrote %q", pod, got, class, want)
 			}
 		}
 	}
@@ -105,6 +105,6 @@ func TestStaticBlockVolume(t *testing.T) {
 	n.Pod("reader", "device", user.WithDevice)
 	n.WaitReady("reader")
 	if got := n.Exec("reader", "head -c 5 /data"); !strings.HasPrefix(got, "kept") {
-		t.Errorf("read %q", got)
+		user.Violated(t, "read %q", got)
 	}
 }

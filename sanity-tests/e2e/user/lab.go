@@ -55,6 +55,13 @@ func BeforeTests[T any](what string, build func(context.Context) (T, error)) (bu
 	return built, nil
 }
 
+// MainOverDriver is Main for suites that kill no container of the driver, though they may delete its
+// pods: that one ends by itself is found false, whatever the tests say.
+func MainOverDriver(m *testing.M, undo ...func(context.Context) error) {
+	watched = &driverEnds{}
+	Main(m, append(undo, func(context.Context) error { return watched.found() })...)
+}
+
 func runWithLab(m *testing.M, undo []func(context.Context) error) (code int, err error) {
 	ctx := context.Background()
 	lab, err = clusters.Running(ctx)
@@ -75,6 +82,13 @@ func runWithLab(m *testing.M, undo []func(context.Context) error) (code int, err
 }
 
 func runAndUndo(m *testing.M, undo []func(context.Context) error) (code int, err error) {
+	if watched != nil {
+		stop, err := watched.start(lab.Clusters()[0])
+		if err != nil {
+			return 1, err
+		}
+		defer stop()
+	}
 	code = m.Run()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()

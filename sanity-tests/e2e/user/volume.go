@@ -37,6 +37,22 @@ func (n *Namespace) Behind(ctx context.Context, claim string) (v Volume, err err
 	return v, err
 }
 
+// WantRetained is that a PersistentVolume is there, and that its data outlives its claim.
+func (n *Namespace) WantRetained(name string) *corev1.PersistentVolume {
+	n.t.Helper()
+	kept, err := present(n.Client.CoreV1().PersistentVolumes().Get(n.t.Context(), name, metav1.GetOptions{}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if kept == nil {
+		ViolatedNow(n.t, "the volume %s, which is to be retained, is gone", name)
+	}
+	if policy := kept.Spec.PersistentVolumeReclaimPolicy; policy != corev1.PersistentVolumeReclaimRetain {
+		ViolatedNow(n.t, "the reclaim policy of volume %s is %s: it is to be retained", name, policy)
+	}
+	return kept
+}
+
 // twinName is what the PersistentVolume says, and before there is one what it is going to say.
 func (v Volume) twinName() string {
 	if v.Object != nil && v.Object.Spec.CSI != nil {
