@@ -42,7 +42,7 @@ func cutWhileMoved(t *testing.T, b *neighbour) {
 	heal()
 	b.drained(volume)
 	heal = cut(t)
-	b.here.EndPod(pod)
+	b.end(b.here, pod)
 	b.lasting(t, "the move has not ended", func(context.Context) (string, error) {
 		phase, err := b.here.Kubectl("get", "volumemove", aMove, "-o", "jsonpath={.status.phase}")
 		if phase == "Retaining" || phase == "Failed" {
@@ -51,7 +51,7 @@ func cutWhileMoved(t *testing.T, b *neighbour) {
 		return "", err
 	})
 	heal()
-	b.movedWhole(pod, sum)
+	b.movedWhole(t, pod, sum)
 }
 
 // Movers, relay and controller die while data is copied, and the controller once more while users
@@ -68,9 +68,9 @@ func killedWhileMoved(t *testing.T, b *neighbour) {
 		t.Fatalf("the pod does not run on: %s %v", now, err)
 	}
 	b.drained(volume)
-	b.here.EndPod(pod)
+	b.end(b.here, pod)
 	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
-	b.movedWhole(pod, sum)
+	b.movedWhole(t, pod, sum)
 }
 
 // muchToMove is a volume in use at home with twenty MiB in it, and their hash.
@@ -142,7 +142,8 @@ func (b *neighbour) kill(t *testing.T, n *user.Namespace, namespace, selector st
 }
 
 // movedWhole waits for the end of a move, and compares.
-func (b *neighbour) movedWhole(pod, sum string) {
+func (b *neighbour) movedWhole(t *testing.T, pod, sum string) {
+	t.Helper()
 	b.here.WaitMove(aMove, "Retaining")
 	b.here.WaitOn(pod, b.id)
 	b.there.Eventually("the data is the same there", func(context.Context) (string, error) {
@@ -155,6 +156,6 @@ func (b *neighbour) movedWhole(pod, sum string) {
 	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
 	b.here.WaitMove(aMove, "Done")
 	b.oneTwinEach()
-	b.here.DeleteSet("user")
+	b.endSet(t, b.there, "user")
 	b.discard()
 }
