@@ -42,7 +42,7 @@ func cutWhileMoved(t *testing.T, b *neighbour) {
 	heal()
 	b.drained(volume)
 	heal = cut(t)
-	b.here.EndPod(pod)
+	b.end(b.here, pod)
 	b.lasting(t, "the move has not ended", func(context.Context) (string, error) {
 		phase, err := b.here.Kubectl("get", "volumemove", aMove, "-o", "jsonpath={.status.phase}")
 		if phase == "Retaining" || phase == "Failed" {
@@ -68,7 +68,7 @@ func killedWhileMoved(t *testing.T, b *neighbour) {
 		t.Fatalf("the pod does not run on: %s %v", now, err)
 	}
 	b.drained(volume)
-	b.here.EndPod(pod)
+	b.end(b.here, pod)
 	b.kill(t, b.here, chart.Namespace, "app.kubernetes.io/component=controller")
 	b.movedWhole(t, pod, sum)
 }
@@ -156,6 +156,6 @@ func (b *neighbour) movedWhole(t *testing.T, pod, sum string) {
 	b.here.EditMove(aMove, `{"retainSource":"1s"}`)
 	b.here.WaitMove(aMove, "Done")
 	b.oneTwinEach()
-	b.here.DeleteSet("user")
+	b.endSet(t, b.there, "user")
 	b.discard()
 }

@@ -3,10 +3,12 @@ package faults
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -73,11 +75,11 @@ func (w *walk) moveCancelled(t *testing.T, b *neighbour) {
 	b.here.EditMove(aMove, `{"cancel":true}`)
 	b.here.WaitMove(aMove, "Cancelled")
 	w.carriedOut(t, b.here, controller)
-	b.here.EndPod(pod)
+	b.end(b.here, pod)
 	b.here.WaitReady(pod)
 	read(t, b.here, pod, b.here.Name)
 	b.oneTwinEach()
-	b.here.DeleteSet("user")
+	b.endSet(t, b.here, "user")
 	b.discard()
 }
 
@@ -101,7 +103,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *neighbour) {
 	}
 	// The move has seen it before the users are gone, and would be committed.
 	b.here.WaitMove(aMove, "Returning")
-	b.here.DeleteSet("user")
+	b.endSet(t, b.here, "user")
 	b.here.WaitGone("pvc", "data")
 	w.carriedOut(t, b.here, controller)
 	twins := func(ctx context.Context) (int, error) {
@@ -174,7 +176,7 @@ func (w *walk) moveOfADeletedVolume(t *testing.T, b *neighbour) {
 	b.reclaimed(b.here, volume.Name, corev1.PersistentVolumeReclaimDelete)
 	w.carriedOut(t, b.here, controller)
 	// A pod that has got the volume back meanwhile keeps it: its PersistentVolume can still be used.
-	b.here.DeleteSet("user")
+	b.endSet(t, b.here, "user")
 	b.here.WaitMove(aMove, "Cancelled")
 	pod = b.here.Set("user", "data")
 	b.here.WaitReady(pod)
@@ -297,9 +299,46 @@ func (b *neighbour) discard() {
 	b.oneTwinEach()
 }
 
-// stubborn pods do not go before EndPod or DeleteSet ends them, so that a move stays at draining for as
-// long as a leg needs it.
+// stubborn pods do not go before end ends them, so that a move stays at draining for as long as a leg
+// needs it. Their grace is not shortened for that: kubelet waits for what it was when it began to stop them.
 func stubborn(pod *corev1.Pod) {
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(600))
-	pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
+	container := &pod.Spec.Containers[0]
+	container.Command = []string{"sh", "-c", "trap '' TERM; until [ -e " + endFile + " ]; do sleep 1; done"}
+	// The file outlives a container that ends before kubelet has heard that its pod is deleted.
+	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "end", MountPath: filepath.Dir(endFile)})
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "end", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+}
+
+const endFile = "/end/now"
+
+// end deletes a stubborn pod, if nobody has yet, and lets it go from where it runs.
+func (b *neighbour) end(where *user.Namespace, pod string) {
+	pods, uid := b.here.Client.CoreV1().Pods(b.here.Name), types.UID("")
+	b.here.Eventually("the pod "+pod+" is let go", func(ctx context.Context) (string, error) {
+		found, err := pods.Get(ctx, pod, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && uid != "" && found.UID != uid {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		uid = found.UID
+		if found.DeletionTimestamp == nil {
+			these := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
+			return "it was not deleted yet", pods.Delete(ctx, pod, these)
+		}
+		_, err = where.Kubectl("exec", pod, "--", "touch", endFile)
+		return "", err
+	})
+}
+
+// endSet deletes a StatefulSet whose pod is stubborn, and waits until that is gone.
+func (b *neighbour) endSet(t *testing.T, where *user.Namespace, name string) {
+	t.Helper()
+	if err := b.here.Client.AppsV1().StatefulSets(b.here.Name).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.end(where, name+"-0")
+	b.here.WaitGone("pod", name+"-0")
 }

@@ -8,7 +8,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -36,27 +35,13 @@ func (n *Namespace) Set(name, claim string, edits ...func(*corev1.Pod)) (pod str
 	return name + "-0"
 }
 
-// DeleteSet deletes a StatefulSet, ends its pod, and waits until that is gone.
+// DeleteSet deletes a StatefulSet, and waits until its pod is gone.
 func (n *Namespace) DeleteSet(name string) {
 	n.t.Helper()
 	if err := n.Client.AppsV1().StatefulSets(n.Name).Delete(n.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		n.t.Fatalf("delete StatefulSet: %v", err)
 	}
-	n.EndPod(name + "-0")
 	n.WaitGone("pod", name+"-0")
-}
-
-// EndPod gives a pod one second to end, also if it is being deleted already and has longer. It does
-// not wait, and a pod that is gone is ended.
-func (n *Namespace) EndPod(name string) {
-	n.t.Helper()
-	n.Eventually("pod "+name+" is told to end within a second", func(ctx context.Context) (string, error) {
-		err := n.Client.CoreV1().Pods(n.Name).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "", err
-	})
 }
 
 // WaitOn waits until a pod runs on this node, and is not about to leave it.
