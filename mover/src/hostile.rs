@@ -174,7 +174,7 @@ fn play_for(root: &Path, script: Script, patience: Duration) -> Result<(), Error
         cutter.cut();
         waiting.join().unwrap();
     });
-    let lanes = acceptor.accept(Duration::from_secs(10)).unwrap().unwrap();
+    let lanes = acceptor.accept(Duration::from_mins(1)).unwrap().unwrap();
     let mut target = Target::open(root, &id()).unwrap();
     let result = target.session(lanes).pass(PassOptions::default()).map(|_| ());
     playing.join().unwrap();

@@ -9,7 +9,6 @@ use std::{
     path::Path,
     process::Command,
     thread,
-    time::Duration,
 };
 
 use common::{Relay, acceptor, dial, id, is_root};
@@ -96,7 +95,7 @@ fn pass_until(source: &Path, target: &mut BlockTarget, cut: Option<u64>) -> Resu
             .unwrap()
             .serve(dial(address, 2)?, &Throttle::new(None))
     });
-    let mut session = target.session(acceptor.accept(Duration::from_secs(20)).unwrap().unwrap());
+    let mut session = target.session(acceptor.accept(common::PATIENCE).unwrap().unwrap());
     let result = session.pass();
     if result.is_ok() {
         session.end();

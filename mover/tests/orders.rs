@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::Pair;
+use common::{PATIENCE, Pair, free};
 use mover::control::{Answer, Order, Reason};
 
 /// A program that ends with the test.
@@ -25,10 +25,6 @@ impl Drop for Program {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 fn start(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Program {
@@ -44,7 +40,7 @@ fn start(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Program {
 }
 
 fn patiently(address: SocketAddr) -> TcpStream {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     loop {
         match TcpStream::connect(address) {
             Ok(connection) => return connection,
@@ -160,17 +156,18 @@ fn passes(direct: SocketAddr, to: SocketAddr, is_relayed: bool) {
         "1".to_owned(),
     ];
     let orders = ["--control".to_owned(), control.to_string()];
+    let _target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
+    // Whoever takes orders listens already: a source that dials too early goes the other way first.
+    let mut controller = Controller(BufReader::new(patiently(control)));
     let _source = start(
         &pair,
         "source",
         &pair.source,
         &[listen(from).to_vec(), ways.to_vec()].concat(),
     );
-    let _target = start(&pair, "target", &pair.target, &[listen(to), orders].concat());
     if is_relayed {
         relay(from, to, 3);
     }
-    let mut controller = Controller(BufReader::new(patiently(control)));
     let answer = controller.order(Order::Pass {
         last: true,
         reread: false,

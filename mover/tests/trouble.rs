@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Image, Pair, Relay, acceptor, assert_same_trees, dial, id, is_root, with_session};
+use common::{Image, PATIENCE, Pair, Relay, acceptor, assert_same_trees, dial, id, is_root, with_session};
 use mover::{
     error::Error,
     source::Source,
@@ -67,7 +67,7 @@ fn pass_through(
             .unwrap()
             .serve(dial(to, 3)?, &Throttle::new(None))
     });
-    let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().unwrap();
+    let lanes = acceptor.accept(PATIENCE).unwrap().unwrap();
     let before = relay.passed();
     if let Some(bytes) = cut_after {
         relay.cut_after(bytes);
@@ -182,7 +182,7 @@ fn a_session_that_breaks_leaves_the_target_ready_for_another() {
                 .unwrap()
                 .serve(dial(to, 2)?, &Throttle::new(None))
         });
-        let lanes = acceptor.accept(Duration::from_secs(20)).unwrap().unwrap();
+        let lanes = acceptor.accept(PATIENCE).unwrap().unwrap();
         relay.cut_after(6 << 20);
         assert!(target.session(lanes).pass(PassOptions::default()).is_err());
         let _ = serving.join().unwrap();
@@ -371,7 +371,7 @@ impl Mapping {
         writeln!(stdin, "mwrite -S {byte} {at} {length}").unwrap();
         let file = File::open(path).unwrap();
         let mut seen = vec![0; 1];
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + PATIENCE;
         while seen != [byte] {
             assert!(Instant::now() < until, "xfs_io did not write");
             file.read_exact_at(&mut seen, at + length - 1).unwrap();
@@ -521,14 +521,9 @@ fn either_side_may_be_killed_at_any_time() {
             .args(["issue", "--move", common::UID])
             .arg(pair.folder.path().join("credentials")),
     );
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
     let processes = Processes {
         pair: &pair,
-        address: format!("127.0.0.1:{port}"),
+        address: common::free().to_string(),
     };
     let (mut sender, mut receiver) = (processes.send(), processes.receive(2));
     for round in 0..8u64 {
@@ -610,8 +605,11 @@ fn only_the_peer_of_this_move_is_let_in() {
         let dialled = thread::spawn(move || {
             connect(&source_id, &source, 1, || std::net::TcpStream::connect(address)).map(|_| ())
         });
-        let accepted = acceptor.accept(Duration::from_secs(2)).unwrap();
-        assert!(accepted.is_none(), "{what} was let in");
+        // Until the dialler has its answer.
+        while !dialled.is_finished() {
+            let accepted = acceptor.accept(Duration::from_millis(50)).unwrap();
+            assert!(accepted.is_none(), "{what} was let in");
+        }
         let refused = dialled.join().unwrap();
         assert!(
             matches!(refused, Err(Error::Refused(_) | Error::Credentials(_))),
@@ -624,7 +622,8 @@ fn only_the_peer_of_this_move_is_let_in() {
         .map(|_| std::net::TcpStream::connect(address).unwrap())
         .collect();
     let dialled = thread::spawn(move || dial(address, 2).map(|_| ()));
-    assert!(acceptor.accept(Duration::from_secs(5)).unwrap().is_some());
+    // One after the other they would take longer.
+    assert!(acceptor.accept(PATIENCE).unwrap().is_some());
     dialled.join().unwrap().unwrap();
 }
 
@@ -652,14 +651,9 @@ fn memory_stays_bounded_whatever_the_tree_looks_like() {
             .args(["issue", "--move", common::UID])
             .arg(pair.folder.path().join("credentials")),
     );
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
     let processes = Processes {
         pair: &pair,
-        address: format!("127.0.0.1:{port}"),
+        address: common::free().to_string(),
     };
     let (mut sender, mut receiver) = (processes.send(), processes.receive(2));
     let mut peaks = [0; 2];

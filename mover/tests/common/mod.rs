@@ -6,14 +6,17 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -29,6 +32,8 @@ use mover::{
 };
 
 pub(crate) const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
+/// For what must come about, on a busy machine too.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Two empty directories that live as long as this.
 pub(crate) struct Pair {
@@ -92,6 +97,23 @@ pub(crate) fn identities() -> &'static (Identity, Identity) {
     IDENTITIES.get_or_init(|| issue(&id()).unwrap())
 }
 
+/// An address for a program that listens by itself. A port that was free a moment ago may be given
+/// to somebody else, for an outgoing connection too. So each process of tests takes ports of a
+/// loopback address of its own, which nothing else uses, and none of them twice.
+pub(crate) fn free() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(10_000);
+    // The ids of processes have at most 22 bits.
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let host = Ipv4Addr::new(127, 64 + high, middle, low);
+    loop {
+        let address = SocketAddr::from((host, NEXT.fetch_add(1, Ordering::Relaxed)));
+        // Something else may listen on this port of all addresses.
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
+
 /// A target's end of the wire, and where it listens.
 pub(crate) fn acceptor() -> (Acceptor, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -115,10 +137,7 @@ pub(crate) fn with_session<T>(
         let source = Source::open(&source)?;
         source.serve(dial(address, 3)?, &Throttle::new(None))
     });
-    let lanes = acceptor
-        .accept(Duration::from_secs(20))
-        .unwrap()
-        .expect("no source dialled");
+    let lanes = acceptor.accept(PATIENCE).unwrap().expect("no source dialled");
     let mut session = target.session(lanes);
     let result = work(&mut session);
     if result.is_ok() {
