@@ -32,6 +32,12 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
+	// Before the clusters start: they and the compilers would keep each other from working.
+	chapter("The driver is built (minutes the first time, seconds after that)")
+	if _, err := driver.Compile(ctx); err != nil {
+		return err
+	}
+
 	chapter("Two clusters on this machine, with real storage in them")
 	lab, err := clusters.Up(ctx, clusters.Options{Progress: os.Stdout})
 	if err != nil {
@@ -68,14 +74,22 @@ func run(ctx context.Context) (err error) {
 		chapter(title)
 		err = errors.Join(err, story.part(ctx))
 		if err == nil {
-			fmt.Printf("\nThe lab keeps running. Look around with %s and %s; make demo-down ends it.\n",
-				story.home.cluster.Kubectl(), story.remote.cluster.Kubectl())
+			story.suggest()
 		}
 	}()
 	if err := story.join(ctx); err != nil {
 		return err
 	}
 	return story.tell(ctx)
+}
+
+// suggest names what to try next, in the lab that keeps running.
+func (s *story) suggest() {
+	chapter("The lab keeps running. Try next:")
+	line("nodes", "%s get nodes", s.home.cluster.Kubectl())
+	line("a claim", "%s apply -f - < the claim and pod in README.md", s.home.cluster.Kubectl())
+	line("doctor", "target/debug/liqo-csi doctor --kubeconfig %s", s.home.cluster.Kubeconfig())
+	fmt.Println("\n  make demo-down ends it.")
 }
 
 func chapter(title string) { fmt.Printf("\n\033[1m%s\033[0m\n", title) }
