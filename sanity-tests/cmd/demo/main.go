@@ -87,7 +87,7 @@ func run(ctx context.Context) (err error) {
 func (s *story) suggest() {
 	chapter("The lab keeps running. Try next:")
 	line("nodes", "%s get nodes", s.home.cluster.Kubectl())
-	line("a claim", "%s apply -f - < the claim and pod in README.md", s.home.cluster.Kubectl())
+	line("a claim", "%s apply -f -   # and paste the claim and pod of README.md", s.home.cluster.Kubectl())
 	line("doctor", "target/debug/liqo-csi doctor --kubeconfig %s", s.home.cluster.Kubeconfig())
 	fmt.Println("\n  make demo-down ends it.")
 }
