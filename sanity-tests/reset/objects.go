@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -84,9 +85,15 @@ func (r *reset) removeFabrics(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// removeNamespaces deletes the namespaces of tests and waits until they are gone.
+// endingPods is how long the pods of a namespace may take to end before the namespace is deleted all
+// the same.
+const endingPods = 20 * time.Second
+
+// removeNamespaces deletes the namespaces of tests and waits until they are gone. Their pods are ended
+// before: once a namespace is being deleted, Kubernetes looks at it again only after half of the
+// longest grace period of its pods, and some tests have pods with one of minutes.
 func (r *reset) removeNamespaces(ctx context.Context, targets []target) error {
-	reported := map[string]bool{}
+	since := map[string]time.Time{}
 	return until(ctx, func(ctx context.Context) (left []string, err error) {
 		for _, one := range targets {
 			found, err := one.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
@@ -99,21 +106,61 @@ func (r *reset) removeNamespaces(ctx context.Context, targets []target) error {
 					continue
 				}
 				key := one.Name() + "/" + namespace.Name
-				if !reported[key] {
-					reported[key] = true
+				if _, known := since[key]; !known {
+					since[key] = time.Now()
 					r.report("%s: namespace %s was left%s: removed", one.Name(), namespace.Name, of(namespace.Annotations["e2e/test"]))
 				}
-				if namespace.DeletionTimestamp == nil {
+				pods, err := one.endPods(ctx, namespace.Name)
+				if err != nil {
+					return nil, err
+				}
+				if namespace.DeletionTimestamp == nil && (len(pods) == 0 || time.Since(since[key]) > endingPods) {
 					err := one.client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{})
 					if err != nil && !apierrors.IsNotFound(err) {
 						return nil, fmt.Errorf("delete namespace %s of cluster %s: %w", namespace.Name, one.Name(), err)
 					}
 				}
-				left = append(left, fmt.Sprintf("namespace %s of cluster %s%s", namespace.Name, one.Name(), why(&namespace)))
+				left = append(left, fmt.Sprintf("namespace %s of cluster %s with the pods %v%s", namespace.Name, one.Name(), pods, why(&namespace)))
 			}
 		}
 		return left, nil
 	})
+}
+
+// endPods ends the pods of a namespace soon, and what would make them again, and names those left.
+func (t target) endPods(ctx context.Context, namespace string) (left []string, err error) {
+	pods, err := t.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of %s in cluster %s: %w", namespace, t.Name(), err)
+	}
+	if len(pods.Items) == 0 {
+		return nil, nil
+	}
+	apps, all := t.client.AppsV1(), metav1.ListOptions{}
+	background := metav1.DeletePropagationBackground
+	owner := metav1.DeleteOptions{PropagationPolicy: &background}
+	soon := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))} // 0 would be by force
+	errs := []error{
+		apps.Deployments(namespace).DeleteCollection(ctx, owner, all),
+		apps.StatefulSets(namespace).DeleteCollection(ctx, owner, all),
+		apps.DaemonSets(namespace).DeleteCollection(ctx, owner, all),
+		apps.ReplicaSets(namespace).DeleteCollection(ctx, owner, all),
+		t.client.BatchV1().Jobs(namespace).DeleteCollection(ctx, owner, all),
+	}
+	for _, pod := range pods.Items {
+		left = append(left, pod.Name)
+		if grace := pod.DeletionGracePeriodSeconds; grace != nil && *grace <= 1 {
+			continue
+		}
+		err := t.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, soon)
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return left, fmt.Errorf("end the pods of %s in cluster %s: %w", namespace, t.Name(), err)
+	}
+	return left, nil
 }
 
 func of(test string) string {
