@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -38,6 +39,7 @@ func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 	}
 	manifests, err := helm.Render(t.Context(), of.Name, of.Name, chart.Values{"remoteAccess": chart.Values{
 		"only": true, "level": "fabric", "endpointCIDRs": reachable, "subjects": append([]rbacv1.Subject{}, subjects...),
+		"homeClusterID": of.Name, "namespaceLabels": []string{"field.cattle.io/projectId"},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -114,6 +116,61 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, of.Client, own.Name, of.Name) })
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
+	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
+	t.Run("another home cluster", func(t *testing.T) { homesAreApart(t, client, of) })
+}
+
+// A label can switch off what the remote cluster's own policies hold a namespace to.
+func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
+	for label, words := range map[string]string{
+		"field.cattle.io/projectId":          "",
+		"pod-security.kubernetes.io/enforce": "no labels but those of its fabric",
+		"openshift.io/run-level":             "no labels but those of its fabric",
+	} {
+		labelled := own.DeepCopy()
+		labelled.ObjectMeta = metav1.ObjectMeta{Name: own.Name + "-labelled", Labels: maps.Clone(own.Labels)}
+		labelled.Labels[label] = "privileged"
+		made, err := client.CoreV1().Namespaces().Create(t.Context(), labelled, dryRun())
+		if complaint := refused(made, err)(words); complaint != "" {
+			t.Errorf("the label %s: %s", label, complaint)
+		}
+	}
+}
+
+// Two home clusters that share a remote cluster have nothing to do in each other's namespaces.
+func homesAreApart(t *testing.T, client kubernetes.Interface, of *user.Namespace) {
+	spaces := of.Client.CoreV1().Namespaces()
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.Name + "-other", Labels: map[string]string{
+		"fabric.storage.liqo.io/home": "another-home", "fabric.storage.liqo.io/home-namespace": "shop",
+	}}}
+	made, err := client.CoreV1().Namespaces().Create(t.Context(), other, dryRun())
+	if complaint := refused(made, err)("with the labels of its fabric"); complaint != "" {
+		user.Violated(t, "a namespace in the name of another home cluster: %s", complaint)
+	}
+	if _, err := spaces.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := spaces.Delete(context.WithoutCancel(t.Context()), other.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	pod, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), podOf("fenced"), dryRun())
+	config, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRun())
+	binding, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + of.Name + "-workloads"},
+	}, dryRun())
+	for what, complaint := range map[string]string{
+		"delete":      refused(struct{}{}, client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{}))("with the labels of its fabric"),
+		"a pod":       refused(pod, errPod)("in the namespaces of its fabric"),
+		"a ConfigMap": refused(config, errConfig)("in the namespaces of its fabric"),
+		"a binding":   refused(binding, errBinding)("in the namespaces of its fabric"),
+	} {
+		if complaint != "" {
+			user.Violated(t, "in the namespace of another home cluster: %s: %s", what, complaint)
+		}
+	}
 }
 
 // The fence is around the service accounts of the fabric's namespaces, too: whoever gets the token of
