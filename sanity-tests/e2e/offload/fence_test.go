@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,6 +99,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	if _, err := spaces.Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	awaitFence(t, client, of, own.Name)
 	t.Cleanup(func() {
 		if err := spaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -220,6 +222,50 @@ func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
 	}
 	if complaint := refused(as(t, "e2e-other").CoreV1().Namespaces().Create(t.Context(), foreign, dryRun()))(""); complaint != "" {
 		t.Error("somebody else makes a namespace: ", complaint)
+	}
+}
+
+// awaitFence waits until the API server applies all policies: it learns of each by itself, in any order.
+func awaitFence(t *testing.T, client kubernetes.Interface, of *user.Namespace, own string) {
+	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
+	privileged := podOf("fenced", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
+	})
+	object := metav1.ObjectMeta{Name: "fenced"}
+	for policy, create := range map[string]func(context.Context) error{
+		"pods": func(ctx context.Context) error {
+			_, err := client.CoreV1().Pods(of.Name).Create(ctx, podOf("fenced"), dryRun())
+			return err
+		},
+		"accounts": func(ctx context.Context) error {
+			_, err := account.Create(ctx, privileged, dryRun())
+			return err
+		},
+		"endpointslices": func(ctx context.Context) error {
+			slice := &discoveryv1.EndpointSlice{ObjectMeta: object, AddressType: discoveryv1.AddressTypeIPv4}
+			_, err := client.DiscoveryV1().EndpointSlices(of.Name).Create(ctx, slice, dryRun())
+			return err
+		},
+		"configuration": func(ctx context.Context) error {
+			_, err := client.CoreV1().ConfigMaps(of.Name).Create(ctx, &corev1.ConfigMap{ObjectMeta: object}, dryRun())
+			return err
+		},
+		"rolebindings": func(ctx context.Context) error {
+			role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}
+			_, err := client.RbacV1().RoleBindings(of.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRun())
+			return err
+		},
+	} {
+		of.Eventually("the policy for "+policy+" to be applied", func(ctx context.Context) (string, error) {
+			err := create(ctx)
+			switch {
+			case err == nil:
+				return "it refuses nothing yet", nil
+			case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+				return "", nil
+			}
+			return "", err
+		})
 	}
 }
 
