@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::*;
 use crate::{
@@ -39,9 +39,16 @@ mod reverted;
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 
+/// For what must come about, on a busy machine too.
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How it begins what an import says that waits for the controller.
+pub(super) const AWAITS_CONTROLLER: &str = "the controller is to make the volume";
+
 struct World {
     api: Arc<FakeApi>,
     home: Cluster,
+    has_driver: bool,
 }
 
 impl World {
@@ -93,30 +100,44 @@ impl World {
         );
         let home = api.cluster().await;
         tokio::spawn(kubernetes(Arc::clone(&api)));
-        Self { api, home }
+        Self {
+            api,
+            home,
+            has_driver: false,
+        }
     }
 
     /// The controller as well, from now on.
-    fn with_driver(self) -> Self {
+    fn with_driver(mut self) -> Self {
         tokio::spawn(driver(Arc::clone(&self.api), self.home.clone()));
+        self.has_driver = true;
         self
     }
 
     async fn import(&self) -> Result<(), TransferError> {
-        self.run(false, Duration::from_secs(10)).await
+        self.run(false, PATIENCE).await
     }
 
     async fn undo(&self) -> Result<(), TransferError> {
-        self.run(true, Duration::from_secs(10)).await
+        self.run(true, PATIENCE).await
     }
 
     async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
+        self.run_telling(undo, patience, &|_| {}).await
+    }
+
+    async fn run_telling(
+        &self,
+        undo: bool,
+        patience: Duration,
+        tell: &dyn Fn(&str),
+    ) -> Result<(), TransferError> {
         let context = Context {
             cluster: &self.home,
             storage_namespace: "liqo-storage",
             patience,
             dry_run: false,
-            tell: &|_| {},
+            tell,
         };
         let claim: ClaimName = "shop/data".parse().unwrap();
         if undo {
@@ -130,8 +151,15 @@ impl World {
         import(&context, &request).await
     }
 
-    /// Imports until so many writes are done, by whomever, and dies.
+    /// Imports until so many writes are done, by whomever, and dies; at the latest when nothing more
+    /// is done, since nobody is the controller.
     async fn import_and_die_after(&self, writes: usize) {
+        let waits = Notify::new();
+        let tell = |what: &str| {
+            if !self.has_driver && what.starts_with(AWAITS_CONTROLLER) {
+                waits.notify_one();
+            }
+        };
         let mut changes = self.api.store().changes();
         let enough = async {
             while self.api.writes() < writes {
@@ -139,8 +167,9 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run(false, Duration::from_secs(1)) => {}
+            _ = self.run_telling(false, PATIENCE, &tell) => {}
             () = enough => {}
+            () = waits.notified() => {}
         }
     }
 
@@ -304,13 +333,25 @@ async fn driver(api: Arc<FakeApi>, home: Cluster) {
         }
         if claim["status"]["phase"] == "Bound" {
             settled(&api);
-        } else if provision(&api, &home, &claim).await.is_err() {
+        } else if provision_within(&api, &home, &claim, Duration::from_secs(2))
+            .await
+            .is_err()
+        {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
 async fn provision(api: &FakeApi, home: &Cluster, claim: &Value) -> Result<(), CreateError> {
+    provision_within(api, home, claim, PATIENCE).await
+}
+
+async fn provision_within(
+    api: &FakeApi,
+    home: &Cluster,
+    claim: &Value,
+    patience: Duration,
+) -> Result<(), CreateError> {
     let uid = claim["metadata"]["uid"].as_str().unwrap();
     let name = format!("pvc-{uid}");
     let Some(node) = claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].as_str() else {
@@ -318,7 +359,7 @@ async fn provision(api: &FakeApi, home: &Cluster, claim: &Value) -> Result<(), C
     };
     let request = request(&name, node);
     let events = Events::new(home.client().clone());
-    let until = Instant::now() + Duration::from_secs(2);
+    let until = Instant::now() + patience;
     let made = create(
         home,
         &Registry::default(),
@@ -554,7 +595,7 @@ async fn a_replica_that_is_wanted_is_not_taken() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: Duration::from_secs(1),
+        patience: PATIENCE,
         dry_run: true,
         tell: &|_| {},
     };
@@ -676,7 +717,7 @@ async fn what_is_only_to_be_said_changes_nothing() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: Duration::from_secs(1),
+        patience: PATIENCE,
         dry_run: true,
         tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
     };

@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::{Context, TransferError};
 
-/// How often it is looked whether something has changed.
-const LOOK_AGAIN: Duration = Duration::from_millis(300);
+/// How often it is looked whether something has changed. Tests, which look a hundred times, stand in for
+/// others that are quick.
+const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 300 });
 
 /// How often at least a step is taken before it is given up, whatever the time.
 pub(super) const ATTEMPTS: u32 = 20;

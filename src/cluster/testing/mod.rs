@@ -14,6 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::Config;
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) use self::faults::{Act, Fault};
@@ -22,7 +23,7 @@ pub(crate) use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
 /// How long a call to a fake API server may take. One that never answers is waited for so long.
-const ANSWER: Duration = Duration::from_secs(3);
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A running fake API server. It stops when dropped.
 pub(crate) struct FakeApi {
@@ -177,5 +178,40 @@ impl FakeApi {
         tokio::time::timeout(Duration::from_secs(10), wait)
             .await
             .expect("the condition never came true");
+    }
+}
+
+/// A clock that stands still while sockets work: what comes about was woken by somebody, for no timer
+/// fires. It goes on when this is dropped.
+pub(crate) struct StoppedClock {
+    since: Instant,
+    _goes_on: std::sync::mpsc::Sender<()>,
+}
+
+impl StoppedClock {
+    /// Stops it, for a minute at most. Then timers fire as soon as nothing else is to be done, so that a
+    /// test that waits for one of them ends.
+    pub(crate) fn new() -> Self {
+        let (goes_on, stopped) = std::sync::mpsc::channel();
+        tokio::time::pause();
+        // tokio lets no time pass as long as a thread works.
+        drop(tokio::task::spawn_blocking(move || {
+            let _: Result<(), _> = stopped.recv_timeout(Duration::from_mins(1));
+        }));
+        Self {
+            since: Instant::now(),
+            _goes_on: goes_on,
+        }
+    }
+
+    /// Whether no time has passed.
+    pub(crate) fn stands_still(&self) -> bool {
+        self.since == Instant::now()
+    }
+}
+
+impl Drop for StoppedClock {
+    fn drop(&mut self) {
+        tokio::time::resume();
     }
 }

@@ -19,6 +19,13 @@ use super::{End, Relay};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// A port at which nobody listens yet, and that no other test gets meanwhile.
+fn reserved() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    socket
+}
+
 /// A source and a target that listen, each in a cluster, and a relay between them.
 struct Ends {
     home: FakeCluster,
@@ -44,6 +51,10 @@ fn run_relay(source: End, target: End, bandwidth: Option<NonZeroU64>, connection
 }
 
 async fn ends(bandwidth: Option<NonZeroU64>) -> Ends {
+    ends_with(bandwidth, 1).await
+}
+
+async fn ends_with(bandwidth: Option<NonZeroU64>, connections: u32) -> Ends {
     let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
     let source = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,7 +65,7 @@ async fn ends(bandwidth: Option<NonZeroU64>) -> Ends {
         remote,
         source,
         target,
-        _relay: run_relay(from, to, bandwidth, 1),
+        _relay: run_relay(from, to, bandwidth, connections),
     }
 }
 
@@ -79,13 +90,14 @@ impl Ends {
 
 #[tokio::test]
 async fn a_target_is_dialled_when_the_source_speaks_and_hears_all_it_says() {
-    let ends = ends(None).await;
+    let ends = ends_with(None, 2).await;
+    let _silent = ends.at_source().await;
     let mut source = ends.at_source().await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!((ends.home.forwarded(), ends.remote.forwarded()), (1, 0));
+    assert_eq!((ends.home.forwarded(), ends.remote.forwarded()), (2, 0));
 
     source.write_all(b"hello").await.unwrap();
     let mut target = ends.at_target().await;
+    assert_eq!(ends.remote.forwarded(), 1, "not for the one that is silent");
     let mut heard = [0; 5];
     target.read_exact(&mut heard).await.unwrap();
     assert_eq!(&heard, b"hello");
@@ -154,18 +166,17 @@ async fn a_connection_that_broke_is_made_again() {
 #[tokio::test]
 async fn ends_that_are_not_there_yet_are_waited_for() {
     let (home, remote) = (FakeCluster::start().await, FakeCluster::start().await);
-    // Ports at which nobody listens yet, and that no other test gets meanwhile.
-    let reserved = || {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        socket
-    };
     let (from, to) = (reserved(), reserved());
     let port = |socket: &TcpSocket| socket.local_addr().unwrap().port();
     let ends = [home.end("source", port(&from)), remote.end("target", port(&to))];
     let [source, target] = ends;
     let _relay = run_relay(source, target, None, 1);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let dialled = async {
+        while home.forwarded() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, dialled).await.unwrap();
     let source = from.listen(16).unwrap();
     let (mut first, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
     first.write_all(b"nobody hears this").await.unwrap();

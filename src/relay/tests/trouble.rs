@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
-use tokio::{io::DuplexStream, net::TcpListener, time::Instant};
+use tokio::{io::DuplexStream, time::Instant};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, protocol::Role},
 };
 
-use super::cluster::FakeCluster;
+use super::{cluster::FakeCluster, reserved};
 use crate::relay::tunnel::{LONGEST, Tunnel, TunnelError};
 
 type Server = WebSocketStream<DuplexStream>;
@@ -68,12 +68,9 @@ async fn a_refusal_is_told_in_the_words_of_the_api_server() {
 #[tokio::test]
 async fn an_open_port_with_nobody_behind_it_is_told_apart() {
     let api = FakeCluster::start().await;
-    let free = TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let mut tunnel = Tunnel::open(&api.end("pod", free.port())).await.unwrap();
+    let nobody = reserved();
+    let port = nobody.local_addr().unwrap().port();
+    let mut tunnel = Tunnel::open(&api.end("pod", port)).await.unwrap();
     assert!(matches!(tunnel.first().await, Err(TunnelError::Unreached(_))));
 }
 

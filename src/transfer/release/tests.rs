@@ -6,6 +6,7 @@ mod reverted;
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::{
     sidecars::{ATTACHERS, PROVISIONERS},
@@ -18,7 +19,7 @@ use crate::{
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
     topology::{CLUSTER_KEY, NODE_KEY},
-    transfer::tests::{ANYBODYS, VolumeController, follow},
+    transfer::tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, follow},
     volume::DRIVER_NAME,
 };
 
@@ -42,7 +43,7 @@ fn context(world: &World) -> Context<'_> {
     Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: Duration::from_secs(10),
+        patience: PATIENCE,
         dry_run: false,
         tell: &|_| {},
     }
@@ -138,20 +139,38 @@ impl World {
     }
 
     async fn release(&self) -> Result<(), TransferError> {
-        self.run(false, Duration::from_secs(10)).await
+        self.run(false, PATIENCE).await
     }
 
     async fn undo(&self) -> Result<(), TransferError> {
-        self.run(true, Duration::from_secs(10)).await
+        self.run(true, PATIENCE).await
+    }
+
+    /// Undoes it, as long as nobody has to be the controller: an undo that comes late imports the volume
+    /// again, which does not end without one. Of that it is heard what is said when time is up.
+    async fn undo_without_controller(&self) -> Result<(), TransferError> {
+        let waits = Notify::new();
+        let tell = |what: &str| {
+            if what.starts_with(AWAITS_CONTROLLER) {
+                waits.notify_one();
+            }
+        };
+        let context = Context {
+            tell: &tell,
+            ..context(self)
+        };
+        let claim = "shop/data".parse().unwrap();
+        tokio::select! {
+            outcome = Box::pin(undo_release(&context, &claim)) => return outcome,
+            () = waits.notified() => {}
+        }
+        self.run(true, Duration::ZERO).await
     }
 
     async fn run(&self, undo: bool, patience: Duration) -> Result<(), TransferError> {
         let context = Context {
-            cluster: &self.home,
-            storage_namespace: "liqo-storage",
             patience,
-            dry_run: false,
-            tell: &|_| {},
+            ..context(self)
         };
         let claim: ClaimName = "shop/data".parse().unwrap();
         if undo {
@@ -174,7 +193,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run(undo, Duration::from_secs(5)) => {}
+            _ = self.run(undo, PATIENCE) => {}
             () = enough => {}
         }
     }
@@ -349,8 +368,7 @@ async fn it_is_undone_wherever_it_died() {
     for writes in 1..=ALL {
         let world = World::new("Delete", "Delete").await;
         world.die_after(false, writes).await;
-        // Without a controller an import does not end.
-        match world.run(true, Duration::from_secs(2)).await {
+        match world.undo_without_controller().await {
             Ok(()) if world.claim()["spec"]["storageClassName"] == "liqo" => {
                 world.assert_as_before("Delete");
                 outcomes[0] += 1;
@@ -380,13 +398,7 @@ async fn it_is_undone_wherever_it_died() {
 async fn an_undo_goes_on_wherever_it_died() {
     for undone in 1..=9 {
         let world = World::new("Delete", "Delete").await;
-        let context = Context {
-            cluster: &world.home,
-            storage_namespace: "liqo-storage",
-            patience: Duration::from_secs(5),
-            dry_run: false,
-            tell: &|_| {},
-        };
+        let context = context(&world);
         // The virtual PV is gone, and the twin is not.
         let gone = world.api.until(|store| store.get(&outer_path()).is_none());
         let request = ReleaseRequest {
@@ -414,11 +426,11 @@ async fn a_release_and_its_undo_at_once_lose_nothing() {
         let world = World::new("Delete", "Delete").await;
         let undo = async {
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            world.run(true, Duration::from_secs(2)).await
+            world.undo_without_controller().await
         };
         let _whoever_wins = tokio::join!(world.release(), undo);
         world.real();
-        match world.run(true, Duration::from_secs(2)).await {
+        match world.undo_without_controller().await {
             Ok(()) if world.claim()["spec"]["storageClassName"] == "liqo" => world.assert_as_before("Delete"),
             Ok(()) => world.assert_released("Delete"),
             Err(TransferError::StillReleased(_, ReleaseUndoRefusal::TooLate)) => {
@@ -485,15 +497,7 @@ async fn a_claim_that_may_not_be_made_is_found_before() {
 #[tokio::test]
 async fn a_finalizer_that_no_sidecar_takes_off_is_taken_off() {
     let world = World::with_sidecars("Delete", "Delete", false).await;
-    let context = Context {
-        patience: Duration::from_secs(8),
-        ..context(&world)
-    };
-    let request = ReleaseRequest {
-        claim: "shop/data".parse().unwrap(),
-        force_managed: false,
-    };
-    Box::pin(release(&context, &request)).await.unwrap();
+    world.release().await.unwrap();
     world.assert_released("Delete");
 }
 
@@ -555,11 +559,9 @@ async fn a_claim_whose_data_is_elsewhere_is_left_alone() {
 async fn what_is_only_to_be_said_changes_nothing() {
     let world = World::new("Delete", "Delete").await;
     let context = Context {
-        cluster: &world.home,
-        storage_namespace: "liqo-storage",
-        patience: Duration::from_secs(1),
         dry_run: true,
         tell: &|what| assert!(what.contains("nothing speaks against it"), "{what}"),
+        ..context(&world)
     };
     let request = ReleaseRequest {
         claim: "shop/data".parse().unwrap(),
@@ -607,7 +609,7 @@ async fn a_mark_for_an_earlier_claim_of_the_name_is_taken_off() {
             &other,
             json!({"metadata": {"uid": "earlier", "annotations": annotations}, "spec": {}}),
         );
-        world.run(undo, Duration::from_secs(10)).await.unwrap();
+        world.run(undo, PATIENCE).await.unwrap();
         let twin = world.api.object(&other).unwrap();
         assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
     }
@@ -792,7 +794,7 @@ async fn a_namespace_made_anew_gets_nothing() {
     let recorded = !world.real()["metadata"]["annotations"][mark::RELEASE].is_null();
     assert!(recorded);
     for undo in [false, true] {
-        let error = world.run(undo, Duration::from_secs(5)).await.unwrap_err();
+        let error = world.run(undo, PATIENCE).await.unwrap_err();
         assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
     }
     assert_eq!(world.policy(REAL), "Retain");

@@ -20,6 +20,7 @@ use crate::{
         Cluster,
         testing::{Act, FakeApi, Fault, Store},
     },
+    transfer::tests::PATIENCE,
     volume::{DRIVER_NAME, import_key},
 };
 
@@ -111,11 +112,11 @@ impl World {
     }
 
     async fn import(&self) -> Result<(), SnapshotTransferError> {
-        self.run(false, Duration::from_secs(10)).await
+        self.run(false, PATIENCE).await
     }
 
     async fn undo(&self) -> Result<(), SnapshotTransferError> {
-        self.run(true, Duration::from_secs(10)).await
+        self.run(true, PATIENCE).await
     }
 
     /// Imports until so many writes are done, and dies.
@@ -127,7 +128,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run(false, Duration::from_secs(10)) => {}
+            _ = self.run(false, PATIENCE) => {}
             () = enough => {}
         }
         // What was sent may still arrive.

@@ -71,7 +71,7 @@ async fn owners_that_are_dropped_are_told_once_and_why() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        patience: Duration::from_secs(10),
+        patience: PATIENCE,
         dry_run: false,
         tell: &tell,
     };

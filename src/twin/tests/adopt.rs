@@ -133,11 +133,13 @@ async fn it_names_its_twin_whatever_becomes_of_the_claim() {
     assert_eq!(held(&world)["name"], UID);
     assert_eq!(held(&world)["uid"], Value::Null);
     world.api.remove(CLAIM);
+    let world = world.patient();
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Refused { .. }), "{error}");
     assert_eq!(world.twin(), None);
     // Cleared, it would be anybody's.
     assert_eq!(held(&world)["name"], UID);
+    let world = world.impatient();
     let _whatever_it_says = world.delete().await;
     assert_eq!(held(&world)["name"], UID);
     assert!(world.api.object(OLD).is_some());

@@ -1,6 +1,6 @@
 //! Making a volume: where it is made, what is refused, and what is never done twice.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -86,11 +86,7 @@ async fn time_running_out_is_not_final_and_says_why() {
 
     // Whoever comes later finds it and goes on.
     tokio::spawn(controllers(Arc::clone(&world.api), Real::Works));
-    let patient = World {
-        deadline: Duration::from_secs(10),
-        ..world
-    };
-    patient.create().await.unwrap();
+    world.patient().create().await.unwrap();
 }
 
 #[tokio::test]
@@ -107,7 +103,7 @@ async fn a_node_without_the_real_driver_gets_no_twin() {
     let csi_node = "/apis/storage.k8s.io/v1/csinodes/n1";
     let mut changes = world.home.views().csi_nodes.subscribe("n1");
     world.api.put(csi_node, json!({"spec": {"drivers": []}}));
-    changes.next(Duration::from_secs(10)).await;
+    changes.next(PATIENCE).await;
     let error = world.create().await.unwrap_err();
     assert!(
         matches!(&error, CreateError::Elsewhere(why) if why.contains("real.test")),
@@ -138,6 +134,7 @@ async fn a_claim_is_known_by_its_uid() {
     let world = World::new(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     assert!(world.twin().is_some());
+    let world = world.patient();
     world
         .api
         .change(CLAIM, |claim| claim["metadata"]["uid"] = "another".into());
@@ -162,7 +159,7 @@ async fn another_node_means_another_twin() {
     world.create().await.unwrap_err();
     claim(&world.api, "n2");
     world.request.requisite = vec![Segments::of_node(world.home.id(), "n2")];
-    world.deadline = Duration::from_secs(10);
+    let world = world.patient();
     tokio::spawn(controllers(Arc::clone(&world.api), Real::Works));
     // The stand-in may have bound the first twin on n1 meanwhile; both ways lead to n2 or say so.
     match world.create().await {
@@ -202,7 +199,7 @@ async fn retain_is_enforced_on_the_real_volume() {
         "WaitForFirstConsumer",
         "Retain",
     );
-    changes.next(Duration::from_secs(10)).await;
+    changes.next(PATIENCE).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
     let real = world.api.object(&volume).unwrap();
@@ -394,10 +391,7 @@ async fn what_is_made_outside_of_it_is_withdrawn() {
     });
     let twin = world.twin().unwrap();
     super::stand_in::reconcile_twin(&world.api, &twin, Real::Works);
-    let world = World {
-        deadline: Duration::from_secs(10),
-        ..world
-    };
+    let world = world.patient();
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Elsewhere(_)), "{error}");
     assert_eq!(world.twin(), None);
@@ -422,7 +416,7 @@ async fn a_class_that_expands_the_namespace_needs_a_virtual_one_that_says_so() {
         .change("/apis/storage.k8s.io/v1/storageclasses/real", |class| {
             class["parameters"] = json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"});
         });
-    changes.next(Duration::from_secs(10)).await;
+    changes.next(PATIENCE).await;
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Class(_)), "{error}");
     assert_eq!(world.api.writes(), 0);

@@ -3,7 +3,23 @@
 use serde_json::json;
 
 use super::*;
-use crate::placement::DeleteRefusal;
+use crate::{cluster::testing::StoppedClock, placement::DeleteRefusal};
+
+impl World {
+    /// Deletes the volume, with time until the driver has seen that the twin is gone.
+    async fn delete_until_the_twin_is_gone(&self) -> Result<(), DeleteError> {
+        let twins = self.home.twins_in("liqo-storage");
+        let time_is_up = async {
+            let mut changes = twins.subscribe(UID);
+            while self.twin().is_some() || twins.count_of_topic(UID) > 0 {
+                changes.next(PATIENCE).await;
+            }
+            tokio::time::advance(self.deadline).await;
+        };
+        let _clock = StoppedClock::new();
+        tokio::join!(self.delete(), time_is_up).0
+    }
+}
 
 #[tokio::test]
 async fn deleted_means_that_the_real_volume_is_gone() {
@@ -15,7 +31,7 @@ async fn deleted_means_that_the_real_volume_is_gone() {
         volume["status"] = json!({"phase": "Released", "message": "disk is busy"});
     });
     let world = world.impatient();
-    let error = world.delete().await.unwrap_err();
+    let error = world.delete_until_the_twin_is_gone().await.unwrap_err();
     assert!(error.to_string().contains("disk is busy"), "{error}");
     assert_eq!(world.twin(), None, "the twin goes at once");
 

@@ -272,7 +272,7 @@ async fn a_volume_that_no_driver_grows_is_refused() {
 
 #[tokio::test]
 async fn a_quota_in_the_way_can_be_evaded_by_asking_for_less() {
-    let world = world().await.impatient();
+    let world = world().await;
     let fault = Fault::new("PATCH", &twin_path(), Act::Forbid("exceeded quota: storage")).times(1);
     world.api.fault(fault);
     let refused = world.expand(2).await.unwrap_err();
@@ -289,6 +289,7 @@ async fn a_volume_without_its_twin_is_no_volume_or_one_in_trouble() {
         waiting.to_string().contains("not as large as 2Gi yet"),
         "{waiting}"
     );
+    let world = world.patient();
     world.api.remove(&twin_path());
     let missing = world.expand(2).await.unwrap_err();
     assert!(matches!(missing, ChangeError::NotNow { .. }), "{missing}");

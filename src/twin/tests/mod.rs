@@ -39,6 +39,11 @@ const TWINS: &str = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+/// For what must come about, on a busy machine too.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// For what is waited for in vain. That a deadline is over ends waiting and no call: however slow the
+/// machine is, all that is done before the first wait is done.
+pub(super) const A_MOMENT: Duration = Duration::from_millis(300);
 
 struct World {
     api: Arc<FakeApi>,
@@ -61,7 +66,7 @@ impl World {
             home,
             policy: Policy::default(),
             request: request(),
-            deadline: Duration::from_secs(10),
+            deadline: PATIENCE,
         }
     }
 
@@ -115,8 +120,14 @@ impl World {
         bind_claim(&self.api, "home", made);
     }
 
+    /// Who waits in vain.
     fn impatient(mut self) -> Self {
-        self.deadline = Duration::from_millis(300);
+        self.deadline = A_MOMENT;
+        self
+    }
+
+    fn patient(mut self) -> Self {
+        self.deadline = PATIENCE;
         self
     }
 }

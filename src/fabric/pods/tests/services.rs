@@ -1,5 +1,7 @@
 //! Services whose pods run where no route leads.
 
+use std::cell::Cell;
+
 use super::*;
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events/";
@@ -33,28 +35,34 @@ async fn a_service_is_told_once_that_it_does_not_lead_to_pods_there() {
     service(&world, "web", &json!({"app": "web"}));
     service(&world, "db", &json!({"app": "db"}));
     service(&world, "by-hand", &Value::Null);
-    let began = Mutex::new(None);
+    let (changed, added) = (Cell::new(false), Cell::new(false));
     world
         .run_until(|world| {
             if told(world).is_empty() {
                 return false;
             }
             // What comes later is no news: another status of the pod, and another port.
-            let mut began = began.lock().unwrap();
-            began.get_or_insert_with(|| {
+            if !changed.replace(true) {
                 world
                     .there
                     .change(THERE, |it| it["status"]["message"] = json!("busy"));
                 world.home.change("/api/v1/namespaces/shop/services/web", |it| {
                     it["spec"]["ports"][0]["port"] = json!(81);
                 });
-                time::Instant::now()
-            });
-            began.is_some_and(|began| began.elapsed() > Duration::from_secs(3))
+            }
+            // When this one is told, those changes have been seen.
+            let is_seen = world.home.object(POD).unwrap()["status"]["message"] == "busy";
+            if is_seen && !added.replace(true) {
+                service(world, "web-later", &json!({"app": "web"}));
+            }
+            told(world).len() > 1
         })
         .await;
     assert!(runs(&world));
-    assert_eq!(told(&world), [("web".to_owned(), 1)]);
+    let mut told = told(&world);
+    told.sort();
+    let once = ["web", "web-later"].map(|name| (name.to_owned(), 1));
+    assert_eq!(told, once);
 }
 
 #[tokio::test]
@@ -67,10 +75,20 @@ async fn a_service_whose_pods_are_reached_is_told_nothing() {
         });
     service(&world, "web", &json!({"app": "web"}));
     world.run_until(runs).await;
-    let since = time::Instant::now();
-    world
-        .run_until(|_| since.elapsed() > Duration::from_secs(3))
-        .await;
+    // In the time in which two are told, one after the other, whose pods are not reached.
+    let unreached = World::with_pod(true).await;
+    service(&unreached, "web", &json!({"app": "web"}));
+    let later = Cell::new(false);
+    let both_told = |unreached: &World| {
+        if !told(unreached).is_empty() && !later.replace(true) {
+            service(unreached, "web-later", &json!({"app": "web"}));
+        }
+        told(unreached).len() > 1
+    };
+    tokio::join!(
+        world.run_until(|_| told(&unreached).len() > 1),
+        unreached.run_until(both_told)
+    );
     assert_eq!(told(&world), []);
 }
 

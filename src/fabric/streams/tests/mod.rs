@@ -7,7 +7,13 @@ mod remote;
 mod serving;
 mod usage;
 
-use std::sync::Arc;
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+};
 
 use http::StatusCode;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
@@ -75,6 +81,13 @@ impl Ca {
     }
 }
 
+/// A loopback address that no other world has: nobody is given a port of it that is free again.
+fn own_host() -> Ipv4Addr {
+    static WORLDS: AtomicU16 = AtomicU16::new(0);
+    let [high, low] = WORLDS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    Ipv4Addr::new(127, 1, high, low)
+}
+
 /// What somebody shows who calls.
 type Shown = (CertificateDer<'static>, PrivatePkcs8KeyDer<'static>);
 
@@ -121,8 +134,9 @@ impl World {
         );
         let remote = Remote::start(act).await;
         let registry = registry(&there, &remote).await;
+        let host = own_host();
         let settings = Settings {
-            address: ([127, 0, 0, 1], 0).into(),
+            address: (host, 0).into(),
             ports: 2,
             pod_ip: Some([127, 0, 0, 1].into()),
             name: "liqo-csi-fabric-0".into(),
@@ -131,7 +145,7 @@ impl World {
         let metrics = Metrics::default();
         let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
         streams.bounds = bounds;
-        let [address, other] = [0, 1].map(|at| ([127, 0, 0, 1], streams.ports()[at]).into());
+        let [address, other] = [0, 1].map(|at| (host, streams.ports()[at]).into());
         for (name, port) in [("milan", streams.ports()[0]), ("rome", streams.ports()[1])] {
             let spec =
                 json!({"kubeconfigSecretRef": {"name": name}, "fabric": {"nodeName": format!("to-{name}")}});

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use serde_json::json;
 
 use super::world::*;
@@ -105,8 +103,7 @@ async fn a_pause_counts_while_users_have_their_volumes() {
     world
         .home_api
         .change(THE_MOVE, |of| of["spec"]["paused"] = true.into());
-    let goes_on = tokio::time::timeout(Duration::from_millis(500), world.carry(|_| false));
-    assert!(goes_on.await.is_err(), "it is not paused");
+    world.waits("it is not paused").await;
     assert!(matches!(world.stage(), Stage::Preparing));
     world
         .home_api

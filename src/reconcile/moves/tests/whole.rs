@@ -86,8 +86,7 @@ async fn users_that_are_waited_for_keep_their_volume() {
     world
         .carry(|world| world.stage() == Stage::Copying { last: None })
         .await;
-    let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
-    assert!(waits.await.is_err(), "it went on beside its users");
+    world.waits("it went on beside its users").await;
     assert_eq!(world.stage(), Stage::Copying { last: None });
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
@@ -154,8 +153,7 @@ async fn the_source_is_kept_for_as_long_as_is_asked_for() {
     world
         .carry(|world| matches!(world.stage(), Stage::Retaining(_)))
         .await;
-    let waits = tokio::time::timeout(std::time::Duration::from_millis(500), world.carry(|_| false));
-    assert!(waits.await.is_err(), "the source is not kept");
+    world.waits("the source is not kept").await;
     let source = world.home_api.object(&source_path()).expect("it is gone");
     let marked = source["metadata"]["annotations"][mark::SOURCE_OF]
         .as_str()

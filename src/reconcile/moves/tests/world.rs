@@ -51,6 +51,14 @@ pub(super) const TARGET: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/
 /// For a move to come to its end.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+fn the_move() -> MoveKey {
+    MoveKey {
+        namespace: "shop".into(),
+        name: "m".into(),
+        uid: MOVE.into(),
+    }
+}
+
 pub(super) fn name() -> String {
     format!("pvc-{UID}")
 }
@@ -192,12 +200,7 @@ impl World {
 
     async fn carry_on(&self, enough: impl Fn(&Self) -> bool) {
         let context = self.context();
-        let key = MoveKey {
-            namespace: "shop".into(),
-            name: "m".into(),
-            uid: MOVE.into(),
-        };
-        let mut following = Following::new(&context, key);
+        let mut following = Following::new(&context, the_move());
         while !enough(self) {
             match Box::pin(following.look()).await {
                 Ok(Looked::Again) => {}
@@ -205,6 +208,26 @@ impl World {
                 Ok(Looked::Wait(_)) => time::sleep(Duration::from_millis(5)).await,
                 Err(Trouble::Api(error)) => panic!("{error}"),
                 Err(trouble) => panic!("{trouble}"),
+            }
+            self.check();
+        }
+    }
+
+    /// Looks at the move so often that it would have gone on if anything let it, and sees that it waits.
+    pub(super) async fn waits(&self, why: &str) {
+        let context = self.context();
+        let mut following = Following::new(&context, the_move());
+        let until = time::Instant::now() + PATIENCE;
+        let mut waited = 0;
+        while waited < 20 {
+            assert!(time::Instant::now() < until, "it does not come to wait");
+            match Box::pin(following.look()).await.unwrap() {
+                Looked::Again => {}
+                Looked::Over => panic!("it is over: {why}"),
+                Looked::Wait(_) => {
+                    waited += 1;
+                    time::sleep(Duration::from_millis(5)).await;
+                }
             }
             self.check();
         }

@@ -31,7 +31,7 @@ fn bind_elsewhere(store: &Store) {
 }
 
 /// The claim is gone, and the virtual PV is not: csi-provisioner holds it.
-async fn in_the_gap() -> World {
+pub(super) async fn in_the_gap() -> World {
     let world = World::with_sidecars("Delete", "Delete", false).await;
     let gone = world.api.until(|store| store.get(CLAIM).is_none());
     tokio::select! {

@@ -17,10 +17,11 @@ use crate::{
     cluster::{
         Cluster,
         events::Events,
-        testing::{Act, FakeApi, Fault},
+        testing::{Act, FakeApi, Fault, StoppedClock},
     },
     fleet::Registry,
     placement::{SnapshotClassError, SnapshotRefusal},
+    twin::tests::{A_MOMENT, PATIENCE},
     volume::{SnapshotName, VolumeName, mark},
 };
 
@@ -55,15 +56,32 @@ impl World {
     }
 
     async fn cut(&self) -> Result<CutSnapshot, CutError> {
+        self.cut_within(PATIENCE).await
+    }
+
+    /// What is said of a snapshot that is not taken.
+    async fn cut_in_vain(&self) -> CutError {
+        let error = self.cut_within(A_MOMENT).await.unwrap_err();
+        assert!(matches!(error, CutError::StillWaiting { .. }), "{error}");
+        error
+    }
+
+    async fn cut_within(&self, time: Duration) -> Result<CutSnapshot, CutError> {
         let events = Events::new(self.home.client().clone());
         let registry = Registry::default();
-        create_snapshot(&self.home, &registry, &events, &self.request, soon()).await
+        let until = Instant::now() + time;
+        create_snapshot(&self.home, &registry, &events, &self.request, until).await
     }
 
     async fn delete(&self) -> Result<(), SnapshotDeleteError> {
+        self.delete_within(PATIENCE).await
+    }
+
+    async fn delete_within(&self, time: Duration) -> Result<(), SnapshotDeleteError> {
         let events = Events::new(self.home.client().clone());
         let id = SnapshotId::new("home".parse().unwrap(), None, self.request.key.clone());
-        delete_snapshot(&self.home, &Registry::default(), &events, &id, soon()).await
+        let until = Instant::now() + time;
+        delete_snapshot(&self.home, &Registry::default(), &events, &id, until).await
     }
 
     fn twin(&self) -> Option<Value> {
@@ -72,8 +90,7 @@ impl World {
 
     /// Makes the twin, which nobody cuts.
     async fn posted(self) -> Self {
-        let error = self.cut().await.unwrap_err();
-        assert!(matches!(error, CutError::StillWaiting { .. }), "{error}");
+        self.cut_in_vain().await;
         self
     }
 
@@ -83,10 +100,6 @@ impl World {
         cut(&world.api, &twin_path(), true);
         world
     }
-}
-
-fn soon() -> Instant {
-    Instant::now() + Duration::from_millis(300)
 }
 
 fn request(cluster: &str) -> SnapshotRequest {
@@ -231,33 +244,18 @@ async fn a_snapshot_of_the_twin_is_answered_for_when_it_is_cut() {
     assert_eq!(world.api.writes(), writes);
 }
 
-/// How long it takes until the caller hears that it is cut.
-async fn heard_after() -> Duration {
+#[tokio::test]
+async fn whoever_waits_is_woken_when_it_is_cut() {
     let world = World::new().await;
-    let events = Events::new(world.home.client().clone());
-    let registry = Registry::default();
-    let late = Instant::now() + Duration::from_secs(30);
-    let waiting = create_snapshot(&world.home, &registry, &events, &world.request, late);
     let controllers = async {
         world.api.until(|store| store.get(&twin_path()).is_some()).await;
         cut(&world.api, &twin_path(), true);
     };
-    let begun = Instant::now();
-    let (made, ()) = tokio::join!(waiting, controllers);
+    // On a clock that stands still nobody looks by himself.
+    let clock = StoppedClock::new();
+    let (made, ()) = tokio::join!(world.cut(), controllers);
     assert!(made.unwrap().ready);
-    begun.elapsed()
-}
-
-#[tokio::test]
-async fn whoever_waits_is_woken_when_it_is_cut() {
-    // Less than the five seconds after which it looks by itself; a busy machine may need
-    // longer now and then.
-    for _ in 0..5 {
-        if heard_after().await < Duration::from_secs(4) {
-            return;
-        }
-    }
-    panic!("it was not watched");
+    assert!(clock.stands_still(), "it was not watched");
 }
 
 #[tokio::test]
@@ -266,7 +264,7 @@ async fn what_the_controllers_say_is_told_to_whoever_waits() {
     world.api.change(&twin_path(), |twin| {
         twin["status"] = json!({"error": {"message": "out of snapshots"}});
     });
-    let error = world.cut().await.unwrap_err().to_string();
+    let error = world.cut_in_vain().await.to_string();
     assert!(error.ends_with("is not taken yet: out of snapshots"), "{error}");
 }
 

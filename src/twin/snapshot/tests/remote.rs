@@ -58,15 +58,29 @@ impl Remote {
     }
 
     async fn cut(&self) -> Result<CutSnapshot, CutError> {
+        self.cut_within(PATIENCE).await
+    }
+
+    /// Makes the twin, which nobody cuts.
+    async fn cut_in_vain(&self) {
+        let outcome = self.cut_within(A_MOMENT).await;
+        assert!(
+            matches!(outcome, Err(CutError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    async fn cut_within(&self, time: Duration) -> Result<CutSnapshot, CutError> {
         let events = Events::new(self.home.client().clone());
-        create_snapshot(&self.home, &self.registry().await, &events, &self.request, soon()).await
+        let until = Instant::now() + time;
+        create_snapshot(&self.home, &self.registry().await, &events, &self.request, until).await
     }
 
     /// A snapshot that is answered for, in a cluster with these rights and this policy.
     pub(super) async fn in_use(rights: Rights, protect: bool) -> Self {
         let mut world = Self::new().await;
         (world.rights, world.protect) = (rights, protect);
-        world.cut().await.unwrap_err();
+        world.cut_in_vain().await;
         cut(&world.there, &path(), true);
         world.cut().await.unwrap();
         world
@@ -88,7 +102,7 @@ fn path() -> String {
 #[tokio::test]
 async fn it_lives_beside_its_volume_and_its_id_leads_there() {
     let world = Remote::new().await;
-    world.cut().await.unwrap_err();
+    world.cut_in_vain().await;
     let twin = world.there.object(&path()).unwrap();
     assert_eq!(twin["spec"]["source"]["persistentVolumeClaimName"], "data");
     cut(&world.there, &path(), true);
@@ -103,9 +117,12 @@ async fn it_lives_beside_its_volume_and_its_id_leads_there() {
     assert_eq!(listed.unwrap(), std::slice::from_ref(&made));
 
     let events = Events::new(world.home.client().clone());
-    let delete = async || delete_snapshot(&world.home, &registry, &events, &made.id, soon()).await;
+    let delete = async |time: Duration| {
+        let until = Instant::now() + time;
+        delete_snapshot(&world.home, &registry, &events, &made.id, until).await
+    };
     // First its data gets the policy back that lets it go, and that has to be seen.
-    let first = delete().await;
+    let first = delete(A_MOMENT).await;
     assert!(
         matches!(first, Err(SnapshotDeleteError::StillWaiting { .. })),
         "{first:?}"
@@ -114,7 +131,7 @@ async fn it_lives_beside_its_volume_and_its_id_leads_there() {
     world
         .there
         .before("DELETE", &path(), move |store| store.remove(&real));
-    delete().await.unwrap();
+    delete(PATIENCE).await.unwrap();
     assert_eq!(world.there.object(&path()), None);
 }
 
@@ -127,7 +144,7 @@ async fn the_class_has_another_name_there() {
         Err(CutError::Class(SnapshotClassError::NotFound { .. }))
     ));
     world.classes.snapshots = [("gold".to_owned(), "fast".to_owned())].into();
-    world.cut().await.unwrap_err();
+    world.cut_in_vain().await;
     let twin = world.there.object(&path()).unwrap();
     assert_eq!(twin["spec"]["volumeSnapshotClassName"], "fast");
 }
@@ -151,7 +168,7 @@ async fn with_the_least_of_rights_only_the_default_class_is_used() {
         Err(CutError::Class(SnapshotClassError::Unreadable { .. }))
     ));
     world.request.parameters.real_class = None;
-    assert!(matches!(world.cut().await, Err(CutError::StillWaiting { .. })));
+    world.cut_in_vain().await;
     cut(&world.there, &path(), true);
     world.cut().await.unwrap();
     let listed = list_snapshots(&world.home, &world.registry().await, SnapshotFilter::All).await;
@@ -161,7 +178,7 @@ async fn with_the_least_of_rights_only_the_default_class_is_used() {
 #[tokio::test]
 async fn a_namespace_too_long_for_the_id_is_found() {
     let world = Remote::new().await;
-    world.cut().await.unwrap_err();
+    world.cut_in_vain().await;
     cut(&world.there, &path(), true);
     let place = |namespace: &str| {
         let long = SnapshotId::new("c".repeat(63).parse().unwrap(), Some(namespace), world.id().key);
@@ -198,9 +215,10 @@ async fn a_silent_cluster_is_not_one_without_the_snapshot() {
     let world = Remote::new().await;
     let registry = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("cut off".into()))]);
     let events = Events::new(world.home.client().clone());
-    let cut = create_snapshot(&world.home, &registry, &events, &world.request, soon()).await;
+    let until = Instant::now() + PATIENCE;
+    let cut = create_snapshot(&world.home, &registry, &events, &world.request, until).await;
     assert!(matches!(cut, Err(CutError::Unreachable(_))));
-    let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), soon()).await;
+    let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), until).await;
     assert!(matches!(
         deleted,
         Err(SnapshotDeleteError::Site(SnapshotSiteError::Unreachable(_)))

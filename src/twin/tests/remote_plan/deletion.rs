@@ -9,10 +9,7 @@ async fn a_volume_is_deleted_with_its_data() {
     let made = world.create().await.unwrap();
     world.bind().await;
     world.remember(made);
-    assert!(matches!(
-        world.delete().await,
-        Err(DeleteError::StillWaiting { .. })
-    ));
+    world.delete_in_vain(&world.registry().await).await;
     assert!(world.twin().is_none(), "the twin goes at once");
     world.there.remove("/api/v1/persistentvolumes/pv");
     world.delete().await.unwrap();
@@ -27,18 +24,8 @@ async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
     world.bind().await;
     world.remember(made);
     let registry = world.registry().await;
-    let events = Events::new(world.home.client().clone());
-    let id = VolumeId::never_moved("milan".parse().unwrap(), world.request.volume.clone());
-    let delete = || {
-        let until = Instant::now() + Duration::from_millis(200);
-        delete(&world.home, &registry, &events, &id, until)
-    };
     for _ in 0..3 {
-        let waiting = delete().await;
-        assert!(
-            matches!(waiting, Err(DeleteError::StillWaiting { .. })),
-            "{waiting:?}"
-        );
+        world.delete_in_vain(&registry).await;
     }
     world.there.remove("/api/v1/persistentvolumes/pv");
     let count = |api: &FakeApi, path: &str| {
@@ -50,7 +37,7 @@ async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
     };
     let outer = format!("/api/v1/persistentvolumes/pvc-{UID}");
     let before = count(&world.home_api, &outer);
-    delete().await.unwrap();
+    world.delete_within(&registry, PATIENCE).await.unwrap();
     assert_eq!(count(&world.there, "/api/v1/persistentvolumes"), 0);
     assert_eq!(
         count(&world.home_api, &outer) - before,
@@ -112,10 +99,7 @@ async fn an_older_retained_volume_of_that_name_does_not_pass_for_it() {
     world.left_over("a-older", &json!({}), Some("gone"));
     // The driver was away when the twin went.
     world.there.remove(TWIN);
-    assert!(matches!(
-        world.delete().await,
-        Err(DeleteError::StillWaiting { .. })
-    ));
+    world.delete_in_vain(&world.registry().await).await;
     world.there.remove("/api/v1/persistentvolumes/pv");
     world.delete().await.unwrap();
 }
@@ -130,10 +114,7 @@ async fn what_was_rescued_is_deleted_with_its_volume_and_nobody_elses() {
         world.there.remove(TWIN);
         world.left_over("a-older", &rescued("pvc-older"), Some("gone"));
         world.left_over("pv", &rescued(&format!("pvc-{UID}")), uid);
-        assert!(matches!(
-            world.delete().await,
-            Err(DeleteError::StillWaiting { .. })
-        ));
+        world.delete_in_vain(&world.registry().await).await;
         let spec = |name: &str| {
             world
                 .there

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{CLAIM, GIB, UID};
+use super::{A_MOMENT, CLAIM, GIB, PATIENCE, UID};
 use crate::{
     cluster::{
         Cluster, Rights,
@@ -79,16 +79,45 @@ impl World {
     }
 
     async fn create_with(&self, registry: &Registry) -> Result<ProvisionedVolume, CreateError> {
+        self.create_within(registry, PATIENCE).await
+    }
+
+    /// Makes a twin that nobody binds.
+    async fn create_in_vain(&self) {
+        let outcome = self.create_within(&self.registry().await, A_MOMENT).await;
+        assert!(
+            matches!(outcome, Err(CreateError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    async fn create_within(
+        &self,
+        registry: &Registry,
+        time: Duration,
+    ) -> Result<ProvisionedVolume, CreateError> {
         let events = Events::new(self.home.client().clone());
-        let until = Instant::now() + Duration::from_millis(1500);
+        let until = Instant::now() + time;
         create(&self.home, registry, &self.policy, &events, &self.request, until).await
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
+        self.delete_within(&self.registry().await, PATIENCE).await
+    }
+
+    /// Deletes a volume whose data stays for now.
+    async fn delete_in_vain(&self, registry: &Registry) {
+        let outcome = self.delete_within(registry, A_MOMENT).await;
+        assert!(
+            matches!(outcome, Err(DeleteError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    async fn delete_within(&self, registry: &Registry, time: Duration) -> Result<(), DeleteError> {
         let id = VolumeId::never_moved("milan".parse().unwrap(), self.request.volume.clone());
-        let until = Instant::now() + Duration::from_millis(1500);
         let events = Events::new(self.home.client().clone());
-        delete(&self.home, &self.registry().await, &events, &id, until).await
+        delete(&self.home, registry, &events, &id, Instant::now() + time).await
     }
 
     fn twin(&self) -> Option<Value> {
@@ -220,10 +249,7 @@ async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
 async fn a_class_that_binds_at_once_is_waited_for() {
     let mut world = World::new().await;
     world.declared.classes.default = Some("instant".into());
-    assert!(matches!(
-        world.create().await,
-        Err(CreateError::StillWaiting { .. })
-    ));
+    world.create_in_vain().await;
     world.bind().await;
     let made = world.create().await.unwrap();
     assert_eq!(made.bytes, 2 * GIB.unsigned_abs());
@@ -234,10 +260,7 @@ async fn a_class_that_binds_at_once_is_waited_for() {
 async fn a_volume_that_is_waited_for_is_told_its_node() {
     let mut world = World::new().await;
     world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
-    assert!(matches!(
-        world.create().await,
-        Err(CreateError::StillWaiting { .. })
-    ));
+    world.create_in_vain().await;
     let annotations = world.twin().unwrap()["metadata"]["annotations"].clone();
     assert_eq!(annotations["volume.kubernetes.io/selected-node"], "r1");
 
@@ -318,11 +341,7 @@ async fn all_claims_of_a_pod_are_told_one_node() {
         parameters.real_class = Some(real.into());
         parameters.claim.as_mut().unwrap().name = name.into();
         world.declared.classes.default = None;
-        let outcome = world.create().await;
-        assert!(
-            matches!(outcome, Err(CreateError::StillWaiting { .. })),
-            "{outcome:?}"
-        );
+        world.create_in_vain().await;
         let path = format!("/api/v1/namespaces/shop-home/persistentvolumeclaims/{name}");
         let twin = world.there.object(&path).unwrap();
         world.there.remove(&path);
