@@ -29,4 +29,5 @@ mod tree;
 pub mod verify;
 mod wire;
 
+pub use clock::LONGEST_WRITE;
 pub use tree::LossKind;

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize},
     },
+    time::Duration,
 };
 
 use rustix::{
@@ -59,6 +60,8 @@ pub(crate) struct Planner<'a> {
     pub(crate) use_stamps: bool,
     /// The same will be so in the next pass.
     pub(crate) stamps_count: bool,
+    /// See [`clock::LONGEST_WRITE`].
+    pub(crate) longest_write: Duration,
     pub(crate) walk: Walk,
     pub(crate) totals: Totals,
 }
@@ -629,7 +632,7 @@ impl Planner<'_> {
     }
 
     fn settled(&self, stamp: &Stamp) -> bool {
-        self.stamps_count && clock::settled(stamp.ctime, &self.clock)
+        self.stamps_count && clock::settled(stamp.ctime, &self.clock, self.longest_write)
     }
 
     fn count(&mut self, entry: &Entry) {

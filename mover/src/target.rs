@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, OFlags};
 
 use crate::{
     apply::Desk,
-    clock,
+    clock::{self, LONGEST_WRITE},
     credentials::MoveId,
     entry::Inode,
     error::Error,
@@ -40,6 +40,7 @@ pub struct Target {
     root: PathBuf,
     pub(crate) tree: Arc<Tree>,
     pub(crate) journal: Journal,
+    longest_write: Duration,
     /// The last thing that did not fit.
     last_full: Option<TreePath>,
     /// Whether there was no room for the journal, at last.
@@ -89,9 +90,20 @@ impl Target {
             root: root.to_owned(),
             tree: Arc::new(tree),
             journal,
+            longest_write: LONGEST_WRITE,
             last_full: None,
             no_room: false,
         })
+    }
+
+    /// Believes that no `write()` takes longer than this. For tests and benchmarks, which cannot wait
+    /// for [`LONGEST_WRITE`] until what they have made counts as settled.
+    #[must_use]
+    pub fn with_longest_write(self, longest_write: Duration) -> Self {
+        Self {
+            longest_write,
+            ..self
+        }
     }
 
     fn note(&mut self, error: &Error) {
@@ -265,6 +277,7 @@ impl Session<'_> {
             clock,
             use_stamps: by_stamps,
             stamps_count: ready.stamps_count,
+            longest_write: self.target.longest_write,
             walk: Walk::default(),
             totals: Totals::default(),
         };

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use common::{Image, Pair, is_root, run};
+use common::{Image, Pair, is_root, run, with_session};
 use mover::{LossKind, target::PassOptions, verify::Scope};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 
@@ -140,6 +140,26 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
             .unwrap()
             .any(|entry| { entry.unwrap().file_name().as_bytes().starts_with(b".liqo-move") })
     );
+}
+
+/// A write that has begun a while ago may still be under way.
+#[test]
+fn what_changed_a_moment_ago_is_read_again_and_not_sent_again() {
+    let pair = Pair::new();
+    for name in ["a", "b"] {
+        fs::write(pair.source.join(name), name).unwrap();
+    }
+    let pass = || {
+        let mut target = pair.open_patiently();
+        with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        })
+    };
+    pass().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let again = pass().unwrap();
+    assert!(again.by_stamps);
+    assert_eq!((again.compared_files, again.received_bytes), (2, 0));
 }
 
 #[test]
