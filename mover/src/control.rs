@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{block::BlockReport, error::Error, target::PassReport, tree::LossKind, verify::Verification};
+use crate::{block::BlockReport, error::Error, loss::LossKind, target::PassReport, verify::Verification};
 
 /// The longest order.
 pub const LONGEST_ORDER: u64 = 4096;

@@ -228,6 +228,7 @@ fn list(path: &str, entries: &[RawEntry]) -> Said {
         own: Some(directory()),
         entries: entries.iter().map(RawEntry::encode_to_vec).collect(),
         last: true,
+        losses: Vec::new(),
     })
 }
 

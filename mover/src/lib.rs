@@ -14,6 +14,7 @@ mod journal;
 pub mod lanes;
 mod ledger;
 mod link;
+mod loss;
 mod message;
 pub mod path;
 pub mod piece;
@@ -30,4 +31,4 @@ pub mod verify;
 mod wire;
 
 pub use clock::LONGEST_WRITE;
-pub use tree::LossKind;
+pub use loss::LossKind;

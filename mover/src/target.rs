@@ -21,12 +21,13 @@ use crate::{
     lanes::{Reader, TargetLanes},
     ledger::{Committer, Ledger},
     link::{Link, asked, hear},
+    loss::{LossKind, Losses},
     message::{Asked, Begin, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
     session::{Fate, Shared, lock},
     source::KNOWN_CREDIT,
-    tree::{At, LossKind, Room, Tree, names},
+    tree::{At, Room, Tree, names},
 };
 
 /// Known directories are told in frames of about this size.
@@ -77,7 +78,8 @@ pub struct PassReport {
     pub unsteady: u64,
     /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
     pub direct: bool,
-    /// What cannot be carried over: kind, how often, where first.
+    /// What of the tree cannot be carried over, also where it is as it was in the last pass: kind, how
+    /// often, where first.
     pub losses: Vec<(LossKind, u64, TreePath)>,
 }
 
@@ -304,10 +306,12 @@ impl Session<'_> {
         }
         let Planner {
             directories,
-            totals,
+            mut totals,
             links,
             ..
         } = planner;
+        let lost = Losses::parse(&end.losses).map_err(|bad| Error::Protocol(bad.to_string()))?;
+        totals.losses.add(&lost);
         set_directories(tree, journal, directories)?;
         sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))?;
         tree.sync()
@@ -329,7 +333,7 @@ impl Session<'_> {
             deleted: totals.deleted,
             unsteady: counts.unsteady + end.vanished,
             direct: self.link.desk.is_direct(),
-            losses: losses(end)?,
+            losses: totals.losses.into_list(),
         })
     }
 }
@@ -357,20 +361,6 @@ fn fits(ready: &Ready, tree: &Tree) -> Result<(), Error> {
     Ok(())
 }
 
-fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {
-    end.losses
-        .into_iter()
-        .map(|loss| {
-            let kind = match loss.kind {
-                1 => LossKind::Xattrs,
-                2 => LossKind::Flags,
-                _ => return Err(Error::Protocol("it loses what is unknown".to_owned())),
-            };
-            Ok((kind, loss.count, TreePath::parse(&loss.example)?))
-        })
-        .collect()
-}
-
 /// Takes the source's listings until it says that this was the tree.
 fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<ScanEnd, Error> {
     let mut open = None;
@@ -394,7 +384,7 @@ fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<S
                     planner.entry(&path, RawEntry::parse(&entry)?)?;
                 }
                 if listing.last {
-                    planner.end(&path)?;
+                    planner.end(&path, Losses::parse(&listing.losses)?)?;
                     open = None;
                 }
             }

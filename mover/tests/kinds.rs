@@ -17,7 +17,11 @@ use std::{
 };
 
 use common::{Image, Pair, is_root, run, with_session};
-use mover::{LossKind, target::PassOptions, verify::Scope};
+use mover::{
+    LossKind,
+    target::{PassOptions, PassReport},
+    verify::Scope,
+};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 
 fn fill(root: &Path) {
@@ -307,4 +311,78 @@ fn what_cannot_be_carried_over_is_said() {
             (LossKind::Flags, 1, "fixed".to_owned())
         ]
     );
+}
+
+/// What a pass says is lost, as text.
+fn lost(report: &PassReport) -> Vec<String> {
+    let losses = report.losses.iter();
+    losses
+        .map(|(kind, count, path)| format!("{kind:?} {count} {path}"))
+        .collect()
+}
+
+fn chattr(change: &str, path: &Path) {
+    run(std::process::Command::new("chattr").arg(change).arg(path));
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    let set = |path: &str| setxattr(at(path), "security.NTACL", b"acl", XattrFlags::empty()).unwrap();
+    for directory in ["a", "b"] {
+        fs::create_dir(at(directory)).unwrap();
+        for file in ["x", "y"] {
+            fs::write(at(directory).join(file), "").unwrap();
+        }
+        set(&format!("{directory}/x"));
+    }
+    set("b");
+    set("b/y");
+    chattr("+d", &at("b"));
+    let all = ["Xattrs 4 a/x", "Flags 1 b"];
+    assert_eq!(lost(&pair.pass(PassOptions::default())), all);
+    std::thread::sleep(Duration::from_millis(50));
+    // Every directory is listed once more, and then none of them.
+    for _ in 0..2 {
+        let again = pair.pass(PassOptions::default());
+        assert!(again.by_stamps);
+        assert_eq!(lost(&again), all);
+    }
+    // Whoever takes over knows no more than the target does.
+    assert_eq!(
+        lost(&pair.pass(PassOptions {
+            last: true,
+            ..PassOptions::default()
+        })),
+        all
+    );
+    rustix::fs::removexattr(at("a/x"), "security.NTACL").unwrap();
+    chattr("-d", &at("b"));
+    assert_eq!(lost(&pair.pass(PassOptions::default())), ["Xattrs 3 b"]);
+    fs::remove_dir_all(at("b")).unwrap();
+    assert!(lost(&pair.pass(PassOptions::default())).is_empty());
+}
+
+/// It is read in several parts.
+#[test]
+fn flags_are_counted_in_all_of_a_large_directory_and_its_own_once() {
+    let pair = Pair::new();
+    let large = pair.source.join("large");
+    fs::create_dir(&large).unwrap();
+    for at in 0..66_000 {
+        mknodat(CWD, large.join(at.to_string()), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    }
+    // The first and the last name.
+    for name in ["0-first", "last"] {
+        fs::write(large.join(name), "").unwrap();
+        chattr("+d", &large.join(name));
+    }
+    chattr("+d", &large);
+    for _ in 0..2 {
+        assert_eq!(lost(&pair.pass(PassOptions::default())), ["Flags 3 large"]);
+    }
 }
