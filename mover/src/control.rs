@@ -94,8 +94,12 @@ pub struct Passed {
     /// Whether the source itself had dialled, rather than somebody who forwards a port.
     #[serde(default)]
     pub direct: bool,
-    /// What is not carried over.
+    /// What of the volume is not carried over.
     pub losses: Vec<Lost>,
+    /// Whether that is all of the volume. Targets of the version before only told the losses of what
+    /// the pass had listed.
+    #[serde(default)]
+    pub losses_of_all: bool,
 }
 
 /// Something that is not carried over.
@@ -232,6 +236,7 @@ impl From<PassReport> for Passed {
             unsteady: report.unsteady,
             direct: report.direct,
             losses: lost.collect(),
+            losses_of_all: true,
         }
     }
 }
@@ -248,6 +253,7 @@ impl From<BlockReport> for Passed {
             unsteady: 0,
             direct: report.direct,
             losses: Vec::new(),
+            losses_of_all: true,
         }
     }
 }

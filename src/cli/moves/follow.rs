@@ -81,7 +81,7 @@ impl Said {
         }
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {
-                self.line(&format!("{name}: it loses {loss}"));
+                self.line(&format!("{name}: it loses, of the claim {loss}"));
             }
         }
         for (claim, why) in cold(of) {
