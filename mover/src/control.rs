@@ -100,6 +100,10 @@ pub struct Passed {
     /// the pass had listed.
     #[serde(default)]
     pub losses_of_all: bool,
+    /// Whether attributes of the namespace `trusted` are among them: a source without CAP_SYS_ADMIN,
+    /// which no pod of a move has, does not see them. Of a device there are none.
+    #[serde(default)]
+    pub sees_trusted: bool,
 }
 
 /// Something that is not carried over.
@@ -237,6 +241,7 @@ impl From<PassReport> for Passed {
             direct: report.direct,
             losses: lost.collect(),
             losses_of_all: true,
+            sees_trusted: report.sees_trusted,
         }
     }
 }
@@ -254,6 +259,7 @@ impl From<BlockReport> for Passed {
             direct: report.direct,
             losses: Vec::new(),
             losses_of_all: true,
+            sees_trusted: false,
         }
     }
 }

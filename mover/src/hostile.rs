@@ -100,6 +100,7 @@ impl Script {
             device_size: 0,
             used: 0,
             own_files: 0,
+            sees_trusted: false,
         };
         let said = std::iter::once(Said::Ready(ready)).chain(messages);
         Self {

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use rustix::thread::CapabilitySet;
+
 use crate::{
     message::{BadMessage, RawLoss},
     path::TreePath,
@@ -18,6 +20,15 @@ pub enum LossKind {
     Xattrs = 1,
     /// Inode flags such as immutable or append-only.
     Flags = 2,
+}
+
+/// Whether this process is shown attributes of the namespace `trusted`. The kernel hides them from all
+/// that are not CAP_SYS_ADMIN in the first user namespace.
+pub(crate) fn sees_trusted() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_first = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    let has = rustix::thread::capabilities(None);
+    is_first && has.is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// Of each kind how many names have it, and the first of them.

@@ -96,6 +96,9 @@ pub(crate) struct Ready {
     /// but the tree; zero if it does, or that is not known.
     #[prost(uint64, tag = "5")]
     pub(crate) own_files: u64,
+    /// Whether the source sees attributes of the namespace `trusted`.
+    #[prost(bool, tag = "6")]
+    pub(crate) sees_trusted: bool,
 }
 
 /// What is needed to tell later whether the clock was set back.

@@ -26,7 +26,7 @@ use crate::{
     entry::{Entry, Hash, Inode, Kind, ListingDigest},
     error::Error,
     lanes::{PING, Reader, SourceLanes, Writer},
-    loss::{LossKind, Losses},
+    loss::{LossKind, Losses, sees_trusted},
     message::{Asked, Down, Listing, RawEntry, Ready, Said, ScanEnd, Up},
     path::TreePath,
     read::{Fetch, Outbox, Volume, answer},
@@ -227,6 +227,7 @@ fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
         device_size: size,
         used: 0,
         own_files: 0,
+        sees_trusted: false,
     };
     up.send(&said(Said::Ready(ready)), false)?;
     Ok(ScanEnd::default())
@@ -256,6 +257,7 @@ impl Tell<'_> {
                 device_size: 0,
                 used: used.bytes,
                 own_files: if is_own { used.files } else { 0 },
+                sees_trusted: sees_trusted(),
             })),
             true,
         )?;

@@ -81,6 +81,8 @@ pub struct PassReport {
     /// What of the tree cannot be carried over, also where it is as it was in the last pass: kind, how
     /// often, where first.
     pub losses: Vec<(LossKind, u64, TreePath)>,
+    /// Whether the source sees attributes of the namespace `trusted`: else it does not count them.
+    pub sees_trusted: bool,
 }
 
 impl Target {
@@ -334,6 +336,7 @@ impl Session<'_> {
             unsteady: counts.unsteady + end.vanished,
             direct: self.link.desk.is_direct(),
             losses: totals.losses.into_list(),
+            sees_trusted: ready.sees_trusted,
         })
     }
 }

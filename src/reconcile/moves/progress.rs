@@ -195,6 +195,7 @@ mod tests {
             direct: true,
             losses: Vec::new(),
             losses_of_all: true,
+            sees_trusted: false,
         };
         let device = |running, last| {
             noted(CopyProgress {
@@ -263,6 +264,7 @@ mod tests {
             direct: true,
             losses: Vec::new(),
             losses_of_all: true,
+            sees_trusted: false,
         };
         let status = noted(CopyProgress {
             passes: 2,
