@@ -323,6 +323,8 @@ impl Race<'_> {
             let mut receiver = self.side("target", "target", "by-mover");
             receiver
                 .args(["--passes", "1", "--keep-journal", "--listen", &address])
+                // The race is about files that have been at rest for a while.
+                .args(["--longest-write", "20"])
                 .args(extra);
             let receiver = Running(receiver.spawn().unwrap());
             await_port(&address);

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{block::BlockReport, error::Error, target::PassReport, tree::LossKind, verify::Verification};
+use crate::{block::BlockReport, error::Error, loss::LossKind, target::PassReport, verify::Verification};
 
 /// The longest order.
 pub const LONGEST_ORDER: u64 = 4096;
@@ -94,8 +94,16 @@ pub struct Passed {
     /// Whether the source itself had dialled, rather than somebody who forwards a port.
     #[serde(default)]
     pub direct: bool,
-    /// What is not carried over.
+    /// What of the volume is not carried over.
     pub losses: Vec<Lost>,
+    /// Whether that is all of the volume. Targets of the version before only told the losses of what
+    /// the pass had listed.
+    #[serde(default)]
+    pub losses_of_all: bool,
+    /// Whether attributes of the namespace `trusted` are among them: a source without CAP_SYS_ADMIN,
+    /// which no pod of a move has, does not see them. Of a device there are none.
+    #[serde(default)]
+    pub sees_trusted: bool,
 }
 
 /// Something that is not carried over.
@@ -232,6 +240,8 @@ impl From<PassReport> for Passed {
             unsteady: report.unsteady,
             direct: report.direct,
             losses: lost.collect(),
+            losses_of_all: true,
+            sees_trusted: report.sees_trusted,
         }
     }
 }
@@ -248,6 +258,8 @@ impl From<BlockReport> for Passed {
             unsteady: 0,
             direct: report.direct,
             losses: Vec::new(),
+            losses_of_all: true,
+            sees_trusted: false,
         }
     }
 }

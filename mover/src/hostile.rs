@@ -100,6 +100,7 @@ impl Script {
             device_size: 0,
             used: 0,
             own_files: 0,
+            sees_trusted: false,
         };
         let said = std::iter::once(Said::Ready(ready)).chain(messages);
         Self {
@@ -228,6 +229,7 @@ fn list(path: &str, entries: &[RawEntry]) -> Said {
         own: Some(directory()),
         entries: entries.iter().map(RawEntry::encode_to_vec).collect(),
         last: true,
+        losses: Vec::new(),
     })
 }
 

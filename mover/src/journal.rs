@@ -32,12 +32,16 @@ use crate::{
     clock,
     credentials::MoveId,
     entry::{Entry, Hash, Inode},
-    message::{BadMessage, ClockReading, RawEntry, RawInode},
+    loss::Losses,
+    message::{BadMessage, ClockReading, RawEntry, RawInode, RawLoss},
     path::{Name, TreePath},
     scan::JOURNAL_PREFIX,
 };
 
-const FORMAT: u32 = 1;
+/// Of format 1 it is not known what cannot be carried over, and files counted as clean that may
+/// have been under way: of such a journal only the content of files is believed.
+const FORMAT: u32 = 2;
+const OLDEST_FORMAT: u32 = 1;
 /// The longest block; the last record of one may be nearly as long as a frame.
 const MAX_BLOCK: usize = 2 << 20;
 /// Blocks are closed at this length.
@@ -84,6 +88,9 @@ struct Block {
     /// In the last block: the pass that last changed anything in it.
     #[prost(uint32, tag = "6")]
     touched: u32,
+    /// In the last block: what of the directory is not carried over.
+    #[prost(message, repeated, tag = "7")]
+    losses: Vec<RawLoss>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -101,9 +108,16 @@ struct RawRecord {
 /// What a journal says, in its order.
 #[derive(Debug)]
 pub(crate) enum Line {
-    Directory { path: TreePath, own: Inode },
+    Directory {
+        path: TreePath,
+        own: Inode,
+    },
     Record(Record),
-    End { digest: Option<Hash>, touched: u32 },
+    End {
+        digest: Option<Hash>,
+        touched: u32,
+        losses: Losses,
+    },
 }
 
 /// The folder of one move's journal.
@@ -171,16 +185,17 @@ impl Journal {
         let mut blocks = Blocks::new(file);
         let header = blocks.next()?.and_then(|block| Header::decode(block).ok());
         Ok(header
-            .filter(|header| header.format == FORMAT && header.epoch == self.epoch)
+            .filter(|header| (OLDEST_FORMAT..=FORMAT).contains(&header.format) && header.epoch == self.epoch)
             .map(|header| {
-                (
-                    header,
-                    Lines {
-                        blocks,
-                        directory: None,
-                        pending: std::collections::VecDeque::new(),
-                    },
-                )
+                let lines = Lines {
+                    is_of_old: header.format < FORMAT,
+                    blocks,
+                    directory: None,
+                    pending: std::collections::VecDeque::new(),
+                };
+                // What is made of these lines is written in the format of today.
+                let format = FORMAT;
+                (Header { format, ..header }, lines)
             }))
     }
 
@@ -272,9 +287,10 @@ impl Journal {
                     match line {
                         // The attributes of directories are set at the end of a pass, which that
                         // one did not reach: they have to be listed once more.
-                        Line::End { touched, .. } => merged.put(&Line::End {
+                        Line::End { touched, losses, .. } => merged.put(&Line::End {
                             digest: None,
                             touched,
+                            losses,
                         })?,
                         line => {
                             if let Line::Directory { path, .. } = &line {
@@ -301,9 +317,10 @@ impl Journal {
                     }
                     _ if skip => {}
                     Line::Record(record) if changed.has(&current, Some(&record.entry.name))? => spoilt = true,
-                    Line::End { touched, .. } if spoilt => merged.put(&Line::End {
+                    Line::End { touched, losses, .. } if spoilt => merged.put(&Line::End {
                         digest: None,
                         touched,
+                        losses,
                     })?,
                     line => merged.put(&line)?,
                 }
@@ -372,7 +389,12 @@ impl JournalWriter {
                     self.close()?;
                 }
             }
-            Line::End { digest, touched } => {
+            Line::End {
+                digest,
+                touched,
+                losses,
+            } => {
+                self.block.losses = losses.encode();
                 self.block.last = true;
                 self.block.digest = digest.map(|digest| digest.to_vec()).unwrap_or_default();
                 self.block.touched = *touched;
@@ -450,6 +472,7 @@ impl Blocks {
 
 /// A journal, line by line.
 pub(crate) struct Lines {
+    is_of_old: bool,
     blocks: Blocks,
     directory: Option<TreePath>,
     pending: std::collections::VecDeque<Line>,
@@ -493,7 +516,7 @@ impl Lines {
             let raw = RawRecord::decode(&record[..])?;
             lines.push_back(Line::Record(Record {
                 entry: RawEntry::parse(&raw.entry)?,
-                clean: raw.clean,
+                clean: raw.clean && !self.is_of_old,
                 content: Hash::try_from(&raw.content[..]).ok(),
                 touched: raw.touched,
             }));
@@ -501,8 +524,9 @@ impl Lines {
         if block.last {
             let digest = Hash::try_from(&block.digest[..]).ok();
             lines.push_back(Line::End {
-                digest,
+                digest: digest.filter(|_| !self.is_of_old),
                 touched: block.touched,
+                losses: Losses::parse(&block.losses)?,
             });
         }
         Ok(lines)
@@ -699,5 +723,90 @@ impl Chunks {
 
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Attributes, Kind, Stamp};
+
+    fn inode(kind: Kind) -> Inode {
+        Inode {
+            kind,
+            stamp: Stamp::default(),
+            attributes: Attributes::default(),
+            linked: false,
+        }
+    }
+
+    /// A directory with one file, and what is read of it again.
+    fn written_in(format: u32) -> Vec<Line> {
+        let root = tempfile::tempdir().unwrap();
+        let journal = Journal::open(root.path(), &MoveId::new("of-old", 1).unwrap()).unwrap();
+        let header = Header {
+            format,
+            epoch: 1,
+            pass: 3,
+            clock: None,
+        };
+        let mut losses = Losses::default();
+        losses.note(crate::LossKind::Xattrs, 2, &TreePath::root());
+        let mut writer = JournalWriter::create(&journal.file("entries.new"), &header).unwrap();
+        for line in [
+            Line::Directory {
+                path: TreePath::root(),
+                own: inode(Kind::Directory),
+            },
+            Line::Record(Record {
+                entry: Entry {
+                    name: Name::parse(b"file").unwrap(),
+                    inode: inode(Kind::File),
+                },
+                clean: true,
+                content: Some([7; 32]),
+                touched: 3,
+            }),
+            Line::End {
+                digest: Some([8; 32]),
+                touched: 3,
+                losses,
+            },
+        ] {
+            writer.put(&line).unwrap();
+        }
+        journal.complete(writer).unwrap();
+        let (header, mut lines) = journal.read().unwrap().unwrap();
+        assert_eq!((header.format, header.pass), (FORMAT, 3));
+        std::iter::from_fn(|| lines.next().unwrap()).collect()
+    }
+
+    fn told(lines: &[Line]) -> (bool, Option<Hash>, Option<Hash>, Losses) {
+        let [
+            Line::Directory { .. },
+            Line::Record(record),
+            Line::End { digest, losses, .. },
+        ] = lines
+        else {
+            panic!("{lines:?}");
+        };
+        (record.clean, record.content, *digest, losses.clone())
+    }
+
+    #[test]
+    fn what_is_lost_is_remembered() {
+        let (clean, content, digest, losses) = told(&written_in(FORMAT));
+        assert_eq!((clean, content, digest), (true, Some([7; 32]), Some([8; 32])));
+        assert_eq!(
+            losses.into_list(),
+            [(crate::LossKind::Xattrs, 2, TreePath::root())]
+        );
+    }
+
+    /// Directories without a digest are listed again, and files that are not clean compared.
+    #[test]
+    fn of_a_journal_of_the_version_before_only_content_is_believed() {
+        let (clean, content, digest, _) = told(&written_in(1));
+        assert_eq!((clean, content, digest), (false, Some([7; 32]), None));
     }
 }

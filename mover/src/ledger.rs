@@ -14,6 +14,7 @@ use crate::{
     entry::{Hash, Inode},
     error::Error,
     journal::{JournalWriter, Line, Record},
+    loss::Losses,
     path::TreePath,
     session::{Fate, lock},
     tree::Tree,
@@ -68,6 +69,7 @@ pub(crate) enum Item {
     End {
         digest: Option<Hash>,
         touched: u32,
+        losses: Losses,
     },
     /// Chunks of a device.
     Range {
@@ -97,7 +99,7 @@ impl Item {
             Self::Directory { path, .. } => 320 + path.as_bytes().len(),
             Self::Kept(kept) => record(kept),
             Self::Record { record: pending, .. } => record(pending) + 320,
-            Self::End { .. } => 64,
+            Self::End { losses, .. } => 64 + losses.cost(),
             Self::Range { .. } => 2048,
         }
     }
@@ -302,9 +304,14 @@ impl<'a> Committer<'a> {
                     return Ok(());
                 }
             },
-            Item::End { digest, touched } => Line::End {
+            Item::End {
+                digest,
+                touched,
+                losses,
+            } => Line::End {
                 digest: digest.filter(|_| self.clean),
                 touched,
+                losses,
             },
             Item::Range { first, job } => {
                 if let Some(Outcome::Done { wrote: true, .. }) = job.slot.0.get() {

@@ -14,6 +14,7 @@ mod journal;
 pub mod lanes;
 mod ledger;
 mod link;
+mod loss;
 mod message;
 pub mod path;
 pub mod piece;
@@ -29,4 +30,5 @@ mod tree;
 pub mod verify;
 mod wire;
 
-pub use tree::LossKind;
+pub use clock::LONGEST_WRITE;
+pub use loss::LossKind;

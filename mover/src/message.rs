@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The version of the protocol; both sides must speak the same.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Extended attributes of one inode, names and values, must fit into one frame.
 pub(crate) const MAX_XATTRS: usize = 512 * 1024;
 
@@ -96,6 +96,9 @@ pub(crate) struct Ready {
     /// but the tree; zero if it does, or that is not known.
     #[prost(uint64, tag = "5")]
     pub(crate) own_files: u64,
+    /// Whether the source sees attributes of the namespace `trusted`.
+    #[prost(bool, tag = "6")]
+    pub(crate) sees_trusted: bool,
 }
 
 /// What is needed to tell later whether the clock was set back.
@@ -126,12 +129,16 @@ pub(crate) struct Listing {
     pub(crate) entries: Vec<Vec<u8>>,
     #[prost(bool, tag = "4")]
     pub(crate) last: bool,
+    /// In its last part: what of it is not carried over, as far as only a listing tells.
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) losses: Vec<RawLoss>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ScanEnd {
     #[prost(uint64, tag = "1")]
     pub(crate) vanished: u64,
+    /// What of the tree is not carried over, as far as every walk tells.
     #[prost(message, repeated, tag = "2")]
     pub(crate) losses: Vec<RawLoss>,
 }

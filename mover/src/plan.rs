@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize},
     },
+    time::Duration,
 };
 
 use rustix::{
@@ -24,6 +25,7 @@ use crate::{
     error::Error,
     journal::{Changes, Chunks, Journal, JournalWriter, Line, Lines, Record},
     ledger::{Item, Ledger, Slot},
+    loss::Losses,
     message::{Asked, ClockReading, Down, Fetches, RawFetch, encode_claims},
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
@@ -59,6 +61,8 @@ pub(crate) struct Planner<'a> {
     pub(crate) use_stamps: bool,
     /// The same will be so in the next pass.
     pub(crate) stamps_count: bool,
+    /// See [`clock::LONGEST_WRITE`].
+    pub(crate) longest_write: Duration,
     pub(crate) walk: Walk,
     pub(crate) totals: Totals,
 }
@@ -74,12 +78,14 @@ pub(crate) struct Walk {
 }
 
 /// What a pass has seen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
     pub(crate) fetched_files: u64,
     pub(crate) deleted: u64,
+    /// Of all directories, also of those that are the same as in the last pass.
+    pub(crate) losses: Losses,
 }
 
 struct Current {
@@ -120,11 +126,16 @@ impl Planner<'_> {
             self.count(&record.entry);
             self.push(Item::Kept(record))?;
         }
-        let (digest, touched) = self.old.end().ok_or_else(unknown)?;
-        if digest.is_none() {
+        let end = self.old.end.take().ok_or_else(unknown)?;
+        if end.digest.is_none() {
             return Err(unknown());
         }
-        self.push(Item::End { digest, touched })
+        self.lose(&end.losses);
+        self.push(Item::End {
+            digest: end.digest,
+            touched: end.touched,
+            losses: end.losses,
+        })
     }
 
     /// The beginning of a directory's listing.
@@ -148,6 +159,7 @@ impl Planner<'_> {
             .put(&Line::End {
                 digest: None,
                 touched: 0,
+                losses: Losses::default(),
             })
             .map_err(Error::Journal)?;
         let digest = ListingDigest::of(&own.stamp);
@@ -217,7 +229,7 @@ impl Planner<'_> {
     }
 
     /// The end of the directory that was begun.
-    pub(crate) fn end(&mut self, path: &TreePath) -> Result<(), Error> {
+    pub(crate) fn end(&mut self, path: &TreePath, losses: Losses) -> Result<(), Error> {
         let Some(mut current) = self.walk.current.take().filter(|current| current.path == *path) else {
             return Err(Error::Protocol("it ends a directory it has not begun".to_owned()));
         };
@@ -226,9 +238,11 @@ impl Planner<'_> {
             self.old.skip(self.journal)?;
         }
         let digest = Some(current.digest.finish()).filter(|_| current.settled);
+        self.lose(&losses);
         self.push(Item::End {
             digest,
             touched: self.pass,
+            losses,
         })
     }
 
@@ -629,7 +643,11 @@ impl Planner<'_> {
     }
 
     fn settled(&self, stamp: &Stamp) -> bool {
-        self.stamps_count && clock::settled(stamp.ctime, &self.clock)
+        self.stamps_count && clock::settled(stamp.ctime, &self.clock, self.longest_write)
+    }
+
+    fn lose(&mut self, losses: &Losses) {
+        self.totals.losses.add(losses);
     }
 
     fn count(&mut self, entry: &Entry) {
@@ -702,7 +720,14 @@ pub(crate) struct OldJournal {
     lines: Option<Lines>,
     directory: Option<(TreePath, Inode)>,
     record: Option<Record>,
-    end: Option<(Option<Hash>, u32)>,
+    end: Option<OldEnd>,
+}
+
+/// The end of a directory there.
+struct OldEnd {
+    digest: Option<Hash>,
+    touched: u32,
+    losses: Losses,
 }
 
 impl OldJournal {
@@ -754,8 +779,16 @@ impl OldJournal {
         }
         match self.line()? {
             Some(Line::Record(record)) => Ok(Some(record)),
-            Some(Line::End { digest, touched }) => {
-                self.end = Some((digest, touched));
+            Some(Line::End {
+                digest,
+                touched,
+                losses,
+            }) => {
+                self.end = Some(OldEnd {
+                    digest,
+                    touched,
+                    losses,
+                });
                 Ok(None)
             }
             // A journal that ends early, or in the middle of a directory.
@@ -765,10 +798,6 @@ impl OldJournal {
             }
             None => Ok(None),
         }
-    }
-
-    fn end(&mut self) -> Option<(Option<Hash>, u32)> {
-        self.end
     }
 
     /// The record of this name; those before it are of what is no longer listed.

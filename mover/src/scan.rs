@@ -315,7 +315,8 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
         own,
         entries: Vec::with_capacity(found.names.len()),
         vanished: 0,
-        flags: has_flags(&status).then(|| (1, path.clone())),
+        // Its own are counted with its first part.
+        flags: (after.is_none() && has_flags(&status)).then(|| (1, path.clone())),
         more: found.more,
     };
     for (name, kind) in found.names {

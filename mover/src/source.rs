@@ -2,7 +2,7 @@
 //! remembers nothing from one session to the next, and writes nothing.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fs::File,
     os::fd::AsFd,
     path::Path,
@@ -26,13 +26,14 @@ use crate::{
     entry::{Entry, Hash, Inode, Kind, ListingDigest},
     error::Error,
     lanes::{PING, Reader, SourceLanes, Writer},
-    message::{Asked, Down, Listing, RawEntry, RawLoss, Ready, Said, ScanEnd, Up},
+    loss::{LossKind, Losses, sees_trusted},
+    message::{Asked, Down, Listing, RawEntry, Ready, Said, ScanEnd, Up},
     path::TreePath,
     read::{Fetch, Outbox, Volume, answer},
     scan::{Listed, Scan, read},
     session::{Fate, Shared, lock},
     throttle::Throttle,
-    tree::{At, LossKind, Tree, open_anywhere, read_link},
+    tree::{At, Tree, open_anywhere, read_link},
     wire::FrameKind,
 };
 
@@ -181,7 +182,7 @@ impl Source {
                 Volume::Tree(tree) => Tell {
                     tree,
                     up: &up,
-                    losses: BTreeMap::new(),
+                    flags: Losses::default(),
                     vanished: 0,
                 }
                 .pass(
@@ -226,6 +227,7 @@ fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
         device_size: size,
         used: 0,
         own_files: 0,
+        sees_trusted: false,
     };
     up.send(&said(Said::Ready(ready)), false)?;
     Ok(ScanEnd::default())
@@ -235,7 +237,7 @@ fn tell_device(up: &Shared, device: &File, size: u64) -> Result<ScanEnd, Error> 
 struct Tell<'a> {
     tree: &'a Arc<Tree>,
     up: &'a Shared,
-    losses: BTreeMap<LossKind, (u64, TreePath)>,
+    flags: Losses,
     vanished: u64,
 }
 
@@ -255,6 +257,7 @@ impl Tell<'_> {
                 device_size: 0,
                 used: used.bytes,
                 own_files: if is_own { used.files } else { 0 },
+                sees_trusted: sees_trusted(),
             })),
             true,
         )?;
@@ -263,10 +266,8 @@ impl Tell<'_> {
         let mut scan = Scan::start(Arc::clone(self.tree), threads);
         let mut flushed = Instant::now();
         while let Some(listed) = scan.next(&mut self.vanished)? {
-            if let Some((count, example)) = &listed.flags {
-                self.lose(LossKind::Flags, *count, example);
-            }
             if !listed.more && known.has(&listed, self.up)? {
+                self.count(&listed);
                 self.up
                     .send(&said(Said::Same(listed.path.as_bytes().to_vec())), false)?;
             } else {
@@ -277,19 +278,18 @@ impl Tell<'_> {
                 flushed = Instant::now();
             }
         }
-        let losses = self.losses.iter().map(|(kind, (count, example))| RawLoss {
-            kind: *kind as u32,
-            count: *count,
-            example: example.as_bytes().to_vec(),
-        });
         Ok(ScanEnd {
             vanished: self.vanished,
-            losses: losses.collect(),
+            losses: self.flags.encode(),
         })
     }
 
-    fn lose(&mut self, kind: LossKind, count: u64, example: &TreePath) {
-        self.losses.entry(kind).or_insert_with(|| (0, example.clone())).0 += count;
+    /// Counts what every walk sees of a directory, or of a part of it.
+    fn count(&mut self, listed: &Listed) {
+        self.vanished += listed.vanished;
+        if let Some((count, example)) = &listed.flags {
+            self.flags.note(LossKind::Flags, *count, example);
+        }
     }
 
     /// Sends a listing, all parts of it.
@@ -307,22 +307,22 @@ impl Tell<'_> {
         };
         let (xattrs, others) = At::Fd(directory.as_fd()).xattrs().map_err(failed)?;
         listed.own.attributes.xattrs = xattrs;
+        let mut losses = Losses::default();
         if others {
-            self.lose(LossKind::Xattrs, 1, &path);
+            losses.note(LossKind::Xattrs, 1, &path);
         }
         let own = (&listed.own).into();
         let mut part = Listing {
             path: path.as_bytes().to_vec(),
             own: Some(own),
-            entries: Vec::new(),
-            last: false,
+            ..Listing::default()
         };
         let mut size = 0;
         loop {
             let after = listed.entries.last().map(|entry| entry.name.clone());
-            self.vanished += listed.vanished;
+            self.count(&listed);
             for mut entry in listed.entries {
-                if !self.complete(&directory, &path, &mut entry)? {
+                if !self.complete(&directory, &path, &mut entry, &mut losses)? {
                     continue;
                 }
                 let bytes = RawEntry::encode(&entry);
@@ -343,6 +343,7 @@ impl Tell<'_> {
             listed = read(self.tree, &path, after.as_ref()).map_err(failed)?;
         }
         part.last = true;
+        part.losses = losses.encode();
         Ok(self.up.send(&said(Said::Listing(part)), false)?)
     }
 
@@ -352,6 +353,7 @@ impl Tell<'_> {
         directory: &std::os::fd::OwnedFd,
         path: &TreePath,
         entry: &mut Entry,
+        losses: &mut Losses,
     ) -> Result<bool, Error> {
         let Entry { name, inode } = entry;
         if inode.is_directory() {
@@ -360,8 +362,7 @@ impl Tell<'_> {
         match details(directory.as_fd(), name, inode) {
             Ok(others) => {
                 if others {
-                    let path = path.child(name)?;
-                    self.lose(LossKind::Xattrs, 1, &path);
+                    losses.note(LossKind::Xattrs, 1, &path.child(name)?);
                 }
                 Ok(true)
             }

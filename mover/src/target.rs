@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, OFlags};
 
 use crate::{
     apply::Desk,
-    clock,
+    clock::{self, LONGEST_WRITE},
     credentials::MoveId,
     entry::Inode,
     error::Error,
@@ -21,12 +21,13 @@ use crate::{
     lanes::{Reader, TargetLanes},
     ledger::{Committer, Ledger},
     link::{Link, asked, hear},
+    loss::{LossKind, Losses},
     message::{Asked, Begin, Known, KnownDirectory, RawEntry, Ready, Said, ScanEnd},
     path::TreePath,
     plan::{OldJournal, Planner, Totals, Walk},
     session::{Fate, Shared, lock},
     source::KNOWN_CREDIT,
-    tree::{At, LossKind, Room, Tree, names},
+    tree::{At, Room, Tree, names},
 };
 
 /// Known directories are told in frames of about this size.
@@ -40,6 +41,7 @@ pub struct Target {
     root: PathBuf,
     pub(crate) tree: Arc<Tree>,
     pub(crate) journal: Journal,
+    longest_write: Duration,
     /// The last thing that did not fit.
     last_full: Option<TreePath>,
     /// Whether there was no room for the journal, at last.
@@ -76,8 +78,11 @@ pub struct PassReport {
     pub unsteady: u64,
     /// Whether the source itself had dialled, as [`Progress::is_direct`] says.
     pub direct: bool,
-    /// What cannot be carried over: kind, how often, where first.
+    /// What of the tree cannot be carried over, also where it is as it was in the last pass: kind, how
+    /// often, where first.
     pub losses: Vec<(LossKind, u64, TreePath)>,
+    /// Whether the source sees attributes of the namespace `trusted`: else it does not count them.
+    pub sees_trusted: bool,
 }
 
 impl Target {
@@ -89,9 +94,20 @@ impl Target {
             root: root.to_owned(),
             tree: Arc::new(tree),
             journal,
+            longest_write: LONGEST_WRITE,
             last_full: None,
             no_room: false,
         })
+    }
+
+    /// Believes that no `write()` takes longer than this. For tests and benchmarks, which cannot wait
+    /// for [`LONGEST_WRITE`] until what they have made counts as settled.
+    #[must_use]
+    pub fn with_longest_write(self, longest_write: Duration) -> Self {
+        Self {
+            longest_write,
+            ..self
+        }
     }
 
     fn note(&mut self, error: &Error) {
@@ -265,6 +281,7 @@ impl Session<'_> {
             clock,
             use_stamps: by_stamps,
             stamps_count: ready.stamps_count,
+            longest_write: self.target.longest_write,
             walk: Walk::default(),
             totals: Totals::default(),
         };
@@ -291,10 +308,12 @@ impl Session<'_> {
         }
         let Planner {
             directories,
-            totals,
+            mut totals,
             links,
             ..
         } = planner;
+        let lost = Losses::parse(&end.losses).map_err(|bad| Error::Protocol(bad.to_string()))?;
+        totals.losses.add(&lost);
         set_directories(tree, journal, directories)?;
         sweep(&links).map_err(Error::tree("forgetting links in", &TreePath::root()))?;
         tree.sync()
@@ -316,7 +335,8 @@ impl Session<'_> {
             deleted: totals.deleted,
             unsteady: counts.unsteady + end.vanished,
             direct: self.link.desk.is_direct(),
-            losses: losses(end)?,
+            losses: totals.losses.into_list(),
+            sees_trusted: ready.sees_trusted,
         })
     }
 }
@@ -344,20 +364,6 @@ fn fits(ready: &Ready, tree: &Tree) -> Result<(), Error> {
     Ok(())
 }
 
-fn losses(end: ScanEnd) -> Result<Vec<(LossKind, u64, TreePath)>, Error> {
-    end.losses
-        .into_iter()
-        .map(|loss| {
-            let kind = match loss.kind {
-                1 => LossKind::Xattrs,
-                2 => LossKind::Flags,
-                _ => return Err(Error::Protocol("it loses what is unknown".to_owned())),
-            };
-            Ok((kind, loss.count, TreePath::parse(&loss.example)?))
-        })
-        .collect()
-}
-
 /// Takes the source's listings until it says that this was the tree.
 fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<ScanEnd, Error> {
     let mut open = None;
@@ -381,7 +387,7 @@ fn plan(planner: &mut Planner<'_>, up: &mut Reader, credit: &Credit) -> Result<S
                     planner.entry(&path, RawEntry::parse(&entry)?)?;
                 }
                 if listing.last {
-                    planner.end(&path)?;
+                    planner.end(&path, Losses::parse(&listing.losses)?)?;
                     open = None;
                 }
             }

@@ -23,16 +23,6 @@ use crate::{
     path::{Name, TreePath},
 };
 
-/// What of an inode cannot be carried over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum LossKind {
-    /// Extended attributes of namespaces that are not kept: `trusted`, most of `security`.
-    Xattrs = 1,
-    /// Inode flags such as immutable or append-only.
-    Flags = 2,
-}
-
 /// Another file system begins here, or a link stands where a directory was.
 const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)

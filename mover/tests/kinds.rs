@@ -16,8 +16,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use common::{Image, Pair, is_root, run};
-use mover::{LossKind, target::PassOptions, verify::Scope};
+use common::{Image, Pair, is_root, run, with_session};
+use mover::{
+    target::{PassOptions, PassReport},
+    verify::Scope,
+};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 
 fn fill(root: &Path) {
@@ -142,6 +145,26 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
     );
 }
 
+/// A write that has begun a while ago may still be under way.
+#[test]
+fn what_changed_a_moment_ago_is_read_again_and_not_sent_again() {
+    let pair = Pair::new();
+    for name in ["a", "b"] {
+        fs::write(pair.source.join(name), name).unwrap();
+    }
+    let pass = || {
+        let mut target = pair.open_patiently();
+        with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        })
+    };
+    pass().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let again = pass().unwrap();
+    assert!(again.by_stamps);
+    assert_eq!((again.compared_files, again.received_bytes), (2, 0));
+}
+
 #[test]
 fn other_file_systems_keep_the_same() {
     if !is_root() {
@@ -253,38 +276,141 @@ fn acls_are_kept_and_not_handed_down() {
     pair.last_pass();
 }
 
+/// A pass from a source that may do what its pod may, and no more.
+fn pass_from_a_pod(pair: &Pair) -> PassReport {
+    let credentials = pair.folder.path().join("credentials");
+    fs::create_dir(&credentials).unwrap();
+    let (identity, _) = common::identities();
+    for (name, text) in [
+        ("authority.pem", &identity.authority),
+        ("certificate.pem", &identity.certificate),
+        ("key.pem", &identity.key),
+    ] {
+        fs::write(credentials.join(name), text).unwrap();
+    }
+    let (acceptor, address) = common::acceptor();
+    let mut source = std::process::Command::new("setpriv")
+        .args([
+            "--bounding-set=-all,+dac_override",
+            "--inh-caps=-all",
+            "--no-new-privs",
+        ])
+        .arg(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+        .args(["source", "--move", common::UID, "--lanes", "1", "--root"])
+        .arg(&pair.source)
+        .arg("--credentials")
+        .arg(&credentials)
+        .args(["--connect", &address.to_string()])
+        .spawn()
+        .unwrap();
+    let lanes = acceptor.accept(Duration::from_secs(20)).unwrap();
+    let mut target = pair.open();
+    let mut session = target.session(lanes.expect("no source dialled"));
+    let report = session.pass(PassOptions::default()).unwrap();
+    session.end();
+    assert!(source.wait().unwrap().success());
+    report
+}
+
 #[test]
-fn what_cannot_be_carried_over_is_said() {
+fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
     if !is_root() {
         return;
     }
     let pair = Pair::new();
-    fs::write(pair.source.join("trusted"), "").unwrap();
-    setxattr(
-        pair.source.join("trusted"),
-        "trusted.overlay.opaque",
-        b"y",
-        XattrFlags::empty(),
-    )
-    .unwrap();
-    fs::write(pair.source.join("fixed"), "").unwrap();
-    run(std::process::Command::new("chattr")
-        .arg("+i")
-        .arg(pair.source.join("fixed")));
-    let report = pair.pass(PassOptions::default());
-    run(std::process::Command::new("chattr")
-        .arg("-i")
-        .arg(pair.source.join("fixed")));
-    let losses: Vec<_> = report
-        .losses
-        .iter()
-        .map(|(kind, count, path)| (*kind, *count, path.to_string()))
-        .collect();
+    let at = |path: &str| pair.source.join(path);
+    for (name, attribute) in [
+        ("secured", "security.NTACL"),
+        ("trusted", "trusted.overlay.opaque"),
+    ] {
+        fs::write(at(name), "").unwrap();
+        setxattr(at(name), attribute, b"y", XattrFlags::empty()).unwrap();
+    }
+    fs::write(at("fixed"), "").unwrap();
+    chattr("+i", &at("fixed"));
+    let in_a_pod = pass_from_a_pod(&pair);
+    let as_root = pair.pass(PassOptions {
+        reread: true,
+        ..PassOptions::default()
+    });
+    chattr("-i", &at("fixed"));
+    // The kernel hides trusted attributes from all that are not CAP_SYS_ADMIN.
+    assert!(!in_a_pod.sees_trusted);
+    assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 1 fixed"]);
+    assert!(as_root.sees_trusted);
+    assert_eq!(lost(&as_root), ["Xattrs 2 secured", "Flags 1 fixed"]);
+}
+
+/// What a pass says is lost, as text.
+fn lost(report: &PassReport) -> Vec<String> {
+    let losses = report.losses.iter();
+    losses
+        .map(|(kind, count, path)| format!("{kind:?} {count} {path}"))
+        .collect()
+}
+
+fn chattr(change: &str, path: &Path) {
+    run(std::process::Command::new("chattr").arg(change).arg(path));
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    let set = |path: &str| setxattr(at(path), "security.NTACL", b"acl", XattrFlags::empty()).unwrap();
+    for directory in ["a", "b"] {
+        fs::create_dir(at(directory)).unwrap();
+        for file in ["x", "y"] {
+            fs::write(at(directory).join(file), "").unwrap();
+        }
+        set(&format!("{directory}/x"));
+    }
+    set("b");
+    set("b/y");
+    chattr("+d", &at("b"));
+    let all = ["Xattrs 4 a/x", "Flags 1 b"];
+    assert_eq!(lost(&pair.pass(PassOptions::default())), all);
+    std::thread::sleep(Duration::from_millis(50));
+    // Every directory is listed once more, and then none of them.
+    for _ in 0..2 {
+        let again = pair.pass(PassOptions::default());
+        assert!(again.by_stamps);
+        assert_eq!(lost(&again), all);
+    }
+    // Whoever takes over knows no more than the target does.
     assert_eq!(
-        losses,
-        [
-            (LossKind::Xattrs, 1, "trusted".to_owned()),
-            (LossKind::Flags, 1, "fixed".to_owned())
-        ]
+        lost(&pair.pass(PassOptions {
+            last: true,
+            ..PassOptions::default()
+        })),
+        all
     );
+    rustix::fs::removexattr(at("a/x"), "security.NTACL").unwrap();
+    chattr("-d", &at("b"));
+    assert_eq!(lost(&pair.pass(PassOptions::default())), ["Xattrs 3 b"]);
+    fs::remove_dir_all(at("b")).unwrap();
+    assert!(lost(&pair.pass(PassOptions::default())).is_empty());
+}
+
+/// It is read in several parts.
+#[test]
+fn flags_are_counted_in_all_of_a_large_directory_and_its_own_once() {
+    let pair = Pair::new();
+    let large = pair.source.join("large");
+    fs::create_dir(&large).unwrap();
+    for at in 0..66_000 {
+        mknodat(CWD, large.join(at.to_string()), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    }
+    // The first and the last name.
+    for name in ["0-first", "last"] {
+        fs::write(large.join(name), "").unwrap();
+        chattr("+d", &large.join(name));
+    }
+    chattr("+d", &large);
+    for _ in 0..2 {
+        assert_eq!(lost(&pair.pass(PassOptions::default())), ["Flags 3 large"]);
+    }
 }

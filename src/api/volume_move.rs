@@ -98,7 +98,9 @@ pub struct VolumeMoveSpec {
     #[serde(default)]
     pub transport: Transport,
 
-    /// What may be lost. Nothing is lost without being named here.
+    /// What may be lost. Nothing that the move sees is lost without being named here. It does not see
+    /// attributes of the namespace trusted, which are lost: do not move volumes with directories of
+    /// overlayfs (as container engines have them) or gluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Set)]
@@ -268,10 +270,15 @@ pub enum Route {
     ApiServer,
 }
 
-/// What a move may lose. ExtendedAttributes: those that only the kernel or root may set.
-/// InodeFlags: flags such as immutable, and project quotas. Snapshots: those of the volume stay
-/// with its source, and go with it. LiveWrites: what pods of a remote cluster write during the
-/// last pass, where the rights there only allow to detect such pods.
+/// What a move cannot say of the volume at hand, and so says of all.
+pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
+                          directories of overlayfs (as container engines have them) or gluster";
+
+/// What a move may lose. ExtendedAttributes: those of the namespace security, but for
+/// security.capability, which is kept. Attributes of the namespace trusted are lost in any case: a move
+/// does not see them. InodeFlags: the flags immutable, append-only, nodump, encrypted and verity.
+/// Snapshots: those of the volume stay with its source, and go with it. LiveWrites: what pods of a
+/// remote cluster write during the last pass, where the rights there only allow to detect such pods.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Loss {

@@ -84,6 +84,7 @@ impl<'a> Receiver<'a> {
         common: &'a Common,
         listen: SocketAddr,
         journal: Option<&Path>,
+        longest_write: Duration,
     ) -> Result<Self, Error> {
         let id = common.id()?;
         let listener = TcpListener::bind(listen).map_err(Error::Cut)?;
@@ -91,7 +92,7 @@ impl<'a> Receiver<'a> {
         Ok(Self {
             acceptor: Acceptor::new(listener, &id, &identity)?,
             volume: match journal {
-                None => Volume::Tree(Target::open(&common.root, &id)?),
+                None => Volume::Tree(Target::open(&common.root, &id)?.with_longest_write(longest_write)),
                 Some(journal) => Volume::Device(BlockTarget::open(&common.root, journal, &id)?),
             },
             common,

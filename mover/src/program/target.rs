@@ -4,9 +4,11 @@
 use std::{
     net::{SocketAddr, TcpListener},
     path::PathBuf,
+    time::Duration,
 };
 
 use crate::{
+    clock::LONGEST_WRITE,
     control::{Answer, Verified},
     error::Error,
     target::PassOptions,
@@ -45,10 +47,16 @@ pub struct Args {
     /// Leave the journal for another run.
     #[arg(long)]
     keep_journal: bool,
+    /// How many milliseconds one write to the source may take: for the benchmark, which changes
+    /// files a moment before a pass.
+    #[arg(long, hide = true, conflicts_with = "control")]
+    longest_write: Option<u64>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Error> {
-    let mut receiver = Receiver::open(&args.common, args.listen, args.journal.as_deref())?;
+    let longest_write = args.longest_write.map_or(LONGEST_WRITE, Duration::from_millis);
+    let journal = args.journal.as_deref();
+    let mut receiver = Receiver::open(&args.common, args.listen, journal, longest_write)?;
     if let Some(address) = args.control {
         let listener = TcpListener::bind(address).map_err(Error::Cut)?;
         return orders::obey(receiver, &listener);

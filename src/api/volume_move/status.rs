@@ -40,7 +40,8 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Vec<String>>,
 
-    /// What is lost by it, in sentences.
+    /// What is lost by it, claim by claim, as far as the passes have found it. The move does not go on
+    /// as long as acceptLoss does not name it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy: Vec<String>,
 

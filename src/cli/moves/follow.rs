@@ -10,7 +10,11 @@ use super::{
     orders::named,
     words::{End, cold, copied, end, sentence},
 };
-use crate::{api::volume_move::VolumeMove, cli::Outcome, volume::moving::Phase};
+use crate::{
+    api::volume_move::{UNSEEN, VolumeMove},
+    cli::Outcome,
+    volume::moving::Phase,
+};
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const BAR: &str = "{bar:30} {binary_bytes} of {binary_total_bytes} ({percent} %){msg}";
@@ -81,7 +85,7 @@ impl Said {
         }
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {
-                self.line(&format!("{name}: it loses {loss}"));
+                self.line(&format!("{name}: it loses, of the claim {loss}"));
             }
         }
         for (claim, why) in cold(of) {
@@ -114,7 +118,10 @@ impl Said {
         self.bar.finish_and_clear();
         let found = of.status.as_ref().and_then(|status| status.preflight.as_ref());
         match ended {
-            End::Possible => println!("nothing speaks against the move; nothing was changed"),
+            End::Possible => {
+                println!("nothing speaks against the move; nothing was changed");
+                println!("as always: {UNSEEN}");
+            }
             End::Refused => {
                 println!("the move is refused, and nothing was changed:");
                 for finding in found.into_iter().flatten() {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use mover::control::{Lost, LostKind};
 
 use crate::{
     api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
@@ -33,11 +34,24 @@ impl Copies {
         if !self.claims.is_empty() {
             status.time_left = left.map(words);
         }
+        self.note_losses(&mut status.lossy);
         if status.gated_at.is_none()
             && let Some(predicted) = self.predicted()
         {
             status.downtime.get_or_insert_with(Downtime::default).predicted = Some(words(predicted));
         }
+    }
+
+    /// Of claims that had no pass yet, what was noted before stays: a replica that has just begun to
+    /// lead was told of none.
+    fn note_losses(&self, lossy: &mut Vec<String>) {
+        for (name, progress) in self.claims.iter().filter(|(_, progress)| progress.passes > 0) {
+            // No name of a claim has a colon.
+            let claim = format!("{name}: ");
+            lossy.retain(|said| !said.starts_with(&claim));
+            lossy.extend(progress.losses.iter().map(|lost| claim.clone() + &sentence(lost)));
+        }
+        lossy.sort();
     }
 
     /// What is done once more when nobody uses the volumes takes as long as the last time.
@@ -48,6 +62,15 @@ impl Copies {
             .map(|(_, progress)| Some(progress.last.as_ref()?.1));
         took.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
+}
+
+fn sentence(lost: &Lost) -> String {
+    let what = match lost.kind {
+        LostKind::Xattrs => "extended attributes",
+        LostKind::Flags => "inode flags",
+    };
+    let example = crate::cluster::short(&lost.example);
+    format!("{what} of {} names, such as {example}", lost.count)
 }
 
 /// How far one claim is, and how long its first pass will take.
@@ -171,6 +194,8 @@ mod tests {
             unsteady: 0,
             direct: true,
             losses: Vec::new(),
+            losses_of_all: true,
+            sees_trusted: false,
         };
         let device = |running, last| {
             noted(CopyProgress {
@@ -238,12 +263,15 @@ mod tests {
             unsteady: 0,
             direct: true,
             losses: Vec::new(),
+            losses_of_all: true,
+            sees_trusted: false,
         };
         let status = noted(CopyProgress {
             passes: 2,
             last: Some((passed, Duration::from_millis(64_200))),
             received: 320,
             compared_files: 6,
+            losses: Vec::new(),
             running: Some(running(20, 400)),
             roots: Some(("a".into(), "a".into())),
             route: Some(Route::Direct),
@@ -281,5 +309,38 @@ mod tests {
         let before = status.clone();
         Copies::default().note(&mut status);
         assert_eq!(status, before);
+    }
+
+    #[test]
+    fn what_is_lost_is_said_by_claim_until_a_pass_finds_otherwise() {
+        let progress = |passes, losses: &[(LostKind, u64)]| CopyProgress {
+            passes,
+            losses: losses
+                .iter()
+                .map(|(kind, count)| Lost {
+                    kind: *kind,
+                    count: *count,
+                    example: "d/odd".into(),
+                })
+                .collect(),
+            ..CopyProgress::default()
+        };
+        let mut status = status();
+        let mut noted = |data, logs| {
+            let claims = vec![("data".into(), data), ("logs".into(), logs)];
+            Copies { claims }.note(&mut status);
+            status.lossy.clone()
+        };
+        let both = [(LostKind::Xattrs, 12_000), (LostKind::Flags, 1)];
+        let all = [
+            "data: extended attributes of 12000 names, such as d/odd",
+            "data: inode flags of 1 names, such as d/odd",
+            "logs: inode flags of 2 names, such as d/odd",
+        ];
+        let logs = progress(1, &[(LostKind::Flags, 2)]);
+        assert_eq!(noted(progress(1, &both), logs.clone()), all);
+        // Another leader, before its first pass is over.
+        assert_eq!(noted(progress(0, &[]), logs.clone()), all);
+        assert_eq!(noted(progress(1, &[]), logs), [all[2]]);
     }
 }

@@ -9,7 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::progress::Copies;
 use crate::{
-    api::volume_move::{ClaimStatus, Downtime, MoveRequest, UnreadableMove, VolumeMove, VolumeMoveStatus},
+    api::volume_move::{
+        ClaimStatus, Downtime, MoveRequest, UNSEEN, UnreadableMove, VolumeMove, VolumeMoveStatus,
+    },
     placement::moving::{Outcome, Stage, Why},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
 };
@@ -58,7 +60,10 @@ pub(super) fn checked(
                  that takes longer than cutover.maxDowntime ({most}), they are given it back, and what was copied is not sent again"
             ))
         });
-        let message = format!("nothing speaks against it{}", away.collect::<String>());
+        let message = format!(
+            "nothing speaks against it, as far as is seen: {UNSEEN}{}",
+            away.collect::<String>()
+        );
         next.say(Condition::Checked, true, "NothingFound", &message);
     } else {
         let message = findings.join("; ");

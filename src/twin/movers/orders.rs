@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use mover::control::{Answer, LostKind, Order, Passed, Reason};
+use mover::control::{Answer, Lost, LostKind, Order, Passed, Reason};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -33,7 +33,7 @@ use crate::{
 
 /// Before an order is given again that could not be carried out.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Before it is looked again whether the volume still has what would be lost.
+/// Before another pass beside the users looks whether they have removed what would be lost.
 const LOSS_PAUSE: Duration = Duration::from_mins(1);
 /// Whoever carries out an order says so each second; one that waits for the order of somebody
 /// else says nothing.
@@ -51,6 +51,8 @@ pub struct CopyProgress {
     pub passes: u32,
     /// What the last of them found, and how long it took.
     pub last: Option<(Passed, Duration)>,
+    /// What of the volume is not carried over, as far as passes have found it.
+    pub losses: Vec<Lost>,
     /// Bytes of content that all passes have received.
     pub received: u64,
     /// Files that they have compared or fetched.
@@ -101,6 +103,7 @@ struct State {
     /// What the target said that can never have what the source has.
     too_small: Option<String>,
     last: Option<(Instant, Passed)>,
+    losses: Vec<Lost>,
     took: Duration,
     /// Of passes that have ended.
     received: u64,
@@ -143,7 +146,7 @@ impl Orders {
                 ..Copied::default()
             });
         }
-        let losses = now.last.as_ref().and_then(|(_, passed)| unaccepted(passed, of));
+        let lost = unaccepted(&now.losses, of);
         let is_due = matches!(
             stage,
             Stage::Preparing | Stage::Copying { .. } | Stage::Finishing(_) | Stage::Verifying(_)
@@ -153,14 +156,15 @@ impl Orders {
             if let Some((_, why)) = failed.filter(|(at, _)| at.elapsed() < PAUSE) {
                 return Live::Silent(why.clone());
             }
-            let (ended, lost) = (now.last.as_ref().map(|(at, _)| at), losses.as_ref());
-            if let (Some(ended), Some(lost)) = (ended, lost)
-                && ended.elapsed() < LOSS_PAUSE
-            {
+            // While users are kept away nobody removes it: only consent helps, or that they get their
+            // volumes back.
+            let may_look = is_warm && matches!(stage, Stage::Preparing | Stage::Copying { .. });
+            let is_recent = now.last.as_ref().is_some_and(|(at, _)| at.elapsed() < LOSS_PAUSE);
+            if let Some(lost) = lost.as_ref().filter(|_| is_recent || !may_look) {
                 return Live::Silent(lost.clone());
             }
         }
-        let is_accepted = losses.is_none();
+        let is_accepted = lost.is_none();
         Live::Known(Copied {
             running: now.running,
             converged: is_accepted && (!is_warm || now.converged.is_some_and(|until| Instant::now() < until)),
@@ -249,6 +253,7 @@ impl Orders {
         Some(CopyProgress {
             passes: state.passes,
             last: last.map(|(_, passed)| (passed.clone(), state.took)),
+            losses: state.losses.clone(),
             received: state.received + running.map_or(0, |running| running.received),
             compared_files: state.compared_files,
             running,
@@ -409,7 +414,21 @@ impl State {
         self.received += passed.received_bytes;
         self.compared_files += passed.compared_files;
         self.route = Some(taken(passed.direct));
+        self.lose(&passed);
         self.last = Some((Instant::now(), passed));
+    }
+
+    /// A target of the version before tells the losses of what that pass has listed: what it does
+    /// not name may still be there.
+    fn lose(&mut self, passed: &Passed) {
+        let is_told = |kind| passed.losses.iter().any(|lost| lost.kind == kind);
+        self.losses
+            .retain(|lost| !passed.losses_of_all && !is_told(lost.kind));
+        for lost in &passed.losses {
+            if !self.losses.iter().any(|known| known.kind == lost.kind) {
+                self.losses.push(lost.clone());
+            }
+        }
     }
 }
 
@@ -418,7 +437,7 @@ fn taken(direct: bool) -> Route {
 }
 
 /// What would be lost, and was not accepted.
-fn unaccepted(passed: &Passed, of: &MoveRequest) -> Option<String> {
+fn unaccepted(losses: &[Lost], of: &MoveRequest) -> Option<String> {
     let word = |kind| match kind {
         LostKind::Xattrs => (
             Loss::ExtendedAttributes,
@@ -427,7 +446,7 @@ fn unaccepted(passed: &Passed, of: &MoveRequest) -> Option<String> {
         ),
         LostKind::Flags => (Loss::InodeFlags, "inode flags", "InodeFlags"),
     };
-    let lost = passed.losses.iter().find(|lost| {
+    let lost = losses.iter().find(|lost| {
         let (loss, ..) = word(lost.kind);
         lost.count > 0 && !of.accept_loss.contains(&loss)
     })?;

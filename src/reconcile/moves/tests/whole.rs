@@ -187,6 +187,10 @@ async fn a_dry_run_changes_nothing() {
     assert_eq!(condition(&world, "Checked").as_deref(), Some("True"));
     let of = world.home_api.object(THE_MOVE).unwrap();
     assert_eq!(of["status"]["preflight"], json!([]));
+    let conditions = of["status"]["conditions"].as_array().unwrap();
+    let checked = conditions.iter().find(|one| one["type"] == "Checked").unwrap();
+    let message = checked["message"].as_str().unwrap();
+    assert!(message.contains("namespace trusted"), "{message}");
     let claim = world.home_api.object(CLAIM).unwrap();
     assert_eq!(claim["metadata"]["finalizers"], Value::Null, "it was locked");
     world.assert_back();

@@ -72,8 +72,15 @@ impl Target {
 fn passed(received: u64, losses: &Value) -> Value {
     json!({"passed": {
         "pass": 1, "entries": 3, "bytes": 100, "comparedFiles": 1, "receivedBytes": received,
-        "deleted": 0, "unsteady": 0, "losses": losses,
+        "deleted": 0, "unsteady": 0, "losses": losses, "lossesOfAll": true,
     }})
+}
+
+/// What a target of the version before says: it knows only what that pass has listed.
+fn passed_of_old(losses: &Value) -> Value {
+    let mut passed = passed(0, losses);
+    passed["passed"].as_object_mut().unwrap().remove("lossesOfAll");
+    passed
 }
 
 fn verified(different: u64) -> Value {
@@ -271,6 +278,60 @@ async fn nothing_is_lost_unsaid() {
         panic!("it is silent")
     };
     assert_eq!((seen.converged, seen.finished), (true, Some(GATE)));
+}
+
+async fn two_minutes_later() {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_mins(2)).await;
+    tokio::time::resume();
+}
+
+fn is_silent(seen: &Live<Copied>) -> bool {
+    matches!(seen, Live::Silent(why) if why.contains("ExtendedAttributes"))
+}
+
+/// Only then could it be gone: what the target says it has found in all of the volume.
+#[tokio::test]
+async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
+    let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
+    let none = json!([]);
+    let script = vec![passed(0, &lost), passed_of_old(&none), passed(0, &none)];
+    let copies = Copies::with(script).await;
+    copies.ended(Pass::Warm).await;
+    for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
+        two_minutes_later().await;
+        let seen = copies.seen(&stage);
+        assert!(is_silent(&seen), "{seen:?}");
+    }
+    // Whose volume nobody copies while its users have it cannot be looked at again before the gate.
+    let cold = copies
+        .orders
+        .copied(&copies.world.moved, &copies.world.of, &COPYING, false);
+    assert!(is_silent(&cold), "{cold:?}");
+    // Beside its users a pass is made now and then, for they may have removed it.
+    let Live::Known(seen) = copies.seen(&COPYING) else {
+        panic!("it is not looked at again");
+    };
+    assert!(!seen.converged);
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(is_silent(&seen), "a part of the volume: {seen:?}");
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(
+        matches!(&seen, Live::Known(Copied { converged: true, .. })),
+        "{seen:?}"
+    );
+}
+
+/// Whoever begins to lead makes a pass of his own, which tells all of it.
+#[tokio::test]
+async fn a_new_leader_hears_of_losses_that_an_old_one_was_told_of() {
+    let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
+    let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
+    copies.ended(Pass::Warm).await;
+    copies.orders = Orders::default();
+    assert_eq!(copies.seen(&COPYING), Live::Known(Copied::default()));
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(is_silent(&seen), "{seen:?}");
 }
 
 #[tokio::test]
