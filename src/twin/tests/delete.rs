@@ -6,18 +6,23 @@ use super::*;
 use crate::{cluster::testing::StoppedClock, placement::DeleteRefusal};
 
 impl World {
-    /// Deletes the volume, with time until the driver has seen that the twin is gone.
-    async fn delete_until_the_twin_is_gone(&self) -> Result<(), DeleteError> {
-        let twins = self.home.twins_in("liqo-storage");
+    /// Deletes the volume, with time until this has come about.
+    async fn delete_until(&self, done: impl Future<Output = ()>) -> Result<(), DeleteError> {
         let time_is_up = async {
-            let mut changes = twins.subscribe(UID);
-            while self.twin().is_some() || twins.count_of_topic(UID) > 0 {
-                changes.next(PATIENCE).await;
-            }
+            done.await;
             tokio::time::advance(self.deadline).await;
         };
         let _clock = StoppedClock::new();
         tokio::join!(self.delete(), time_is_up).0
+    }
+
+    /// Waits until the driver has seen that the twin is gone.
+    async fn twin_is_seen_gone(&self) {
+        let twins = self.home.twins_in("liqo-storage");
+        let mut changes = twins.subscribe(UID);
+        while self.twin().is_some() || twins.count_of_topic(UID) > 0 {
+            changes.next(PATIENCE).await;
+        }
     }
 }
 
@@ -31,7 +36,7 @@ async fn deleted_means_that_the_real_volume_is_gone() {
         volume["status"] = json!({"phase": "Released", "message": "disk is busy"});
     });
     let world = world.impatient();
-    let error = world.delete_until_the_twin_is_gone().await.unwrap_err();
+    let error = world.delete_until(world.twin_is_seen_gone()).await.unwrap_err();
     assert!(error.to_string().contains("disk is busy"), "{error}");
     assert_eq!(world.twin(), None, "the twin goes at once");
 
@@ -85,8 +90,11 @@ async fn what_this_driver_retained_is_deleted_all_the_same() {
     assert_eq!(policy(), Some("Retain".into()));
     let world = world.impatient();
     // The stand-in leaves a PV in phase Released alone.
+    let given_back = world
+        .api
+        .until(|store| store.get(&real).unwrap()["spec"]["persistentVolumeReclaimPolicy"] == "Delete");
     assert!(matches!(
-        world.delete().await,
+        world.delete_until(given_back).await,
         Err(DeleteError::StillWaiting { .. })
     ));
     assert_eq!(policy(), Some("Delete".into()));
