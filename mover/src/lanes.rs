@@ -164,6 +164,17 @@ pub struct Acceptor {
     listener: TcpListener,
     config: Arc<ServerConfig>,
     id: MoveId,
+    /// Where handshakes say that they are done.
+    done: mpsc::Sender<Accepted>,
+    waiting: Mutex<Waiting>,
+    handshakes: Arc<AtomicUsize>,
+}
+
+/// Lanes that have come, until all of their session have.
+struct Waiting {
+    accepted: mpsc::Receiver<Accepted>,
+    /// Of one session only: when the source begins another, it has given up this one.
+    lanes: BTreeMap<u32, Accepted>,
 }
 
 struct Accepted {
@@ -176,10 +187,15 @@ impl Acceptor {
     /// Takes sessions of this move that dial here.
     pub fn new(listener: TcpListener, id: &MoveId, identity: &Identity) -> Result<Self, Error> {
         listener.set_nonblocking(true).map_err(Error::Cut)?;
+        let (done, accepted) = mpsc::channel();
+        let lanes = BTreeMap::new();
         Ok(Self {
             listener,
             config: identity.server()?,
             id: id.clone(),
+            done,
+            waiting: Mutex::new(Waiting { accepted, lanes }),
+            handshakes: Arc::default(),
         })
     }
 
@@ -189,17 +205,16 @@ impl Acceptor {
         Ok(())
     }
 
-    /// The next session of which all lanes are there, or nothing until then.
+    /// The next session of which all lanes are there, or nothing until then. Lanes that have come are
+    /// kept for the next call.
     pub fn accept(&self, patience: Duration) -> Result<Option<TargetLanes>, Error> {
         let until = Instant::now() + patience;
-        let (done, accepted) = mpsc::channel::<Accepted>();
-        let running = Arc::new(AtomicUsize::new(0));
-        // Lanes of one session only: when the source begins another, it has given up this one.
-        let mut lanes: BTreeMap<u32, Accepted> = BTreeMap::new();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Waiting { accepted, lanes } = &mut *waiting;
         while Instant::now() < until {
-            if running.load(Ordering::Relaxed) < HANDSHAKES {
+            if self.handshakes.load(Ordering::Relaxed) < HANDSHAKES {
                 match self.listener.accept() {
-                    Ok((socket, _)) => self.greet(socket, done.clone(), Arc::clone(&running)),
+                    Ok((socket, _)) => self.greet(socket),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(Error::Cut(error)),
                 }
@@ -216,15 +231,16 @@ impl Acceptor {
             let wanted = DATA + lane.hello.data_lanes;
             lanes.insert(lane.hello.lane, lane);
             if lanes.len() == wanted as usize {
-                return assemble(lanes).map(Some);
+                return assemble(std::mem::take(lanes)).map(Some);
             }
         }
         Ok(None)
     }
 
     /// Does the handshake in a thread of its own: one that hangs holds up nobody.
-    fn greet(&self, socket: TcpStream, done: mpsc::Sender<Accepted>, running: Arc<AtomicUsize>) {
+    fn greet(&self, socket: TcpStream) {
         let (config, id) = (Arc::clone(&self.config), self.id.clone());
+        let (done, running) = (self.done.clone(), Arc::clone(&self.handshakes));
         running.fetch_add(1, Ordering::Relaxed);
         thread::spawn(move || {
             // Whoever is refused has been told; others dial that are not.

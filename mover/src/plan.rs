@@ -32,7 +32,7 @@ use crate::{
     read::hash_own,
     scan::is_foreign,
     session::{Fate, Shared},
-    tree::{At, Names, SortedNames, Tree, file_type, names, read_link, type_of},
+    tree::{At, Names, SortedNames, Tree, file_type, inode_of, names, read_link, type_of},
 };
 
 /// Fetches in one message.
@@ -392,9 +392,10 @@ impl Planner<'_> {
         }
         let group = number(inode.stamp.ino)?;
         let mut of_group = At::Child(self.links.as_fd(), &group).status().ok();
-        if of_group
-            .as_ref()
-            .is_some_and(|other| file_type(other) != type_of(&inode.kind))
+        // The source has removed that inode, and given its number to another one.
+        if let Some(other) = &of_group
+            && (file_type(other) != type_of(&inode.kind)
+                || !is_such(self.links.as_fd(), &group, &inode.kind).map_err(failed)?)
         {
             unlink(self.links.as_fd(), &group).map_err(failed)?;
             of_group = None;
@@ -415,10 +416,12 @@ impl Planner<'_> {
             return Ok((true, if first { Role::Owner } else { Role::Member }));
         }
         let shared = status.is_some_and(|status| status.stx_nlink > 1);
-        if shared && !same_inode {
+        let is_other =
+            present && ((shared && !same_inode) || !is_such(directory, name, &inode.kind).map_err(failed)?);
+        if is_other {
             unlink_it()?;
         }
-        if !present || (shared && !same_inode) {
+        if !present || is_other {
             if inode.is_file() {
                 create(directory, name).map_err(clash("creating", path))?;
             } else {
@@ -441,16 +444,7 @@ impl Planner<'_> {
         let Entry { name, inode } = entry;
         let directory = current.directory.as_fd();
         let failed = |errno| Error::tree("creating", path)(errno);
-        let right = present
-            && match &inode.kind {
-                Kind::Symlink(target) => read_link(directory, name).map_err(failed)? == *target,
-                Kind::Character(_) | Kind::Block(_) => {
-                    let status = At::Child(directory, name).status().map_err(failed)?;
-                    crate::tree::inode_of(&status).is_some_and(|there| there.kind == inode.kind)
-                }
-                _ => true,
-            };
-        if !right {
+        if !present || !is_such(directory, name, &inode.kind).map_err(failed)? {
             if present {
                 unlink(directory, name).map_err(failed)?;
             }
@@ -664,6 +658,18 @@ enum Known {
     Only(Option<Hash>),
     Chunks,
     OnDisk(File),
+}
+
+/// Whether a symbolic link or device leads where it should.
+fn is_such(directory: rustix::fd::BorrowedFd<'_>, name: &Name, kind: &Kind) -> Result<bool, Errno> {
+    Ok(match kind {
+        Kind::Symlink(target) => read_link(directory, name)? == *target,
+        Kind::Character(_) | Kind::Block(_) => {
+            let status = At::Child(directory, name).status()?;
+            inode_of(&status).is_some_and(|there| there.kind == *kind)
+        }
+        _ => true,
+    })
 }
 
 fn number(ino: u64) -> Result<Name, Error> {

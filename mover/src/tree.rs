@@ -363,6 +363,16 @@ pub(crate) fn type_of(kind: &Kind) -> FileType {
     }
 }
 
+/// A name that a directory lists; nothing for itself and its parent. On some file systems (vfat, exfat,
+/// ntfs3) names are longer than on all others: such a directory cannot be copied, and is not copied
+/// without them.
+fn listed(name: &[u8]) -> Result<Option<Name>> {
+    if matches!(name, b"." | b"..") {
+        return Ok(None);
+    }
+    Name::parse(name).map(Some).map_err(|_| Errno::NAMETOOLONG)
+}
+
 /// Some of the names in a directory, sorted.
 pub(crate) struct Names {
     pub(crate) names: Vec<(Name, FileType)>,
@@ -385,7 +395,7 @@ pub(crate) fn names(
     let (mut found, mut more): (Vec<(Name, FileType)>, bool) = (Vec::new(), false);
     while let Some(entry) = raw.next() {
         let entry = entry?;
-        let Ok(name) = Name::parse(entry.file_name().to_bytes()) else {
+        let Some(name) = listed(entry.file_name().to_bytes())? else {
             continue;
         };
         if after.is_some_and(|after| name <= *after) || !wanted(name.as_bytes(), entry.file_type()) {
@@ -451,4 +461,16 @@ impl SortedNames {
 /// The current directory of this process has no part in any of this.
 pub(crate) fn open_anywhere(path: &Path, flags: OFlags) -> Result<File> {
     rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_cannot_be_copied_is_not_left_out() {
+        assert_eq!(listed(b".."), Ok(None));
+        assert_eq!(listed(b"..."), Ok(Some(Name::parse(b"...").unwrap())));
+        assert_eq!(listed(&[b'x'; 256]), Err(Errno::NAMETOOLONG));
+    }
 }

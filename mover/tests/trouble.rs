@@ -627,6 +627,24 @@ fn only_the_peer_of_this_move_is_let_in() {
     dialled.join().unwrap().unwrap();
 }
 
+/// Programs wait for a source for a second at a time, to see meanwhile whether it is still wanted.
+#[test]
+fn lanes_that_come_slowly_make_a_session_all_the_same() {
+    let (acceptor, address) = acceptor();
+    let dialled = thread::spawn(move || {
+        let dialled = std::sync::atomic::AtomicU32::new(0);
+        let slowly = || {
+            let before = dialled.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(150) * before);
+            std::net::TcpStream::connect(address)
+        };
+        mover::lanes::connect(&id(), &common::identities().0, 4, slowly).map(|_| ())
+    });
+    let mut waits = (0..100).map(|_| acceptor.accept(Duration::from_millis(100)).unwrap());
+    assert!(waits.any(|lanes| lanes.is_some()), "they were forgotten");
+    dialled.join().unwrap().unwrap();
+}
+
 #[test]
 fn memory_stays_bounded_whatever_the_tree_looks_like() {
     let pair = Pair::new();
