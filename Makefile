@@ -65,7 +65,7 @@ chart-manifests: ## Render deploy/manifests from the Helm chart
 # Not with go run, which would end on a signal before the closing lines.
 RUN_SUITES := mkdir -p .lab && cd sanity-tests && go build -buildvcs=false -o ../.lab/suites ./cmd/suites && exec ../.lab/suites
 
-test: deps ## What CI runs: all tests, of the long ones a sample; SUITES='-only rust' narrows it
+test: deps ## What CI runs: all unit tests, and of those in the lab what SUITES=-list shows
 	@$(RUN_SUITES) $(SUITES)
 
 test-all: deps ## Everything, for hours: all crash points, long chaos; SUITES='-from liqo' goes on there

@@ -1,10 +1,9 @@
-// Package sample says what a run that does not run everything leaves out: every
-// choice follows from one number, so that a run can be repeated, and the runs of
-// successive commits choose differently.
+// Package sample has the number that everything follows from which is not the same in every
+// run: which of the tests `make test` runs, and what tests throw dice for. It grows with the
+// history, so that the runs of successive commits differ and those of one commit do not.
 package sample
 
 import (
-	"hash/fnv"
 	"os"
 	"os/exec"
 	"strconv"
@@ -15,8 +14,8 @@ import (
 // SeedVariable gives the seed, to repeat a run.
 const SeedVariable = "LIQO_CSI_SEED"
 
-// Seed is the number that every choice follows from: the variable's, else the number of
-// commits in the history, so that successive commits have successive seeds, else 1.
+// Seed is the variable's, else the number of commits in the history, so that successive
+// commits have successive seeds, else 1.
 var Seed = sync.OnceValue(func() int64 { return seedOf(os.Getenv(SeedVariable), Commits()) })
 
 func seedOf(variable string, commits int) int64 {
@@ -38,14 +37,3 @@ func Commits() int {
 	}
 	return count
 }
-
-// Chosen says whether a test of this name is among the one in so many that the seed
-// chooses.
-func Chosen(seed int64, name string, parts int) bool {
-	hash := fnv.New32a()
-	hash.Write([]byte(name)) // never fails
-	return Part(seed+int64(hash.Sum32()), parts) == 0
-}
-
-// Part is which of this many parts the seed chooses, counted from 0.
-func Part(seed int64, parts int) int { return int(seed % int64(parts)) }

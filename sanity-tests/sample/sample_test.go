@@ -13,18 +13,3 @@ func TestSeedIsGivenOrTheNumberOfCommits(t *testing.T) {
 		}
 	}
 }
-
-// Successive commits take successive parts, so that as many commits as there are parts have all.
-func TestSuccessiveSeedsChooseEveryPart(t *testing.T) {
-	const parts = 7
-	chosen, turns := map[int]bool{}, 0
-	for seed := range int64(parts) {
-		chosen[Part(seed, parts)] = true
-		if Chosen(seed, "TestSomething", parts) {
-			turns++
-		}
-	}
-	if len(chosen) != parts || turns != 1 {
-		t.Errorf("%d parts of %d are chosen, and a test %d times", len(chosen), parts, turns)
-	}
-}

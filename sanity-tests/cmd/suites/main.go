@@ -5,6 +5,11 @@
 // too long for every change.
 //
 //	suites.go  what the suites are
+//	plan.go    which lab tests `make test` runs: the core, affected ones, a slice of the others
+//	core.go    the core, by name
+//	affected.go which tests a changed path affects
+//	labtests.go which lab tests there are, read from their sources
+//	costs.go   how long they take, in costs.txt
 //	run.go     in which order they run, until when, and the lab they share
 //	attempt.go one command: its environment, its limit, how it is stopped
 //	count.go   what the output of cargo and of checks says of the tests
@@ -38,19 +43,42 @@ func main() {
 	all := flag.Bool("all", false, "run everything instead of what fits into CI")
 	only := flag.String("only", "", "run only the suites whose name contains this text")
 	from := flag.String("from", "", "start with the first suite whose name contains this text")
-	list := flag.Bool("list", false, "list the suites and exit")
+	list := flag.Bool("list", false, "show which suites and lab tests would run and why, and exit")
+	measured := flag.String("costs", "", "write costs.txt with what tests took in this log of a run, and exit")
 	keep := flag.Bool("keep-lab", false, "leave the lab running at the end")
 	flag.Parse()
-	todo, err := startingFrom(*from, selected(*all, *only, sample.Seed()))
+	root, err := repositoryRoot()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "suites:", err)
-		os.Exit(2)
+		fatal(err)
+	}
+	lab, tests, err := planOf(root)
+	if err != nil {
+		fatal(err)
+	}
+	if *measured != "" {
+		if err := writeCosts(root, *measured, lab.costs, tests); err != nil {
+			fatal(err)
+		}
+		return
+	}
+	todo, err := startingFrom(*from, selected(*all, *only, lab))
+	if err != nil {
+		fatal(err)
+	}
+	if len(todo) == 0 {
+		fatal(fmt.Errorf("nothing to run has %q in its name: of lab tests make test runs what -list shows, make test-all runs all", *only))
 	}
 	if *list {
 		for _, s := range todo {
 			fmt.Printf("%-32s %s\n", s.name, strings.Join(s.command, " "))
 		}
+		if !*all {
+			lab.list(os.Stdout)
+		}
 		return
+	}
+	if !*all {
+		lab.summary(os.Stdout)
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -59,7 +87,7 @@ func main() {
 	if !*all {
 		r.budget = mostTime
 	}
-	r.prepare(ctx)
+	r.prepare(ctx, root)
 	r.run(ctx, todo)
 	if ctx.Err() != nil {
 		r.closing() // who ended this run may not wait until the lab is down
@@ -73,15 +101,16 @@ func main() {
 	}
 }
 
-// prepare finds the repository and a lab that runs already.
-func (r *runner) prepare(ctx context.Context) {
-	root, err := repositoryRoot()
-	if err != nil {
-		r.trouble("the run", err)
-		return
-	}
+// fatal is for what keeps a run from beginning.
+func fatal(err error) {
+	fmt.Fprintln(os.Stderr, "suites:", err)
+	os.Exit(2)
+}
+
+// prepare finds a lab that runs already.
+func (r *runner) prepare(ctx context.Context, root string) {
 	r.root, r.lab = root, r.labCommand
-	_, err = clusters.Running(ctx)
+	_, err := clusters.Running(ctx)
 	if err == nil {
 		fmt.Fprintln(r.out, "a lab runs on this machine already: it is used, and left running")
 		r.labIsUp, r.keepLab = true, true

@@ -149,11 +149,11 @@ func TestLegsAreRunAgainByThemselves(t *testing.T) {
 }
 
 func TestCommandsThatRunATestAgain(t *testing.T) {
-	s := goTest("faults", "sanity-tests", sharedLab, time.Minute, "-parallel=6", "./e2e/faults", "./e2e/move", "-args", "-sample")
+	s := goTest("faults", "sanity-tests", sharedLab, time.Minute, "-parallel=6", "./e2e/faults", "./e2e/move", "-args", "-x")
 	for got, want := range map[string]string{
-		strings.Join(s.command, " "):                                                                             "go test -json -count=1 -timeout 1m0s -parallel=6 ./e2e/faults ./e2e/move -args -sample",
-		strings.Join(s.again("m/p A/a_leg_(x)"), " "):                                                            `go test -json -count=1 -timeout 1m0s -run ^A$/^a_leg_\(x\)$ -parallel=6 m/p -args -sample`,
-		strings.Join(s.rest(earlyEnd{"m/p", []string{"A", "B"}}), " "):                                           `go test -json -count=1 -timeout 1m0s -skip ^(A|B)$ -parallel=6 m/p -args -sample`,
+		strings.Join(s.command, " "):                                                                             "go test -json -count=1 -timeout 1m0s -parallel=6 ./e2e/faults ./e2e/move -args -x",
+		strings.Join(s.again("m/p A/a_leg_(x)"), " "):                                                            `go test -json -count=1 -timeout 1m0s -parallel=6 -run ^A$/^a_leg_\(x\)$ m/p -args -x`,
+		strings.Join(s.rest(earlyEnd{"m/p", []string{"A", "B"}}), " "):                                           `go test -json -count=1 -timeout 1m0s -parallel=6 -skip ^(A|B)$ m/p -args -x`,
 		strings.Join(withLegs("-setup", goTest("x", ".", nothing, time.Minute, "./x")).again("m/p A/ext4"), " "): `go test -json -count=1 -timeout 1m0s -run ^A$/^ext4$ m/p -args -setup=ext4`,
 	} {
 		if got != want {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/driver"
-	"storage.liqo.io/sanity-tests/sample"
 )
 
 // need says what a suite cannot do without.
@@ -32,10 +31,8 @@ type tier int
 const (
 	// always: `make test` and `make test-all`.
 	always tier = iota
-	// inTurn: `make test-all`; of all these `make test` runs one, another with the next commits.
-	inTurn
-	// sampled: `make test` alone; `make test-all` has a suite that contains it.
-	sampled
+	// inPart: `make test-all`; `make test` runs the tests of the plan.
+	inPart
 	// whole: `make test-all` alone.
 	whole
 )
@@ -51,34 +48,27 @@ type suite struct {
 	limit   time.Duration
 	tier    tier
 
+	// args are those that goTest was called with, folder is where its lab tests are: below
+	// the repository's root, or empty if it has none. At most so many run at once.
+	args     []string
+	folder   string
+	parallel int
+
 	// again is the command that runs the test with this key alone, rest the one that runs
 	// what is left of a package. Suites without them are not run again.
 	again func(key string) []string
 	rest  func(earlyEnd) []string
-	// hasLegs says that the subtests of a test function are each run again by themselves:
-	// functions that make everything ready for many long tests.
+	// hasLegs says that the subtests of a test function are run by themselves: functions
+	// that make everything ready for many long tests. Where the function does all the work
+	// before it has subtests, selects is the flag of the test program that names those to run.
 	hasLegs bool
+	selects string
 }
 
-// only puts a suite into one of the two runs.
+// only keeps `make test` from running a suite, or all of it.
 func only(t tier, s suite) suite {
 	s.tier = t
 	return s
-}
-
-// runsIn says whether the suite belongs to `make test-all`, or else to `make test`,
-// where of the suites that take turns this one's turn it is.
-func (s suite) runsIn(all bool, turn string) bool {
-	switch s.tier {
-	case inTurn:
-		return all || s.name == turn
-	case sampled:
-		return !all
-	case whole:
-		return all
-	default:
-		return true
-	}
 }
 
 // cargoTest runs four tests at once however few cores there are: most of their time they wait.
@@ -98,7 +88,7 @@ var suites = []suite{
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
 	check("go lints", nothing, "make", "lint-go"),
 	rust(),
-	goTest("go", "sanity-tests", nothing, 15*time.Minute, allBut("/e2e/")...),
+	goTest("go", "sanity-tests", nothing, 15*time.Minute, append(allBut("/e2e/"), "./e2e/user")...),
 	goTest("wire interface", "sanity-tests/conformance", nothing, 10*time.Minute, "./protos"),
 	goTest("reference driver", "sanity-tests/reference", nothing, 10*time.Minute, "./..."),
 	goTest("fabric objects", "sanity-tests/fabrics", nothing, 15*time.Minute, "./..."),
@@ -107,25 +97,21 @@ var suites = []suite{
 	check("lab build", root, "make", "lab-build"),
 	check(driverBuild, root, "cargo", "build", "--locked", "--workspace"),
 	// These three test the lab itself, without the driver.
-	only(inTurn, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
-	only(inTurn, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
-	only(inTurn, goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric")),
-	only(sampled, goTest("driver, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/driver", "-args", "-sample")),
-	only(whole, goTest("driver, all", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
-	only(sampled, goTest("remote, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote", "-args", "-sample")),
-	only(whole, goTest("remote, all", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote")),
-	only(sampled, goTest("offload, a sample", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/offload", "-args", "-sample")),
-	only(whole, goTest("offload, all", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
-	goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move"),
-	withLegs("", only(sampled, goTest("faults, a sample", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=6", "./e2e/faults", "-args", "-sample"))),
-	withLegs("", only(whole, goTest("faults, all", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
+	labTestsOf(inPart, goTest("lab", "sanity-tests", root, 20*time.Minute, "./e2e/lab")),
+	labTestsOf(inPart, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
+	labTestsOf(inPart, goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric")),
+	labTestsOf(inPart, goTest("driver", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=16", "./e2e/driver")),
+	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 25*time.Minute, "-parallel=16", "./e2e/remote")),
+	labTestsOf(inPart, goTest("offload", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
+	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
+	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
 	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
 	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
-	only(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
+	labTestsOf(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
 	only(whole, check("external storage build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "e2e")),
-	withLegs("", only(whole, goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
-	withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity")),
+	labTestsOf(whole, withLegs("", goTest("external storage", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/external"))),
+	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 }
 
 // driverBuild is the suite whose program the suites after it use.
@@ -167,14 +153,14 @@ func goTest(name, dir string, needs need, limit time.Duration, args ...string) s
 		afterPackages = len(args)
 	}
 	command := func(pattern, value string, packages ...string) []string {
-		base := []string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}
+		base := append([]string{"go", "test", "-json", "-count=1", "-timeout", limit.String()}, args[:firstPackage]...)
 		if pattern != "" {
-			base = append(base, pattern, value)
+			base = append(base, pattern, value) // of two -run the last one counts
 		}
-		return slices.Concat(base, args[:firstPackage], packages, args[afterPackages:])
+		return slices.Concat(base, packages, args[afterPackages:])
 	}
 	return suite{
-		name: name, dir: dir, command: command("", "", args[firstPackage:afterPackages]...),
+		name: name, dir: dir, args: args, command: command("", "", args[firstPackage:afterPackages]...),
 		counter: newGoCounter, needs: needs, limit: limit + compiling,
 		again: func(key string) []string {
 			pkg, test, _ := strings.Cut(key, " ")
@@ -195,15 +181,27 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// anyOf matches functions, which have no character that means something in a pattern.
+// labTestsOf is a suite of one package whose tests are known one by one.
+func labTestsOf(t tier, s suite) suite {
+	s.parallel = 1
+	for _, arg := range s.args {
+		if n, is := strings.CutPrefix(arg, "-parallel="); is {
+			s.parallel = number(n)
+		}
+		if folder, is := strings.CutPrefix(arg, "./"); is {
+			s.folder = s.dir + "/" + folder
+		}
+	}
+	return only(t, s)
+}
+
+// anyOf matches functions, or other names in which nothing means something in a pattern.
 func anyOf(functions []string) string { return "^(" + strings.Join(functions, "|") + ")$" }
 
-// withLegs has each subtest of the suite's functions run again by itself. Where the
-// function does all the work before it has subtests, selects is the flag of the test
-// program that names the one to do.
+// withLegs has the subtests of the suite's functions run by themselves.
 func withLegs(selects string, s suite) suite {
 	again := s.again
-	s.hasLegs = true
+	s.hasLegs, s.selects = true, selects
 	s.again = func(key string) []string {
 		command := again(key)
 		_, test, _ := strings.Cut(key, " ")
@@ -229,20 +227,23 @@ func allBut(part string) []string {
 	return slices.DeleteFunc(strings.Fields(string(out)), func(path string) bool { return strings.Contains(path, part) })
 }
 
-// selected are the suites of one run whose names contain the text. Suites that are
-// asked for by name need not wait for their turn.
-func selected(all bool, text string, seed int64) []suite {
-	turn := turnOf(seed)
-	return slices.DeleteFunc(slices.Clone(suites), func(s suite) bool {
-		asked := text != "" && s.tier == inTurn
-		return !strings.Contains(s.name, text) || !(asked || s.runsIn(all, turn))
-	})
-}
-
-// turnOf names the suite whose turn it is among those that take turns.
-func turnOf(seed int64) string {
-	inTurns := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.tier != inTurn })
-	return inTurns[sample.Part(seed, len(inTurns))].name
+// selected are the suites of one run whose names contain the text, and of those that
+// `make test` runs in parts what the plan says.
+func selected(all bool, text string, p plan) (todo []suite) {
+	for _, s := range suites {
+		if !strings.Contains(s.name, text) || s.tier == whole && !all {
+			continue
+		}
+		if s.tier == inPart && !all {
+			tests := p.of(s)
+			if len(tests) == 0 {
+				continue
+			}
+			s = s.part(tests)
+		}
+		todo = append(todo, s)
+	}
+	return todo
 }
 
 // startingFrom leaves out what comes before the first suite whose name contains the text.

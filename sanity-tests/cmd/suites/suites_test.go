@@ -13,36 +13,24 @@ func names(of []suite) []string {
 	return names
 }
 
-// Suites that take turns are all run by as many commits as there are such suites,
-// by `make test-all`, and when they are asked for.
-func TestSuitesInTurnAreAllRun(t *testing.T) {
-	var inTurns []string
-	for _, s := range suites {
-		if s.tier == inTurn {
-			inTurns = append(inTurns, s.name)
-		}
-	}
-	turns := map[string]int{}
-	for seed := range len(inTurns) {
-		for _, name := range names(selected(false, "", int64(seed))) {
-			if slices.Contains(inTurns, name) {
-				turns[name]++
-			}
-		}
-	}
-	all := names(selected(true, "", 0))
-	for _, name := range inTurns {
-		if turns[name] != 1 {
-			t.Errorf("%s runs %d times in %d successive seeds", name, turns[name], len(inTurns))
+// A suite that `make test` runs in parts has no turn without tests, and all of them in `make test-all`.
+func TestSuitesAreRunAsPlanned(t *testing.T) {
+	p := plan{core: []plannedTest{{labTest: labTest{suite: "driver", function: "TestA"}}}}
+	some, all := names(selected(false, "", p)), names(selected(true, "", p))
+	for name, inSome := range map[string]bool{"rust": true, "driver": true, "remote": false, "liqo": false} {
+		if slices.Contains(some, name) != inSome {
+			t.Errorf("make test runs %s: %t", name, !inSome)
 		}
 		if !slices.Contains(all, name) {
 			t.Errorf("make test-all does not run %s", name)
 		}
-		for seed := range len(inTurns) {
-			if !slices.Contains(names(selected(false, name, int64(seed))), name) {
-				t.Errorf("%s is asked for and not run", name)
-			}
-		}
+	}
+	only := selected(false, "driver", p)
+	if !slices.Equal(names(only), []string{"reference driver", "driver build", "driver"}) {
+		t.Errorf("-only driver: %v", names(only))
+	}
+	if command := only[2].command; !slices.Contains(command, "-run=^(TestA)$") {
+		t.Errorf("the part of the plan is %v", command)
 	}
 }
 
@@ -55,8 +43,8 @@ func TestEverySuiteEndsWithinAnHour(t *testing.T) {
 }
 
 func TestStartingFromASuite(t *testing.T) {
-	todo := []suite{{name: "a"}, {name: "faults, a sample"}, {name: "faults, all"}, {name: "z"}}
-	for text, want := range map[string][]string{"": {"a", "faults, a sample", "faults, all", "z"}, "faults": {"faults, a sample", "faults, all", "z"}} {
+	todo := []suite{{name: "a"}, {name: "faults"}, {name: "more faults"}, {name: "z"}}
+	for text, want := range map[string][]string{"": {"a", "faults", "more faults", "z"}, "faults": {"faults", "more faults", "z"}} {
 		got, err := startingFrom(text, todo)
 		if err != nil || !slices.Equal(names(got), want) {
 			t.Errorf("from %q: %v, %v", text, names(got), err)

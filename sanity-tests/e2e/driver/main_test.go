@@ -9,7 +9,6 @@ package driver
 import (
 	"context"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -46,32 +45,13 @@ func installWith(ctx context.Context, cluster *clusters.Cluster, values chart.Va
 // other tests.
 func home(t *testing.T) *user.Namespace {
 	t.Helper()
-	if strings.Contains(t.Name(), "/") {
-		user.LeaveOut(t, rowParts)
-	} else {
-		user.LeaveOut(t, testParts)
-	}
 	t.Parallel()
-	return inHome(t)
+	return homeAlone(t)
 }
-
-// In how many runs of a sample every test has its turn, every row of one that is held once for
-// each class, and every test that runs alone.
-const (
-	testParts  = 2
-	rowParts   = 3
-	aloneParts = 3
-)
 
 // homeAlone is for tests that disturb everybody, as by taking the controllers away. Nothing
-// runs beside them, so that half of the suite's time was theirs: a sample has some of them.
+// runs beside them.
 func homeAlone(t *testing.T) *user.Namespace {
-	t.Helper()
-	user.LeaveOut(t, aloneParts)
-	return inHome(t)
-}
-
-func inHome(t *testing.T) *user.Namespace {
 	t.Helper()
 	cluster := user.Cluster(t, "home")
 	installed.Do(func() { installed.err = install(context.WithoutCancel(t.Context()), cluster) })

@@ -8,7 +8,6 @@ import (
 
 	"storage.liqo.io/sanity-tests/account"
 	"storage.liqo.io/sanity-tests/chart"
-	"storage.liqo.io/sanity-tests/clusters"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
@@ -16,12 +15,7 @@ import (
 // Kubelet dies after a pod is gone and before it has unstaged the pod's volume. It
 // does not know of that volume any more, the real driver would never delete it.
 func TestVolumeThatKubeletForgets(t *testing.T) {
-	for _, leg := range chosen(t, []leg[*clusters.Cluster]{{"before it has unstaged", forgotten}}) {
-		t.Run(leg.name, func(t *testing.T) { leg.run(t, user.Cluster(t, "home")) })
-	}
-}
-
-func forgotten(t *testing.T, cluster *clusters.Cluster) {
+	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	accounted(t, cluster)
 	n := user.NewNamespace(t, cluster)

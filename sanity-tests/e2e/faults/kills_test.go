@@ -33,21 +33,30 @@ var victims = []string{
 // take longer does not see more of them: its volumes end in peace.
 const killsPerVolume = 3
 
+// mostMore volumes live, one after the other, until every victim was killed once.
+const mostMore = 5
+
 // Everything that takes part in the life of a volume is killed at random
 // moments: controllers, node plugins, sidecars, kubelets, kube-controller-manager.
 func TestLifeAmongKills(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	accounted(t, cluster)
-	killer := startKiller(t, cluster, seed(), killsPerVolume*volumes())
+	killer := startKiller(t, cluster, seed(), killsPerVolume**cycles)
 
 	classes := []string{"liqo-reference", "liqo-reference-attach", "liqo-reference-local", "liqo-reference-ext4", "liqo-local-path"}
 	t.Run(fmt.Sprintf("volumes with seed %d", seed()), func(t *testing.T) {
-		for i := range volumes() {
-			t.Run(strconv.Itoa(i), func(t *testing.T) {
-				t.Parallel()
-				live(t, user.NewNamespace(t, cluster), classes[i%len(classes)])
-			})
+		t.Run("at once", func(t *testing.T) {
+			for i := range *cycles {
+				t.Run(strconv.Itoa(i), func(t *testing.T) {
+					t.Parallel()
+					live(t, user.NewNamespace(t, cluster), classes[i%len(classes)])
+				})
+			}
+		})
+		// A few volumes may be done before everything had its turn to be killed.
+		for i := 0; i < mostMore && !killer.killedAll(); i++ {
+			t.Run(fmt.Sprintf("one more, %d", i), func(t *testing.T) { live(t, user.NewNamespace(t, cluster), classes[i%len(classes)]) })
 		}
 	})
 	kills := killer.stop()
@@ -71,7 +80,9 @@ type killer struct {
 	next   []string
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	kills  map[string]int
+
+	mutex sync.Mutex
+	kills map[string]int
 }
 
 func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) *killer {
@@ -84,12 +95,12 @@ func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) 
 	k := &killer{cluster: cluster, client: client, random: rand.New(rand.NewPCG(uint64(seed), 0)), cancel: cancel, kills: map[string]int{}}
 	t.Cleanup(func() { k.stop() })
 	k.done.Go(func() {
-		for killed := 0; ctx.Err() == nil && (killed < most || len(k.kills) < len(victims)); {
+		for killed := 0; ctx.Err() == nil && (killed < most || !k.killedAll()); {
 			victim, err := k.strike(ctx)
 			switch {
 			case err == nil:
 				killed++
-				k.kills[victim]++
+				k.note(victim)
 			case ctx.Err() == nil:
 				t.Logf("killing %s: %v", victim, err)
 			}
@@ -100,6 +111,19 @@ func startKiller(t *testing.T, cluster *clusters.Cluster, seed int64, most int) 
 		}
 	})
 	return k
+}
+
+func (k *killer) note(victim string) {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	k.kills[victim]++
+}
+
+// killedAll says whether every victim was killed at least once.
+func (k *killer) killedAll() bool {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	return len(k.kills) == len(victims)
 }
 
 // stop ends the killing, and tells what was killed how often.

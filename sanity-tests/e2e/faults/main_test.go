@@ -4,8 +4,7 @@
 // crash_walk_test.go dies at every crash point there is, snapshots_walk_test.go at those of
 // snapshots, remote_walk_test.go at those of volumes in another cluster; forgotten_test.go kills kubelet when that
 // hurts most; kills_test.go, after them, kills anything at any moment;
-// remote_test.go cuts, slows and stops what is between two clusters. sample_test.go
-// chooses what of all that is run when there is no time for everything.
+// remote_test.go cuts, slows and stops what is between two clusters.
 package faults
 
 import (

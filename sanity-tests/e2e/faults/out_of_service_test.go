@@ -28,12 +28,7 @@ var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodes
 // outside, so that the volume can be attached elsewhere. The node comes back later, and
 // unstages what it does not have any more.
 func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
-	for _, leg := range chosen(t, []leg[*clusters.Cluster]{{"and comes back", leaves}}) {
-		t.Run(leg.name, func(t *testing.T) { leg.run(t, user.Cluster(t, "home")) })
-	}
-}
-
-func leaves(t *testing.T, cluster *clusters.Cluster) {
+	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	accounted(t, cluster)
 	n := user.NewNamespace(t, cluster)

@@ -31,7 +31,6 @@ data: {color: red}
 func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 	for _, strategy := range []string{"Local", "Remote", "LocalAndRemote"} {
 		t.Run(strategy, func(t *testing.T) {
-			user.LeaveOut(t, 3)
 			n := newTenant(t)
 			n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", strategy)
 			n.Apply(copied)

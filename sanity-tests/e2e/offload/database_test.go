@@ -230,7 +230,6 @@ func missing(confirmed int, keys []int) (lost []int) {
 // of a headless service. It writes on while it loses a member there and a member here, and these
 // come back with their data; nothing is lost of what it has confirmed, and every member has it.
 func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
-	user.LeaveOut(t, 4)
 	// Alone: the members need their share of the machine to stay together.
 	n := newTenantAlone(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")

@@ -2,6 +2,7 @@ package offload
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -21,10 +22,9 @@ import (
 	"storage.liqo.io/sanity-tests/sample"
 )
 
-const (
-	members = 3
-	trials  = 12
-)
+const members = 3
+
+var trials = flag.Int("trials", 12, "how often TestPodsRunAtMostOnceWhateverFails throws the dice for another fault")
 
 // witness remembers which pods ran in the remote cluster for which pods at home. It asks that
 // cluster itself, not through the link that is cut.
@@ -90,7 +90,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	seed := sample.Seed()
 	t.Logf("the faults follow from the seed: %s=%d repeats them", sample.SeedVariable, seed)
 	dice := rand.New(rand.NewPCG(uint64(seed), 0))
-	for range trials {
+	for range *trials {
 		member := fmt.Sprintf("ring-%d", dice.IntN(members))
 		switch dice.IntN(5) {
 		case 0:

@@ -96,7 +96,6 @@ func web(pod *corev1.Pod) {
 // Whatever strategy says where the pods of a namespace run, the service that exposes them is in both
 // clusters, and leads to all of them where the networks are routed; else to those of its own cluster.
 func TestServiceIsConsumedFromAnywhere(t *testing.T) {
-	user.LeaveOut(t, 3)
 	prepare(t)
 	askers := map[string]asker{"home": newAsker(t, "home"), "remote": newAsker(t, "remote")}
 	type exposed struct {

@@ -341,7 +341,6 @@ func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
 			"two ways": {"[{matchExpressions: [{key: region, operator: Exists}], matchFields: [{key: metadata.name, operator: In, values: [virtual-asia]}]}, {matchExpressions: [{key: region, operator: In, values: [europe]}]}]", []corev1.NodeSelectorTerm{named, inEurope}},
 		} {
 			t.Run(strategy+" "+selector, func(t *testing.T) {
-				user.LeaveOut(t, 4)
 				n := newTenant(t)
 				n.Apply("apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: offloading}\nspec:\n  podOffloadingStrategy: " +
 					strategy + "\n  clusterSelector: {nodeSelectorTerms: " + one.manifest + "}\n")

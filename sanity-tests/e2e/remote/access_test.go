@@ -38,7 +38,6 @@ type identity struct {
 // this level of the chart.
 func restricted(t *testing.T, level string) (*pair, *identity) {
 	t.Helper()
-	user.LeaveOut(t, parts)
 	t.Parallel()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))

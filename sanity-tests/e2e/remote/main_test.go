@@ -41,8 +41,6 @@ const (
 	sharedNode = "virtual-remote"
 	// clusterLabel is how the RemoteClusters of these tests select their nodes.
 	clusterLabel = "e2e.storage.test/cluster"
-	// parts is in how many samples every test has its turn.
-	parts = 2
 )
 
 // shared is made by the first test that needs it, and removed after the last.
@@ -60,19 +58,12 @@ type setup struct {
 // the other tests.
 func offloaded(t *testing.T) *pair {
 	t.Helper()
-	user.LeaveOut(t, parts)
 	t.Parallel()
-	return offloadedPair(t)
+	return offloadedAlone(t)
 }
 
 // offloadedAlone is offloaded for tests beside which nothing may run.
 func offloadedAlone(t *testing.T) *pair {
-	t.Helper()
-	user.LeaveOut(t, parts)
-	return offloadedPair(t)
-}
-
-func offloadedPair(t *testing.T) *pair {
 	t.Helper()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))
@@ -205,7 +196,6 @@ func awaitMarked(ctx context.Context, home *clusters.Cluster, node, cluster stri
 // it is the same cluster as always.
 func apart(t *testing.T, said spec) *pair {
 	t.Helper()
-	user.LeaveOut(t, parts)
 	t.Parallel()
 	prepare(t)
 	remote := user.NewNamespace(t, user.Cluster(t, "remote"))

@@ -183,7 +183,6 @@ func TestMoveOfAVolumeThatPodsOnSeveralNodesShare(t *testing.T) {
 // From one remote cluster to another data passes through home, and the relay has a kubeconfig of
 // each. Behind both is the same cluster, in two namespaces.
 func TestMoveFromOneRemoteClusterToAnother(t *testing.T) {
-	user.LeaveOut(t, parts)
 	t.Parallel()
 	prepare(t)
 	there := user.Cluster(t, "remote")

@@ -1,0 +1,49 @@
+package main
+
+// coreTest is a lab test that every `make test` runs.
+type coreTest struct {
+	suite, test string
+	// args are flags of the test program with which a test that throws dice, others with
+	// each commit, throws fewer.
+	args string
+}
+
+// core has a test of each capability and place, and the three with a database. A unit test
+// says when it takes more than coreBudget.
+var core = []coreTest{
+	{suite: "driver", test: "TestDeletingAClaimDeletesEverything"},
+	{suite: "driver", test: "TestRetainKeepsTheData"},
+	{suite: "driver", test: "TestTwinDeletedBehindOurBack"},
+	{suite: "driver", test: "TestBlockVolumes"},
+	{suite: "driver", test: "TestReadWriteManyAcrossNodes"},
+	{suite: "driver", test: "TestPodsReturnToTheirDataEvenAfterACordon"},
+	{suite: "driver", test: "TestSnapshotOutlivesItsVolume"},
+	{suite: "driver", test: "TestDatabaseIsCopiedWhileItWrites"},
+	{suite: "driver", test: "TestVolumeGrowsOnEveryNodeThatHasIt"},
+	{suite: "driver", test: "TestAttributesAreChangedAndChangedBack"},
+	{suite: "driver", test: "TestImportReleaseImport"},
+	{suite: "driver", test: "TestMoveToAnotherNode"},
+
+	{suite: "remote", test: "TestPodRunsThereOnTheTwinAndReturnsToItsData"},
+	{suite: "remote", test: "TestRetainKeepsTheDataThere"},
+	{suite: "remote", test: "TestSnapshotInAnotherClusterIsRestoredThere"},
+	{suite: "remote", test: "TestVolumeThereGrowsThreeTimes"},
+	{suite: "remote", test: "TestRightsAreTakenAwayAndGivenBack"},
+	{suite: "remote", test: "TestMoveThereAndBackOfAVolumeInUse"},
+	{suite: "remote", test: "TestDatabaseMovesThereAndBackWhileItWrites"},
+
+	{suite: "offload", test: "TestPodRunsWhereItsDataAre"},
+	{suite: "offload", test: "TestUsersReachTheirPods"},
+	{suite: "offload", test: "TestServiceIsConsumedFromAnywhere"},
+	{suite: "offload", test: "TestRemoteIdentityIsFenced"},
+	{suite: "offload", test: "TestUnoffloadingBringsPodsHome"},
+	{suite: "offload", test: "TestDatabaseIsReplicatedOverTwoClusters"},
+	{suite: "offload", test: "TestPodsRunAtMostOnceWhateverFails", args: "-trials=6"},
+
+	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_that_is_attached"},
+	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_volume_in_another_cluster"},
+	{suite: "faults", test: "TestDyingAtEveryCrashPoint/a_move_from_its_cut-over_on"},
+	{suite: "faults", test: "TestLifeAmongKills", args: "-cycles=6"},
+
+	{suite: "csi-sanity", test: "TestDriver/directories"},
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestTestsAreReadFromTheirSources(t *testing.T) {
+	s := suite{name: "faults", hasLegs: true, parallel: 6}
+	tests, err := testsOf(s, map[string][]byte{
+		"x/a_test.go": []byte(`package x
+func TestMain(m *testing.M) {}
+func Testimony(t *testing.T) {}
+func TestAlone(t *testing.T) { t.Run("x", func(t *testing.T) {}) }
+func TestBeside(t *testing.T) { for range rows { t.Run("x", func(t *testing.T) { n := beside(t) }) } }
+func TestLegs(t *testing.T) {
+	for _, one := range []struct{ name string }{{"no leg"}} {}
+	for _, leg := range []leg[*walk]{
+		{"a leg", w.here},
+		{"another, there", there(2)},
+	} {}
+}
+func (w *walk) here() {}
+`),
+		"x/b_test.go": []byte(`package x
+func beside(t *testing.T) { deeper(t) }
+func deeper(t *testing.T) { t.Parallel() }
+func there(n int) func() { return nil }
+`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, one := range tests {
+		got = append(got, fmt.Sprintf("%s %d %s", one, one.atOnce, strings.Join(one.files, ",")))
+	}
+	want := []string{
+		"faults TestAlone 1 x/a_test.go",
+		"faults TestBeside 6 x/a_test.go",
+		"faults TestLegs/a_leg 1 x/a_test.go",
+		"faults TestLegs/another,_there 1 x/a_test.go,x/b_test.go",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if _, err := testsOf(s, map[string][]byte{"x/a_test.go": []byte("no go")}); err == nil {
+		t.Error("what is no Go is read")
+	}
+}
+
+// What is read from the repository, by what would be missed most.
+func TestLabTestsOfTheRepository(t *testing.T) {
+	all, _ := these(t)
+	for name, atOnce := range map[string]int{
+		"driver TestRetainKeepsTheData":                               16,
+		"driver TestUninstallAndReinstallWithLiveVolumes":             1,
+		"remote TestHostileClustersHarmNobodyElse":                    1,
+		"offload TestPodsRunAtMostOnceWhateverFails":                  1,
+		"faults TestDyingAtEveryCrashPoint/a_volume_that_is_attached": 1,
+		"csi-sanity TestDriver/ext4":                                  1,
+		"storage TestSnapshotsAndClones":                              6,
+	} {
+		at := slices.IndexFunc(all, func(one labTest) bool { return one.String() == name })
+		if at < 0 {
+			t.Errorf("%s is not found", name)
+		} else if all[at].atOnce != atOnce {
+			t.Errorf("of %s %d run at once, not %d", name, all[at].atOnce, atOnce)
+		}
+	}
+	if legs := filter(all, func(one labTest) bool { return one.leg != "" }); len(legs) < 40 {
+		t.Errorf("there are %d legs", len(legs))
+	}
+}

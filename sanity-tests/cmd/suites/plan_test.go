@@ -1,0 +1,215 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// these are the tests of this repository and what is known of them.
+func these(t *testing.T) ([]labTest, costs) {
+	t.Helper()
+	all, err := labTests("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := parseCosts(costsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all, known
+}
+
+// files are those of the repository that may be sources.
+func files(t *testing.T) (paths []string) {
+	t.Helper()
+	const root = "../../.."
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(root, path)
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && relative != "." && (strings.HasPrefix(entry.Name(), ".") || relative == "target"):
+			return filepath.SkipDir
+		case !entry.IsDir():
+			paths = append(paths, relative)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func mustPlan(t *testing.T, all []labTest, core []coreTest, known costs, changed []string, seed int64) plan {
+	t.Helper()
+	p, err := newPlan(all, core, known, changed, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestCoreFitsItsBudget(t *testing.T) {
+	all, known := these(t)
+	if minutes := known.minutes(mustPlan(t, all, core, known, nil, 1).core); minutes > coreBudget {
+		t.Errorf("the core takes %.1f minutes, and may take %.0f", minutes, coreBudget)
+	}
+}
+
+// Without any change, as many successive commits as there are slices run every test.
+func TestEveryTestHasItsTurn(t *testing.T) {
+	all, known := these(t)
+	turns := map[string]int{}
+	for seed := range int64(slicesOfAll) {
+		p := mustPlan(t, all, core, known, nil, 1000+seed)
+		if again := mustPlan(t, all, core, known, nil, 1000+seed); !reflect.DeepEqual(p, again) {
+			t.Errorf("seed %d has two plans", 1000+seed)
+		}
+		for _, one := range p.slice {
+			turns[one.String()]++
+		}
+	}
+	for _, one := range all {
+		inCore := slices.ContainsFunc(core, func(c coreTest) bool { return c.suite+" "+c.test == one.String() })
+		want := 1
+		if one.isLong || inCore {
+			want = 0
+		}
+		if got := turns[one.String()]; got != want {
+			t.Errorf("%s has %d turns in %d commits, not %d", one, got, slicesOfAll, want)
+		}
+	}
+}
+
+func TestSlicesAreBalanced(t *testing.T) {
+	all, known := these(t)
+	least, most, longest := math.Inf(1), 0., 0.
+	for _, slice := range slicesOf(all, known, slicesOfAll) {
+		load := 0.
+		for _, one := range slice {
+			load += known.share(one)
+			longest = max(longest, known.share(one))
+		}
+		least, most = min(least, load), max(most, load)
+	}
+	if most-least > longest {
+		t.Errorf("slices take %.0f to %.0f s, and the longest test %.0f s", least, most, longest)
+	}
+}
+
+// A change of everything affects everything: what there is no time for is named.
+func TestAffectedTestsHaveABudget(t *testing.T) {
+	all, known := these(t)
+	p := mustPlan(t, all, core, known, files(t), 1)
+	takes := known.minutes(slices.Concat(p.core, p.affected)) - known.minutes(p.core)
+	if takes > affectedBudget || takes < affectedBudget-5 {
+		t.Errorf("affected tests take %.1f minutes", takes)
+	}
+	named := nameSet(slices.Concat(p.core, p.affected, p.slice, p.leftOut))
+	for _, one := range all {
+		if !named[one.String()] {
+			t.Errorf("%s is neither run nor left out", one)
+		}
+	}
+	for _, one := range p.leftOut {
+		if nameSet(p.slice)[one.String()] {
+			t.Errorf("%s is run and left out", one)
+		}
+	}
+}
+
+func TestPlanOfAChange(t *testing.T) {
+	all := []labTest{
+		{suite: "driver", function: "TestImport", files: []string{"sanity-tests/e2e/driver/import_test.go"}, atOnce: 16},
+		{suite: "driver", function: "TestRelease", files: []string{"sanity-tests/e2e/driver/release_test.go"}, atOnce: 16},
+		{suite: "faults", function: "TestKills", files: []string{"sanity-tests/e2e/faults/kills_test.go"}, atOnce: 1},
+		{suite: "liqo", function: "TestLiqo", files: []string{"sanity-tests/e2e/liqo/a_test.go"}, atOnce: 1, isLong: true},
+	}
+	core := []coreTest{{"driver", "TestImport", ""}, {"faults", "TestKills", "-cycles=6"}}
+	known := costs{"faults TestKills": {600, 600}}
+	for _, test := range []struct {
+		changed           []string
+		affected, leftOut string
+	}{
+		{nil, "", ""},
+		{[]string{"docs/import.md", "sanity-tests/chart/chart.go"}, "", ""},
+		// The core has it already.
+		{[]string{"src/cli/import.rs"}, "", ""},
+		{[]string{"src/transfer/release/mod.rs"}, "driver TestRelease", ""},
+		// The core throws fewer dice.
+		{[]string{"sanity-tests/e2e/faults/kills_test.go"}, "faults TestKills", ""},
+		// Without a test of its own, a file is one of the whole suite's.
+		{[]string{"sanity-tests/e2e/driver/main_test.go"}, "driver TestRelease", ""},
+		{[]string{"sanity-tests/liqo/liqo.go"}, "", "liqo TestLiqo"},
+	} {
+		p := mustPlan(t, all, core, known, test.changed, 1)
+		if got := listed(p.affected); got != test.affected {
+			t.Errorf("%v affects %q, not %q", test.changed, got, test.affected)
+		}
+		if got := listed(p.leftOut); got != test.leftOut {
+			t.Errorf("of %v are left out: %q, not %q", test.changed, got, test.leftOut)
+		}
+	}
+	known["faults TestKills"] = cost{60*affectedBudget + 1, 60*affectedBudget + 1}
+	if p := mustPlan(t, all, core, known, []string{"src/node/forgotten.rs", "sanity-tests/e2e/faults/kills_test.go"}, 1); listed(p.leftOut) != "faults TestKills" {
+		t.Errorf("beyond the budget is %q", listed(p.leftOut))
+	}
+	if _, err := newPlan(all, []coreTest{{"driver", "TestNoSuch", ""}}, known, nil, 1); err == nil {
+		t.Error("a test that does not exist is in the core")
+	}
+}
+
+func listed(tests []plannedTest) string {
+	var names []string
+	for _, t := range tests {
+		names = append(names, t.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// Tests that few others are affected with come before those of whole suites.
+func TestWhatAChangeMeansMostComesFirst(t *testing.T) {
+	all, _ := these(t)
+	tests := affected([]string{"src/twin/plan.rs", "src/cli/doctor.rs"}, all)
+	if first := tests[0].String(); first != "driver TestDoctorFindsTheChartSoundAndAWrongClassNot" {
+		t.Errorf("first comes %s", first)
+	}
+	if why := tests[0].why(); why != "src/twin/plan.rs and 1 more" {
+		t.Errorf("because of %s", why)
+	}
+}
+
+func TestCommandsOfAPart(t *testing.T) {
+	planned := func(suite, function, leg, args string) plannedTest {
+		return plannedTest{labTest: labTest{suite: suite, function: function, leg: leg}, args: args}
+	}
+	legs := withLegs("", goTest("faults", "x", sharedLab, time.Minute, "-parallel=6", "./e2e/faults"))
+	setups := withLegs("-setup", goTest("csi-sanity", "x", sharedLab, time.Minute, "./sanity"))
+	some := legs.part([]plannedTest{planned("faults", "TestA", "a_leg_(x)", ""), planned("faults", "TestB", "", "-cycles=6"), planned("faults", "TestA", "b", "")})
+	two := setups.part([]plannedTest{planned("csi-sanity", "TestDriver", "ext4", ""), planned("csi-sanity", "TestDriver", "block", "")})
+	const go1 = "go test -json -count=1 -timeout 1m0s "
+	for got, want := range map[string]string{
+		strings.Join(some.command, " "): go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 ./e2e/faults -args -cycles=6`,
+		// Not the legs that were not run the first time.
+		strings.Join(some.again("m/p TestA"), " "):               go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 -run ^(TestA)$/^(a_leg_\(x\)|b)$ m/p -args -cycles=6`,
+		strings.Join(some.again("m/p TestA/b"), " "):             go1 + `-run=^(TestB)$|^(TestA)$/^(a_leg_\(x\)|b)$ -parallel=6 -run ^TestA$/^b$ m/p -args -cycles=6`,
+		strings.Join(two.command, " "):                           go1 + `-run=^(TestDriver)$ ./sanity -args -setup=ext4,block`,
+		strings.Join(two.again("m/p TestDriver/ext4"), " "):      go1 + `-run=^(TestDriver)$ -run ^TestDriver$/^ext4$ m/p -args -setup=ext4,block -setup=ext4`,
+		fmt.Sprint(some.hasLegs, some.limit, two.selects, "end"): fmt.Sprint(true, legs.limit, "-setup", "end"),
+	} {
+		if got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
