@@ -124,7 +124,7 @@ func (r *runner) secondTries(ctx context.Context, s suite, first result, began t
 
 // mayTry has everything ready for another attempt, or says why there is none.
 func (r *runner) mayTry(ctx context.Context, s suite, began time.Time) (left time.Duration, why string) {
-	left = min(s.limit, mostOfASuite-time.Since(began))
+	left = min(s.limit, mostOfASuite-time.Since(began), r.untilTheEnd())
 	switch {
 	case s.again == nil:
 		return 0, "not run again: the suite has no command for that"
