@@ -16,7 +16,7 @@ const (
 	coreBudget, affectedBudget = 10., 12.
 	// slicesOfAll is into how many slices the tests are cut that are not in the core: a prime,
 	// so that who always lands the same number of commits at once meets all of them, too.
-	slicesOfAll = 13
+	slicesOfAll = 17
 )
 
 // plannedTest is a test of a run, and why it is one.

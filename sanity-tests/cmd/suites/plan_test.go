@@ -62,7 +62,13 @@ func mustPlan(t *testing.T, all []labTest, core []coreTest, known costs, changed
 
 func TestCoreFitsItsBudget(t *testing.T) {
 	all, known := these(t)
-	if minutes := known.minutes(mustPlan(t, all, core, known, nil, 1).core); minutes > coreBudget {
+	planned := mustPlan(t, all, core, known, nil, 1).core
+	for _, one := range planned {
+		if _, measured := known[costKey(one.String(), one.args)]; !measured {
+			t.Skipf("how long %s %s takes has not been measured", one, one.args)
+		}
+	}
+	if minutes := known.minutes(planned); minutes > coreBudget {
 		t.Errorf("the core takes %.1f minutes, and may take %.0f", minutes, coreBudget)
 	}
 }

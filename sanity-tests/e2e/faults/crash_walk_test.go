@@ -59,7 +59,6 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		{"a restore that is sent back to its snapshot", w.restoreSentBack},
 		{"a move until its gate is closed", w.movePrepared},
 		{"a move from its cut-over on", w.moveCutOver},
-		{"a move that ends", w.moveEnds},
 		{"a move that is cancelled", w.moveCancelled},
 		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
 		{"a move that is cancelled before its gate is closed", w.moveNeverGated},

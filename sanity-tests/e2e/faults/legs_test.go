@@ -3,17 +3,42 @@ package faults
 import (
 	"cmp"
 	"flag"
+	"slices"
+	"strings"
 	"testing"
 
 	"storage.liqo.io/sanity-tests/sample"
 )
 
 var (
-	seedFlag = flag.Int64("seed", 0, "seed of the kills; else "+sample.SeedVariable+", else the number of commits in the history")
+	seedFlag = flag.Int64("seed", 0, "seed of kills and crash points; else "+sample.SeedVariable+", else the number of commits in the history")
 	cycles   = flag.Int("cycles", 50, "volumes that live among kills")
 )
 
-// seed is what the kills of this run follow from.
+func init() {
+	flag.Func("short-leg", "name of a leg, as in its test's, whose processes die at a few of its crash points; others with the next seed", func(leg string) error {
+		shortLegs = append(shortLegs, leg)
+		return nil
+	})
+}
+
+var shortLegs []string
+
+// pointsOfShortLeg is at how many points a process dies in a short leg.
+const pointsOfShortLeg = 5
+
+// some are the points of a process in this leg: all of them, unless the leg is a short one.
+func some(t *testing.T, points []string) []string {
+	_, leg, _ := strings.Cut(t.Name(), "/")
+	if !slices.Contains(shortLegs, leg) {
+		return points
+	}
+	first := int(seed()%int64(len(points))) * pointsOfShortLeg % len(points)
+	ring := slices.Concat(points[first:], points[:first])
+	return ring[:min(pointsOfShortLeg, len(ring))]
+}
+
+// seed is what the kills of this run and the points of short legs follow from.
 func seed() int64 { return cmp.Or(*seedFlag, sample.Seed()) }
 
 // leg is one part of a test that can be run without the others: go test -run 'Test/the name of the leg'.

@@ -39,27 +39,16 @@ func (w *walk) movePrepared(t *testing.T, b *neighbour) {
 	b.discard()
 }
 
-// The controller dies around every write from the eviction of the users until they run with the target.
+// The controller dies around every write from the eviction of the users to the end.
 func (w *walk) moveCutOver(t *testing.T, b *neighbour) {
-	w.moved(t, b, both("move-evict", "move-delete-pod", "move-delete-mover-claim", "move-delete-mover-volume",
-		"move-delete-volume", "move-let-volume-go", "move-make-volume", "move-hand-over", "move-forget-certificates",
-		"move-restore-policy"))
-}
-
-// The controller dies around every write from then to the end. These are a leg of their own because kubelet
-// waits longer after each death.
-func (w *walk) moveEnds(t *testing.T, b *neighbour) {
-	w.moved(t, b, both("move-unlock", "move-free-twin", "move-release-source", "move-let-go"))
-}
-
-// moved moves a volume that a pod uses, with a controller that dies at these points.
-func (w *walk) moved(t *testing.T, b *neighbour, points []string) {
-	t.Helper()
 	b.written(t)
 	b.here.DeletePod("writer")
 	pod := b.here.Set("user", "data")
 	b.here.WaitReady(pod)
-	controller := w.onController(t, b.here, points)
+	controller := w.onController(t, b.here, both("move-evict", "move-delete-pod", "move-delete-mover-claim",
+		"move-delete-mover-volume", "move-delete-volume", "move-let-volume-go", "move-make-volume", "move-hand-over",
+		"move-forget-certificates", "move-restore-policy", "move-unlock", "move-free-twin", "move-release-source",
+		"move-let-go"))
 	b.here.Move(aMove, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.here.WaitMove(aMove, "Retaining")
 	b.here.WaitOn(pod, b.id)

@@ -57,7 +57,7 @@ func (w *walk) onNode(t *testing.T, n *user.Namespace, name string, points []str
 		pod, missing, err = onlyPod(ctx, n, "node", name)
 		return missing, err
 	})
-	return give(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), pod, points)
+	return give(t, filepath.Join(node.KubeletRoot(), "plugins", driver.CSIName), pod, some(t, points))
 }
 
 // onController tells the controller where to die. There is one replica.
@@ -77,7 +77,7 @@ func (w *walk) onController(t *testing.T, n *user.Namespace, points []string) or
 		_, err = os.Stat(filepath.Join(folder, "csi.sock"))
 		return "", err
 	})
-	return give(t, folder, pod, points)
+	return give(t, folder, pod, some(t, points))
 }
 
 // onlyPod is the one pod of a component, on a node if one is named.
