@@ -281,7 +281,9 @@ fn links_whose_number_another_inode_has_now_are_replaced() {
     };
     let number = make("one");
     pair.last_pass();
-    names.iter().for_each(|name| fs::remove_file(name).unwrap());
+    for name in &names {
+        fs::remove_file(name).unwrap();
+    }
     assert_eq!(make("two"), number);
     pair.last_pass();
 }
