@@ -59,18 +59,22 @@ async fn a_created_object_whose_answer_got_lost_is_found_taken() {
 
 #[tokio::test]
 async fn a_hanging_server_costs_the_call_timeout() {
-    let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Hang)]).await;
+    let api = FakeApi::start().await;
+    let objects = api.impatient_cluster().await.within::<ConfigMap>("ns");
+    api.fault(Fault::new("GET", "configmaps", Act::Hang));
     let error = objects.get("x").await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot read ConfigMap ns/x in cluster home: no answer within 3s"
+        "cannot read ConfigMap ns/x in cluster home: no answer within 1s"
     );
     assert!(error.is_transient());
 }
 
 #[tokio::test]
 async fn a_lasting_refusal_is_reported_within_the_call_timeout() {
-    let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Refuse(503))]).await;
+    let api = FakeApi::start().await;
+    let objects = api.impatient_cluster().await.within::<ConfigMap>("ns");
+    api.fault(Fault::new("GET", "configmaps", Act::Refuse(503)));
     assert!(objects.get("x").await.unwrap_err().is_transient());
 }
 

@@ -62,6 +62,14 @@ impl FakeApi {
         cluster
     }
 
+    /// The cluster, of which no call takes longer than a second: for an API server that does not answer.
+    pub(crate) async fn impatient_cluster(&self) -> Cluster {
+        let calls = Calls::without_metrics(Duration::from_secs(1));
+        let cluster = self.cluster_with(calls).await;
+        cluster.views().complete().await;
+        cluster
+    }
+
     pub(crate) async fn cluster_unwatched(&self) -> Cluster {
         self.cluster_with(Calls::without_metrics(ANSWER)).await
     }

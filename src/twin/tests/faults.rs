@@ -42,8 +42,9 @@ async fn nothing_final_is_said_of_a_twin_that_still_stands() {
 
 #[tokio::test]
 async fn an_unreachable_cluster_is_no_answer() {
-    let world = World::new(Real::Works).await;
+    let mut world = World::new(Real::Works).await;
     world.create().await.unwrap();
+    world.home = world.api.impatient_cluster().await;
     world.api.fault(Fault::new("GET", "/api", Act::Hang));
     assert!(matches!(world.create().await, Err(CreateError::Api(_))));
     assert!(matches!(world.delete().await, Err(DeleteError::Api(_))));

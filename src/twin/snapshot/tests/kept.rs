@@ -177,7 +177,8 @@ async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
 
 #[tokio::test]
 async fn a_content_that_cannot_be_read_now_keeps_its_twin() {
-    let world = in_use().await;
+    let mut world = in_use().await;
+    world.home = world.api.impatient_cluster().await;
     world
         .api
         .fault(Fault::new("GET", "/volumesnapshotcontents/real", Act::Hang).times(100));

@@ -307,7 +307,8 @@ async fn volumes_without_snapshots() {
     world
         .api
         .change(&twin, |twin| twin["status"]["phase"] = "Pending".into());
-    let error = world.cut().await.unwrap_err().to_string();
+    // What has a volume is about to be bound, and that is waited for.
+    let error = world.cut_within(A_MOMENT).await.unwrap_err().to_string();
     assert!(error.contains("is not bound"), "{error}");
     world.api.change(&twin, |twin| {
         twin["metadata"]["labels"][mark::HOME_CLUSTER] = "rome".into();
@@ -365,7 +366,7 @@ async fn a_cluster_without_snapshots_is_named() {
 
 #[tokio::test]
 async fn a_missing_right_is_final_and_a_silent_server_is_not() {
-    let world = World::new().await;
+    let mut world = World::new().await;
     for (method, kind) in [("GET", "/volumesnapshots/"), ("POST", "/volumesnapshots")] {
         world.api.fault(Fault::new(method, kind, Act::Forbid("no right")));
         let error = world.cut().await.unwrap_err();
@@ -373,8 +374,10 @@ async fn a_missing_right_is_final_and_a_silent_server_is_not() {
         assert!(error.to_string().contains("cluster home"), "{error}");
         world.api.heal();
     }
+    let patient = std::mem::replace(&mut world.home, world.api.impatient_cluster().await);
     world.api.fault(Fault::new("POST", "/volumesnapshots", Act::Hang));
     assert!(matches!(world.cut().await, Err(CutError::Api(_))));
+    world.home = patient;
     world.api.heal();
     // A class that may not be read is not compared; the default is Kubernetes' matter.
     world.api.fault(Fault::new(
