@@ -100,7 +100,7 @@ pub struct Passed {
     /// the pass had listed.
     #[serde(default)]
     pub losses_of_all: bool,
-    /// Whether attributes of the namespace `trusted` are among them: a source without CAP_SYS_ADMIN,
+    /// Whether attributes of the namespace `trusted` are among them: a source without `CAP_SYS_ADMIN`,
     /// which no pod of a move has, does not see them. Of a device there are none.
     #[serde(default)]
     pub sees_trusted: bool,

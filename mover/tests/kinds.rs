@@ -281,7 +281,9 @@ fn links_whose_number_another_inode_has_now_are_replaced() {
     };
     let number = make("one");
     pair.last_pass();
-    names.iter().for_each(|name| fs::remove_file(name).unwrap());
+    for name in &names {
+        fs::remove_file(name).unwrap();
+    }
     assert_eq!(make("two"), number);
     pair.last_pass();
 }
@@ -360,7 +362,7 @@ fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
         ..PassOptions::default()
     });
     chattr("-i", &at("fixed"));
-    // The kernel hides trusted attributes from all that are not CAP_SYS_ADMIN.
+    // The kernel hides trusted attributes from all that have no CAP_SYS_ADMIN.
     assert!(!in_a_pod.sees_trusted);
     assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 1 fixed"]);
     assert!(as_root.sees_trusted);
