@@ -23,7 +23,7 @@ pub enum LossKind {
 }
 
 /// Whether this process is shown attributes of the namespace `trusted`. The kernel hides them from all
-/// that are not `CAP_SYS_ADMIN` in the first user namespace.
+/// that have no `CAP_SYS_ADMIN` in the first user namespace.
 pub(crate) fn sees_trusted() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let is_first = map.split_whitespace().eq(["0", "0", "4294967295"]);

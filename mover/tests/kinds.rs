@@ -362,7 +362,7 @@ fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
         ..PassOptions::default()
     });
     chattr("-i", &at("fixed"));
-    // The kernel hides trusted attributes from all that are not CAP_SYS_ADMIN.
+    // The kernel hides trusted attributes from all that have no CAP_SYS_ADMIN.
     assert!(!in_a_pod.sees_trusted);
     assert_eq!(lost(&in_a_pod), ["Xattrs 1 secured", "Flags 1 fixed"]);
     assert!(as_root.sees_trusted);
