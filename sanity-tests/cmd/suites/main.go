@@ -113,7 +113,8 @@ func (r *runner) prepare(ctx context.Context, root string) {
 	_, err := clusters.Running(ctx)
 	if err == nil {
 		fmt.Fprintln(r.out, "a lab runs on this machine already: it is used, and left running")
-		r.labIsUp, r.keepLab = true, true
+		// Nobody knows what ran in it, and whether it came to its end.
+		r.labIsUp, r.labIsDirty, r.keepLab = true, true, true
 	} else if !errors.Is(err, clusters.ErrNoLab) {
 		r.trouble("the lab", err)
 		r.labTrouble = err.Error()
