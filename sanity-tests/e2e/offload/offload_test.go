@@ -43,7 +43,7 @@ func (n tenant) program(args ...string) (string, error) {
 }
 
 // timeout is for commands that are to succeed: as long as tests wait for anything.
-var timeout = user.Patience.String()
+var timeout = fmt.Sprintf("%.0fs", user.Patience.Seconds())
 
 func (n tenant) offload(args ...string) string {
 	n.t.Helper()
