@@ -24,7 +24,7 @@ pub use self::{
     plan::{PlannedClaim, PlannedTwin},
     request::{MoveRequest, MoveTarget, RequestError},
     stage::{BackReason, Cause, Destination, MoveStage, StageName, UnreadableStage},
-    status::{ClaimStatus, Downtime, Progress, RootHashes, TwinReference, VolumeMoveStatus},
+    status::{ClaimStatus, Downtime, Overruns, Progress, RootHashes, TwinReference, VolumeMoveStatus},
 };
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";

@@ -210,7 +210,7 @@ impl Coded for ChangeError {
 impl Coded for UnpublishError {
     fn code(&self) -> Code {
         match self {
-            Self::Api(_) => Code::Unavailable,
+            Self::Api(_) | Self::InUse { .. } => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }

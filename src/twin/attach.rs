@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec},
 };
 use kube::{ResourceExt, api::ObjectMeta};
@@ -17,8 +17,9 @@ use tokio::time::Instant;
 
 use super::{
     PublishError, UnpublishError,
-    claimed::{remembered, virtual_volume},
+    claimed::{epoch_served, remembered, virtual_volume},
     data_path,
+    gate::{health, pods, user},
     moves::may_publish,
     reading,
     reading::twin_volume_in,
@@ -30,11 +31,11 @@ use crate::{
     },
     fleet::Registry,
     observe::crash::{self, Step},
-    placement::moving::Caller,
+    placement::moving::{Caller, DetachBeside, NodeHealth, UserPod, detach_beside},
     volume::{
         Access, AccessMode, Capabilities, Capability, DataPath, Owner, RealSource, VolumeId, VolumeMode,
         VolumeName, digest, mark,
-        moving::{epoch_mark, epoch_of},
+        moving::{VolumeMark, epoch_mark, epoch_of},
     },
 };
 
@@ -105,14 +106,53 @@ pub async fn unpublish(
     node: Option<&str>,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
+    let mut outcome = Ok(());
     for attachment in held(home, id, node).await? {
+        if let Err(in_use) = may_detach(home, id, &attachment.spec.node_name).await {
+            outcome = Err(in_use);
+            continue;
+        }
         let exactly = Precondition {
             uid: attachment.uid().unwrap_or_default(),
             resource_version: None,
         };
         detach_and_wait(home, &attachment, exactly, deadline).await?;
     }
-    Ok(())
+    outcome
+}
+
+/// Whether a volume may be taken from a node, read live. Kubernetes has one attachment for each handle
+/// and node, whichever PV it names: so it does not matter here whether that is the mover's.
+async fn may_detach(home: &Cluster, id: &VolumeId, node: &str) -> Result<(), UnpublishError> {
+    let Some(outer) = virtual_volume(home, &id.name).await? else {
+        return Ok(());
+    };
+    let mark = VolumeMark::read(outer.annotations());
+    let leads_elsewhere = epoch_served(&outer).is_some_and(|served| served != id.epoch);
+    let Some(claim) = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Ok(());
+    };
+    if matches!(mark, Ok(None)) || leads_elsewhere {
+        return Ok(());
+    }
+    let name = facts::claim_name(claim);
+    let on_it = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
+    let mut pods = pods(home, &name.namespace, &name.name).await?;
+    pods.retain(on_it);
+    if pods.is_empty() {
+        return Ok(());
+    }
+    let pods: Vec<UserPod> = pods.iter().map(|pod| user(pod, None)).collect();
+    let found = home.all::<Node>().get(node).await?;
+    let health = found.map_or(NodeHealth::NotReady, |found| health(&found));
+    match detach_beside(&mark, &pods, health) {
+        DetachBeside::Go => Ok(()),
+        DetachBeside::Later(pod) => Err(UnpublishError::InUse {
+            volume: id.name.clone(),
+            node: node.to_owned(),
+            pod,
+        }),
+    }
 }
 
 /// Our attachments of a volume to a node, or to all, read live. Those that are watched are
@@ -197,6 +237,15 @@ pub async fn detach_unneeded(
     attachment: &VolumeAttachment,
     deadline: Instant,
 ) -> Result<(), UnpublishError> {
+    let (volume, epoch) = (
+        marked_volume(attachment.labels()),
+        epoch_of(attachment.annotations()),
+    );
+    if let (Some(name), Ok(epoch)) = (volume, epoch) {
+        let cluster = home.id().clone();
+        let id = VolumeId { cluster, name, epoch };
+        may_detach(home, &id, &attachment.spec.node_name).await?;
+    }
     let exactly = Precondition {
         uid: attachment.uid().unwrap_or_default(),
         resource_version: attachment.resource_version(),

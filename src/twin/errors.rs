@@ -304,6 +304,19 @@ pub enum UnpublishError {
         /// What the real driver says about it.
         why: Option<String>,
     },
+    /// The volume is being moved, and a pod still runs with it.
+    #[error(
+        "the volume {volume} stays attached to the node {node}: it is being moved, and the pod {pod} there still uses it. It is \
+         detached when that pod has gone"
+    )]
+    InUse {
+        /// The volume.
+        volume: VolumeName,
+        /// The node.
+        node: String,
+        /// The pod, with its namespace.
+        pod: String,
+    },
 }
 
 /// What others say, behind what is the matter.

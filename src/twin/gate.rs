@@ -11,7 +11,11 @@ mod records;
 mod twins;
 mod users;
 
-pub(super) use self::{apply::outcome, observe::twins_volume, users::pods};
+pub(super) use self::{
+    apply::outcome,
+    observe::twins_volume,
+    users::{health, pods, user},
+};
 
 #[cfg(test)]
 mod tests;
@@ -52,6 +56,8 @@ pub struct MovedVolume {
     pub target: MovedSide,
     /// What the status of the move remembers of it.
     pub records: Records,
+    /// The node where the source was read before the gate, as the status remembers it.
+    pub mover_node: Option<String>,
 }
 
 /// One side of a move.
@@ -106,6 +112,17 @@ pub struct Movers {
     pub target: Live<Helpers>,
     /// How far they are.
     pub copied: Live<Copied>,
+    /// Where the source is read, while its mover runs.
+    pub reads_on: Option<ReadsOn>,
+}
+
+/// The node where a source is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadsOn {
+    /// Its name.
+    pub node: String,
+    /// Why no other mover would come up there, as far as that is known.
+    pub unfit: Option<String>,
 }
 
 /// What became of a step.

@@ -205,6 +205,8 @@ enum Aim {
     Needed,
     /// They will be needed when the users have gone.
     NotYet,
+    /// They have one thing left to do if they still run, and none is made for that.
+    Last,
     /// They go, or have to be gone.
     Gone,
 }
@@ -292,11 +294,16 @@ impl ClusterHelpers {
             Ground::find(moved, Side::Target, &self.settings, outer)
         )?;
         let dialled = target.as_known().and_then(Ground::address);
+        let reads_on = match source.as_known() {
+            Some(ground) => ground.reads_on(matches!(stage, Stage::Copying { .. })).await,
+            None => None,
+        };
         let looks = async |ground: &Live<Ground<'_>>, aim| match ground {
             Live::Silent(why) => Ok(Live::Silent(why.clone())),
             Live::Known(ground) => match (aim, ground.presence()) {
                 (Aim::NotYet, Helpers::Absent) => Ok(Live::Known(Helpers::Ready)),
-                (Aim::NotYet | Aim::Gone, found) => Ok(Live::Known(found)),
+                (Aim::Last, Helpers::Incomplete) if ground.runs() => Ok(Live::Known(Helpers::Ready)),
+                (Aim::NotYet | Aim::Last | Aim::Gone, found) => Ok(Live::Known(found)),
                 (Aim::Needed, _) => ground.state(self, of, dialled).await,
             },
         };
@@ -304,6 +311,7 @@ impl ClusterHelpers {
             source: looks(&source, aim(stage, Side::Source, is_warm)).await?,
             target: looks(&target, aim(stage, Side::Target, is_warm)).await?,
             copied: self.orders.copied(moved, of, stage, is_warm),
+            reads_on,
         })
     }
 
@@ -388,6 +396,7 @@ fn aim(stage: &Stage, side: Side, is_warm: bool) -> Aim {
         | Stage::Draining(_)
         | Stage::Finishing(_)
         | Stage::Verifying(_) => Aim::Needed,
+        Stage::Committed(_) if side == Side::Target => Aim::Last,
         Stage::Checking
         | Stage::Back { .. }
         | Stage::Committed(_)

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::{
-    ClaimStatus, MoveRequest, MoveStage, UnreadableStage, VolumeMove, VolumeMoveStatus, request::RequestError,
+    ClaimStatus, MoveRequest, MoveStage, Overruns, UnreadableStage, VolumeMove, VolumeMoveStatus,
+    request::RequestError,
 };
 use crate::{
     placement::moving::{AsRead, MoveFacts, Recorded, Stage, Wishes},
@@ -14,6 +15,9 @@ use crate::{
         moving::{CommitRecord, MoveRecordError, MoveUid, MoveUidError, SourceRecord},
     },
 };
+
+/// After so many times in which the same thing took too long, it is not tried again by itself.
+const MOST_OVERRUNS: i32 = 3;
 
 /// A `VolumeMove` that cannot be followed. Nothing is done for it, and nothing undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +70,15 @@ impl VolumeMove {
         Ok(stage.map_or(Ok(Stage::Checking), Stage::try_from)?)
     }
 
+    /// What has made the move stop to send the pods away by itself: with this spec it has taken too long
+    /// each time.
+    #[must_use]
+    pub fn stopped_by(&self) -> Option<&Overruns> {
+        let overruns = self.status.as_ref()?.overruns.as_ref()?;
+        let is_of_now = overruns.generation == self.metadata.generation;
+        (is_of_now && overruns.count >= MOST_OVERRUNS).then_some(overruns)
+    }
+
     /// The facts that decisions rest on, at this time. `held_off` says that a cut-over has failed
     /// a moment ago.
     pub fn facts(&self, now: Timestamp, held_off: bool) -> Result<MoveFacts, UnreadableMove> {
@@ -73,6 +86,7 @@ impl VolumeMove {
         let request = MoveRequest::try_from(self)?;
         let none = VolumeMoveStatus::default();
         let status = self.status.as_ref().unwrap_or(&none);
+        let wishes = request.wishes(held_off);
         Ok(MoveFacts {
             at: AsRead::new(uid.to_string(), self.resource_version().unwrap_or_default()),
             uid,
@@ -82,7 +96,8 @@ impl VolumeMove {
             wishes: Wishes {
                 // When it is known what speaks against it, a trial has served its purpose.
                 cancel: request.cancel || (request.dry_run && status.preflight.is_some()),
-                ..request.wishes(held_off)
+                cutover: wishes.cutover && self.stopped_by().is_none(),
+                ..wishes
             },
             obstacles: status.preflight.clone(),
             overdue: request.overdue(status, now),

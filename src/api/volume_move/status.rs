@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::{Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{MoveStage, Route};
+use super::{BackReason, MoveStage, Route};
 use crate::{api::conditions, volume::Epoch};
 
 /// How far a move is.
@@ -61,6 +61,11 @@ pub struct VolumeMoveStatus {
     /// For how long nobody can use the volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime: Option<Downtime>,
+
+    /// How often the pods were kept away for too long. After three times they are not sent away again
+    /// before the spec is changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overruns: Option<Overruns>,
 
     /// When Kubernetes stopped to start pods with the volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,6 +140,11 @@ pub struct ClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roots: Option<RootHashes>,
 
+    /// The node where the source was read before its pods were sent away: if it can be read there
+    /// again, only what has changed is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mover_node: Option<String>,
+
     /// The PersistentVolumes that its volume had and is to have, as the driver makes them again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
@@ -194,6 +204,10 @@ pub struct Downtime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
 
+    /// Why that cannot be told, if it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+
     /// Since when nobody uses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
@@ -202,6 +216,20 @@ pub struct Downtime {
     /// How long it took, from when Kubernetes started no pod with them any more until it did again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual: Option<String>,
+}
+
+/// How often the pods were kept away for too long, one time after the other.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overruns {
+    /// What has taken too long.
+    pub reason: BackReason,
+
+    /// How often.
+    pub count: i32,
+
+    /// The generation of the spec with which that was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
 }
 
 fn time(_: &mut schemars::SchemaGenerator) -> Schema {

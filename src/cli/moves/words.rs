@@ -119,6 +119,9 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
 }
 
 fn ready(of: &VolumeMove) -> &'static str {
+    if of.stopped_by().is_some() {
+        return "little is left to copy, but the pods were away for too long each time: the condition Stalled says what to do";
+    }
     let is_asked = of.spec.cutover.mode == CutoverMode::Auto || of.spec.cutover.requested;
     match (is_asked, of.spec.quiesce.mode) {
         (false, _) => "little is left to copy: liqo-csi move cutover sends the pods away",

@@ -2,11 +2,11 @@
 //! delete it. Every one of them reads the objects itself; none asks the move.
 
 use crate::volume::{
-    Epoch, ReclaimPolicy, mark,
+    Epoch, ReclaimPolicy, RecordError, mark,
     moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, TwinMarks, VolumeMark},
 };
 
-use super::{Live, NodeHealth, Side};
+use super::{Live, NodeHealth, Side, UserPod};
 
 /// What a twin and its surroundings say to whoever wants to use a volume of this handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,23 +129,33 @@ pub fn publish_beside(facts: &Live<Beside>, caller: &Caller) -> PublishBeside {
 }
 
 /// The answer to `ControllerUnpublish` of a virtual PV.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetachBeside {
     /// It may be detached.
     Go,
-    /// Later: a pod writes there that nobody has stopped.
-    Later,
+    /// Later: this pod may still write there.
+    Later(String),
 }
 
-/// Decides whether a volume may be detached from a node. A kubelet that starts again while the PV
-/// is gated does not find the volume of a pod that still runs, and lets it go.
+/// Decides whether a volume may be detached from a node, by what a move has written on its PV and by
+/// the pods there that use the claim. A kubelet that starts again while the PV is gated does not find
+/// the volume of a pod that still runs, and lets it go; and an attachment that is being deleted since
+/// then still is when the PV names its claim again. A pod that has yet to start waits for that
+/// deletion then. A mark that cannot be read may be a gate's.
 #[must_use]
-pub fn detach_beside(mark: Option<&VolumeMark>, pod_runs: bool, node: NodeHealth) -> DetachBeside {
-    let is_gated = mark.and_then(VolumeMark::note).is_some();
-    if is_gated && pod_runs && node == NodeHealth::Ready {
-        DetachBeside::Later
-    } else {
-        DetachBeside::Go
+pub fn detach_beside(
+    mark: &Result<Option<VolumeMark>, RecordError>,
+    pods: &[UserPod],
+    node: NodeHealth,
+) -> DetachBeside {
+    let may_write = |pod: &&UserPod| match mark {
+        Ok(None) => false,
+        Ok(Some(VolumeMark::GivenBack { .. })) => !pod.pending,
+        Ok(Some(VolumeMark::Gated(_))) | Err(_) => true,
+    };
+    match pods.iter().find(may_write) {
+        Some(pod) if node == NodeHealth::Ready => DetachBeside::Later(pod.name.clone()),
+        _ => DetachBeside::Go,
     }
 }
 

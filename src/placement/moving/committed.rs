@@ -3,10 +3,11 @@
 //! the same name, the claim is bound to that, and after a time the source goes.
 
 use super::{
-    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Live, Lock, Serves, Side, SourceTwin, TargetTwin,
-    VirtualVolume, VolumeNow, Waiting,
+    ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, Helpers, Live, Lock, Pass, Serves, Side, SourceTwin,
+    TargetTwin, VirtualVolume, VolumeNow, Waiting,
     back::{bound_again, helpers_removed, let_go, policy_back, unlocked},
     claim::silent,
+    gated::pass,
 };
 use crate::volume::{
     ReclaimPolicy,
@@ -16,6 +17,7 @@ use crate::volume::{
 /// Rows 9 to 11.
 pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     source_superseded(by, facts)
+        .or_else(|| journal_taken_off(gate, facts))
         .or_else(|| helpers_gone(facts))
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
@@ -112,6 +114,26 @@ fn source_superseded(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> 
             epoch: facts.epoch,
         },
     }))
+}
+
+/// By the mover of the target, before it goes and the volume is handed over. It is the same data with
+/// or without the journal: nobody is kept away for a mover that has died, or cannot do that.
+fn journal_taken_off(gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let is_handed_over = matches!(
+        facts.target,
+        Live::Known(TargetTwin::There {
+            handed_over: true,
+            ..
+        })
+    );
+    let Live::Known(copied) = &facts.copied else {
+        return None;
+    };
+    let is_possible = facts.target_helpers == Live::Known(Helpers::Ready);
+    if is_handed_over || !is_possible || copied.journal_off == Some(gate) {
+        return None;
+    }
+    Some(pass(copied.running, Pass::Finish(gate)))
 }
 
 /// Movers that a late leader has made since go, too. They got no volume.

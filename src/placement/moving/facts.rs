@@ -227,6 +227,9 @@ pub enum Pass {
     Final(GateNumber),
     /// A comparison of both sides, under this gate.
     Verify(GateNumber),
+    /// None any more: the target's volume is left as the source's is, without the journal. After the
+    /// commit of this gate; before that, a move that goes back would have to read all of it again.
+    Finish(GateNumber),
 }
 
 impl fmt::Display for Pass {
@@ -235,6 +238,7 @@ impl fmt::Display for Pass {
             Self::Warm => "the data is being copied",
             Self::Final(_) => "what is left is being copied",
             Self::Verify(_) => "both sides are being compared",
+            Self::Finish(_) => "the journal is being taken off the new volume",
         })
     }
 }
@@ -250,6 +254,8 @@ pub struct Copied {
     pub finished: Option<GateNumber>,
     /// The gate under which both sides were compared, and what came out.
     pub compared: Option<(GateNumber, Roots)>,
+    /// The gate after whose commit the journal was taken off the target's volume.
+    pub journal_off: Option<GateNumber>,
     /// Why the target can never have what the source has.
     pub too_small: Option<String>,
 }

@@ -2,8 +2,9 @@
 //! fails here is undone by `back`; what was established holds for one gate only.
 
 use super::{
-    BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Helpers, Live, MoveFacts, Pass, Quiesce,
-    Roots, Serves, Side, SourceTwin, TargetTwin, Users, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
+    BackTo, ClaimDecision, ClaimFacts, ClaimNow, ClaimStep, HeldBy, Live, MoveFacts, Pass, Quiesce, Roots,
+    Serves, Side, SourceTwin, TargetTwin, VirtualVolume, VolumeFault, VolumeNow, Waiting, Why,
+    back::helpers_removed,
     claim::{deleted_with_users, large_enough, locked, silent, source_answers, with_helpers},
 };
 use crate::volume::{
@@ -28,24 +29,20 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
             if of.wishes.quiesce == Quiesce::Evict && !staying.is_empty() {
                 return Some(ClaimDecision::Do(ClaimStep::Evict(staying)));
             }
-            let in_the_way = users.in_the_way();
-            if in_the_way.is_empty() {
-                return None;
+            // The mover that reads beside the users leaves with the last of them, always: to Kubernetes it
+            // uses the same volume, which is not detached from its node before it has gone, and as long
+            // as it is there nobody can tell whether a container of a pod that is gone still writes.
+            let mover = helpers_removed(Side::Source, &facts.source_helpers);
+            if users.running().is_empty() && matches!(mover, Some(ClaimDecision::Do(_))) {
+                return mover;
             }
-            with_its_users(facts, users).or(Some(ClaimDecision::Await(Waiting::Users(in_the_way))))
+            let anywhere = users.anywhere();
+            if anywhere.is_empty() {
+                return mover;
+            }
+            Some(ClaimDecision::Await(Waiting::Users(anywhere)))
         }
     })
-}
-
-/// The mover that reads beside the users leaves with the last of them: to Kubernetes it uses the
-/// same volume on the same node, which is not detached before it has gone.
-fn with_its_users(facts: &ClaimFacts, users: &Users) -> Option<ClaimDecision> {
-    let is_there = matches!(
-        facts.source_helpers,
-        Live::Known(Helpers::Incomplete | Helpers::Ready)
-    );
-    (is_there && users.running().is_empty())
-        .then_some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
 }
 
 /// Row 6.
@@ -78,7 +75,7 @@ pub(super) fn verifying(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) ->
         })
 }
 
-fn pass(running: Option<Pass>, wanted: Pass) -> ClaimDecision {
+pub(super) fn pass(running: Option<Pass>, wanted: Pass) -> ClaimDecision {
     if running == Some(wanted) {
         ClaimDecision::Await(Waiting::Pass(wanted))
     } else {

@@ -7,6 +7,9 @@ pub struct Users {
     pub pods: Vec<UserPod>,
     /// The nodes that have it, or had it since the gate, but for the mover's.
     pub nodes: Vec<UserNode>,
+    /// The nodes where a mover has it. Whoever else writes there is not seen as long as it does: a
+    /// container may run on when its pod was deleted by force.
+    pub mover_nodes: Vec<UserNode>,
     /// The controller that deletes the claim when it is scaled down, if there is one.
     pub deletes_claim: Option<String>,
 }
@@ -72,7 +75,17 @@ impl Users {
         names(self.pods.iter().filter(holds))
     }
 
-    /// What is still in the way: empty when the volume is drained.
+    /// What is still in the way of the drain: the nodes of movers count too, and so it ends only after
+    /// the movers have gone.
+    #[must_use]
+    pub fn anywhere(&self) -> Vec<String> {
+        let mut found = self.in_the_way();
+        let nodes = self.mover_nodes.iter().filter(|node| !node.is_clear());
+        found.extend(nodes.map(UserNode::described));
+        found
+    }
+
+    /// What is in the way once the volume is drained, and a mover has it again.
     #[must_use]
     pub fn in_the_way(&self) -> Vec<String> {
         let nodes = self.nodes.iter().filter(|node| !node.is_clear());

@@ -33,12 +33,12 @@ use crate::{
     },
     observe::crash::{self, Step},
     placement::moving::{
-        BackTo, ClaimFacts, ClaimStep, MoveFacts, MoveStep, Stage, StatusChange, VolumeNow, Waiting, Why,
-        move_step,
+        BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Side, Stage, StatusChange,
+        VolumeNow, Waiting, Why, move_step,
     },
     reconcile::rounds::Rounds,
     twin::{
-        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Records},
+        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, ReadsOn, Records},
         movers::MoveHelpers,
     },
     volume::{
@@ -147,6 +147,8 @@ struct Seen {
     stage: Stage,
     moved: Vec<MovedVolume>,
     facts: Vec<ClaimFacts>,
+    /// Where the sources are read.
+    reads_on: Vec<Option<ReadsOn>>,
 }
 
 impl<'a, H: MoveHelpers> Following<'a, H> {
@@ -192,8 +194,9 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
         if of.plan()? != plan || of.stage()? != stage {
             return Ok(Looked::Again);
         }
-        let mut facts = Vec::new();
+        let (mut facts, mut reads_on) = (Vec::new(), Vec::new());
         for (volume, (objects, movers)) in moved.iter_mut().zip(observed) {
+            reads_on.push(movers.reads_on.clone());
             volume.records = records(&of, &volume.claim.name.name)?;
             let recorded = recorded(&volume.records);
             facts.push(objects.facts(volume, movers, recorded));
@@ -204,6 +207,7 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             stage,
             moved,
             facts,
+            reads_on,
             of,
         };
         self.context
@@ -322,6 +326,15 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
     async fn act(&mut self, seen: &Seen, steps: &[(usize, ClaimStep)]) -> Result<Looked, Trouble> {
         let taken = steps.iter().map(async |(index, step)| {
             let moved = &seen.moved[*index];
+            if let Some(why) = journal_left(seen, *index, step) {
+                let (claim, by) = (&moved.claim.name, &moved.by);
+                let note = format!(
+                    "the journal of the move could not be taken off the new volume of the claim {claim}: {why}. Its data is \
+                     complete; delete .liqo-move-{by} in its root when its pods run"
+                );
+                let events = self.context.events;
+                events.tell_move(&seen.of, Weight::Warning, "MoveJournalLeft", &note).await;
+            }
             match moved.apply(step).await? {
                 Applied::NotHere => {}
                 Applied::Done | Applied::ChangedMeanwhile => return Ok(Vec::new()),
@@ -372,8 +385,11 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             let progress = helpers.progress(moved)?;
             Some((moved.claim.name.name.clone(), progress))
         });
+        let movers = seen.moved.iter().zip(&seen.reads_on);
+        let movers = movers.filter_map(|(moved, on)| Some((moved.claim.name.name.clone(), on.clone()?)));
         Copies {
             claims: claims.collect(),
+            movers: movers.collect(),
         }
     }
 
@@ -525,6 +541,23 @@ fn recorded_bytes(moved: &[MovedVolume]) -> u64 {
         Records::Committed(record) => record.source().source.bytes(),
     });
     sizes.fold(0, u64::saturating_add)
+}
+
+/// Why the mover of the target goes without having taken the journal off, if it has failed to.
+fn journal_left<'s>(seen: &'s Seen, index: usize, step: &ClaimStep) -> Option<&'s str> {
+    let facts = &seen.facts[index];
+    let goes = matches!(
+        (&seen.stage, step, &facts.target_helpers),
+        (
+            Stage::Committed(_),
+            ClaimStep::RemoveHelpers(Side::Target),
+            Live::Known(Helpers::Ready)
+        )
+    );
+    match &facts.copied {
+        Live::Silent(why) if goes => Some(why),
+        _ => None,
+    }
 }
 
 async fn commit_records(seen: &Seen) -> Result<Vec<CommitRecord>, GateError> {

@@ -253,6 +253,7 @@ impl<'a, H: MoveHelpers> Leftovers<'a, H> {
             source: source.unwrap_or_else(|| nowhere(epoch)),
             target: target.unwrap_or_else(|| nowhere(next)),
             records: Records::Nothing,
+            mover_node: None,
         }))
     }
 }

@@ -123,6 +123,7 @@ fn moved<H>(
         source: side(context.home, context.registry, &planned.source),
         target: side(context.home, context.registry, &planned.target),
         records: Records::Nothing,
+        mover_node: None,
     })
 }
 

@@ -7,7 +7,7 @@ use mover::control::{Lost, LostKind};
 
 use crate::{
     api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
-    twin::movers::CopyProgress,
+    twin::{gate::ReadsOn, movers::CopyProgress},
 };
 
 /// Shorter passes say nothing about how fast the data travels.
@@ -18,6 +18,8 @@ const TELLING: Duration = Duration::from_secs(2);
 pub(super) struct Copies {
     /// By the names of the claims. A replica that has just begun to lead knows none.
     pub(super) claims: Vec<(String, CopyProgress)>,
+    /// Where their sources are read, if their movers run.
+    pub(super) movers: Vec<(String, ReadsOn)>,
 }
 
 impl Copies {
@@ -39,6 +41,26 @@ impl Copies {
             && let Some(predicted) = self.predicted()
         {
             status.downtime.get_or_insert_with(Downtime::default).predicted = Some(words(predicted));
+        }
+        if !self.movers.is_empty() {
+            let reason = self
+                .movers
+                .iter()
+                .find_map(|(name, on)| reads_all(status, name, on));
+            if reason.is_some() || status.downtime.is_some() {
+                let downtime = status.downtime.get_or_insert_with(Downtime::default);
+                downtime.predicted = downtime.predicted.take().filter(|_| reason.is_none());
+                downtime.reason = reason;
+            }
+        }
+    }
+
+    /// Remembers where the sources were read when a gate is closed.
+    pub(super) fn remember_nodes(&self, status: &mut VolumeMoveStatus) {
+        for (name, on) in &self.movers {
+            if let Some(claim) = status.claims.iter_mut().find(|claim| claim.name == *name) {
+                claim.mover_node = Some(on.node.clone());
+            }
         }
     }
 
@@ -62,6 +84,25 @@ impl Copies {
             .map(|(_, progress)| Some(progress.last.as_ref()?.1));
         took.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
+}
+
+/// Why the last pass reads all of a source, and not only what has changed: what was read on one node
+/// tells nothing on another. A device, which has no files, is always read whole.
+fn reads_all(status: &VolumeMoveStatus, name: &str, on: &ReadsOn) -> Option<String> {
+    let claim = status.claims.iter().find(|claim| claim.name == name)?;
+    claim.files.as_ref()?;
+    let node = &on.node;
+    if status.gated_at.is_none() {
+        let unfit = on.unfit.as_ref()?;
+        return Some(format!(
+            "the claim {name} is read on the node {node}, where it cannot be read when its pods have gone ({unfit}): all of it \
+             is read once more then"
+        ));
+    }
+    let before = claim.mover_node.as_ref().filter(|before| *before != node)?;
+    Some(format!(
+        "the claim {name} is read on the node {node}, and was on {before}: all of it is read once more"
+    ))
 }
 
 fn sentence(lost: &Lost) -> String {
@@ -147,6 +188,8 @@ fn words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use crate::api::volume_move::Route;
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use mover::control::Passed;
 
     use super::*;
@@ -168,6 +211,7 @@ mod tests {
         let mut status = status();
         let copies = Copies {
             claims: vec![("data".into(), progress)],
+            movers: Vec::new(),
         };
         copies.note(&mut status);
         status
@@ -299,6 +343,63 @@ mod tests {
         assert_eq!(status.route, Some(Route::Direct));
     }
 
+    fn on(node: &str, unfit: Option<&str>) -> Copies {
+        let on = ReadsOn {
+            node: node.into(),
+            unfit: unfit.map(str::to_owned),
+        };
+        Copies {
+            claims: Vec::new(),
+            movers: vec![("data".into(), on)],
+        }
+    }
+
+    /// A claim with files, read in passes of which the last took three seconds.
+    fn predicted() -> VolumeMoveStatus {
+        let mut status = status();
+        status.claims[0].files = Some(Progress::default());
+        status.downtime = Some(Downtime {
+            predicted: Some("3s".into()),
+            ..Downtime::default()
+        });
+        status
+    }
+
+    #[test]
+    fn nothing_is_predicted_of_a_source_that_is_read_on_another_node() {
+        let mut status = predicted();
+        on("n1", None).remember_nodes(&mut status);
+        status.gated_at = Some(Time(Timestamp::UNIX_EPOCH));
+        on("n1", None).note(&mut status);
+        let downtime = status.downtime.clone().unwrap();
+        assert_eq!(
+            (downtime.predicted.as_deref(), downtime.reason),
+            (Some("3s"), None)
+        );
+        on("n2", None).note(&mut status);
+        let downtime = status.downtime.unwrap();
+        let reason = downtime.reason.unwrap();
+        assert_eq!(downtime.predicted, None);
+        assert!(reason.contains("n1") && reason.contains("n2"), "{reason}");
+    }
+
+    #[test]
+    fn that_it_will_be_is_said_before_the_gate() {
+        let mut status = predicted();
+        on("n1", Some("it is not Ready")).note(&mut status);
+        let downtime = status.downtime.clone().unwrap();
+        let reason = downtime.reason.unwrap();
+        assert_eq!(downtime.predicted, None);
+        assert!(reason.contains("n1") && reason.contains("not Ready"), "{reason}");
+        on("n1", None).note(&mut status);
+        assert_eq!(status.downtime.unwrap().reason, None);
+        // A device is read whole wherever that is, and so was the pass that tells how long it takes.
+        let mut device = predicted();
+        device.claims[0].files = None;
+        on("n1", Some("it is not Ready")).note(&mut device);
+        assert!(device.downtime.unwrap().predicted.is_some());
+    }
+
     #[test]
     fn what_a_new_leader_does_not_know_stays() {
         let mut status = noted(CopyProgress {
@@ -328,7 +429,11 @@ mod tests {
         let mut status = status();
         let mut noted = |data, logs| {
             let claims = vec![("data".into(), data), ("logs".into(), logs)];
-            Copies { claims }.note(&mut status);
+            Copies {
+                claims,
+                movers: Vec::new(),
+            }
+            .note(&mut status);
             status.lossy.clone()
         };
         let both = [(LostKind::Xattrs, 12_000), (LostKind::Flags, 1)];

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use super::progress::Copies;
 use crate::{
     api::volume_move::{
-        ClaimStatus, Downtime, MoveRequest, UNSEEN, UnreadableMove, VolumeMove, VolumeMoveStatus,
+        BackReason, ClaimStatus, Downtime, MoveRequest, Overruns, UNSEEN, UnreadableMove, VolumeMove,
+        VolumeMoveSpec, VolumeMoveStatus,
     },
     placement::moving::{Outcome, Stage, Why},
     volume::moving::{CommitRecord, Condition, GateNumber, SourceRecord},
@@ -88,6 +89,7 @@ pub(super) fn entered(
     next.status.waiting_for = None;
     match change {
         Entered::Gate(_, records) => {
+            copies.remember_nodes(&mut next.status);
             next.remember(records, |record| (&record.claim.name.name, record.to_text()))?;
         }
         Entered::Commit(_, records) => {
@@ -99,9 +101,32 @@ pub(super) fn entered(
     }
     let after = change.stage();
     next.times(request, before, &after);
+    next.overruns(&after);
     next.conditions(&after);
     next.status.enter(&after, false);
     Ok(next.status)
+}
+
+/// Why the pods are not sent away again by themselves, and what to do about it.
+fn too_often(spec: &VolumeMoveSpec, overruns: &Overruns) -> String {
+    let count = overruns.count;
+    let by_hand = if spec.cutover.requested {
+        "pause and resume the move"
+    } else {
+        "order it with liqo-csi move cutover"
+    };
+    if overruns.reason == BackReason::DrainDeadlineExceeded {
+        let deadline = &spec.quiesce.deadline;
+        return format!(
+            "{count} times the pods have not gone within spec.quiesce.deadline ({deadline}), and were given their volumes back: \
+             this is not tried again by itself. Stop them, and {by_hand}"
+        );
+    }
+    let most = &spec.cutover.max_downtime;
+    format!(
+        "{count} times the last pass and the comparison took longer than spec.cutover.maxDowntime ({most}), and the pods were \
+         given their volumes back: this is not tried again by itself. Raise spec.cutover.maxDowntime, or {by_hand}"
+    )
 }
 
 /// What is told of a move that waits.
@@ -119,9 +144,14 @@ pub(super) fn waiting(
     if told.ready {
         next.converged();
     }
-    match &told.stalled {
-        Some(why) => next.say(Condition::Stalled, true, "NothingHappens", why),
-        None => next.no_longer(Condition::Stalled, "GoesOn", "it goes on"),
+    let stopped = of.stopped_by().filter(|_| told.ready);
+    match (stopped, &told.stalled) {
+        (Some(overruns), _) => {
+            let why = too_often(&of.spec, overruns);
+            next.say(Condition::Stalled, true, "CutoverOverruns", &why);
+        }
+        (None, Some(why)) => next.say(Condition::Stalled, true, "NothingHappens", why),
+        (None, None) => next.no_longer(Condition::Stalled, "GoesOn", "it goes on"),
     }
     let status = &mut next.status;
     if let (Some(committed), true) = (&status.committed_at, *stage != Stage::Ended(Outcome::Done)) {
@@ -219,6 +249,24 @@ impl Next {
         Ok(())
     }
 
+    /// Counts how often the same has taken too long with the same spec.
+    fn overruns(&mut self, after: &Stage) {
+        let Stage::Back { why, .. } = after else { return };
+        let reason = match why {
+            Why::DrainOverdue => BackReason::DrainDeadlineExceeded,
+            Why::DowntimeOverdue => BackReason::MaxDowntimeExceeded,
+            _ => return,
+        };
+        let generation = self.generation;
+        let before = self.status.overruns.take();
+        let before = before.filter(|before| before.reason == reason && before.generation == generation);
+        self.status.overruns = Some(Overruns {
+            reason,
+            count: before.map_or(0, |before| before.count).saturating_add(1),
+            generation,
+        });
+    }
+
     /// When what has begun from which deadlines count.
     fn times(&mut self, request: &MoveRequest, before: &Stage, after: &Stage) {
         let (now, status) = (self.now, &mut self.status);
@@ -230,6 +278,7 @@ impl Next {
                 }
                 status.downtime = status.downtime.take().map(|downtime| Downtime {
                     predicted: downtime.predicted,
+                    reason: downtime.reason,
                     ..Downtime::default()
                 });
             }
@@ -390,4 +439,102 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
         .ok()
         .and_then(|by| time.checked_add(by).ok())
         .unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(generation: i64) -> VolumeMove {
+        serde_json::from_value(json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+            "metadata": {
+                "namespace": "shop", "name": "m", "uid": "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222",
+                "resourceVersion": "7", "generation": generation,
+            },
+            "spec": {"claims": ["data"], "target": {"nodeName": "n2"}},
+        }))
+        .unwrap()
+    }
+
+    /// The move after its gate was opened again for this reason.
+    fn overrun(of: &mut VolumeMove, why: Why) {
+        let request = MoveRequest::try_from(&*of).unwrap();
+        let gate = GateNumber::FIRST;
+        let stages = [
+            Stage::Finishing(gate),
+            Stage::Back {
+                gate: Some(gate),
+                to: crate::placement::moving::BackTo::Copying,
+                why,
+            },
+            Stage::Copying { last: Some(gate) },
+        ];
+        for stages in stages.windows(2) {
+            let change = Entered::Stage(stages[1].clone());
+            let next = entered(
+                of,
+                &request,
+                &stages[0],
+                &change,
+                &Copies::default(),
+                Timestamp::now(),
+            );
+            of.status = Some(next.unwrap());
+        }
+    }
+
+    fn cuts_over(of: &VolumeMove) -> bool {
+        of.facts(Timestamp::now(), false).unwrap().wishes.cutover
+    }
+
+    #[test]
+    fn after_three_overruns_of_a_kind_nobody_is_sent_away_before_the_spec_is_changed() {
+        for (why, field) in [
+            (Why::DowntimeOverdue, "maxDowntime"),
+            (Why::DrainOverdue, "quiesce.deadline"),
+        ] {
+            let mut of = read(1);
+            for _ in 0..2 {
+                overrun(&mut of, why.clone());
+                assert!(cuts_over(&of));
+            }
+            overrun(&mut of, why.clone());
+            assert!(!cuts_over(&of));
+            let told = Told {
+                ready: true,
+                ..Told::default()
+            };
+            let request = MoveRequest::try_from(&of).unwrap();
+            let stage = of.stage().unwrap();
+            let said = waiting(&of, &request, &stage, &told, &Copies::default(), Timestamp::now());
+            assert_eq!(said.phase.as_deref(), Some("Ready"));
+            let mut said = said.conditions.into_iter();
+            let stalled = said.find(|one| one.type_ == "Stalled").unwrap();
+            assert_eq!(
+                (stalled.status.as_str(), stalled.reason.as_str()),
+                ("True", "CutoverOverruns")
+            );
+            assert!(stalled.message.contains(field), "{}", stalled.message);
+            // Also an order that was given before counts no more; a change of the spec does.
+            of.spec.cutover.requested = true;
+            assert!(!cuts_over(&of));
+            of.metadata.generation = Some(2);
+            assert!(cuts_over(&of));
+            overrun(&mut of, why);
+            assert!(cuts_over(&of), "it is counted anew");
+        }
+    }
+
+    #[test]
+    fn overruns_of_another_kind_and_other_ways_back_do_not_add_up() {
+        let mut of = read(1);
+        overrun(&mut of, Why::DowntimeOverdue);
+        overrun(&mut of, Why::DowntimeOverdue);
+        overrun(&mut of, Why::GateOpen);
+        overrun(&mut of, Why::DrainOverdue);
+        overrun(&mut of, Why::DowntimeOverdue);
+        assert!(cuts_over(&of));
+        assert_eq!(of.status.unwrap().overruns.unwrap().count, 1);
+    }
 }

@@ -30,6 +30,9 @@ pub(super) fn volumes(
                 source: side(home, registry, &planned.source),
                 target: side(home, registry, &planned.target),
                 records: records(of, &planned.claim.name.name)?,
+                mover_node: of
+                    .claim_status(&planned.claim.name.name)
+                    .and_then(|claim| claim.mover_node.clone()),
             })
         })
         .collect()

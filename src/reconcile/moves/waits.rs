@@ -53,7 +53,9 @@ fn of(stage: &Stage, what: &Waiting) -> Look {
             Look::Soon
         }
         Waiting::Users(_) if away => Look::Within(SECOND),
-        Waiting::Pass(Pass::Final(_) | Pass::Verify(_)) | Waiting::Preflight => Look::Within(SECOND),
+        Waiting::Pass(Pass::Final(_) | Pass::Verify(_) | Pass::Finish(_)) | Waiting::Preflight => {
+            Look::Within(SECOND)
+        }
         Waiting::Pass(Pass::Warm)
         | Waiting::Users(_)
         | Waiting::HelpersGone(_)

@@ -1,5 +1,6 @@
 //! Who uses a volume that is being moved: pods that name the claim or, in a remote cluster, its
-//! twin; nodes that have it attached, or still mounted. The movers are left out.
+//! twin; nodes that have it attached, or still mounted. The pods of movers are left out, and their nodes
+//! kept apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,8 +64,6 @@ struct Traces {
     attached: Attached,
     /// How `volumesInUse` names the volume.
     in_use: Option<String>,
-    /// Nodes where only a mover has it.
-    movers: BTreeSet<String>,
 }
 
 impl MovedVolume {
@@ -86,9 +85,10 @@ impl MovedVolume {
             Place::Site(_) | Place::Gone => return Ok(Live::Known(users)),
         };
         match users_there(site, twin).await {
-            Ok((pods, nodes)) => {
-                users.pods.extend(pods);
-                users.nodes.extend(nodes);
+            Ok(there) => {
+                users.pods.extend(there.pods);
+                users.nodes.extend(there.nodes);
+                users.mover_nodes.extend(there.mover_nodes);
                 Ok(Live::Known(users))
             }
             Err(error) => Ok(Live::Silent(error.to_string())),
@@ -120,11 +120,13 @@ impl MovedVolume {
         let traces = Traces {
             attached: nested.into_iter().chain(outer).collect(),
             in_use: Some(in_use_name(DRIVER_NAME, &self.source.id.to_string())),
-            movers,
         };
+        let found = nodes(&self.home, &traces).await?;
+        let (mover_nodes, nodes) = found.into_iter().partition(|node| movers.contains(&node.name));
         Ok(Users {
             pods: pods.into_iter().map(|pod| user(&pod, None)).collect(),
-            nodes: nodes(&self.home, &traces).await?,
+            nodes,
+            mover_nodes,
             deletes_claim: sets,
         })
     }
@@ -158,41 +160,46 @@ fn deletes(set: &StatefulSet, claim: &str) -> bool {
     is_its && policy.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete"))
 }
 
-/// The pods and nodes of a remote source.
-async fn users_there(
-    site: &Site,
-    twin: Option<&PersistentVolumeClaim>,
-) -> Result<(Vec<UserPod>, Vec<UserNode>), ApiError> {
+/// The pods and nodes of a remote source. The pods are read last: a mover that has a node since the
+/// nodes were read is known by its pod.
+async fn users_there(site: &Site, twin: Option<&PersistentVolumeClaim>) -> Result<Users, ApiError> {
     let cluster = site.cluster();
-    let all = pods(cluster, site.namespace(), site.name()).await?;
-    let (movers, users): (Vec<Pod>, Vec<Pod>) = all
-        .into_iter()
-        .partition(|pod| pod.labels().contains_key(mark::MOVE));
-    let found = users
-        .iter()
-        .map(|pod| user(pod, Some(cluster.id().as_str())))
-        .collect();
     let real = match twin {
         Some(twin) => twins_volume(site, twin).await?,
         None => None,
     };
-    let Some(real) = real.filter(|_| cluster.rights().nodes) else {
-        return Ok((found, Vec::new()));
+    let found = match real.filter(|_| cluster.rights().nodes) {
+        Some(real) => nodes(cluster, &traces_there(cluster, &real).await?).await?,
+        None => Vec::new(),
     };
+    let all = pods(cluster, site.namespace(), site.name()).await?;
+    let (movers, users): (Vec<Pod>, Vec<Pod>) = all
+        .into_iter()
+        .partition(|pod| pod.labels().contains_key(mark::MOVE));
+    let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
+    let (of_movers, of_users) = (on(&movers), on(&users));
+    let is_movers = |node: &UserNode| of_movers.contains(&node.name) && !of_users.contains(&node.name);
+    let (mover_nodes, nodes) = found.into_iter().partition(is_movers);
+    let user = |pod| user(pod, Some(cluster.id().as_str()));
+    Ok(Users {
+        pods: users.iter().map(user).collect(),
+        nodes,
+        mover_nodes,
+        deletes_claim: None,
+    })
+}
+
+async fn traces_there(cluster: &Cluster, real: &PersistentVolume) -> Result<Traces, ApiError> {
     let attached = match Attachments::read(cluster).await {
         Ok(attachments) => attachments.of(&real.name_any()),
         Err(error) if error.is_forbidden() => Attached::new(),
         Err(error) => return Err(error),
     };
-    let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
-    let (of_movers, of_users) = (on(&movers), on(&users));
     let csi = real.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-    let traces = Traces {
+    Ok(Traces {
         attached,
         in_use: csi.map(|csi| in_use_name(&csi.driver, &csi.volume_handle)),
-        movers: of_movers.difference(&of_users).cloned().collect(),
-    };
-    Ok((found, nodes(cluster, &traces).await?))
+    })
 }
 
 /// The pods of a namespace that use the claim of this name, and have not ended.
@@ -208,7 +215,7 @@ pub(in crate::twin) async fn pods(
 }
 
 /// Pods of another cluster are told apart: they go when those of home go, and cannot be evicted.
-fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
+pub(in crate::twin) fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     UserPod {
         name: match cluster {
@@ -244,7 +251,7 @@ async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiE
             traces.attached.contains_key(&name),
             uses_volume(&node, traces.in_use.as_deref()),
         );
-        ((attached || in_use) && !traces.movers.contains(&name)).then(|| UserNode {
+        (attached || in_use).then(|| UserNode {
             attached,
             detach_error: traces.attached.get(&name).cloned().flatten(),
             in_use,
@@ -256,7 +263,7 @@ async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiE
     let gone: Vec<UserNode> = traces
         .attached
         .iter()
-        .filter(|(name, _)| !traces.movers.contains(*name) && found.iter().all(|node| node.name != **name))
+        .filter(|(name, _)| found.iter().all(|node| node.name != **name))
         .map(|(name, error)| UserNode {
             name: name.clone(),
             attached: true,
@@ -278,7 +285,7 @@ fn uses_volume(node: &Node, wanted: Option<&str>) -> bool {
     wanted.is_some_and(|wanted| in_use.any(|one| one == wanted))
 }
 
-fn health(node: &Node) -> NodeHealth {
+pub(in crate::twin) fn health(node: &Node) -> NodeHealth {
     let conditions = node
         .status
         .iter()

@@ -99,6 +99,7 @@ struct State {
     converged: Option<Instant>,
     finished: Option<GateNumber>,
     compared: Option<(GateNumber, Roots)>,
+    journal_off: Option<GateNumber>,
     failed: Option<(Instant, String)>,
     /// What the target said that can never have what the source has.
     too_small: Option<String>,
@@ -149,7 +150,11 @@ impl Orders {
         let lost = unaccepted(&now.losses, of);
         let is_due = matches!(
             stage,
-            Stage::Preparing | Stage::Copying { .. } | Stage::Finishing(_) | Stage::Verifying(_)
+            Stage::Preparing
+                | Stage::Copying { .. }
+                | Stage::Finishing(_)
+                | Stage::Verifying(_)
+                | Stage::Committed(_)
         );
         if let (true, None) = (is_due, now.running) {
             let failed = now.failed.as_ref();
@@ -170,6 +175,7 @@ impl Orders {
             converged: is_accepted && (!is_warm || now.converged.is_some_and(|until| Instant::now() < until)),
             finished: now.finished.filter(|_| is_accepted),
             compared: now.compared.clone().filter(|_| is_accepted),
+            journal_off: now.journal_off,
             too_small: None,
         })
     }
@@ -303,6 +309,13 @@ impl Giver {
                 }
                 compared
             }
+            Pass::Finish(gate) => {
+                let Answer::Finished = self.ask(Order::Finish).await? else {
+                    return Err("the mover has answered something else than it was asked for".to_owned());
+                };
+                lock(&self.state).journal_off = Some(gate);
+                Ok(())
+            }
         }
     }
 
@@ -330,8 +343,7 @@ impl Giver {
         Ok(())
     }
 
-    /// Compares, and if both are equal takes the journal off the volume: what is committed is what
-    /// the source has, and nothing else.
+    /// Compares, and changes nothing: whoever gave the order may have opened the gate meanwhile.
     async fn compare(&self, gate: GateNumber) -> Result<(), String> {
         let order = Order::Verify { all: self.reads_all };
         let Answer::Verified(verified) = self.ask(order).await? else {
@@ -340,7 +352,6 @@ impl Giver {
         let is_equal = verified.different == 0 && verified.expected == verified.found;
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {
-            self.ask(Order::Finish).await?;
             Roots::Equal
         } else {
             let named = verified.differences.join(", ");
@@ -462,7 +473,7 @@ fn unaccepted(losses: &[Lost], of: &MoveRequest) -> Option<String> {
 fn gate_of(pass: Pass) -> Option<GateNumber> {
     match pass {
         Pass::Warm => None,
-        Pass::Final(gate) | Pass::Verify(gate) => Some(gate),
+        Pass::Final(gate) | Pass::Verify(gate) | Pass::Finish(gate) => Some(gate),
     }
 }
 

@@ -12,8 +12,8 @@ use k8s_openapi::{
     api::core::v1::{
         Affinity, Capabilities, Container, EmptyDirVolumeSource, LocalObjectReference, NodeAffinity,
         NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
-        PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-        SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
+        PodSecurityContext, PodSpec, PreferredSchedulingTerm, ResourceRequirements, SeccompProfile,
+        SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
@@ -22,6 +22,7 @@ use kube::api::ObjectMeta;
 use super::{
     HelperSettings, MoveRequest, MovedVolume,
     names::{Names, Role},
+    side::Before,
 };
 use crate::{
     api::volume_move::Amounts,
@@ -48,6 +49,8 @@ const DEVICE_BYTES_PER_JOURNAL_BYTE: u64 = (1 << 20) / 64;
 /// The programs write nothing but the volume, and may be killed at any time. Without any time
 /// Kubernetes would forget a pod that may still write.
 const GRACE: i64 = 1;
+/// Taint of a node that is cordoned.
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The user of the driver's image.
 const NOBODY: i64 = 65532;
 /// Kept of the digest of what a pod was made as.
@@ -79,6 +82,9 @@ pub(super) struct MoverPod<'a> {
     pub(super) dialling: Dialling,
     /// The only nodes where it can have the volume; any if there are none.
     pub(super) nodes: Vec<String>,
+    /// Where it was read before, if it may be anywhere: what was read there has to be read again on no
+    /// other node.
+    pub(super) before: Option<&'a Before>,
     /// Whether Liqo counts what it may use, and wants to be told all of that.
     pub(super) is_accounted: bool,
     /// How many bytes the volume has, if it is a device.
@@ -140,8 +146,11 @@ impl MoverPod<'_> {
                 seccomp_profile: Some(runtime_default()),
                 ..PodSecurityContext::default()
             }),
-            affinity: on_one_of(&self.nodes),
-            tolerations: (!self.nodes.is_empty()).then(where_its_users_are),
+            affinity: on_one_of(&self.nodes).or_else(|| self.before.map(Before::preferred)),
+            tolerations: match self.before {
+                _ if !self.nodes.is_empty() => Some(where_its_users_are()),
+                before => before.map(Before::tolerated),
+            },
             ..settings.pod(self.namespace)
         };
         let names = Names::of(self.moved);
@@ -287,16 +296,57 @@ fn secrets(secret: &str, for_others: bool) -> Volume {
 }
 
 pub(super) fn on_one_of(nodes: &[String]) -> Option<Affinity> {
-    // The name of a node is compared with one value only.
-    let term = |node: &String| NodeSelectorTerm {
+    let term = |node: &String| of_name(node);
+    (!nodes.is_empty()).then(|| required(nodes.iter().map(term).collect()))
+}
+
+/// The name of a node is compared with one value only.
+fn of_name(node: &str) -> NodeSelectorTerm {
+    NodeSelectorTerm {
         match_fields: Some(vec![NodeSelectorRequirement {
             key: "metadata.name".to_owned(),
             operator: "In".to_owned(),
-            values: Some(vec![node.clone()]),
+            values: Some(vec![node.to_owned()]),
         }]),
         match_expressions: None,
-    };
-    (!nodes.is_empty()).then(|| required(nodes.iter().map(term).collect()))
+    }
+}
+
+impl Before {
+    /// Not required: the volume can be read elsewhere, if only more slowly.
+    fn preferred(&self) -> Affinity {
+        let term = PreferredSchedulingTerm {
+            weight: 100,
+            preference: of_name(&self.node),
+        };
+        Affinity {
+            node_affinity: Some(NodeAffinity {
+                preferred_during_scheduling_ignored_during_execution: Some(vec![term]),
+                ..NodeAffinity::default()
+            }),
+            ..Affinity::default()
+        }
+    }
+
+    /// A node is often moved away from because it is to be drained: cordons are tolerated, and what
+    /// else the node itself has; not every taint, for then it could come up on nodes that have nothing
+    /// to do with such volumes.
+    fn tolerated(&self) -> Vec<Toleration> {
+        let no_schedule = |key: &str, value: Option<&String>| Toleration {
+            key: Some(key.to_owned()),
+            operator: Some(if value.is_some() { "Equal" } else { "Exists" }.to_owned()),
+            value: value.cloned(),
+            effect: Some("NoSchedule".to_owned()),
+            ..Toleration::default()
+        };
+        let taints = self.taints.iter().filter(|taint| taint.effect == "NoSchedule");
+        let others = taints.filter(|taint| taint.key != UNSCHEDULABLE);
+        let others = others.map(|taint| no_schedule(&taint.key, taint.value.as_ref()));
+        [no_schedule(UNSCHEDULABLE, None)]
+            .into_iter()
+            .chain(others)
+            .collect()
+    }
 }
 
 /// What calls API servers for this driver runs in its own cluster. Movers go where their volume is.

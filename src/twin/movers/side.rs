@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret},
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Taint},
     storage::v1::VolumeAttachment,
 };
 use kube::{Resource, ResourceExt};
@@ -21,8 +21,8 @@ use super::{
 use crate::{
     api::volume_move::Route,
     cluster::{ApiError, Cluster, slim::has_ended},
-    placement::moving::{Helpers, Live, Side},
-    twin::gate::{MovedSide, Place, pods},
+    placement::moving::{Helpers, Live, NodeHealth, Side},
+    twin::gate::{MovedSide, Place, ReadsOn, health, pods},
     volume::{AccessMode, mark},
 };
 
@@ -56,8 +56,16 @@ pub(super) struct Ground<'a> {
     pub(super) certificates: Option<Secret>,
     /// Where the users of a source have it, if a mover can have it nowhere else.
     pub(super) nodes: Vec<String>,
+    /// Where the source was read last, if the mover may be anywhere.
+    pub(super) before: Option<Before>,
     /// How many bytes the volume has, if it is a device.
     pub(super) device: Option<u64>,
+}
+
+/// Where a source was read.
+pub(super) struct Before {
+    pub(super) node: String,
+    pub(super) taints: Vec<Taint>,
 }
 
 /// How it is with one pod.
@@ -103,6 +111,7 @@ impl<'a> Ground<'a> {
             relays: Vec::new(),
             certificates: None,
             nodes: Vec::new(),
+            before: None,
             device: outer.and_then(volume::device),
         };
         match place {
@@ -128,6 +137,16 @@ impl<'a> Ground<'a> {
         match ground.nodes_of_users(outer).await {
             Ok(nodes) => ground.nodes = nodes,
             Err(error) => return Ok(Live::Silent(error.to_string())),
+        }
+        if let (Side::Source, true, Some(node)) = (side, ground.nodes.is_empty(), &moved.mover_node) {
+            let spec = match ground.node(node).await {
+                Live::Known(found) => found.and_then(|found| found.spec),
+                Live::Silent(_) => None,
+            };
+            ground.before = Some(Before {
+                node: node.clone(),
+                taints: spec.and_then(|spec| spec.taints).unwrap_or_default(),
+            });
         }
         Ok(Live::Known(ground))
     }
@@ -194,6 +213,40 @@ impl<'a> Ground<'a> {
         nodes.sort_unstable();
         nodes.dedup();
         Ok(nodes)
+    }
+
+    /// A node, if it may be read there. It is only asked where to read best: nothing fails without it.
+    async fn node(&self, name: &str) -> Live<Option<Node>> {
+        let Some(cluster) = self.cluster.filter(|cluster| cluster.rights().nodes) else {
+            return Live::Silent("nodes may not be read there".to_owned());
+        };
+        match cluster.all::<Node>().get(name).await {
+            Ok(found) => Live::Known(found),
+            Err(error) => Live::Silent(error.to_string()),
+        }
+    }
+
+    /// Whether the only mover runs.
+    pub(super) fn runs(&self) -> bool {
+        matches!(self.movers.as_slice(), [pod] if is_running(pod) && !is_going(pod))
+    }
+
+    /// Where the mover runs; and, if that is asked, whether another one could come up there.
+    pub(super) async fn reads_on(&self, and_again: bool) -> Option<ReadsOn> {
+        let mut running = self
+            .movers
+            .iter()
+            .filter(|pod| is_running(pod) && !is_going(*pod));
+        let node = running.find_map(node_of)?.to_owned();
+        let mut on = ReadsOn { node, unfit: None };
+        if and_again {
+            on.unfit = match self.node(&on.node).await {
+                Live::Silent(_) => None,
+                Live::Known(None) => Some("it is gone".to_owned()),
+                Live::Known(Some(found)) => unfit(&found),
+            };
+        }
+        Some(on)
     }
 
     /// Whether any of it is there, once it is not needed.
@@ -408,6 +461,7 @@ impl<'a> Ground<'a> {
             certificates: issued.metadata.uid.as_deref().unwrap_or_default(),
             dialling,
             nodes: self.nodes.clone(),
+            before: self.before.as_ref(),
             is_accounted: self.origin.is_some(),
             device: self.device,
         })
@@ -453,6 +507,19 @@ pub(super) fn is_going(object: &impl Resource) -> bool {
 pub(super) fn is_running(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     phase == Some("Running")
+}
+
+/// Why a node takes no mover. Whoever reads where it has read before tolerates cordons, and whatever
+/// else keeps pods from being scheduled there.
+fn unfit(node: &Node) -> Option<String> {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let mut evicting = taints.filter(|taint| taint.effect == "NoExecute");
+    if health(node) != NodeHealth::Ready {
+        return Some("it is not Ready".to_owned());
+    }
+    evicting
+        .next()
+        .map(|taint| format!("it has the taint {}", taint.key))
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

@@ -1,6 +1,7 @@
 //! Volumes that are being moved, or have moved: what their marks keep others from, and that
 //! nobody reaches the twin of another epoch.
 
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::json;
 
 use super::*;
@@ -400,4 +401,164 @@ async fn a_home_restored_from_a_backup_attaches_nothing_while_the_cluster_of_the
         annotations.remove(mark::HANDED_OVER);
     });
     publish_as(&world, &milan().await, &Caller::User).await.unwrap();
+}
+
+const NODE: &str = "/api/v1/nodes/n1";
+const POD: &str = "/api/v1/namespaces/shop/pods/db-0";
+
+/// A volume that is attached to `n1`, where a pod with its claim runs.
+async fn used() -> World {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    world.publish("n1").await.unwrap();
+    world.api.change(NODE, |node| {
+        node["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    });
+    pod_on(&world, "n1", "Running");
+    world
+}
+
+fn pod_on(world: &World, node: &str, phase: &str) {
+    world.api.put(
+        POD,
+        json!({
+            "spec": {
+                "nodeName": node,
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
+            "status": {"phase": phase},
+        }),
+    );
+}
+
+fn gated() -> String {
+    format!(r#"{{"version":1,"move":"{MOVE}","gate":1,"gated":{{"policy":"Delete","claimUid":"{UID}"}}}}"#)
+}
+
+fn given_back() -> String {
+    format!(r#"{{"version":1,"move":"{MOVE}","gate":1}}"#)
+}
+
+fn mark_volume(world: &World, text: &str) {
+    world.api.change(&volume_path(), |volume| {
+        volume["metadata"]["annotations"] = json!({mark::GATE: text});
+        volume["spec"]["claimRef"]["uid"] = MOVE.into();
+    });
+}
+
+async fn detach(world: &World) -> Result<(), UnpublishError> {
+    unpublish(&world.home, &world.id(), Some("n1"), world.until()).await
+}
+
+/// Kubelet and kube-controller-manager that start again while the PV is gated have forgotten the pod,
+/// and have its volume detached.
+#[tokio::test]
+async fn a_gated_volume_stays_attached_where_a_pod_still_runs() {
+    for mark in [gated(), "?".to_owned()] {
+        for node in [Some("n1"), None] {
+            let world = used().await;
+            mark_volume(&world, &mark);
+            let before = attachments(&world);
+            let refused = unpublish(&world.home, &world.id(), node, world.until()).await;
+            let status = tonic::Status::from(refused.unwrap_err());
+            assert_eq!(status.code(), tonic::Code::Unavailable);
+            for named in [world.id().name.as_str(), "shop/db-0", "n1"] {
+                assert!(status.message().contains(named), "{named}: {status:?}");
+            }
+            assert_eq!(attachments(&world), before);
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_is_detached_when_the_pod_has_gone_or_its_node_is_off() {
+    let ready_no_more = |world: &World| {
+        world.api.change(NODE, |node| {
+            node["status"]["conditions"][0]["status"] = "Unknown".into();
+        });
+    };
+    let changes: [fn(&World); 4] = [
+        |world| world.api.remove(POD),
+        |world| pod_on(world, "n1", "Succeeded"),
+        |world| pod_on(world, "n2", "Running"),
+        |world| world.api.remove(NODE),
+    ];
+    for change in changes.into_iter().chain([ready_no_more as fn(&World)]) {
+        let world = used().await;
+        mark_volume(&world, &gated());
+        detach(&world).await.unwrap_err();
+        change(&world);
+        detach(&world).await.unwrap();
+        assert!(attachments(&world).is_empty());
+    }
+}
+
+/// Kubernetes has one attachment for one handle and one node: it may name the PV of a mover that
+/// came before the pod.
+#[tokio::test]
+async fn it_stays_attached_too_when_the_attachment_names_the_pv_of_a_mover() {
+    let world = used().await;
+    mark_volume(&world, &gated());
+    let outer = format!("{ATTACHMENTS}/csi-of-the-handle");
+    world.api.put(
+        &outer,
+        json!({"spec": {
+            "attacher": "storage.liqo.io", "nodeName": "n1",
+            "source": {"persistentVolumeName": "liqo-move-source"},
+        }}),
+    );
+    let nested = attachment_name(&volume_name_of(&world), "n1");
+    detach(&world).await.unwrap_err();
+    assert!(world.api.object(&format!("{ATTACHMENTS}/{nested}")).is_some());
+    world.api.remove(POD);
+    detach(&world).await.unwrap();
+    assert!(world.api.object(&format!("{ATTACHMENTS}/{nested}")).is_none());
+}
+
+fn volume_name_of(world: &World) -> String {
+    world.twin().unwrap()["spec"]["volumeName"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// An attachment whose detachment was refused stays being deleted when the claim has its PV again.
+#[tokio::test]
+async fn what_was_given_back_stays_attached_to_a_pod_that_has_started() {
+    let world = used().await;
+    mark_volume(&world, &given_back());
+    let before = attachments(&world);
+    detach(&world).await.unwrap_err();
+    assert_eq!(attachments(&world), before);
+    // One that has yet to start waits until the volume is attached anew.
+    pod_on(&world, "n1", "Pending");
+    detach(&world).await.unwrap();
+    assert!(attachments(&world).is_empty());
+}
+
+#[tokio::test]
+async fn an_attachment_without_its_outer_one_stays_where_a_pod_still_runs() {
+    let world = used().await;
+    mark_volume(&world, &gated());
+    let nested = world.home.all::<VolumeAttachment>().list(None).await.unwrap();
+    detach_unneeded(&world.home, &nested[0], world.until())
+        .await
+        .unwrap_err();
+    assert_eq!(attachments(&world).len(), 1);
+    world.api.remove(POD);
+    detach_unneeded(&world.home, &nested[0], world.until())
+        .await
+        .unwrap();
+    assert!(attachments(&world).is_empty());
+}
+
+/// The gate of a PV that leads to another epoch says nothing about this one.
+#[tokio::test]
+async fn the_volume_of_before_a_move_is_detached_while_the_pv_of_after_it_is_still_marked() {
+    let world = used().await;
+    move_home(&world);
+    mark_volume(&world, &gated());
+    detach(&world).await.unwrap();
+    assert!(attachments(&world).is_empty());
 }

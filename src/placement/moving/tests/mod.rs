@@ -238,6 +238,11 @@ fn gated(gate: GateNumber) -> ClaimFacts {
         .lost(true)
 }
 
+/// A claim that nobody uses, the mover of the source included.
+fn drained() -> ClaimFacts {
+    gated(GATE).with(|facts| facts.source_helpers = Live::Known(Helpers::Absent))
+}
+
 /// A claim after row 9: the old PV is still there.
 fn handed_over() -> ClaimFacts {
     gated(GATE).source(superseded()).with(|facts| {

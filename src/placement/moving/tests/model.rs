@@ -24,6 +24,8 @@ enum Event {
     PodsWrite(usize),
     PodEnds(usize),
     EvictedPodEnds(usize),
+    PodDeletedByForce(usize),
+    OrphanEnds(usize),
     Detach(usize),
     MoversGoOn(usize),
     MoverDies(usize, Side),
@@ -41,8 +43,9 @@ enum Event {
 fn any_event() -> impl Strategy<Value = Event> {
     use Event::{
         Cancel, DeleteClaim, DeleteMove, DeleteMoveByForce, DeletePv, Detach, DowntimeOverdue, DrainOverdue,
-        EvictedPodEnds, LateActs, LateDecides, LateObjects, Lead, LoseTarget, MoverDies, MoversGoOn, PodEnds,
-        PodScheduled, PodsGoOn, PodsWrite, Provisioner, PvController, PvControllerOnClaim, Silence,
+        EvictedPodEnds, LateActs, LateDecides, LateObjects, Lead, LoseTarget, MoverDies, MoversGoOn,
+        OrphanEnds, PodDeletedByForce, PodEnds, PodScheduled, PodsGoOn, PodsWrite, Provisioner, PvController,
+        PvControllerOnClaim, Silence,
     };
     let volume = || 0..2_usize;
     let side = || select(vec![Side::Source, Side::Target]);
@@ -59,6 +62,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         8 => volume().prop_map(PodsWrite),
         3 => volume().prop_map(PodEnds),
         8 => volume().prop_map(EvictedPodEnds),
+        3 => volume().prop_map(PodDeletedByForce),
+        2 => volume().prop_map(OrphanEnds),
         10 => volume().prop_map(Detach),
         20 => volume().prop_map(MoversGoOn),
         1 => (volume(), side()).prop_map(|(volume, side)| MoverDies(volume, side)),
@@ -84,6 +89,8 @@ fn happens(world: &mut World, event: Event) {
         Event::PodsWrite(number) => world.pods_write(which(number)),
         Event::PodEnds(number) => world.pod_ends(which(number), false),
         Event::EvictedPodEnds(number) => world.pod_ends(which(number), true),
+        Event::PodDeletedByForce(number) => world.pod_is_deleted_by_force(which(number)),
+        Event::OrphanEnds(number) => world.orphan_ends(which(number)),
         Event::Detach(number) => world.attacher_detaches(which(number)),
         Event::MoversGoOn(number) => world.movers_go_on(which(number)),
         Event::MoverDies(number, side) => world.mover_dies(which(number), side),
@@ -110,6 +117,7 @@ fn come_to_rest(world: &mut World) -> Result<(), TestCaseError> {
             world.pv_controller_looks_at_claim(number);
             world.provisioner_looks(number);
             world.pod_ends(number, false);
+            world.orphan_ends(number);
             world.attacher_detaches(number);
             world.movers_go_on(number);
         }
@@ -206,6 +214,50 @@ proptest! {
     ) {
         run(World::new(volumes, quiesce, policy), &events)?;
     }
+}
+
+/// A pod that came after the mover, to its node, is deleted by force, and its container writes on.
+#[test]
+fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
+    let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete);
+    let until = |world: &mut World, is_there: fn(&World) -> bool| {
+        for _ in 0..50 {
+            if is_there(world) {
+                return;
+            }
+            world.lead(1);
+            world.pv_controller_looks_at_pv(0);
+            world.pv_controller_looks_at_claim(0);
+        }
+        panic!("{world:#?}");
+    };
+    until(&mut world, |world| world.volumes[0].attached_for_mover);
+    world.pod_is_scheduled(0);
+    world.pods_go_on(0);
+    world.pods_go_on(0);
+    world.pods_write(0);
+    for _ in 0..50 {
+        world.lead(1);
+        if matches!(world.mv.as_ref().unwrap().stage, Stage::Draining(_)) {
+            break;
+        }
+        world.movers_go_on(0);
+        world.pv_controller_looks_at_pv(0);
+        world.pv_controller_looks_at_claim(0);
+    }
+    world.pod_is_deleted_by_force(0);
+    for _ in 0..50 {
+        world.lead(usize::MAX);
+        world.attacher_detaches(0);
+        world.movers_go_on(0);
+        world.pods_write(0);
+        world.check().unwrap();
+    }
+    let stage = &world.mv.as_ref().unwrap().stage;
+    assert!(matches!(stage, Stage::Draining(_)), "{stage:?}");
+    world.orphan_ends(0);
+    let world = run(world, &[]).unwrap();
+    assert!(world.was_committed);
 }
 
 /// The check is worth nothing if it never gets anywhere.

@@ -109,8 +109,50 @@ fn one_step_after_the_other() {
             gated(GATE).pods(vec![pod(true)]),
             wait(Waiting::Users(vec!["shop/db-0".into()])),
         ),
-        (Stage::Draining(GATE), gated(GATE), Reached),
-        // 6
+        // The mover leaves with the last user, and nothing is judged before its node has nothing left.
+        (
+            Stage::Draining(GATE),
+            gated(GATE),
+            done(ClaimStep::RemoveHelpers(Side::Source)),
+        ),
+        (
+            Stage::Draining(GATE),
+            gated(GATE).with(|facts| facts.source_helpers = Live::Known(Helpers::Leaving)),
+            wait(Waiting::HelpersGone(Side::Source)),
+        ),
+        (
+            Stage::Draining(GATE),
+            gated(GATE).with(|facts| facts.source_helpers = Live::Silent("timeout".into())),
+            wait(Waiting::Silent(Side::Source, "timeout".into())),
+        ),
+        (
+            Stage::Draining(GATE),
+            drained().with(|facts| facts.users = mover_has_it(true, true)),
+            wait(Waiting::Users(vec!["node n2 (mounted and attached)".into()])),
+        ),
+        (
+            Stage::Draining(GATE),
+            drained().with(|facts| facts.users = mover_has_it(false, true)),
+            wait(Waiting::Users(vec!["node n2 (mounted)".into()])),
+        ),
+        (
+            Stage::Draining(GATE),
+            drained().with(|facts| facts.users = mover_has_it(true, false)),
+            wait(Waiting::Users(vec!["node n2 (attached)".into()])),
+        ),
+        (Stage::Draining(GATE), drained(), Reached),
+        // 6, where the mover has it again
+        (
+            Stage::Finishing(GATE),
+            drained(),
+            done(ClaimStep::MakeHelpers(Side::Source)),
+        ),
+        (
+            Stage::Finishing(GATE),
+            copied(|copied| copied.finished = Some(GATE))
+                .with(|facts| facts.users = mover_has_it(true, true)),
+            Reached,
+        ),
         (
             Stage::Finishing(GATE),
             copied(|_| ()),
@@ -149,6 +191,31 @@ fn one_step_after_the_other() {
         (
             Stage::Committed(GATE),
             gated(GATE).source(superseded()),
+            done(ClaimStep::StartPass(Pass::Finish(GATE))),
+        ),
+        (
+            Stage::Committed(GATE),
+            copied(|copied| copied.running = Some(Pass::Finish(GATE))).source(superseded()),
+            wait(Waiting::Pass(Pass::Finish(GATE))),
+        ),
+        (
+            Stage::Committed(GATE),
+            copied(|copied| copied.journal_off = Some(GATE)).source(superseded()),
+            done(ClaimStep::RemoveHelpers(Side::Source)),
+        ),
+        // Nobody waits for a mover that has died, or cannot do that.
+        (
+            Stage::Committed(GATE),
+            gated(GATE)
+                .source(superseded())
+                .with(|facts| facts.target_helpers = Live::Known(Helpers::Incomplete)),
+            done(ClaimStep::RemoveHelpers(Side::Source)),
+        ),
+        (
+            Stage::Committed(GATE),
+            gated(GATE)
+                .source(superseded())
+                .with(|facts| facts.copied = Live::Silent("I/O error".into())),
             done(ClaimStep::RemoveHelpers(Side::Source)),
         ),
         (
@@ -226,6 +293,20 @@ fn one_step_after_the_other() {
     }
 }
 
+/// The users of a volume that a mover has on the node `n2`.
+fn mover_has_it(attached: bool, in_use: bool) -> Live<Users> {
+    Live::Known(Users {
+        mover_nodes: vec![UserNode {
+            name: "n2".into(),
+            attached,
+            detach_error: None,
+            in_use,
+            health: NodeHealth::Ready,
+        }],
+        ..Users::default()
+    })
+}
+
 fn unlock(facts: &mut ClaimFacts) {
     if let ClaimNow::There { lock, .. } = &mut facts.claim {
         *lock = Lock::Free;
@@ -264,7 +345,7 @@ fn one_stage_after_the_other() {
         ),
         (
             Stage::Draining(GATE),
-            gated(GATE),
+            drained(),
             StatusChange::Enter(Stage::Finishing(GATE)),
         ),
         (
@@ -555,7 +636,7 @@ fn a_pause_counts_only_while_no_gate_is_closed() {
         waits
     );
     assert_eq!(move_step(&paused(Stage::Preparing), &[idle().locked()]), waits);
-    let gated = move_step(&paused(Stage::Draining(GATE)), &[gated(GATE)]);
+    let gated = move_step(&paused(Stage::Draining(GATE)), &[drained()]);
     assert!(matches!(gated, MoveStep::Write { .. }), "{gated:?}");
 }
 

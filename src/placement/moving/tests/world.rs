@@ -71,7 +71,12 @@ pub(super) struct Volume {
     pub(super) copied: Copied,
     begun_with: u64,
     pub(super) pods: Vec<Pod>,
+    /// Containers that run, and write, though their pods were deleted by force.
+    pub(super) orphans: Vec<Side>,
+    /// Whether its node has it: Kubernetes has one attachment for the handle.
     pub(super) attached: bool,
+    /// Whether that names the PV of the mover, which came first.
+    pub(super) attached_for_mover: bool,
     /// How often something was written that its writer was told is safe.
     newest: u64,
     /// The user has deleted the claim while it was Bound, and wants the data gone.
@@ -136,6 +141,17 @@ impl Volume {
         }
     }
 
+    /// Whether an attachment names its PV.
+    fn names_the_pv(&self) -> bool {
+        self.attached && !self.attached_for_mover
+    }
+
+    /// Whether a container writes that side.
+    fn runs(&self, side: Side) -> bool {
+        let runs = |pod: &Pod| pod.state == PodState::Running(side);
+        self.pods.iter().any(runs) || self.orphans.contains(&side)
+    }
+
     /// Whether there is a copy with all that was written, which nobody is about to delete.
     fn is_safe(&self, side: Side) -> bool {
         let has_all = self
@@ -184,7 +200,9 @@ impl World {
             copied: Copied::default(),
             begun_with: 0,
             pods: Vec::new(),
+            orphans: Vec::new(),
             attached: false,
+            attached_for_mover: false,
             newest: 1,
             waived: false,
         };
@@ -251,6 +269,9 @@ impl World {
             in_use: volume.attached,
             health: NodeHealth::Ready,
         };
+        let (mover_nodes, nodes) = [node]
+            .into_iter()
+            .partition(|_| volume.attached && volume.attached_for_mover);
         ClaimFacts {
             claim: volume
                 .claim
@@ -279,7 +300,11 @@ impl World {
                     policy: pv.policy,
                     bound: pv.phase == Phase::Bound,
                     deleting: pv.deleting,
-                    attached: volume.attached.then(|| "node".to_owned()).into_iter().collect(),
+                    attached: volume
+                        .names_the_pv()
+                        .then(|| "node".to_owned())
+                        .into_iter()
+                        .collect(),
                 })
             }),
             source: self.answers(
@@ -311,7 +336,8 @@ impl World {
             target_helpers: self.answers(Side::Target, helpers(Side::Target)),
             users: Live::Known(Users {
                 pods: pods.collect(),
-                nodes: vec![node],
+                nodes,
+                mover_nodes,
                 deletes_claim: None,
             }),
             copied: self.answers(Side::Target, volume.copied.clone()),
@@ -438,6 +464,11 @@ impl World {
     #[allow(clippy::too_many_lines, reason = "one arm for each step")]
     fn apply(&mut self, number: usize, step: ClaimStep) {
         let clock = self.clock + 1;
+        let mover = Caller::Mover {
+            by: uid(),
+            side: Side::Source,
+        };
+        let has_mover = self.publishes(number, Side::Source, &mover);
         let silent = self.silent;
         let target_gone = self.target_gone;
         let volume = &mut self.volumes[number];
@@ -485,10 +516,16 @@ impl World {
             ClaimStep::MakeHelpers(side) if !silent[index(side)] => {
                 // Nothing keeps a late leader from making a mover; but it gets no volume.
                 volume.helpers[index(side)] = true;
+                if side == Side::Source && has_mover && !volume.attached {
+                    (volume.attached, volume.attached_for_mover) = (true, true);
+                }
             }
             ClaimStep::RemoveHelpers(side) if !silent[index(side)] => {
                 volume.helpers[index(side)] = false;
                 volume.copied.running = None;
+            }
+            ClaimStep::StartPass(pass @ Pass::Finish(_)) if volume.helpers[TARGET] => {
+                volume.copied.running = Some(pass);
             }
             ClaimStep::StartPass(pass) if volume.helpers == [true; 2] => {
                 volume.copied.running = Some(pass);
@@ -552,7 +589,7 @@ impl World {
                 }
             }
             ClaimStep::LetVolumeGo { volume: at } if pv(volume, &at) => {
-                gone_while_attached = volume.attached;
+                gone_while_attached = volume.names_the_pv();
                 volume.pv = None;
             }
             ClaimStep::MakeVolume { of, note } if volume.pv.is_none() => {
@@ -689,7 +726,7 @@ impl World {
         for pod in &mut volume.pods {
             match pod.state {
                 PodState::Scheduled if pv.held_by_claim => pod.state = PodState::Checked,
-                PodState::Checked if world.publishes(number, pv.serves) => {
+                PodState::Checked if world.publishes(number, pv.serves, &Caller::User) => {
                     pod.state = PodState::Running(pv.serves);
                     volume.attached = true;
                     let twin = match pv.serves {
@@ -708,7 +745,7 @@ impl World {
     }
 
     /// `ControllerPublish`, which reads the twin live.
-    fn publishes(&self, number: usize, side: Side) -> bool {
+    fn publishes(&self, number: usize, side: Side, caller: &Caller) -> bool {
         let volume = &self.volumes[number];
         let Some(twin) = volume.twin(side) else {
             return false;
@@ -730,19 +767,14 @@ impl World {
                 highest: epoch(u32::from(highest)),
             },
         );
-        publish_beside(&facts, &Caller::User) == PublishBeside::Go
+        publish_beside(&facts, caller) == PublishBeside::Go
     }
 
     pub(super) fn pods_write(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
         let sides: Vec<Side> = [Side::Source, Side::Target]
             .into_iter()
-            .filter(|side| {
-                volume
-                    .pods
-                    .iter()
-                    .any(|pod| pod.state == PodState::Running(*side))
-            })
+            .filter(|side| volume.runs(*side))
             .collect();
         for side in &sides {
             volume.newest += 1;
@@ -770,14 +802,34 @@ impl World {
         }
     }
 
+    /// Somebody deletes a pod by force: its container runs on, for its grace period or for ever.
+    pub(super) fn pod_is_deleted_by_force(&mut self, number: usize) {
+        let volume = &mut self.volumes[number];
+        if volume.pods.is_empty() {
+            return;
+        }
+        if let PodState::Running(side) = volume.pods.remove(0).state {
+            volume.orphans.push(side);
+        }
+        self.tick();
+    }
+
+    pub(super) fn orphan_ends(&mut self, number: usize) {
+        if self.volumes[number].orphans.pop().is_some() {
+            self.tick();
+        }
+    }
+
+    /// What kubelet has mounted is not detached.
     pub(super) fn attacher_detaches(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
-        let is_used = volume
-            .pods
-            .iter()
-            .any(|pod| matches!(pod.state, PodState::Running(_)));
-        if volume.attached && !is_used && volume.pv.is_some() {
-            volume.attached = false;
+        let is_used = [Side::Source, Side::Target]
+            .into_iter()
+            .any(|side| volume.runs(side))
+            || volume.helpers[SOURCE];
+        let has_pv = volume.attached_for_mover || volume.pv.is_some();
+        if volume.attached && !is_used && has_pv {
+            (volume.attached, volume.attached_for_mover) = (false, false);
             self.tick();
         }
     }
@@ -786,6 +838,15 @@ impl World {
 
     pub(super) fn movers_go_on(&mut self, number: usize) {
         let volume = &mut self.volumes[number];
+        if let Some(Pass::Finish(gate)) = volume.copied.running {
+            let is_there =
+                volume.helpers[TARGET] && volume.target.as_ref().is_some_and(|twin| !twin.handed_over);
+            if is_there && !self.silent[TARGET] {
+                (volume.copied.running, volume.copied.journal_off) = (None, Some(gate));
+                self.tick();
+            }
+            return;
+        }
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
@@ -794,7 +855,7 @@ impl World {
             return;
         }
         match volume.copied.running.take() {
-            None => return,
+            None | Some(Pass::Finish(_)) => return,
             Some(Pass::Warm) => {
                 target.data = volume.begun_with;
                 volume.copied.converged = volume.begun_with == source.data;
@@ -876,6 +937,7 @@ impl World {
                 volume
                     .pods
                     .retain(|pod| pod.state != PodState::Running(Side::Target));
+                volume.orphans.retain(|side| *side != Side::Target);
             }
             self.tick();
         }
@@ -887,8 +949,7 @@ impl World {
             return Err(broken.clone());
         }
         for volume in &self.volumes {
-            let runs = |side| volume.pods.iter().any(|pod| pod.state == PodState::Running(side));
-            if runs(Side::Source) && runs(Side::Target) {
+            if volume.runs(Side::Source) && volume.runs(Side::Target) {
                 return Err("two copies are written".into());
             }
             let is_kept = volume.is_safe(Side::Source) || volume.is_safe(Side::Target);
@@ -901,6 +962,6 @@ impl World {
 
     pub(super) fn publishes_to_users(&self, number: usize) -> bool {
         let pv = self.volumes[number].pv.as_ref();
-        pv.is_some_and(|pv| self.publishes(number, pv.serves))
+        pv.is_some_and(|pv| self.publishes(number, pv.serves, &Caller::User))
     }
 }

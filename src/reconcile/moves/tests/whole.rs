@@ -23,7 +23,12 @@ async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
     let gate = GateNumber::FIRST;
     assert_eq!(
         world.movers.lock().passes,
-        [Pass::Warm, Pass::Final(gate), Pass::Verify(gate)]
+        [
+            Pass::Warm,
+            Pass::Final(gate),
+            Pass::Verify(gate),
+            Pass::Finish(gate)
+        ]
     );
     for (wanted, status) in [
         ("Checked", "True"),
@@ -45,6 +50,24 @@ async fn a_volume_in_use_is_moved_and_its_users_sent_away_for_that() {
     assert_eq!(attributes[crate::twin::TWIN_NAMESPACE], "shop");
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
     assert_eq!(terms[0]["matchExpressions"][0]["values"], json!(["milan"]));
+}
+
+#[tokio::test]
+async fn where_the_source_was_read_is_remembered_for_after_the_drain() {
+    let world = World::evicting().await;
+    let remembered = |world: &World| world.read().unwrap().status.unwrap().claims[0].mover_node.clone();
+    world
+        .carry(|world| matches!(world.stage(), Stage::Draining(_)))
+        .await;
+    assert_eq!(remembered(&world).as_deref(), Some("n1"));
+    // That it runs elsewhere then does not make it forgotten.
+    world.movers.lock().node = Some("n2");
+    world
+        .carry(|world| matches!(world.stage(), Stage::Verifying(_)))
+        .await;
+    assert_eq!(remembered(&world).as_deref(), Some("n1"));
+    world.to_the_end().await;
+    world.assert_moved();
 }
 
 #[tokio::test]
@@ -107,7 +130,7 @@ async fn what_cannot_be_copied_beside_its_users_is_copied_when_they_have_gone() 
     let gate = GateNumber::FIRST;
     assert_eq!(
         world.movers.lock().passes,
-        [Pass::Final(gate), Pass::Verify(gate)]
+        [Pass::Final(gate), Pass::Verify(gate), Pass::Finish(gate)]
     );
     let of = world.home_api.object(THE_MOVE).unwrap();
     assert_eq!(

@@ -33,7 +33,7 @@ use crate::{
         watched::Watched,
     },
     twin::{
-        gate::{Applied, GateError, MovedVolume, Movers, Place},
+        gate::{Applied, GateError, MovedVolume, Movers, Place, ReadsOn},
         movers::{Cold, CopyProgress, MoveHelpers},
     },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
@@ -103,6 +103,8 @@ pub(super) struct State {
     pub(super) refused: Option<String>,
     /// Why nothing is copied beside the users.
     pub(super) cold: Option<Cold>,
+    /// Where the source is read.
+    pub(super) node: Option<&'static str>,
 }
 
 pub(super) fn claim_marks(handed_over: bool, epoch: Epoch) -> Marks {
@@ -561,6 +563,10 @@ impl MoveHelpers for FakeMovers {
                 converged: state.copied.converged || state.cold.is_some(),
                 ..state.copied.clone()
             }),
+            reads_on: state.present[index(Side::Source)].then(|| ReadsOn {
+                node: state.node.unwrap_or("n1").to_owned(),
+                unfit: None,
+            }),
         };
         if *during == Stage::Ended(Outcome::Failed) {
             movers.copied = Live::Known(Copied::default());
@@ -584,6 +590,7 @@ impl MoveHelpers for FakeMovers {
                 match pass {
                     Pass::Warm => state.copied.converged = !state.never_converges,
                     Pass::Final(gate) => state.copied.finished = Some(*gate),
+                    Pass::Finish(gate) => state.copied.journal_off = Some(*gate),
                     Pass::Verify(gate) => {
                         let roots = if state.differs {
                             Roots::Differ("a/b".into())

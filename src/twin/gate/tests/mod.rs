@@ -165,6 +165,7 @@ impl World {
                 id: id(&format!("v2:milan:{}:1", name())),
             },
             records: Records::Nothing,
+            mover_node: None,
             home,
         };
         Self { api, there, moved }
@@ -231,6 +232,7 @@ impl World {
             source: Live::Known(Helpers::Absent),
             target: Live::Known(Helpers::Absent),
             copied: Live::Known(Copied::default()),
+            reads_on: None,
         };
         let recorded = Recorded {
             policy: ReclaimPolicy::Delete,

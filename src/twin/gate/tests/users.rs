@@ -146,7 +146,11 @@ async fn a_mover_is_no_user_unless_the_users_attachment_is_there_too() {
     node(&world.api, "n1", true, &in_use(), &json!([]));
     attach(&world.api, "mover", "n1", "temporary");
     attach(&world.api, "nested", "n1", "real-1");
-    assert!(users(&world).await.nodes.is_empty());
+    let seen = users(&world).await;
+    assert!(seen.nodes.is_empty());
+    assert!(seen.in_the_way().is_empty());
+    // But for a drain, which is over only when the volume is on its node no more.
+    assert_eq!(seen.anywhere(), ["node n1 (mounted and attached)"]);
     attach(&world.api, "user", "n1", &name());
     assert_eq!(
         users(&world).await.in_the_way(),
@@ -213,6 +217,8 @@ async fn users_of_a_remote_source_are_looked_for_there_too() {
     assert_eq!(seen.running(), ["shop-home/web of cluster milan"]);
     assert_eq!(seen.nodes.len(), 1);
     assert_eq!(seen.nodes[0].name, "r1");
+    assert_eq!(seen.mover_nodes.len(), 1);
+    assert_eq!(seen.mover_nodes[0].name, "r2");
     world.there.fault(Fault::new("GET", "/pods", Act::Refuse(500)));
     assert!(matches!(world.look().await.users, Live::Silent(_)));
 }

@@ -127,6 +127,81 @@ async fn a_mover_follows_the_users_of_its_volume() {
     assert_ne!(world.source_pod()["metadata"]["uid"], first);
 }
 
+/// What was read there has to be read again on no other node.
+#[tokio::test]
+async fn when_the_users_have_gone_a_mover_prefers_the_node_where_it_was() {
+    for way in [Way::Out, Way::Home] {
+        let mut world = World::new(way).await;
+        let api = if way == Way::Out { &world.api } else { &world.there };
+        let taint = |key: &str, value: Option<&str>, effect: &str| json!({"key": key, "value": value, "effect": effect});
+        api.put(
+            "/api/v1/nodes/n1",
+            json!({"spec": {"taints": [
+                taint("node.kubernetes.io/unschedulable", None, "NoSchedule"),
+                taint("dedicated", Some("db"), "NoSchedule"),
+                taint("off", None, "NoExecute"),
+            ]}}),
+        );
+        let finishing = Stage::Finishing(GateNumber::FIRST);
+        world.moved.mover_node = Some("n1".into());
+        world.gate();
+        world.prepare_for(&finishing).await;
+        let pod = world.source_pod();
+        let affinity = &pod["spec"]["affinity"]["nodeAffinity"];
+        let preferred = &affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"];
+        assert_eq!(preferred["matchFields"][0]["values"], json!(["n1"]));
+        let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(*required, Value::Null, "it has to come up somewhere");
+        assert_eq!(
+            pod["spec"]["tolerations"],
+            json!([
+                {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+                {"key": "dedicated", "operator": "Equal", "value": "db", "effect": "NoSchedule"},
+            ])
+        );
+        let target = world.target_pod();
+        assert_eq!(target["spec"]["affinity"], Value::Null);
+        assert_eq!(target["spec"]["tolerations"], Value::Null);
+        // One that came up elsewhere is left there.
+        assert_eq!(world.look(&finishing).await.source, ready());
+        let on = |world: &World| {
+            let api = if way == Way::Out { &world.api } else { &world.there };
+            let namespace = if way == Way::Out { OURS } else { THERE };
+            let at = format!("{namespace}/pods/{}", pod["metadata"]["name"].as_str().unwrap());
+            api.change(&at, |pod| pod["spec"]["nodeName"] = "n2".into());
+        };
+        on(&world);
+        let seen = world.look(&finishing).await;
+        assert_eq!((seen.source, seen.reads_on.unwrap().node), (ready(), "n2".into()));
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_takes_no_mover_again_is_known_before_the_gate() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let copying = Stage::Copying { last: None };
+    let node = |taints: Value, ready: &str| {
+        world.api.put(
+            "/api/v1/nodes/n1",
+            json!({"spec": {"taints": taints}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}),
+        );
+    };
+    let cordon = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]);
+    let off = json!([{"key": "off", "effect": "NoExecute"}]);
+    for (taints, state, is_fit) in [
+        (cordon, "True", true),
+        (off, "True", false),
+        (json!([]), "Unknown", false),
+    ] {
+        node(taints, state);
+        let on = world.look(&copying).await.reads_on.unwrap();
+        assert_eq!((on.node.as_str(), on.unfit.is_none()), ("n1", is_fit), "{on:?}");
+    }
+    world.api.remove("/api/v1/nodes/n1");
+    assert!(world.look(&copying).await.reads_on.unwrap().unfit.is_some());
+}
+
 #[tokio::test]
 async fn while_users_are_drained_the_source_counts_as_there_or_gone() {
     let world = World::new(Way::Out).await;

@@ -246,6 +246,7 @@ impl World {
             source: side(from, Epoch::NEVER_MOVED),
             target: side(to, first()),
             records: Records::Nothing,
+            mover_node: None,
             home,
         };
         Self {

@@ -168,8 +168,19 @@ async fn what_was_finished_and_compared_is_that_of_its_gate() {
     let Live::Known(seen) = copies.ended(Pass::Verify(GATE)).await else {
         panic!("it failed");
     };
-    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
-    // The journal is off the volume before it can be committed.
+    assert_eq!(
+        (seen.compared, seen.journal_off),
+        (Some((GATE, Roots::Equal)), None)
+    );
+    assert_eq!(
+        copies.target.heard().len(),
+        2,
+        "the journal stays until the commit"
+    );
+    let Live::Known(seen) = copies.ended(Pass::Finish(GATE)).await else {
+        panic!("it failed");
+    };
+    assert_eq!(seen.journal_off, Some(GATE));
     assert_eq!(
         copies.target.heard(),
         [
@@ -184,7 +195,7 @@ async fn what_was_finished_and_compared_is_that_of_its_gate() {
 
 #[tokio::test]
 async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
-    let script = vec![passed(0, &json!([])), verified(0), json!("finished")];
+    let script = vec![passed(0, &json!([])), verified(0)];
     let mut copies = Copies::with(script).await;
     copies.world.of = request(json!({"target": {"cluster": "milan"}, "verify": "Full"}));
     copies.ended(Pass::Verify(GATE)).await;
@@ -207,9 +218,9 @@ async fn a_target_that_is_too_small_is_not_asked_again() {
 
 #[tokio::test]
 async fn a_comparison_that_fails_is_made_again_after_another_pass() {
-    let (pass, end) = (passed(0, &json!([])), json!("finished"));
+    let pass = passed(0, &json!([]));
     let cut = json!({"failed": {"reason": "target", "message": "cut"}});
-    let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0), end]).await;
+    let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0)]).await;
     copies.ended(Pass::Verify(GATE)).await;
     let Live::Known(seen) = copies.seen(&BACK) else {
         panic!("it is silent");
@@ -220,7 +231,38 @@ async fn a_comparison_that_fails_is_made_again_after_another_pass() {
         panic!("it is silent");
     };
     assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
-    assert_eq!(copies.target.heard().len(), 5);
+    assert_eq!(copies.target.heard().len(), 4);
+}
+
+/// A comparison that takes longer than the users may be away goes on when they have their volume back.
+#[tokio::test]
+async fn a_comparison_whose_gate_was_opened_again_leaves_the_journal() {
+    let pass = || passed(0, &json!([]));
+    let script = vec![pass(), pass(), verified(0), pass()];
+    let copies = Copies::with(script).await;
+    copies.ended(Pass::Warm).await;
+    // The move goes back to the copying while it compares, and its order comes to its end.
+    copies.ended(Pass::Verify(GATE)).await;
+    copies.ended(Pass::Warm).await;
+    let heard = copies.target.heard();
+    assert_eq!(heard.len(), 4);
+    assert!(!heard.iter().any(|order| order.contains("finish")), "{heard:?}");
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_take_the_journal_off_is_not_waited_for() {
+    let failed = json!({"failed": {"reason": "target", "message": "I/O error"}});
+    let copies = Copies::with(vec![failed]).await;
+    assert_eq!(copies.begin(Pass::Finish(GATE)), Applied::Done);
+    let committed = Stage::Committed(GATE);
+    let silent = async {
+        while copies.seen(&committed) != Live::Silent("I/O error".into()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), silent)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
