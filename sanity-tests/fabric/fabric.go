@@ -2,10 +2,10 @@
 // pods, between two clusters of the lab. It keeps a virtual node in the home
 // cluster, and pods bound to that node run in the remote cluster.
 //
-// It copies pods with their volumes verbatim and never makes a claim, a
-// ConfigMap or a Secret: what a pod names must be there under the same name in
-// the remote namespace, and that is somebody else's business. It does not carry
-// logs, exec, networks or later changes of a pod's spec.
+// It copies pods with their volumes verbatim and never makes a ConfigMap or a
+// Secret, nor, unless it plays Kosmos, a claim: what a pod names must be there
+// under the same name in the remote namespace. It does not carry logs, exec,
+// networks or later changes of a pod's spec.
 //
 // Everything runs as goroutines of the process that calls Start.
 package fabric
@@ -52,6 +52,12 @@ type Options struct {
 	// name. It is asked again and again: pods of a namespace that is not mapped
 	// stay Pending until it is. It is called by several goroutines.
 	Namespace func(home string) (remote string, mapped bool)
+	// KosmosCluster has claims treated as Kosmos treats those of this cluster; empty means that
+	// they are left alone.
+	KosmosCluster string
+	// RemoteNode is the one node of the remote cluster that the virtual node represents; its pods
+	// are bound there without a scheduler. Empty means the whole cluster.
+	RemoteNode string
 	// NoNamespaces leaves making remote namespaces to somebody else. Those the
 	// fabric makes stay for ever, because deleting one deletes data.
 	NoNamespaces bool
@@ -77,6 +83,7 @@ type Fabric struct {
 	home, remote kubernetes.Interface
 	node         *nodeKeeper
 	pods         *reflector
+	claims       *kosmosClaims
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -99,6 +106,9 @@ func Start(ctx context.Context, o Options) (*Fabric, error) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	f.node.start(ctx, &f.running)
 	f.pods.start(ctx, &f.running)
+	if f.claims != nil {
+		f.claims.start(ctx, &f.running)
+	}
 
 	starting, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -123,11 +133,16 @@ func newFabric(o Options) (*Fabric, error) {
 		return nil, err
 	}
 	progress := log.New(o.Progress, "fabric "+o.Node+": ", 0)
-	return &Fabric{
+	f := &Fabric{
 		home: home, remote: remote,
 		node: newNodeKeeper(home, o, progress),
 		pods: newReflector(home, remote, o, progress),
-	}, nil
+	}
+	if o.KosmosCluster != "" {
+		f.claims = newKosmosClaims(home, remote, o.KosmosCluster, progress)
+		f.pods.claims = f.claims
+	}
+	return f, nil
 }
 
 func connect(cluster *clusters.Cluster) (kubernetes.Interface, error) {

@@ -50,6 +50,8 @@ type reflector struct {
 	progress             *log.Logger
 	homePods, remotePods cache.SharedIndexInformer
 	queue                workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	// claims is nil where claims are left alone.
+	claims *kosmosClaims
 }
 
 func newReflector(home, remote kubernetes.Interface, o Options, progress *log.Logger) *reflector {
@@ -168,6 +170,11 @@ func (r *reflector) reconcile(ctx context.Context, name cache.ObjectName) error 
 	case remote != nil && remote.DeletionTimestamp != nil:
 		return nil // not our doing: it is made again when it is gone
 	case remote != nil:
+		if r.claims != nil && !hasEnded(remote) {
+			if err := r.claims.copyMissing(ctx, pod, r.options.RemoteNode); err != nil {
+				return err
+			}
+		}
 		return r.writeStatus(ctx, pod, reflectedStatus(pod, remote, r.options.Remote.Name()))
 	case len(others) > 0 || hasEnded(pod):
 		return nil

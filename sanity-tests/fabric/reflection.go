@@ -43,6 +43,7 @@ func copyOf(home *corev1.Pod, namespace string, o Options) *corev1.Pod {
 	pod.Annotations[PodAnnotation] = home.Namespace + "/" + home.Name
 	pod.Annotations[UIDAnnotation] = string(home.UID)
 	forgetPlace(&pod.Spec)
+	pod.Spec.NodeName = o.RemoteNode
 	forgetIdentity(&pod.Spec)
 	return pod
 }

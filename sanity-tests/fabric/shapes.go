@@ -38,9 +38,19 @@ func Liqo(node, clusterID string) Options {
 func Kosmos(cluster string) Options {
 	yes := strconv.FormatBool(true)
 	return Options{
-		Node:        "kosmos-" + cluster,
-		Labels:      map[string]string{"kosmos.io/node": yes, "beta.kubernetes.io/os": "linux"},
-		Annotations: map[string]string{"kosmos-io/owned-by-cluster": cluster},
-		Taints:      []corev1.Taint{{Key: "kosmos.io/node", Value: yes, Effect: corev1.TaintEffectNoSchedule}},
+		Node:          "kosmos-" + cluster,
+		Labels:        map[string]string{"kosmos.io/node": yes, "beta.kubernetes.io/os": "linux"},
+		Annotations:   map[string]string{"kosmos-io/owned-by-cluster": cluster, "leafNodeMode": "one2cluster"},
+		Taints:        []corev1.Taint{{Key: "kosmos.io/node", Value: yes, Effect: corev1.TaintEffectNoSchedule}},
+		KosmosCluster: cluster,
 	}
+}
+
+// KosmosNode is the virtual node of one node of a cluster (leaf model one-to-one) as Kosmos makes
+// it: it has the name of that node.
+func KosmosNode(cluster, node string) Options {
+	o := Kosmos(cluster)
+	o.Node, o.RemoteNode = node, node
+	delete(o.Annotations, "leafNodeMode")
+	return o
 }

@@ -21,7 +21,7 @@ use kube::{ResourceExt, api::ObjectMeta};
 use crate::{
     placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
     topology::{LabelSelector, Node, NodeSelector, Operator, Requirement, Term},
-    volume::{AccessMode, ClaimName, ClaimSize, VolumeMode, parse_quantity},
+    volume::{AccessMode, ClaimName, ClaimSize, VolumeMode, mark, parse_quantity},
 };
 
 const IS_DEFAULT: [&str; 2] = [
@@ -147,6 +147,20 @@ pub fn volume_mode(mode: Option<&str>) -> VolumeMode {
 #[must_use]
 pub fn bytes(quantity: &Quantity) -> Option<u64> {
     parse_quantity(&quantity.0)
+}
+
+/// Whether a claim is a twin: it bears our label, and was made for another claim.
+#[must_use]
+pub fn is_twin(claim: &PersistentVolumeClaim) -> bool {
+    let managed_by = claim.labels().get(mark::MANAGED_BY);
+    managed_by.is_some_and(|by| by == mark::MANAGED_BY_US) && !bears_marks_of_its_twin(claim)
+}
+
+/// Whether somebody copied the marks of a twin onto the claim that it was made for, as Kosmos does.
+#[must_use]
+pub fn bears_marks_of_its_twin(claim: &PersistentVolumeClaim) -> bool {
+    let made_for = claim.annotations().get(mark::CLAIM_UID);
+    made_for.is_some() && made_for == claim.metadata.uid.as_ref()
 }
 
 /// How large a claim is, and how far its expansion has come.

@@ -248,6 +248,9 @@ fn pairs(all: &BTreeMap<String, String>) -> usize {
 /// What is kept of a twin; `None` of a claim that is none.
 #[must_use]
 pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
+    if facts::bears_marks_of_its_twin(claim) {
+        return None;
+    }
     let marks = Marks::read(claim.labels(), claim.annotations()).ok()?;
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     Some(Twin {

@@ -18,7 +18,7 @@ use crate::{
     api::remote_cluster::DiscoveringFabric,
     cluster::view::{Slim, View},
     fleet::kubeconfig::Allowed,
-    placement::{ClassMap, Declared, Fabric, Namespaces, NodeRule},
+    placement::{ClassMap, CopiedClaims, Declared, Fabric, Namespaces, NodeRule},
     topology::Node,
     volume::BindingPolicy,
 };
@@ -29,10 +29,17 @@ pub(super) const CLUSTER: &str = "kosmos-io/owned-by-cluster";
 const VIRTUAL_NODE: &str = "kosmos.io/node";
 
 /// What the rest of the driver is to know of Kosmos.
-static KOSMOS: Fabric = Fabric {
+pub(crate) static KOSMOS: Fabric = Fabric {
     name: DiscoveringFabric::Kosmos.name(),
     class_annotations: &[],
     default_class: None,
+    // pkg/utils/constants.go
+    copies: Some(CopiedClaims {
+        mark: "kosmos.io/global",
+        clusters: "kosmos-io/cluster-owners",
+    }),
+    // The one-to-one leaf model.
+    mirrors_nodes: true,
 };
 
 /// Whether Kosmos made a node to stand for a cluster.

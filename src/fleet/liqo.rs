@@ -60,6 +60,8 @@ pub(super) static LIQO: Fabric = Fabric {
     name: DiscoveringFabric::Liqo.name(),
     class_annotations: &[mark::LIQO_REAL_CLASS],
     default_class: Some("which Liqo only fills if that cluster has Liqo's storage.enabled=true"),
+    copies: None,
+    mirrors_nodes: false,
 };
 
 /// Whether Liqo made a node to stand for a cluster.

@@ -81,7 +81,8 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
             "",
         );
     }
-    if storage.twins.is_complete() && case.twin.is_none() && case.real.is_none() {
+    let is_elsewhere = case.id.as_ref().map(|id| &id.cluster) != storage.home.as_ref();
+    if !is_elsewhere && storage.twins.is_complete() && case.twin.is_none() && case.real.is_none() {
         return Health::new(
             State::Twin(Diagnosis::Vanished),
             format!("nothing is left but the PV {name}"),
@@ -92,13 +93,24 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     if facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref()) == ReclaimPolicy::Retain {
         return Health::new(
             State::Retained,
-            format!("the claim is gone; the PV {name} keeps the data (Retain)"),
+            format!(
+                "the claim is gone; the PV {name} keeps the data{} (Retain)",
+                place(case, storage)
+            ),
             format!(
                 "To give it to a new claim, remove spec.claimRef of the PV {name}; to delete it, set its reclaim policy to Delete."
             ),
         );
     }
     deleting(volume)
+}
+
+/// Where the data is, if it is known to be in another cluster.
+fn place(case: &Case<'_>, storage: &Storage) -> String {
+    match (&case.id, &storage.home) {
+        (Some(id), Some(home)) if id.cluster != *home => format!(" in the cluster {}", id.cluster),
+        _ => String::new(),
+    }
 }
 
 /// The PV of a twin, when nothing else is left.

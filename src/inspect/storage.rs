@@ -161,18 +161,11 @@ async fn claims(
                 Listing::ask(&users, None, None),
                 Listing::ask(&twins, Some(&marked), None)
             );
-            return (users.partition(is_twin).1, twins);
+            return (users.partition(facts::is_twin).1, twins);
         }
     };
-    let (twins, claims) = told.partition(is_twin);
+    let (twins, claims) = told.partition(facts::is_twin);
     (claims, twins)
-}
-
-fn is_twin(claim: &PersistentVolumeClaim) -> bool {
-    claim
-        .labels()
-        .get(mark::MANAGED_BY)
-        .is_some_and(|by| by == mark::MANAGED_BY_US)
 }
 
 async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Listing<Event> {

@@ -99,6 +99,11 @@ pub enum TwinFact {
     Absent,
     /// Something that is not ours.
     Foreign(Foreign),
+    /// A copy of the claim that a fabric made before there was a twin, and that has no PV.
+    Copied {
+        /// Whether it has a deletion timestamp.
+        deleting: bool,
+    },
     /// The twin.
     Ours(Twin),
 }
@@ -176,6 +181,8 @@ pub enum Reach {
 pub enum CreateStep {
     /// Make the twin.
     Create,
+    /// Delete the copy of the claim that is in the twin's place.
+    RemoveCopy,
     /// Reserve this static volume for the twin: `claimRef` with namespace and name.
     PreBind {
         /// Name of the PV.
@@ -262,6 +269,11 @@ pub fn create_step(facts: &CreateFacts) -> CreateStep {
     match &facts.twin {
         TwinFact::Absent => without_twin(facts),
         TwinFact::Foreign(foreign) => CreateStep::Refuse(Refusal::Foreign(foreign.clone())),
+        TwinFact::Copied { deleting } => match without_twin(facts) {
+            CreateStep::Create if *deleting => CreateStep::AwaitGone,
+            CreateStep::Create => CreateStep::RemoveCopy,
+            refusal => refusal,
+        },
         TwinFact::Ours(twin) => {
             if twin.handed_over || facts.virtual_pv {
                 with_users_twin(facts, twin)

@@ -49,8 +49,8 @@ pub use expand::{
 pub use fit::{Ask, Capacity, NO_PROVISIONER, NoNode, RealDriver, StaticVolume, Surroundings, Unfit};
 pub use modify::{ModifyFacts, ModifyStage, ModifyStep, modify_step};
 pub use offload::{
-    Adjustments, Behind, ClassMap, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped, access_modes,
-    behind,
+    Adjustments, Behind, ClassMap, CopiedClaims, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped,
+    access_modes, behind,
 };
 pub use possible::{NoClass, served, ways_out, wishes};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     topology::{LabelSelector, Node},
-    volume::{AccessMode, BindingPolicy, ClusterId, SpecError},
+    volume::{AccessMode, BindingPolicy, ClusterId, SpecError, mark},
 };
 
 /// Which nodes of the home cluster stand for a remote one.
@@ -130,6 +130,32 @@ pub struct Fabric {
     pub class_annotations: &'static [&'static str],
     /// If the object that declares a cluster names the default class there: what that takes.
     pub default_class: Option<&'static str>,
+    /// If it copies claims into its clusters: how such a copy is known.
+    pub copies: Option<CopiedClaims>,
+    /// Whether a virtual node may represent the one node of its cluster that has the same name.
+    pub mirrors_nodes: bool,
+}
+
+/// How a claim is known that a fabric copied into a remote cluster.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CopiedClaims {
+    /// Annotation of a copy, with the value `true`. The fabric writes changes of a claim that bears
+    /// it onto the claim at home.
+    pub mark: &'static str,
+    /// Annotation of a copy: the clusters, separated by commas, that the claim was copied to.
+    pub clusters: &'static str,
+}
+
+impl CopiedClaims {
+    /// Whether the annotations are those of a copy that was made in this cluster. One that this
+    /// driver removes no longer bears the fabric's mark.
+    #[must_use]
+    pub fn made(&self, annotations: &BTreeMap<String, String>, cluster: &ClusterId) -> bool {
+        let clusters = annotations.get(self.clusters).map_or("", String::as_str);
+        let marked = annotations.get(self.mark).is_some_and(|value| value == "true");
+        let owned = clusters.split(',').any(|one| one == cluster.as_str());
+        owned && (marked || annotations.contains_key(mark::COPY_REMOVED))
+    }
 }
 
 /// A remote cluster as it was declared.

@@ -134,11 +134,15 @@ mod tests {
         name: "naming",
         class_annotations: &["naming.test/class"],
         default_class: Some("which takes much"),
+        copies: None,
+        mirrors_nodes: false,
     };
     static SILENT: Fabric = Fabric {
         name: "silent",
         class_annotations: &[],
         default_class: None,
+        copies: None,
+        mirrors_nodes: false,
     };
 
     #[test]

@@ -32,8 +32,8 @@ use crate::{
     cluster::{ApiError, Cluster, slim, view::RUNS_AGAIN},
     fleet::{Registry, Unreachable},
     placement::Diagnosis,
-    twin::{Site, last_warning},
-    volume::ClusterId,
+    twin::{Site, clean_claim, last_warning},
+    volume::{ClaimName, ClusterId},
 };
 
 /// Twins that cannot be watched for so long are not just being listed, nor is their watch one
@@ -50,6 +50,8 @@ struct ByNeed {
     waiting: Vec<VolumeStatus>,
     unhealthy: Vec<VolumeStatus>,
     left_behind: Vec<VolumeStatus>,
+    /// Claims that bear the marks of their twins.
+    marked: Vec<ClaimName>,
 }
 
 /// The uid of a twin, and whether its PV was to be retained.
@@ -313,6 +315,11 @@ impl<'a> Health<'a> {
             if !matches!(volume_status.diagnosis, Diagnosis::Bound | Diagnosis::Pending) {
                 self.settled.remove(&name);
             }
+            if let Some(claim) = &volume_status.claim
+                && claim.bears_marks_of_its_twin
+            {
+                by_need.marked.push(claim.name.clone());
+            }
             match volume_status.diagnosis {
                 Diagnosis::Bound => by_need.healthy.push(volume_status),
                 Diagnosis::Pending => by_need.waiting.push(volume_status),
@@ -411,7 +418,8 @@ impl Rounds for Health<'_> {
             }
         })
         .await;
-        let outcome = treated.and(maintained).and(released);
+        let cleaned = each(&by_need.marked, async |claim| clean_claim(self.home, claim).await).await;
+        let outcome = treated.and(maintained).and(released).and(cleaned);
         if outcome.is_ok() {
             self.due.done();
         }

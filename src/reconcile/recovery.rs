@@ -27,8 +27,8 @@ use crate::{
     fleet::Registry,
     observe::crash::{self, Step},
     twin::{
-        Holder, Site, has_finalizer, highest, holder, holder_uid, is_bound, is_bound_to, is_of_move,
-        is_releasing, mark_holder, metadata, reclaim_policy, remove_finalizer, retain,
+        Holder, Site, has_finalizer, highest, holder, holder_uid, is_bound, is_bound_to, is_copy, is_of_move,
+        is_releasing, mark_holder, metadata, reclaim_policy, remove_copy, remove_finalizer, retain,
     },
     volume::{ClaimMark, Epoch, Foreign, Marks, VolumeId, VolumeName, mark, moving::is_gated},
 };
@@ -302,9 +302,16 @@ pub(super) async fn restore(
     registry: &Registry,
     volume: &VirtualVolume,
 ) -> Result<Rescue, ApiError> {
-    let Some(scene) = Scene::look(site, volume).await? else {
+    let Some(mut scene) = Scene::look(site, volume).await? else {
         return Ok(Rescue::FalseAlarm);
     };
+    if let Some(there) = &scene.twin
+        && there.metadata.deletion_timestamp.is_none()
+        && is_copy(site, &scene.claim, there).await?
+    {
+        remove_copy(site, there).await?;
+        scene.twin = site.twins().get(site.name()).await?;
+    }
     if let Some(there) = &scene.twin {
         let owner = site.owner(&volume.volume);
         return Ok(match owner.recognise(there.labels(), there.annotations()) {

@@ -70,6 +70,8 @@ pub(super) struct Claim {
     pub(super) lost: bool,
     /// The uid of the move that has locked it.
     pub(super) locked_by: Option<String>,
+    /// Whether it bears the marks of its twin, which belong on that alone.
+    pub(super) bears_marks_of_its_twin: bool,
 }
 
 /// What a claim is to be a copy of: an object of its namespace.
@@ -166,6 +168,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         said: twin_condition::said(claim),
         lost: phase == Some("Lost"),
         locked_by: annotations.get(mark::MOVE).cloned(),
+        bears_marks_of_its_twin: facts::bears_marks_of_its_twin(claim),
     })
 }
 

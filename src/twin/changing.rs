@@ -110,6 +110,21 @@ impl Changing {
         }
     }
 
+    /// The claim that the PV of the volume names.
+    pub(super) async fn claim(&self) -> Result<Option<PersistentVolumeClaim>, ApiError> {
+        let named = self
+            .outer
+            .as_ref()
+            .and_then(|outer| outer.spec.as_ref()?.claim_ref.as_ref());
+        let Some((namespace, name)) =
+            named.and_then(|named| named.namespace.as_deref().zip(named.name.as_deref()))
+        else {
+            return Ok(None);
+        };
+        let claims = self.site.home().within::<PersistentVolumeClaim>(namespace);
+        claims.get(name).await
+    }
+
     /// The class of the twin, if classes can be read there.
     pub(super) fn class(&self, twin: &PersistentVolumeClaim) -> Option<Arc<Class>> {
         reading::class(self.site.cluster(), twin)

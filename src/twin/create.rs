@@ -13,6 +13,7 @@ use super::{
     CreateError, CreateRequest, Policy, ProvisionedVolume, Site, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE,
     TWIN_VOLUME, adopt,
     attributes::{check, mapped},
+    claim_copy::remove_copy,
     finalizer::remove_finalizer,
     moves::is_of_move,
     not_taken::{not_taken, note_refusal},
@@ -122,6 +123,12 @@ async fn take_step(
                 Next::Look => Progress::Again,
                 Next::Binding => Progress::Await("bound"),
             }
+        }
+        CreateStep::RemoveCopy => {
+            if let Some(copy) = &observation.copy {
+                remove_copy(site, copy).await?;
+            }
+            Progress::Again
         }
         CreateStep::Wait => Progress::Await("bound"),
         CreateStep::AwaitGone => {

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, reading, waiter::TwinWaiter};
+use super::{ChangeError, Site, changing::Changing, reading, record, waiter::TwinWaiter};
 use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     fleet::Registry,
@@ -57,7 +57,8 @@ pub async fn expand(
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
                 // More than it has, but maybe less than it was asked for before.
-                let spec = json!({"resources": {"requests": {"storage": quantity(bytes)}}});
+                let size = record::size(bytes, changing.claim().await?.as_ref());
+                let spec = json!({"resources": {"requests": {"storage": size}}});
                 let refused = ChangeError::NotAccepted;
                 changing.request(&twin, Step::Expand, spec, refused).await?
             }

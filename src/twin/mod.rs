@@ -7,6 +7,7 @@ mod adopt;
 mod attach;
 mod attributes;
 mod changing;
+mod claim_copy;
 mod claimed;
 mod create;
 mod data_path;
@@ -17,6 +18,7 @@ mod finalizer;
 pub mod gate;
 mod holder;
 mod list;
+mod mirrored;
 pub mod movers;
 mod moves;
 mod not_taken;
@@ -50,6 +52,7 @@ pub use self::{
     adopt::{adopted, claim_ref, forget_wish, unmountable},
     attach::{attachment_name, detach_unneeded, publish, unpublish},
     attributes::{NoAttributes, modify},
+    claim_copy::{clean_claim, is_copy, remove_copy},
     create::{create, last_warning},
     delete::delete,
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},

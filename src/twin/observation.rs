@@ -6,6 +6,8 @@ use kube::ResourceExt;
 
 use super::{
     CreateError, CreateRequest, Site, adopt,
+    claim_copy::is_copy,
+    mirrored,
     prebinding::prebinding,
     reading::{self, class, node, nodes},
     remote_class::answered_early,
@@ -29,6 +31,8 @@ pub(super) struct Observation {
     /// The claim, if it is the right one.
     pub(super) claim: Option<PersistentVolumeClaim>,
     pub(super) twin: Option<PersistentVolumeClaim>,
+    /// What is in the twin's place and is not the twin.
+    pub(super) copy: Option<PersistentVolumeClaim>,
     /// The PV of a bound twin, and from where it can be reached.
     pub(super) volume: Option<PersistentVolume>,
     pub(super) topology: Vec<Segments>,
@@ -54,6 +58,7 @@ impl Observation {
             },
             claim,
             twin: None,
+            copy: None,
             volume: None,
             topology: Vec::new(),
         });
@@ -95,7 +100,13 @@ impl Observation {
         {
             Ok(marks) => marks,
             Err(foreign) => {
-                self.facts.twin = TwinFact::Foreign(foreign);
+                self.facts.twin = match &self.claim {
+                    Some(claim) if is_copy(site, claim, &twin).await? => TwinFact::Copied {
+                        deleting: twin.metadata.deletion_timestamp.is_some(),
+                    },
+                    _ => TwinFact::Foreign(foreign),
+                };
+                self.copy = Some(twin);
                 return Ok(());
             }
         };
@@ -104,7 +115,7 @@ impl Observation {
         let waits = real_class
             .as_ref()
             .is_some_and(|class| class.binding == BindingMode::WaitForFirstConsumer);
-        let answered_early = answered_early(site, request, real_class.as_deref());
+        let answered_early = answered_early(site, request, self.claim.as_ref(), real_class.as_deref());
         self.facts.twin = TwinFact::Ours(Twin {
             handed_over: marks.handed_over,
             deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -203,11 +214,11 @@ impl Observation {
         volume: &PersistentVolume,
     ) -> Result<Result<bool, AffinityError>, ApiError> {
         let home = site.home();
-        if site.remote_cluster().is_some() {
-            self.topology = vec![Segments::of_cluster(site.cluster().id())];
-            return Ok(Ok(true));
-        }
         let affinity = facts::affinity(volume);
+        if site.remote_cluster().is_some() {
+            self.topology = mirrored::places(site, affinity.as_ref());
+            return Ok(Ok(!self.topology.is_empty()));
+        }
         self.topology = match accessible(home.id(), affinity.as_ref(), &nodes(home)) {
             Ok(topology) => topology,
             Err(error) => return Ok(Err(error)),

@@ -17,7 +17,7 @@ use super::{
     reading::{PROVISIONER, PROVISIONER_BETA, claim_mark},
 };
 use crate::{
-    cluster::slim::SELECTED_NODE,
+    cluster::{facts, slim::SELECTED_NODE},
     placement::NO_PROVISIONER,
     volume::{AccessMode, Carried, Fingerprint, Marks, VolumeMode, mark, quantity},
 };
@@ -72,7 +72,7 @@ pub(super) fn twin(
     }
     PersistentVolumeClaim {
         metadata: metadata(site, labels, annotations),
-        spec: Some(spec(request, chosen)),
+        spec: Some(spec(request, claim, chosen)),
         status: None,
     }
 }
@@ -94,13 +94,17 @@ pub fn metadata(
     }
 }
 
-fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSpec {
+fn spec(
+    request: &CreateRequest,
+    claim: Option<&PersistentVolumeClaim>,
+    chosen: &Chosen<'_>,
+) -> PersistentVolumeClaimSpec {
     let capabilities = &request.spec.capabilities;
     let mode = match capabilities.volume_mode() {
         VolumeMode::Filesystem => "Filesystem",
         VolumeMode::Block => "Block",
     };
-    let size = Quantity(quantity(request.spec.size.request()));
+    let size = size(request.spec.size.request(), claim);
     PersistentVolumeClaimSpec {
         access_modes: Some(match chosen.access_modes {
             Some(others) => others.iter().map(ToString::to_string).collect(),
@@ -121,6 +125,25 @@ fn spec(request: &CreateRequest, chosen: &Chosen<'_>) -> PersistentVolumeClaimSp
         volume_attributes_class_name: chosen.attributes.map(str::to_owned),
         ..PersistentVolumeClaimSpec::default()
     }
+}
+
+/// A size, written as the claim at home writes it if that is the size. Kosmos compares the requests
+/// of both claims as text, and writes the claim at home over the twin where they differ.
+#[must_use]
+pub(super) fn size(bytes: u64, claim: Option<&PersistentVolumeClaim>) -> Quantity {
+    let written = claim
+        .and_then(|claim| {
+            claim
+                .spec
+                .as_ref()?
+                .resources
+                .as_ref()?
+                .requests
+                .as_ref()?
+                .get("storage")
+        })
+        .filter(|written| facts::bytes(written) == Some(bytes));
+    written.cloned().unwrap_or_else(|| Quantity(quantity(bytes)))
 }
 
 /// What the scheduler and the controller manager would write one after the

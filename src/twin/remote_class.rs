@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
-use super::{CreateRequest, Policy, Site, reading};
+use super::{CreateRequest, Policy, Site, mirrored, reading};
 use crate::{
     fleet::Remote,
     placement::{Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, choose_class},
@@ -11,11 +11,20 @@ use crate::{
 };
 
 /// Whether a twin may be answered for before it is bound. A class that binds at
-/// once is waited for whatever the policy: it costs nothing, and failures show.
-pub(super) fn answered_early(site: &Site, request: &CreateRequest, class: Option<&Class>) -> bool {
+/// once is waited for whatever the policy: it costs nothing, and failures show. So is a twin whose
+/// node is known: later pods have to go where its volume is.
+pub(super) fn answered_early(
+    site: &Site,
+    request: &CreateRequest,
+    claim: Option<&PersistentVolumeClaim>,
+    class: Option<&Class>,
+) -> bool {
     let Some(remote) = site.remote_cluster() else {
         return false;
     };
+    if mirrored::selected(site, claim).is_some() {
+        return false;
+    }
     let immediate = class.is_some_and(|class| class.binding == BindingMode::Immediate);
     let policy = request.spec.parameters.binding_policy.unwrap_or(remote.policy);
     policy == BindingPolicy::Optimistic && !immediate

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::{
-    CreateError, CreateRequest, Policy, Site,
+    CreateError, CreateRequest, Policy, Site, mirrored,
     observation::Observation,
     planned::{Plan, Planned},
     reading,
@@ -68,7 +68,7 @@ pub(super) async fn plan(
         }
     };
     let ChosenClass::Known(class) = chosen else {
-        if !answered_early(site, request, None) {
+        if !answered_early(site, request, observation.claim.as_ref(), None) {
             return Err(cannot_wait("classes"));
         }
         return Ok(Plan::Make(Planned {
@@ -78,7 +78,8 @@ pub(super) async fn plan(
             ..Planned::default()
         }));
     };
-    let answered_early = answered_early(site, request, Some(class));
+    let claim = observation.claim.as_ref();
+    let answered_early = answered_early(site, request, claim, Some(class));
     if class.provisioner == NO_PROVISIONER && class.binding != BindingMode::Immediate && !answered_early {
         return Err(CreateError::Spec(BINDS_WITH_ITS_POD));
     }
@@ -100,6 +101,15 @@ pub(super) async fn plan(
         return Ok(match somewhere(site, request, class).await? {
             Ok(()) => Plan::Make(planned),
             Err(none) => Plan::Unfit(none),
+        });
+    }
+    if let Some(node) = mirrored::selected(site, claim) {
+        return Ok(match fits(site, request, class, node).await? {
+            Ok(()) => Plan::Make(Planned {
+                node: Some(node.to_owned()),
+                ..planned
+            }),
+            Err(unfit) => Plan::Unfit(unfit),
         });
     }
     Ok(
@@ -160,7 +170,25 @@ fn wished_modes(
     text.map(|text| access_modes(text)).transpose()
 }
 
-/// Whether a node of the remote cluster can have the volume; if not, why.
+/// Whether this node of the remote cluster can have the volume; if not, why.
+async fn fits(
+    site: &Site,
+    request: &CreateRequest,
+    class: &Class,
+    node: &str,
+) -> Result<Result<(), String>, ApiError> {
+    let cluster = site.cluster();
+    let known = Known::about(cluster, class, None).await?;
+    let Some(node) = reading::node(cluster, node).await? else {
+        return Ok(Err(format!("the cluster {} has no node {node}", cluster.id())));
+    };
+    let unfit = known.surroundings(class).unfit(&node, &ask(request));
+    Ok(unfit.map_or(Ok(()), |unfit| {
+        Err(format!("in the cluster {} {unfit}", cluster.id()))
+    }))
+}
+
+/// Whether any node of the remote cluster can have the volume; if not, why.
 async fn somewhere(
     site: &Site,
     request: &CreateRequest,

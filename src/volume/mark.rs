@@ -132,8 +132,36 @@ pub const SOURCE_OF: &str = "storage.liqo.io/source-of-move";
 /// made. Absent: never.
 pub const EPOCH: &str = "storage.liqo.io/epoch";
 
+/// Annotation of a copy that a fabric made of a claim, in the place of a twin, and that this driver is
+/// deleting.
+pub const COPY_REMOVED: &str = "storage.liqo.io/copy-removed";
+
 /// Condition of a claim: how its twin is.
 pub const TWIN_READY: &str = "storage.liqo.io/TwinReady";
+
+/// What a twin bears and no other claim: Kosmos copies it onto the claim that the twin was made for.
+pub const ON_TWINS_ONLY: Marked = Marked {
+    labels: &[MANAGED_BY, HOME_CLUSTER, VOLUME],
+    annotations: &[
+        CLAIM_NAMESPACE,
+        CLAIM_NAME,
+        CLAIM_UID,
+        REQUEST_NAME,
+        FINGERPRINT,
+        HANDED_OVER,
+        CARRIED,
+        EPOCH,
+    ],
+};
+
+/// Keys of labels and annotations.
+#[derive(Debug)]
+pub struct Marked {
+    /// Keys of labels.
+    pub labels: &'static [&'static str],
+    /// Keys of annotations.
+    pub annotations: &'static [&'static str],
+}
 
 /// Label selector of all twins that serve a home cluster.
 #[must_use]

@@ -3,11 +3,15 @@ package remote
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
@@ -77,31 +81,48 @@ spec:
             claimName: "nginx-pvc"
 `
 
-// The class has the name it has there, and the scheduler is Kubernetes' own.
-func TestKosmosExampleRunsAsItIs(t *testing.T) {
+// kosmosTurn keeps two tests from having Kosmos: it is in a cluster once.
+var kosmosTurn sync.Mutex
+
+// joined gives the test a cluster that has joined Kosmos, with the virtual node of the options and a
+// virtual class that has the name of the real one of this driver.
+func joined(t *testing.T, namespace, class string, behind storage.Driver, options fabric.Options) *pair {
+	t.Helper()
 	t.Parallel()
+	kosmosTurn.Lock()
+	t.Cleanup(kosmosTurn.Unlock)
 	prepare(t)
-	const class, cluster = "openebs-hostpath", "cluster38"
-	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), "test-new")
-	p := &pair{t: t, cluster: cluster, remote: remote}
+	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), namespace)
+	p := &pair{t: t, node: options.Node, cluster: options.KosmosCluster, remote: remote}
 	t.Cleanup(p.wantNoTwins)
 	wait := storagev1.VolumeBindingWaitForFirstConsumer
 	remote.Class(&storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: storage.Reference.Name, VolumeBindingMode: &wait,
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: behind.Name, VolumeBindingMode: &wait,
 	})
-	options := fabric.Kosmos(cluster)
 	options.NoNamespaces = true
-	p.node = options.Node
 	start(t, options)
 	t.Cleanup(func() { fabricObjects(t, "home", "kosmos", "remove") })
-	fabricObjects(t, "home", "kosmos", "join", "--cluster", cluster, "--remote-kubeconfig", user.Cluster(t, "remote").ProxyKubeconfig())
+	p.join()
 
-	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), "test-new")
+	p.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), namespace)
 	p.home.Class(&storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: driver.CSIName, VolumeBindingMode: &wait,
 		Parameters: map[string]string{"realStorageClass": class},
 	})
 	p.waitMarked()
+	return p
+}
+
+func (p *pair) join() {
+	p.t.Helper()
+	kubeconfig := user.Cluster(p.t, "remote").ProxyKubeconfig()
+	fabricObjects(p.t, "home", "kosmos", "join", "--cluster", p.cluster, "--remote-kubeconfig", kubeconfig)
+}
+
+// The class has the name it has there, and the scheduler is Kubernetes' own.
+func TestKosmosExampleRunsAsItIs(t *testing.T) {
+	const class = "openebs-hostpath"
+	p := joined(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
 	p.home.Apply(theirs)
 	pod := p.waitDeployed("app=nginx")
 	if pod.Spec.NodeName != p.node {
@@ -121,6 +142,132 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 	if got := p.remote.Exec(next.Name, "cat /data/file"); got != "kept" {
 		user.Violated(t, "the next pod reads %q", got)
 	}
+}
+
+// Kosmos writes a claim over its twin if their requests are written differently.
+func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
+	const class = "e2e-kosmos-bytes"
+	p := joined(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
+	for claim, size := range map[string]string{"bytes": "67108864", "decimal": "68M"} {
+		p.home.Claim(claim, class, size)
+		p.home.Pod(claim, claim, p.there)
+		p.home.WaitReady(claim)
+		found := p.follow(claim)
+		wantOurs(t, p, found)
+		p.home.DeletePod(claim)
+		p.deleteClaim(claim)
+		p.wantGone(found)
+	}
+}
+
+// While the cluster is out of reach for the driver, the twin goes and Kosmos copies the claim.
+func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
+	const class = "e2e-kosmos-copy"
+	p := joined(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("writer", "data", p.there)
+	p.home.WaitReady("writer")
+	p.remote.Exec("writer", "echo precious > /data/file && sync")
+	found := p.follow("data")
+	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
+	p.home.DeletePod("writer")
+
+	fabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
+	retain := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	reals := p.remote.Client.CoreV1().PersistentVolumes()
+	if _, err := reals.Patch(t.Context(), found.real.Name, types.MergePatchType, retain, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.deleteTwin(found)
+	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
+	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
+		none := []byte(`{"metadata":{"finalizers":null}}`)
+		_, err := claims.Patch(ctx, found.twin.Name, types.MergePatchType, none, metav1.PatchOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is there", err
+	})
+	p.home.Pod("reader", "data", p.pinned)
+	p.remote.Eventually("Kosmos copies the claim", func(ctx context.Context) (string, error) {
+		copied, err := claims.Get(ctx, "data", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "there is none", nil
+		}
+		if err != nil || copied.Status.Phase == corev1.ClaimLost {
+			return "", err
+		}
+		return fmt.Sprintf("it is %s", copied.Status.Phase), nil
+	})
+
+	p.join()
+	p.waitMadeAgain(found)
+	p.home.WaitReady("reader")
+	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
+		user.Violated(t, "read %q", got)
+	}
+	p.home.DeletePod("reader")
+	p.deleteClaim("data")
+	p.wantGone(found)
+}
+
+// What Kosmos writes of a twin onto its claim must not keep the claim from going.
+func TestMarksOfATwinDoNotStayOnItsClaim(t *testing.T) {
+	const class = "e2e-kosmos-marks"
+	p := joined(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	found := p.follow("data")
+	// Kosmos writes a claim home that bore its mark before the change.
+	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
+	for _, mark := range []string{`"true"`, `null`} {
+		patch := []byte(`{"metadata":{"annotations":{"kosmos.io/global":` + mark + `,"e2e.storage.test/mark":` + mark + `}}}`)
+		if _, err := claims.Patch(t.Context(), "data", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := func(claim *corev1.PersistentVolumeClaim) bool { return claim.Annotations["kosmos.io/global"] == "true" }
+	p.home.Eventually("the marks come and go", func(ctx context.Context) (string, error) {
+		claim, err := p.home.Client.CoreV1().PersistentVolumeClaims(p.home.Name).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if !written(claim) || claim.Labels[homeLabel] != "" || slices.Contains(claim.Finalizers, twinFinalizer) {
+			return fmt.Sprintf("labels %v, annotations %v, finalizers %v", claim.Labels, claim.Annotations, claim.Finalizers), nil
+		}
+		return "", nil
+	})
+	p.home.DeletePod("user")
+	p.deleteClaim("data")
+	p.wantGone(found)
+}
+
+// One-to-one: the virtual node represents one node there, and pods come with spec.nodeName.
+func TestVolumeIsOnTheNodeThatKosmosRepresents(t *testing.T) {
+	const class = "e2e-kosmos-node"
+	nodes := user.Cluster(t, "remote").Nodes()
+	node := nodes[len(nodes)-1].Name
+	p := joined(t, "e2e-kosmos-node", class, storage.Local, fabric.KosmosNode("nodes", node))
+	other := fabric.KosmosNode("nodes", nodes[0].Name)
+	other.NoNamespaces = true
+	start(t, other)
+	p.home.Claim("data", class, "64Mi")
+	p.home.Pod("user", "data", p.there)
+	p.home.WaitReady("user")
+	found := p.follow("data")
+	if told := found.twin.Annotations["volume.kubernetes.io/selected-node"]; told != node {
+		t.Errorf("the twin is told the node %q, want %s", told, node)
+	}
+	p.home.DeletePod("user")
+	anywhere := func(pod *corev1.Pod) { p.there(pod); pod.Spec.NodeSelector = nil }
+	p.home.Pod("next", "data", anywhere)
+	if next := p.home.WaitReady("next"); next.Spec.NodeName != node {
+		user.Violated(t, "the next pod is on %s, its volume on %s", next.Spec.NodeName, node)
+	}
+	p.home.DeletePod("next")
+	p.deleteClaim("data")
+	p.wantGone(found)
 }
 
 // waitDeployed waits until exactly one pod with the label is ready.

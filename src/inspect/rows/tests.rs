@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     inspect::{
-        Listing,
+        Listing, Storage,
         fixtures::{UID, claim_with, node, real, storage, told, twin, twin_with, volume},
     },
     placement::Diagnosis,
@@ -277,6 +277,34 @@ fn every_state_is_told_from_the_objects() {
             State::Twin(Diagnosis::Vanished),
             "nothing is left",
         ),
+        (
+            "a remote volume that is kept",
+            |it| {
+                elsewhere(it);
+                it.volumes = it.volumes.clone().map(|mut volume| {
+                    let spec = volume.spec.as_mut().unwrap();
+                    spec.persistent_volume_reclaim_policy = Some("Retain".into());
+                    volume
+                });
+            },
+            State::Retained,
+            "in the cluster milan",
+        ),
+        (
+            "a remote volume that goes",
+            elsewhere,
+            State::Deleting,
+            "being deleted",
+        ),
+        (
+            "a volume of an unknown cluster",
+            |it| {
+                elsewhere(it);
+                it.home = None;
+            },
+            State::Deleting,
+            "being deleted",
+        ),
     ];
     for (name, break_it, state, word) in table {
         let mut storage = storage();
@@ -285,6 +313,16 @@ fn every_state_is_told_from_the_objects() {
         assert_eq!(row.state, *state, "{name}: {row:#?}");
         assert!(row.message.contains(word), "{name}: {}", row.message);
     }
+}
+
+/// The PV of a remote volume, and nothing else.
+fn elsewhere(storage: &mut Storage) {
+    storage.claims = Listing::default();
+    storage.twins = Listing::default();
+    let mut volume = volume();
+    volume["spec"]["csi"]["volumeHandle"] = format!("v1:milan:pvc-{UID}").into();
+    volume["status"]["phase"] = "Released".into();
+    storage.volumes = told([volume]);
 }
 
 #[test]

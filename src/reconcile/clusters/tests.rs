@@ -18,6 +18,8 @@ static LIQO: Fabric = Fabric {
     name: "liqo",
     class_annotations: &[],
     default_class: None,
+    copies: None,
+    mirrors_nodes: false,
 };
 const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const TWIN: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";

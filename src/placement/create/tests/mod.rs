@@ -270,6 +270,23 @@ fn what_is_not_ours_is_left_alone() {
 }
 
 #[test]
+fn a_copy_of_the_claim_makes_way_for_the_twin() {
+    let copied = |deleting| facts(TwinFact::Copied { deleting });
+    assert_eq!(create_step(&copied(false)), CreateStep::RemoveCopy);
+    assert_eq!(create_step(&copied(true)), CreateStep::AwaitGone);
+    let gone = CreateFacts {
+        claim: ClaimFact::Gone,
+        ..copied(false)
+    };
+    assert_eq!(create_step(&gone), CreateStep::Refuse(Refusal::ClaimGone));
+    let served = CreateFacts {
+        virtual_pv: true,
+        ..copied(false)
+    };
+    assert_eq!(create_step(&served), CreateStep::Refuse(Refusal::Vanished));
+}
+
+#[test]
 fn refusals_read_well() {
     let differs = Refusal::Differs(vec![Part::Size, Part::Parameters]).to_string();
     assert_eq!(

@@ -37,6 +37,7 @@ fn any_place() -> impl Strategy<Value = TwinFact> {
     prop_oneof![
         1 => Just(TwinFact::Absent),
         1 => Just(TwinFact::Foreign(Foreign::OtherClaim("x".into()))),
+        1 => any::<bool>().prop_map(|deleting| TwinFact::Copied { deleting }),
         8 => any_twin().prop_map(TwinFact::Ours),
     ]
 }
@@ -73,7 +74,9 @@ fn after(step: &CreateStep, facts: &mut CreateFacts) {
                 ..pending()
             });
         }
-        (CreateStep::Withdraw(_) | CreateStep::AwaitGone, place) => *place = TwinFact::Absent,
+        (CreateStep::Withdraw(_) | CreateStep::AwaitGone | CreateStep::RemoveCopy, place) => {
+            *place = TwinFact::Absent;
+        }
         (CreateStep::PreBind { volume }, TwinFact::Ours(twin)) => {
             twin.state = TwinState::Pending(Prebinding::Reserved(volume.clone()));
         }
@@ -102,8 +105,13 @@ proptest! {
         match &step {
             CreateStep::Withdraw(_) => prop_assert!(lives && !given_away),
             CreateStep::AwaitGone => prop_assert!(!lives && !given_away),
-            CreateStep::Create => {
-                prop_assert_eq!(&facts.twin, &TwinFact::Absent);
+            CreateStep::Create | CreateStep::RemoveCopy => {
+                let wanted = if step == CreateStep::Create {
+                    TwinFact::Absent
+                } else {
+                    TwinFact::Copied { deleting: false }
+                };
+                prop_assert_eq!(&facts.twin, &wanted);
                 prop_assert!(!given_away && facts.claim != ClaimFact::Gone);
             }
             CreateStep::HandOver | CreateStep::Answer => {

@@ -6,7 +6,7 @@ mod sizes;
 use super::*;
 use crate::{
     cluster::{Rights, slim::Twin, view::View},
-    fleet::Link,
+    fleet::{KOSMOS, Link},
     placement::Declared,
 };
 
@@ -108,6 +108,8 @@ pub(super) struct Both {
     link: Option<(Rights, Registry)>,
     /// Whether the namespaces are offloaded to it.
     is_offloaded: bool,
+    /// Whether Kosmos declares it.
+    is_of_kosmos: bool,
 }
 
 impl Both {
@@ -120,6 +122,7 @@ impl Both {
             rights: Rights::ALL,
             link: None,
             is_offloaded: true,
+            is_of_kosmos: false,
         }
     }
 
@@ -128,7 +131,13 @@ impl Both {
         match &self.link {
             Some((rights, registry)) if *rights == self.rights => registry.clone(),
             _ => {
-                let registry = if self.is_offloaded {
+                let registry = if self.is_of_kosmos {
+                    let declared = Declared {
+                        fabric: Some(&KOSMOS),
+                        ..Declared::with_same_names("milan")
+                    };
+                    Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
+                } else if self.is_offloaded {
                     milan(&self.there, self.rights).await
                 } else {
                     let link = Link::up(&self.there, self.rights).await;
@@ -313,6 +322,58 @@ async fn the_twin_of_another_volume_is_not_taken_for_its_own() {
     assert_eq!(both.condition(0), ("False".into(), "TwinVanished".into()));
     assert_eq!(both.policy(), "Delete");
     assert!(both.real("real")["metadata"]["annotations"].is_null());
+}
+
+/// Kosmos copies the metadata of twins onto claims.
+#[tokio::test]
+async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
+    let mut both = Both::bound().await;
+    let twin = both.there.object(&twin_there(0)).unwrap();
+    both.home.change(&twin_there(0), |claim| {
+        let metadata = &mut claim["metadata"];
+        metadata["labels"] = twin["metadata"]["labels"].clone();
+        metadata["labels"]["app"] = "shop".into();
+        for (key, value) in twin["metadata"]["annotations"].as_object().unwrap() {
+            metadata["annotations"][key] = value.clone();
+        }
+        metadata["finalizers"] = json!(["kubernetes.io/pvc-protection", mark::TWIN_FINALIZER]);
+    });
+    both.round().await.unwrap();
+    let claim = both.home.object(&twin_there(0)).unwrap();
+    let metadata = &claim["metadata"];
+    assert_eq!(metadata["finalizers"], json!(["kubernetes.io/pvc-protection"]));
+    assert_eq!(metadata["labels"], json!({"app": "shop"}));
+    let annotations = metadata["annotations"].as_object().unwrap();
+    let left: Vec<&String> = annotations.keys().collect();
+    assert_eq!(left, ["volume.kubernetes.io/storage-provisioner"]);
+    assert!(both.there.object(&twin_there(0)).is_some());
+}
+
+#[tokio::test]
+async fn the_copy_of_a_claim_makes_way_for_the_twin_that_is_made_again() {
+    let mut both = Both::bound().await;
+    both.round().await.unwrap();
+    delete(&both.there, &twin_there(0));
+    both.round().await.unwrap();
+    both.there.put(
+        &twin_there(0),
+        json!({
+            "metadata": {"annotations": {"kosmos.io/global": "true", "kosmos-io/cluster-owners": "milan"}},
+            "spec": {"storageClassName": "liqo", "volumeName": format!("pvc-{UID}-0")},
+            "status": {"phase": "Lost"},
+        }),
+    );
+    both.round().await.unwrap();
+    let copy = both.there.object(&twin_there(0)).unwrap();
+    assert_eq!(
+        copy["spec"]["storageClassName"], "liqo",
+        "the cluster is not one of Kosmos"
+    );
+    both.is_of_kosmos = true;
+    both.link = None;
+    both.round().await.unwrap();
+    let twin = both.there.object(&twin_there(0)).unwrap();
+    assert_eq!(twin["spec"]["volumeName"], "real");
 }
 
 #[tokio::test]

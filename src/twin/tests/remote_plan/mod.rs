@@ -3,6 +3,7 @@
 //! they are.
 
 mod deletion;
+mod kosmos;
 mod refusal;
 mod source;
 

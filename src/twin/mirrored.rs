@@ -1,0 +1,50 @@
+//! Virtual nodes that represent one node of their cluster, which has the same name, as in the
+//! one-to-one leaf model of Kosmos. Pods arrive there with `spec.nodeName`, so that no scheduler
+//! there tells a claim its node: this driver does, and keeps later pods from nodes that do not
+//! reach the volume.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+
+use super::{Site, reading};
+use crate::topology::{CLUSTER_KEY, Node, NodeSelector, Segments};
+
+/// The label by which schedulers know a node.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// The node of the remote cluster for which a claim's volume is made, if the virtual node that was
+/// selected for the claim represents it alone.
+pub(super) fn selected<'a>(site: &Site, claim: Option<&'a PersistentVolumeClaim>) -> Option<&'a str> {
+    let selected = reading::selected_node(claim?)?;
+    represents_one(site, selected).then_some(selected)
+}
+
+fn represents_one(site: &Site, node: &str) -> bool {
+    let fabric = site.remote_cluster().and_then(|remote| remote.fabric);
+    fabric.is_some_and(|fabric| fabric.mirrors_nodes) && site.cluster().views().nodes.get(node).is_some()
+}
+
+/// From where at home a volume of the remote cluster can be used: the whole cluster, unless some of
+/// the nodes that are represented one by one do not reach it.
+pub(super) fn places(site: &Site, affinity: Option<&NodeSelector>) -> Vec<Segments> {
+    let anywhere = Segments::of_cluster(site.cluster().id());
+    let mut nodes = reading::nodes(site.home());
+    nodes.retain(|node| {
+        let cluster = node.labels.get(CLUSTER_KEY).map(String::as_str);
+        cluster == Some(site.cluster().id().as_str()) && represents_one(site, &node.name)
+    });
+    let reaches = |node: &&Node| {
+        let represented = site.cluster().views().nodes.get(&node.name);
+        affinity.is_none_or(|affinity| represented.is_some_and(|node| affinity.admits(&node)))
+    };
+    let reaching: Vec<&Node> = nodes.iter().filter(reaches).collect();
+    if reaching.len() == nodes.len() {
+        return vec![anywhere];
+    }
+    let hostnames = reaching.iter().filter_map(|node| node.labels.get(HOSTNAME));
+    let places: BTreeSet<Segments> = hostnames
+        .map(|name| anywhere.clone().with(HOSTNAME, name))
+        .collect();
+    places.into_iter().collect()
+}

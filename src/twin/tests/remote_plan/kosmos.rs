@@ -1,0 +1,149 @@
+//! What Kosmos does to claims, and what its virtual nodes represent.
+
+use super::*;
+use crate::{fleet::KOSMOS, topology::Segments};
+
+impl World {
+    async fn of_kosmos() -> Self {
+        let mut world = Self::new().await;
+        world.declared.fabric = Some(&KOSMOS);
+        world
+    }
+
+    /// Puts what Kosmos makes of a claim that is missing in the place of the twin.
+    fn copy(&self, annotations: &Value, more: &Value) {
+        let mut copy = json!({
+            "metadata": {"uid": "copy", "annotations": annotations},
+            "spec": {"storageClassName": "liqo"},
+            "status": {"phase": "Pending"},
+        });
+        copy["spec"].as_object_mut().unwrap().extend(
+            more.as_object()
+                .unwrap()
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone())),
+        );
+        self.there.put(TWIN, copy);
+    }
+}
+
+fn by_kosmos() -> Value {
+    json!({"kosmos.io/global": "true", "kosmos-io/cluster-owners": "rome,milan"})
+}
+
+/// Kosmos writes the claim over the twin where their requests differ as text.
+#[tokio::test]
+async fn the_twin_asks_for_its_size_as_the_claim_does() {
+    for (text, written) in [
+        ("1073741824", "1073741824"),
+        ("1024Mi", "1024Mi"),
+        // Not what is asked for here.
+        ("2Gi", "1Gi"),
+    ] {
+        let world = World::of_kosmos().await;
+        world.home_api.change(CLAIM, |claim| {
+            claim["spec"]["resources"]["requests"]["storage"] = text.into();
+        });
+        world.create().await.unwrap();
+        let twin = world.twin().unwrap();
+        assert_eq!(twin["spec"]["resources"]["requests"]["storage"], written);
+    }
+}
+
+#[tokio::test]
+async fn the_copy_of_a_claim_makes_way_for_its_twin() {
+    for spec in [json!({}), json!({"volumeName": "pv-at-home"})] {
+        let world = World::of_kosmos().await;
+        world.copy(&by_kosmos(), &spec);
+        world.create().await.unwrap();
+        let twin = world.twin().unwrap();
+        assert_eq!(twin["metadata"]["labels"][mark::VOLUME], format!("pvc-{UID}"));
+        // Kosmos writes what follows on a claim with its mark onto the claim at home.
+        let log = world.there.requests();
+        let written = |verb: &str| {
+            log.iter()
+                .position(|call| call.starts_with(verb) && call.contains(TWIN))
+        };
+        assert!(written("PATCH") < written("DELETE"), "{log:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_removal_that_was_interrupted_is_finished() {
+    let world = World::of_kosmos().await;
+    let marks = json!({"kosmos-io/cluster-owners": "milan", mark::COPY_REMOVED: "true"});
+    world.copy(&marks, &json!({}));
+    world.create().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_may_be_more_than_a_copy_is_left_alone() {
+    let others = json!({"kosmos.io/global": "true", "kosmos-io/cluster-owners": "rome"});
+    for (annotations, spec, phase) in [
+        (others, json!({}), "Pending"),
+        (json!({}), json!({}), "Pending"),
+        (by_kosmos(), json!({"storageClassName": "real"}), "Pending"),
+        (by_kosmos(), json!({"volumeName": "pv"}), "Bound"),
+        (by_kosmos(), json!({"volumeName": "left"}), "Pending"),
+    ] {
+        let world = World::of_kosmos().await;
+        world.left_over("left", &json!({}), None);
+        world.copy(&annotations, &spec);
+        world
+            .there
+            .change(TWIN, |copy| copy["status"]["phase"] = phase.into());
+        let before = world.twin();
+        let error = world.create().await.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                CreateError::Refused {
+                    refusal: Refusal::Foreign(_),
+                    ..
+                }
+            ),
+            "{annotations} {spec}: {error}"
+        );
+        assert_eq!(world.twin(), before);
+    }
+}
+
+/// One-to-one: pods arrive with `spec.nodeName`, and no scheduler there tells claims their node.
+#[tokio::test]
+async fn a_virtual_node_of_one_node_has_its_volumes_there() {
+    let world = World::of_kosmos().await;
+    for node in ["r1", "r2"] {
+        let labels = json!({"to": "milan", CLUSTER_KEY: "milan", "kubernetes.io/hostname": node});
+        world.home_api.put(
+            &format!("/api/v1/nodes/{node}"),
+            json!({"metadata": {"labels": labels}}),
+        );
+        let labels = json!({"kubernetes.io/hostname": node});
+        world.there.put(
+            &format!("/api/v1/nodes/{node}"),
+            json!({"metadata": {"labels": labels}}),
+        );
+    }
+    claim(
+        &world.home_api,
+        &json!({"volume.kubernetes.io/selected-node": "r2"}),
+    );
+    // It is waited for, although the policy is Optimistic.
+    world.create_in_vain().await;
+    let twin = world.twin().unwrap();
+    assert_eq!(
+        twin["metadata"]["annotations"]["volume.kubernetes.io/selected-node"],
+        "r2"
+    );
+
+    world.bind().await;
+    let made = world.create().await.unwrap();
+    let milan = || Segments::of_cluster(&"milan".parse().unwrap());
+    assert_eq!(made.topology, [milan()], "every node reaches it");
+    world.there.change("/api/v1/persistentvolumes/pv", |volume| {
+        volume["spec"]["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": ["r2"]}]}]}});
+    });
+    let made = world.create().await.unwrap();
+    assert_eq!(made.topology, [milan().with("kubernetes.io/hostname", "r2")]);
+}
