@@ -12,7 +12,7 @@ use super::{
     ChangeError, Site,
     claimed::{epoch_served, remembered, virtual_volume},
     last_warning,
-    moves::may_change,
+    moves::{exists, may_change},
     reading, twin_in,
     waiter::settled_twin,
 };
@@ -24,7 +24,7 @@ use crate::{
         Class,
         moving::{ChangeBeside, change_beside},
     },
-    volume::VolumeId,
+    volume::{VolumeId, mark},
 };
 
 /// A volume that is to be changed.
@@ -125,6 +125,21 @@ impl Changing {
         claims.get(name).await
     }
 
+    /// Whether a move has locked the claim: what is copied must not change, and the target would stay
+    /// as it is. A change that had begun before is finished.
+    async fn is_locked(&self) -> Result<bool, ApiError> {
+        let claim = self.claim().await?;
+        let lock = claim
+            .as_ref()
+            .and_then(|claim| claim.annotations().get(mark::MOVE));
+        Ok(match lock.map(|by| by.parse()) {
+            None => false,
+            Some(Ok(by)) => exists(self.site.home(), &by).await,
+            // It may be the lock of a newer version.
+            Some(Err(_)) => true,
+        })
+    }
+
     /// The class of the twin, if classes can be read there.
     pub(super) fn class(&self, twin: &PersistentVolumeClaim) -> Option<Arc<Class>> {
         reading::class(self.site.cluster(), twin)
@@ -140,6 +155,9 @@ impl Changing {
         spec: Value,
         refused: impl FnOnce(ApiError) -> ChangeError,
     ) -> Result<bool, ChangeError> {
+        if self.is_locked().await? {
+            return Err(self.not_now("is being moved: the claim is changed when that has ended"));
+        }
         let patch = json!({
             "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
             "spec": spec,

@@ -93,6 +93,8 @@ pub enum Records {
 pub struct ClaimObjects {
     /// The claim.
     pub claim: ClaimNow,
+    /// Why the target will never be as large as it asks.
+    pub too_small: Option<String>,
     /// Its PV.
     pub volume: VolumeNow,
     /// The twin at the source.
@@ -267,6 +269,13 @@ impl ClaimObjects {
     /// The facts that decisions rest on. What the status has recorded is read after the objects.
     #[must_use]
     pub fn facts(self, of: &MovedVolume, movers: Movers, recorded: Option<Recorded>) -> ClaimFacts {
+        let copied = match movers.copied {
+            Live::Known(copied) => Live::Known(Copied {
+                too_small: copied.too_small.or(self.too_small),
+                ..copied
+            }),
+            Live::Silent(why) => Live::Silent(why),
+        };
         ClaimFacts {
             claim: self.claim,
             volume: self.volume,
@@ -276,7 +285,7 @@ impl ClaimObjects {
             source_helpers: movers.source,
             target_helpers: movers.target,
             users: self.users,
-            copied: movers.copied,
+            copied,
             recorded,
         }
     }

@@ -10,12 +10,15 @@ use super::{Marks, digest::digest, mark};
 type Map = BTreeMap<String, String>;
 
 /// Domains whose keys mean the claim itself, never its twin.
-const OWN_MEANING: [&str; 3] = [
+const OWN_MEANING: [&str; 5] = [
     // Kubernetes acts on them; `volume.beta.kubernetes.io/storage-class` would even override the class.
     "kubernetes.io",
     "k8s.io",
     // Ours and Liqo's: a copy could claim a twin for somebody else.
     "liqo.io",
+    // Kosmos writes changes of a claim that bears its mark onto the claim at home.
+    "kosmos.io",
+    "kosmos-io",
 ];
 
 /// Domains by which deployment tools know what is theirs. A twin that carried
@@ -254,6 +257,8 @@ mod tests {
             "config.k8s.io/owning-inventory",
             "storage.liqo.io/handed-over",
             "liqo.io/remote-storage-class",
+            "kosmos.io/global",
+            "kosmos-io/cluster-owners",
             "argocd.argoproj.io/tracking-id",
             "argocd.argoproj.io/instance",
             "kustomize.toolkit.fluxcd.io/name",

@@ -256,7 +256,7 @@ pub struct Copied {
     pub compared: Option<(GateNumber, Roots)>,
     /// The gate after whose commit the journal was taken off the target's volume.
     pub journal_off: Option<GateNumber>,
-    /// Why the target can never have what the source has.
+    /// Why the target can never have what the source has, or never be as large as the claim asks.
     pub too_small: Option<String>,
 }
 

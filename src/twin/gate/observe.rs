@@ -15,14 +15,15 @@ use crate::{
     volume::{
         DRIVER_NAME, Marks, ReclaimPolicy, VolumeId, mark,
         moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
+        quantity,
     },
 };
 
 impl MovedVolume {
     /// Reads them.
     pub async fn observe(&self) -> Result<ClaimObjects, GateError> {
-        let (claim, volume, (source, twin), target) = tokio::try_join!(
-            self.claim_now(),
+        let (claim, volume, (source, twin), (target, target_twin)) = tokio::try_join!(
+            self.claim(),
             self.virtual_volume(),
             self.source_now(),
             self.target_now()
@@ -33,8 +34,16 @@ impl MovedVolume {
                 .map(VolumeNow::There)
         })?;
         let users = self.users(&attached, twin.as_ref()).await?;
+        let too_small = claim
+            .as_ref()
+            .zip(target_twin.as_ref())
+            .and_then(|(claim, target)| self.stays_too_small(claim, target));
         Ok(ClaimObjects {
-            claim,
+            claim: match &claim {
+                Some(claim) => self.claim_now(claim, twin.as_ref()).await?,
+                None => ClaimNow::Absent,
+            },
+            too_small,
             volume,
             source,
             target,
@@ -42,20 +51,55 @@ impl MovedVolume {
         })
     }
 
-    async fn claim_now(&self) -> Result<ClaimNow, GateError> {
+    async fn claim(&self) -> Result<Option<PersistentVolumeClaim>, GateError> {
         let found = self.claims().get(&self.claim.name.name).await?;
-        let Some(claim) = found.filter(|found| found.uid().as_ref() == Some(&self.claim.uid)) else {
-            return Ok(ClaimNow::Absent);
-        };
+        Ok(found.filter(|found| found.uid().as_ref() == Some(&self.claim.uid)))
+    }
+
+    async fn claim_now(
+        &self,
+        claim: &PersistentVolumeClaim,
+        source: Option<&PersistentVolumeClaim>,
+    ) -> Result<ClaimNow, GateError> {
         let touched = claim.annotations().get(mark::MOVE_TOUCHED);
+        let lock = self.lock_on(claim).await?;
+        // What is asked of a locked claim is put off until the move has ended: only what had begun
+        // before is waited for.
+        let changes = if lock == Lock::Ours { source } else { Some(claim) };
         Ok(ClaimNow::There {
-            at: as_read(&claim),
+            at: as_read(claim),
             deleting: claim.metadata.deletion_timestamp.is_some(),
-            lock: self.lock_on(&claim).await?,
-            lost: reading::phase(&claim) == "Lost",
+            lock,
+            lost: reading::phase(claim) == "Lost",
             // Whoever has written something else has woken Kubernetes for nothing: it is touched again.
             touched: touched.and_then(|text| text.parse().ok()),
-            changing: is_changing(&claim),
+            changing: changes.is_some_and(is_changing),
+        })
+    }
+
+    /// Why the target will never be as large as the claim asks, if that is known: the claim has been
+    /// given a larger request since the target was made.
+    fn stays_too_small(
+        &self,
+        claim: &PersistentVolumeClaim,
+        target: &PersistentVolumeClaim,
+    ) -> Option<String> {
+        let Place::Site(site) = &self.target.place else {
+            return None;
+        };
+        let (asked, there) = (facts::claim_size(claim).requested, facts::claim_size(target));
+        let class = reading::class(site.cluster(), target)?;
+        let is_short = asked > there.requested.max(there.capacity);
+        (is_short && !class.allows_expansion).then(|| {
+            format!(
+                "the claim {} now asks for {}, the new volume has {}, and its class {:?} in the cluster {} does not allow \
+                 expansion: start the move again once the claim has grown, or choose another class",
+                self.claim.name,
+                quantity(asked),
+                quantity(there.requested.max(there.capacity)),
+                class.name,
+                site.cluster_name()
+            )
         })
     }
 
@@ -205,25 +249,27 @@ impl MovedVolume {
         })
     }
 
-    async fn target_now(&self) -> Result<Live<TargetTwin>, GateError> {
+    /// The twin at the target, too, if it is there.
+    async fn target_now(&self) -> Result<(Live<TargetTwin>, Option<PersistentVolumeClaim>), GateError> {
+        let alone = |target| Ok((target, None));
         if matches!(self.target.place, Place::Gone) {
-            return Ok(Live::Known(TargetTwin::Gone));
+            return alone(Live::Known(TargetTwin::Gone));
         }
         let found = match self.target_with_name().await {
-            Err(error) => return Ok(Live::Silent(error.to_string())),
-            Ok(Some(Err(why))) => return Ok(Live::Known(TargetTwin::TakesName(why))),
+            Err(error) => return alone(Live::Silent(error.to_string())),
+            Ok(Some(Err(why))) => return alone(Live::Known(TargetTwin::TakesName(why))),
             Ok(Some(Ok(found))) => Live::Known(Some(found)),
             Ok(None) => live_twin(&self.target.place).await,
         };
         let found = match found {
-            Live::Silent(why) => return Ok(Live::Silent(why)),
+            Live::Silent(why) => return alone(Live::Silent(why)),
             Live::Known(found) => found,
         };
         let Some((site, twin)) = found else {
-            return Ok(Live::Known(TargetTwin::Absent));
+            return alone(Live::Known(TargetTwin::Absent));
         };
         let foreign = |what: String| {
-            Ok(Live::Known(TargetTwin::Foreign(format!(
+            alone(Live::Known(TargetTwin::Foreign(format!(
                 "{}: {what}",
                 site.place()
             ))))
@@ -245,14 +291,15 @@ impl MovedVolume {
             Ok(volume) => {
                 volume.is_none_or(|volume| reclaim_policy(&volume) == ReclaimPolicy::Retain.as_str())
             }
-            Err(error) => return Ok(Live::Silent(error.to_string())),
+            Err(error) => return alone(Live::Silent(error.to_string())),
         };
-        Ok(Live::Known(TargetTwin::There {
+        let there = TargetTwin::There {
             at: as_read(&twin),
             handed_over: marks.handed_over,
             retained,
             deleting: twin.metadata.deletion_timestamp.is_some(),
-        }))
+        };
+        Ok((Live::Known(there), Some(twin)))
     }
 
     /// Whose a twin of the volume is that this move has not made.

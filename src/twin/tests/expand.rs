@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     cluster::testing::{Act, Fault},
     placement::RealRefusal,
+    volume::mark,
 };
 
 const REAL_CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/real";
@@ -130,6 +131,33 @@ async fn a_volume_is_as_large_as_its_real_driver_made_it() {
     let writes = world.api.writes();
     assert_eq!(world.expand(2).await.unwrap(), expanded);
     assert_eq!(world.api.writes(), writes, "nothing is asked for twice");
+}
+
+/// The target of a move is made once, as large as the claim was then.
+#[tokio::test]
+async fn a_claim_that_is_being_moved_grows_when_the_move_has_ended() {
+    const THE_MOVE: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m";
+    let uid = "6d0b8f2e-6a3c-4f5e-9a64-0d2f5f2a7b11";
+    let world = world().await;
+    world.api.put(THE_MOVE, json!({"metadata": {"uid": uid}}));
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"][mark::MOVE] = uid.into();
+    });
+    let error = world.expand(2).await.unwrap_err();
+    assert!(error.to_string().contains("is being moved"), "{error}");
+    assert_eq!(world.requested(), "1Gi");
+    // What had begun before the lock goes on.
+    world.api.change(&twin_path(), |twin| {
+        twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+    });
+    world.resizer(2, json!({"capacity": {"storage": "2Gi"}}));
+    world.real_is(2);
+    world.expand(2).await.unwrap();
+    // A lock of a move that is gone does not count.
+    world.api.remove(THE_MOVE);
+    world.resizer(3, json!({"capacity": {"storage": "3Gi"}}));
+    world.real_is(3);
+    world.expand(3).await.unwrap();
 }
 
 #[tokio::test]

@@ -75,6 +75,62 @@ async fn a_claim_that_is_being_changed_says_so() {
     }
 }
 
+/// Else the claim would wait for the move, and the move for the claim.
+#[tokio::test]
+async fn what_is_asked_of_a_locked_claim_is_put_off() {
+    let world = World::new().await;
+    world.api.change(CLAIM, |claim| {
+        claim["metadata"]["annotations"][mark::MOVE] = MOVE.into();
+        claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
+        claim["status"]["allocatedResourceStatuses"] = json!({"storage": "ControllerResizeInProgress"});
+    });
+    let changing = async || matches!(world.look().await.claim, ClaimNow::There { changing: true, .. });
+    assert!(!changing().await);
+    // What had begun before the lock is waited for.
+    world.api.change(&source_path(), |twin| {
+        twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
+        twin["status"]["capacity"]["storage"] = "1Gi".into();
+    });
+    assert!(changing().await);
+}
+
+#[tokio::test]
+async fn a_target_that_can_never_be_large_enough_is_told_of() {
+    let world = World::new().await.with_target("Delete");
+    world.there.change(TARGET, |twin| {
+        twin["spec"]["storageClassName"] = "fixed".into();
+        twin["spec"]["resources"]["requests"]["storage"] = "1Gi".into();
+    });
+    world.api.change(CLAIM, |claim| {
+        claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
+    });
+    let class = "/apis/storage.k8s.io/v1/storageclasses/fixed";
+    let with_class = async |grows: bool| {
+        world.there.put(
+            class,
+            json!({"provisioner": "real.test", "allowVolumeExpansion": grows}),
+        );
+        let Place::Site(site) = &world.moved.target.place else {
+            panic!("no site");
+        };
+        let classes = &site.cluster().views().classes;
+        let mut version = classes.version();
+        while classes
+            .get("fixed")
+            .is_none_or(|class| class.allows_expansion != grows)
+        {
+            version.changed().await.unwrap();
+        }
+        world.look().await.too_small
+    };
+    assert_eq!(with_class(true).await, None, "it grows once it is bound");
+    let why = with_class(false).await.unwrap();
+    assert!(
+        why.contains("asks for 2Gi, the new volume has 1Gi") && why.contains("\"fixed\""),
+        "{why}"
+    );
+}
+
 #[tokio::test]
 async fn only_the_lock_of_a_move_that_exists_counts() {
     let world = World::new().await;
