@@ -57,8 +57,8 @@ pub async fn expand(
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
                 // More than it has, but maybe less than it was asked for before.
-                let size = record::size(bytes, changing.claim().await?.as_ref());
-                let spec = json!({"resources": {"requests": {"storage": size}}});
+                let request = record::size(bytes, changing.claim().await?.as_ref());
+                let spec = json!({"resources": {"requests": {"storage": request}}});
                 let refused = ChangeError::NotAccepted;
                 changing.request(&twin, Step::Expand, spec, refused).await?
             }

@@ -25,8 +25,8 @@ impl MovedVolume {
         let (claim, volume, (source, twin), (target, target_twin)) = tokio::try_join!(
             self.claim(),
             self.virtual_volume(),
-            self.source_now(),
-            self.target_now()
+            Box::pin(self.source_now()),
+            Box::pin(self.target_now())
         )?;
         let attached = self.home_attachments().await?;
         let volume = volume.map_or(Ok(VolumeNow::Absent), |volume| {

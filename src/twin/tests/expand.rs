@@ -148,7 +148,7 @@ async fn a_claim_that_is_being_moved_grows_when_the_move_has_ended() {
     assert_eq!(world.requested(), "1Gi");
     // What had begun before the lock goes on.
     world.api.change(&twin_path(), |twin| {
-        twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into()
+        twin["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
     });
     world.resizer(2, json!({"capacity": {"storage": "2Gi"}}));
     world.real_is(2);
