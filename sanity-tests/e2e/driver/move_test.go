@@ -82,6 +82,33 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	}
 }
 
+// A claim that is given a larger request while its volume is copied grows when the move has ended.
+func TestClaimThatIsMovedGrowsAfterwards(t *testing.T) {
+	n := homeAlone(t)
+	allow(t, n, "reference-xfs")
+	t.Cleanup(func() { allow(t, n) })
+	node := user.Cluster(t, "home").Nodes()[0].Name
+	n.Claim("data", "liqo-reference-ext4", "320Mi")
+	pod := n.Set("user", "data", user.OnNode(node))
+	n.WaitReady(pod)
+	n.Exec(pod, "echo kept > /data/file && sync")
+	small := n.Kilobytes(pod)
+	n.Move("elsewhere", "data", "target: {nodeName: "+node+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
+	n.WaitMove("elsewhere", "Ready")
+	n.Resize("data", "480Mi")
+	n.WaitEvent("data", "is being moved")
+	n.EditMove("elsewhere", `{"cutover":{"requested":true}}`)
+	n.WaitMove("elsewhere", "Retaining")
+	n.WaitReady(pod)
+	n.WaitGrown("data", "480Mi")
+	if got := n.Exec(pod, "cat /data/file"); got != "kept" {
+		user.Violated(t, "there is %q", got)
+	}
+	if large := n.Kilobytes(pod); large < small+100*1024 {
+		t.Errorf("the filesystem has %d KiB, it had %d KiB", large, small)
+	}
+}
+
 // A device moves to another node. Nothing is copied beside its pod, and nothing is lost that it had
 // written.
 func TestMoveOfADeviceToAnotherNode(t *testing.T) {
