@@ -22,21 +22,28 @@ pub(super) fn until_signalled() -> std::io::Result<CancellationToken> {
     Ok(stop)
 }
 
-/// `90s`, `10m`, `2h`: the durations Kubernetes components take on their command lines.
+/// `500ms`, `90s`, `10m`, `1h30m`, `4m0s`: durations as Go writes them, without fractions.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no duration: write 500ms, 90s, 10m or 2h");
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (amount, unit) = text.split_at(unit_at);
-    let amount: u64 = amount.parse().map_err(|_| wrong())?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(amount)),
-        "s" => Ok(Duration::from_secs(amount)),
-        "m" => amount.checked_mul(60).map(Duration::from_secs).ok_or_else(wrong),
-        "h" => amount
-            .checked_mul(3600)
-            .map(Duration::from_secs)
-            .ok_or_else(wrong),
-        _ => Err(wrong()),
+    let wrong = || format!("{text:?} is no duration: write 500ms, 90s, 10m or 1h30m");
+    let mut sum = Duration::ZERO;
+    let mut rest = text;
+    loop {
+        let unit_at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+        let (amount, unit) = rest.split_at(unit_at);
+        let ends = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
+        let amount: u64 = amount.parse().map_err(|_| wrong())?;
+        let part = match &unit[..ends] {
+            "ms" => Some(Duration::from_millis(amount)),
+            "s" => Some(Duration::from_secs(amount)),
+            "m" => amount.checked_mul(60).map(Duration::from_secs),
+            "h" => amount.checked_mul(3600).map(Duration::from_secs),
+            _ => None,
+        };
+        sum = part.and_then(|part| sum.checked_add(part)).ok_or_else(wrong)?;
+        rest = &unit[ends..];
+        if rest.is_empty() {
+            return Ok(sum);
+        }
     }
 }
 
@@ -48,7 +55,9 @@ mod tests {
     fn reads_durations_as_kubernetes_writes_them() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("10m"), Ok(Duration::from_mins(10)));
-        for odd in ["", "10", "m", "10 m", "1.5h", "99999999999999999999s"] {
+        assert_eq!(duration("4m0s"), Ok(Duration::from_mins(4)));
+        assert_eq!(duration("1h30m"), Ok(Duration::from_mins(90)));
+        for odd in ["", "10", "m", "1h10", "10 m", "1.5h", "99999999999999999999s"] {
             assert!(duration(odd).is_err(), "{odd}");
         }
     }

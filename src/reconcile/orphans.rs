@@ -29,8 +29,11 @@ use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
     fleet::Registry,
     observe::crash::Step,
-    twin::{CreateError, Site, is_of_move, is_releasing, is_seen_of_move, retain, withdraw},
-    volume::{ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName},
+    twin::{CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, retain, withdraw},
+    volume::{
+        ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName,
+        moving::{MoveUid, SourceMark, TwinMarkError, TwinMarks},
+    },
 };
 
 /// For one twin to be gone.
@@ -51,10 +54,12 @@ enum OrphanState {
     Unclaimed,
     /// Somebody was given it, and it has no PV (any more).
     GivenAway,
+    /// It has what its volume was before a move whose `VolumeMove` is gone.
+    LeftByMove,
 }
 
 impl OrphanState {
-    const REPORTED: [Self; 2] = [Self::Unclaimed, Self::GivenAway];
+    const REPORTED: [Self; 3] = [Self::Unclaimed, Self::GivenAway, Self::LeftByMove];
 
     fn reason(self) -> &'static str {
         match self {
@@ -62,6 +67,7 @@ impl OrphanState {
             Self::Collectable => "collectable",
             Self::Unclaimed => "unclaimed",
             Self::GivenAway => "given-away",
+            Self::LeftByMove => "left-by-move",
         }
     }
 }
@@ -100,6 +106,26 @@ fn classify(handed_over: bool, deleting: bool, origin: Origin) -> OrphanState {
         (false, Origin::Live) => OrphanState::InTheMaking,
         (false, Origin::Gone) => OrphanState::Collectable,
         (false, Origin::Unknown) => OrphanState::Unclaimed,
+    }
+}
+
+/// The same of a twin as it was seen, which may be what a move has left.
+fn classify_seen(twin: &Twin, origin: Origin) -> OrphanState {
+    if superseded_by(&twin.moves).is_none() {
+        return classify(twin.handed_over, twin.deleting, origin);
+    }
+    if twin.deleting {
+        OrphanState::Collectable
+    } else {
+        OrphanState::LeftByMove
+    }
+}
+
+/// The move that has taken the data of a twin elsewhere.
+fn superseded_by(marks: &Result<TwinMarks, TwinMarkError>) -> Option<&MoveUid> {
+    match marks.as_ref().ok()?.source.as_ref()? {
+        SourceMark::Superseded { by, .. } => Some(by),
+        SourceMark::Moving { .. } | SourceMark::GivenBack { .. } => None,
     }
 }
 
@@ -172,22 +198,28 @@ impl<'a> Orphans<'a> {
         let Some(twin) = found.filter(same) else {
             return Ok(());
         };
-        if is_of_move(self.home, &twin).await {
+        let deleting = twin.metadata.deletion_timestamp.is_some();
+        let moves = TwinMarks::read(twin.labels(), twin.annotations());
+        let left_by = superseded_by(&moves);
+        let is_of_move = match left_by {
+            Some(by) => !deleting || exists(self.home, by).await,
+            None => is_of_move(self.home, &twin).await,
+        };
+        if is_of_move {
             return Ok(());
         }
         let Ok(marks) = Marks::read(twin.labels(), twin.annotations()) else {
             return Ok(());
         };
-        let deleting = twin.metadata.deletion_timestamp.is_some();
         let origin = match self.place_of_volume(&marks).await? {
             Place::In(id) if id.cluster != *cluster.id() || id.epoch != marks.epoch => Origin::Gone,
             Place::In(_) | Place::Unreadable => return Ok(()),
             Place::Nowhere => self.origin_now(&marks).await?,
         };
-        if classify(marks.handed_over, deleting, origin) != OrphanState::Collectable {
+        if left_by.is_none() && classify(marks.handed_over, deleting, origin) != OrphanState::Collectable {
             return Ok(());
         }
-        let nobody_had_it = !marks.handed_over && origin == Origin::Gone;
+        let nobody_had_it = left_by.is_none() && !marks.handed_over && origin == Origin::Gone;
         if !nobody_had_it && !self.keep_data(cluster, &twin, &marks).await? {
             return Ok(());
         }
@@ -297,13 +329,24 @@ impl<'a> Orphans<'a> {
             .claim
             .as_ref()
             .map(|claim| format!("{}/{}", claim.namespace, claim.name));
+        let what = match state {
+            OrphanState::LeftByMove => format!(
+                "it holds what the volume {} of the claim {} was before a move whose VolumeMove is gone, so that nothing \
+                 releases it. It is left alone: if nobody needs that data, delete this claim",
+                twin.volume,
+                claim.as_deref().unwrap_or("<unknown>"),
+            ),
+            _ => format!(
+                "the volume {} ({}, made for the claim {}) has no PersistentVolume. It is left alone, since it may hold \
+                 data: recover it by hand, or delete this claim",
+                twin.volume,
+                state.reason(),
+                claim.as_deref().unwrap_or("<unknown>"),
+            ),
+        };
         let note = format!(
-            "the volume {} ({}, made for the claim {}) has no PersistentVolume. It is left alone, since it may hold data: \
-             recover it by hand, or delete this claim: its own PersistentVolume is retained then, and its data goes when you set \
-             the reclaim policy of that back to Delete",
-            twin.volume,
-            state.reason(),
-            claim.as_deref().unwrap_or("<unknown>"),
+            "{what}: its own PersistentVolume is retained then, and its data goes when you set the reclaim policy of that back \
+             to Delete"
         );
         if cluster.id() == self.home.id() {
             self.reports.warn(&on, "OrphanedTwin", &note).await;
@@ -337,9 +380,14 @@ impl<'a> Orphans<'a> {
         let here: HashSet<_> = here.iter().map(|volume| (&volume.volume, volume.epoch)).collect();
         let twins = cluster.all_twins();
         // What is released has no PV for a while, and is seen to by the command that does it; what
-        // is moved has none of its epoch, and is seen to by the move.
+        // is moved has none of its epoch, and is seen to by the move, as long as there is one.
+        let moves = self.home.views().moves.all();
+        let is_left = |twin: &Twin| {
+            superseded_by(&twin.moves).is_some_and(|by| !moves.iter().any(|one| one.uid == by.as_str()))
+        };
         let is_alone = |twin: &&Arc<Twin>| {
-            !here.contains(&(&twin.volume, twin.epoch)) && !twin.releasing && !is_seen_of_move(twin)
+            let is_here = here.contains(&(&twin.volume, twin.epoch));
+            !is_here && !twin.releasing && (!is_seen_of_move(twin) || is_left(twin))
         };
         let mut alone: Vec<_> = twins.iter().filter(is_alone).collect();
         if alone.is_empty() {
@@ -380,14 +428,21 @@ impl Rounds for Orphans<'_> {
         let mut reported: HashMap<OrphanState, usize> = HashMap::new();
         for it in &alone {
             let Alone { cluster, twin, .. } = it;
-            let state = classify(twin.handed_over, twin.deleting, self.origin(it));
+            let state = classify_seen(twin, self.origin(it));
             if !self.persists(cluster, twin, state) {
+                continue;
+            }
+            // What is not seen may have been made a moment ago.
+            if state == OrphanState::LeftByMove
+                && let Some(by) = superseded_by(&twin.moves)
+                && exists(self.home, by).await
+            {
                 continue;
             }
             match state {
                 OrphanState::InTheMaking => {}
                 OrphanState::Collectable => outcome = outcome.and(self.collect(cluster, twin).await),
-                OrphanState::Unclaimed | OrphanState::GivenAway => {
+                OrphanState::Unclaimed | OrphanState::GivenAway | OrphanState::LeftByMove => {
                     self.report(cluster, twin, state).await;
                     *reported.entry(state).or_default() += 1;
                 }

@@ -146,7 +146,10 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let pending = phase.unwrap_or("Pending") == "Pending";
     let by_name = !annotations.contains_key(BOUND_BY_CONTROLLER);
-    (pending || by_name || PROVISIONERS.iter().any(ours)).then(|| Claim {
+    // Its annotations may be those of its twin.
+    let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
+    let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
+    is_seen.then(|| Claim {
         name: ClaimName {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
@@ -168,7 +171,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         said: twin_condition::said(claim),
         lost: phase == Some("Lost"),
         locked_by: annotations.get(mark::MOVE).cloned(),
-        bears_marks_of_its_twin: facts::bears_marks_of_its_twin(claim),
+        bears_marks_of_its_twin,
     })
 }
 

@@ -10,11 +10,14 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
-use super::{Site, reading};
+use super::{
+    Site,
+    reading::{self, PROVISIONER, PROVISIONER_BETA},
+};
 use crate::{
     cluster::{ApiError, Cluster, Precondition, facts, unless_conflict},
     volume::{
-        ClaimName,
+        ClaimName, DRIVER_NAME,
         mark::{self, TWIN_FINALIZER},
     },
 };
@@ -82,8 +85,8 @@ pub async fn remove_copy(site: &Site, copy: &PersistentVolumeClaim) -> Result<()
     }
 }
 
-/// Removes the marks and the finalizer of a twin from the claim that the twin was made for:
-/// there they would keep the claim from being deleted.
+/// Removes the marks and the finalizer of a twin from the claim that the twin was made for, where
+/// they would keep the claim from being deleted, and names its own provisioner again.
 pub async fn clean_claim(home: &Cluster, claim: &ClaimName) -> Result<(), ApiError> {
     let claims = home.within::<PersistentVolumeClaim>(&claim.namespace);
     let found = claims.get(&claim.name).await?;
@@ -93,6 +96,12 @@ pub async fn clean_claim(home: &Cluster, claim: &ClaimName) -> Result<(), ApiErr
     let none = |keys: &[&str]| -> Map<String, Value> {
         keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect()
     };
+    let mut annotations = none(mark::ON_TWINS_ONLY.annotations);
+    for key in [PROVISIONER, PROVISIONER_BETA] {
+        if found.annotations().contains_key(key) {
+            annotations.insert(key.to_owned(), DRIVER_NAME.into());
+        }
+    }
     let finalizers: Vec<&String> = found
         .finalizers()
         .iter()
@@ -102,7 +111,7 @@ pub async fn clean_claim(home: &Cluster, claim: &ClaimName) -> Result<(), ApiErr
         "uid": found.uid(),
         "resourceVersion": found.resource_version(),
         "labels": none(mark::ON_TWINS_ONLY.labels),
-        "annotations": none(mark::ON_TWINS_ONLY.annotations),
+        "annotations": annotations,
         "finalizers": finalizers,
     }});
     if unless_conflict(claims.merge(&claim.name, &patch).await)?.is_some() {

@@ -141,6 +141,9 @@ var table = []tableLine{
 	{prefix: "proto/", tests: []someOf{{"csi-sanity", ""}}},
 
 	{prefix: "src/fleet/liqo", tests: []someOf{{"remote", "Liqo"}, {"liqo", ""}}},
+	{prefix: "src/twin/claim_copy", tests: []someOf{{"remote", "Kosmos"}}},
+	{prefix: "src/twin/mirrored", tests: []someOf{{"remote", "Kosmos"}}},
+	{prefix: "sanity-tests/fabric/kosmosclaims", tests: []someOf{{"remote", "Kosmos"}}},
 	{prefix: "src/fleet/kosmos", tests: []someOf{{"remote", "Kosmos"}, {"offload", "Kosmos"}}},
 	{prefix: "src/fleet/kubeconfig", tests: []someOf{{"remote", "Kubeconfig|Hostile|Identity|Rights|Role"}}},
 	{prefix: "src/fleet/", tests: otherSide},

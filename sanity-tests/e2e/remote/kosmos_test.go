@@ -212,7 +212,7 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 }
 
 // What Kosmos writes of a twin onto its claim must not keep the claim from going.
-func TestMarksOfATwinDoNotStayOnItsClaim(t *testing.T) {
+func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
 	const class = "e2e-kosmos-marks"
 	p := joined(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
 	p.home.Claim("data", class, "64Mi")

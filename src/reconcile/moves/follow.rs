@@ -33,17 +33,17 @@ use crate::{
     },
     observe::crash::{self, Step},
     placement::moving::{
-        BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Side, Stage, StatusChange,
-        VolumeNow, Waiting, Why, move_step,
+        BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
+        StatusChange, VolumeNow, Waiting, Why, move_step,
     },
     reconcile::rounds::Rounds,
     twin::{
-        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, ReadsOn, Records},
+        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
         movers::MoveHelpers,
     },
     volume::{
         ClaimName, mark,
-        moving::{CommitRecord, SourceRecord},
+        moving::{CommitRecord, Condition, SourceRecord},
     },
 };
 
@@ -263,7 +263,7 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             },
         };
         let copies = self.copies(seen);
-        let next = entered(
+        let mut next = entered(
             &seen.of,
             &seen.request,
             &seen.stage,
@@ -271,6 +271,13 @@ impl<'a, H: MoveHelpers> Following<'a, H> {
             &copies,
             Timestamp::now(),
         )?;
+        if let (Entered::Stage(Stage::Ended(Outcome::Done)), Some(left)) = (&change, sources_left(seen)) {
+            let released = Condition::SourceReleased.to_string();
+            let said = next.conditions.iter_mut().find(|said| said.type_ == released);
+            if let Some(said) = said {
+                said.message = left;
+            }
+        }
         self.since.happened();
         self.note(seen, &change, &next);
         self.write_status(&seen.of, &next).await
@@ -541,6 +548,29 @@ fn recorded_bytes(moved: &[MovedVolume]) -> u64 {
         Records::Committed(record) => record.source().source.bytes(),
     });
     sizes.fold(0, u64::saturating_add)
+}
+
+/// What the move leaves at sources whose clusters nobody declares any more, and which it thus cannot
+/// release.
+fn sources_left(seen: &Seen) -> Option<String> {
+    let claims = seen.of.status.iter().flat_map(|status| &status.claims);
+    let sources = claims.zip(&seen.moved).filter_map(|(claim, moved)| {
+        let source = claim.source.as_ref()?;
+        matches!(moved.source.place, Place::Gone).then(|| {
+            format!(
+                "{}/{} in the cluster {}",
+                source.namespace, source.name, source.cluster
+            )
+        })
+    });
+    let sources: Vec<String> = sources.collect();
+    (!sources.is_empty()).then(|| {
+        format!(
+            "no longer declared, so that nothing was released there: the claim {}, with its PersistentVolume and its data. Declare \
+             the cluster again and delete the claim, or delete both there",
+            sources.join(", ")
+        )
+    })
 }
 
 /// Why the mover of the target goes without having taken the journal off, if it has failed to.

@@ -152,6 +152,10 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
             let api = FakeApi::start().await;
             put_twin(&api, handed_over, true);
             put_volume(&api);
+            api.put(
+                "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m",
+                json!({"metadata": {"uid": MOVE}}),
+            );
             api.change(VOLUME, |volume| {
                 volume["spec"]["csi"]["volumeHandle"] = handle.as_str().into();
             });
@@ -169,6 +173,49 @@ async fn what_is_a_moves_is_neither_collected_nor_reported() {
             assert!(api.object(TWIN).is_some());
             assert!(events(&api).is_empty());
         }
+    }
+}
+
+/// Nothing else releases it, and in a remote cluster it costs money and has the claim's name.
+#[tokio::test]
+async fn what_a_move_has_left_whose_object_is_gone_is_reported_and_may_be_deleted() {
+    for handed_over in [true, false] {
+        let api = FakeApi::start().await;
+        put_dying(&api);
+        if !handed_over {
+            api.change(TWIN, |twin| {
+                let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+                annotations.remove(mark::HANDED_OVER);
+            });
+        }
+        put_volume(&api);
+        api.change(VOLUME, |volume| {
+            volume["spec"]["csi"]["volumeHandle"] = format!("v1:away:pvc-{UID}").into();
+        });
+        api.change(TWIN, |twin| {
+            twin["metadata"]["annotations"][mark::SOURCE_OF] =
+                "superseded:6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222:1".into();
+            twin["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("deletionTimestamp");
+        });
+        round_after(&api, LONG).await.unwrap();
+        assert!(api.object(TWIN).is_some(), "it may be all that is left");
+        let told = events(&api);
+        assert_eq!(told.len(), 1);
+        assert!(
+            told[0]["note"].as_str().unwrap().contains("before a move"),
+            "{told:#?}"
+        );
+        // Its data stays when somebody deletes it.
+        api.change(TWIN, |twin| {
+            twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        });
+        round_after(&api, LONG).await.unwrap();
+        assert!(api.object(TWIN).is_none());
+        let real = api.object(REAL).unwrap();
+        assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
     }
 }
 

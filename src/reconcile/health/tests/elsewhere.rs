@@ -336,6 +336,8 @@ async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
         for (key, value) in twin["metadata"]["annotations"].as_object().unwrap() {
             metadata["annotations"][key] = value.clone();
         }
+        metadata["annotations"]["pv.kubernetes.io/bound-by-controller"] = "yes".into();
+        metadata["annotations"]["volume.kubernetes.io/storage-provisioner"] = "real.example".into();
         metadata["finalizers"] = json!(["kubernetes.io/pvc-protection", mark::TWIN_FINALIZER]);
     });
     both.round().await.unwrap();
@@ -343,9 +345,11 @@ async fn the_marks_of_a_twin_do_not_stay_on_its_claim() {
     let metadata = &claim["metadata"];
     assert_eq!(metadata["finalizers"], json!(["kubernetes.io/pvc-protection"]));
     assert_eq!(metadata["labels"], json!({"app": "shop"}));
-    let annotations = metadata["annotations"].as_object().unwrap();
-    let left: Vec<&String> = annotations.keys().collect();
-    assert_eq!(left, ["volume.kubernetes.io/storage-provisioner"]);
+    let left = json!({
+        "pv.kubernetes.io/bound-by-controller": "yes",
+        "volume.kubernetes.io/storage-provisioner": DRIVER_NAME,
+    });
+    assert_eq!(metadata["annotations"], left);
     assert!(both.there.object(&twin_there(0)).is_some());
 }
 

@@ -190,6 +190,36 @@ async fn the_source_is_kept_for_as_long_as_is_asked_for() {
 }
 
 #[tokio::test]
+async fn a_source_whose_cluster_is_not_declared_any_more_is_named() {
+    let world = World::new(json!({
+        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
+    }))
+    .await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Retaining(_)))
+        .await;
+    world.home_api.change(THE_MOVE, |of| {
+        of["spec"]["retainSource"] = "0s".into();
+        let claims = of["status"]["claims"].to_string().replace("v1:home:", "v1:rome:");
+        of["status"]["claims"] = serde_json::from_str(&claims).unwrap();
+        let source = &mut of["status"]["claims"][0]["source"];
+        source["cluster"] = "rome".into();
+        source["namespace"] = "shop-there".into();
+    });
+    world.to_the_end().await;
+    let conditions = world.read().unwrap().status.unwrap().conditions;
+    let released = conditions
+        .iter()
+        .find(|one| one.type_ == "SourceReleased")
+        .unwrap();
+    assert!(
+        released.message.contains("shop-there/") && released.message.contains("in the cluster rome"),
+        "{}",
+        released.message
+    );
+}
+
+#[tokio::test]
 async fn what_differs_goes_back() {
     let world = World::evicting().await;
     world.movers.lock().differs = true;
