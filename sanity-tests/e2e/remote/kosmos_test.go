@@ -173,11 +173,7 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	p.home.DeletePod("writer")
 
 	fabricObjects(t, "home", "kosmos", "leave", "--cluster", p.cluster)
-	retain := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-	reals := p.remote.Client.CoreV1().PersistentVolumes()
-	if _, err := reals.Patch(t.Context(), found.real.Name, types.MergePatchType, retain, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	p.setPolicy(found, corev1.PersistentVolumeReclaimRetain)
 	p.deleteTwin(found)
 	claims := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name)
 	p.remote.Eventually("the twin goes", func(ctx context.Context) (string, error) {
@@ -201,14 +197,26 @@ func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
 	})
 
 	p.join()
+	found.real.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	p.waitMadeAgain(found)
 	p.home.WaitReady("reader")
 	if got := p.remote.Exec("reader", "cat /data/file"); got != "precious" {
 		user.Violated(t, "read %q", got)
 	}
 	p.home.DeletePod("reader")
+	p.setPolicy(found, corev1.PersistentVolumeReclaimDelete)
 	p.deleteClaim("data")
 	p.wantGone(found)
+}
+
+// setPolicy sets the reclaim policy of a real volume, as an administrator there would.
+func (p *pair) setPolicy(v volume, policy corev1.PersistentVolumeReclaimPolicy) {
+	p.t.Helper()
+	patch := []byte(fmt.Sprintf(`{"spec":{"persistentVolumeReclaimPolicy":%q}}`, policy))
+	_, err := p.remote.Client.CoreV1().PersistentVolumes().Patch(p.t.Context(), v.real.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // What Kosmos writes of a twin onto its claim must not keep the claim from going.
