@@ -31,12 +31,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
-    meters::Meters,
-    namespaces::Namespaces,
-    node::NodeKeeper,
-    places::Places,
-    pods::{Pods, node_of},
-    ports::Endpoints,
+    meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
     reflect::Reflection,
 };
 use crate::{
@@ -117,7 +112,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
             Some(Served {
-                node: node_of(cluster)?,
+                node: cluster.fabric_node()?,
                 cluster: cluster.name_any().parse().ok()?,
             })
         };

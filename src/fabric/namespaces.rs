@@ -21,7 +21,6 @@ use super::{
     liqo,
     node::{is_out_of_service, is_ready},
     places::{Place, Places},
-    pods::node_of,
     remote::{Owner, Question},
     scheduling,
 };
@@ -240,7 +239,7 @@ impl Reconciler<'_> {
             },
             (Ok(()), Some(Readiness::Created)) => Question::Presence,
             (Ok(()), _) => Question::Usable {
-                pods: node_of(cluster).is_some(),
+                pods: cluster.fabric_node().is_some(),
             },
         };
         let mut is_silent = false;
@@ -288,13 +287,13 @@ impl Reconciler<'_> {
         let standing = nodes.iter().filter(|node| self.stands_for(node, &id));
         standing
             .map(|node| node.name.clone())
-            .chain(node_of(cluster))
+            .chain(cluster.fabric_node())
             .collect()
     }
 
     /// Whether an administrator has declared out of service the node of a cluster.
     async fn is_declared_out_of_service(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
-        let Some(name) = node_of(cluster) else {
+        let Some(name) = cluster.fabric_node() else {
             return Ok(false);
         };
         let node = self

@@ -19,7 +19,7 @@ use futures::{
     future::{pending, select_all},
     stream::FuturesUnordered,
 };
-use kube::{Api, ResourceExt, runtime::watcher};
+use kube::{Api, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
@@ -311,13 +311,6 @@ fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
         priority_class: pods.priority_class_name.clone(),
         runtime_class: pods.runtime_class_name.clone(),
     }
-}
-
-/// The node that the fabric makes for a cluster, if it makes one.
-pub(super) fn node_of(cluster: &RemoteCluster) -> Option<String> {
-    let fabric = cluster.spec.fabric.as_ref()?;
-    let makes_it = cluster.spec.node_selector.is_none();
-    makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| cluster.name_any()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,45 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// What rights cannot tell apart policies do: whose a node is, and what of a pod is written.
+func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
+	objects := render(t, Values{"fabric": Values{"enabled": true}})
+	for name, resources := range map[string][]string{
+		"fabric-pods":      {"pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"},
+		"fabric-nodes":     {"nodes", "nodes/status"},
+		"fabric-wishes":    {"remoteclusters", "namespaceoffloadings"},
+		"fabric-evictions": {"pods/eviction"},
+	} {
+		name += ".storage.liqo.io"
+		isBound(t, objects, name)
+		spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
+		var judged []string
+		for _, rule := range spec.MatchConstraints.ResourceRules {
+			judged = append(judged, rule.Resources...)
+		}
+		if !slices.Equal(judged, resources) {
+			t.Errorf("%s is about %v", name, judged)
+		}
+		if by := spec.MatchConditions; len(by) != 1 || !strings.HasSuffix(by[0].Expression, `== "system:serviceaccount:liqo-csi:liqo-csi-fabric"`) {
+			t.Errorf("%s is about %v", name, by)
+		}
+	}
+	// The role that names the nodes is the controller's alone.
+	bound := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-fabric-nodes")
+	if bound.RoleRef.Kind != "Role" || bound.RoleRef.Name != "liqo-csi-fabric-nodes" || bound.Subjects[0].Name != "liqo-csi-fabric" {
+		t.Errorf("the binding is %+v", bound)
+	}
+	const role = "roles.rbac.authorization.k8s.io/liqo-csi-fabric-nodes -n liqo-csi"
+	controller, fabric := rights{"liqo-csi-controller", objects}, rights{"liqo-csi-fabric", objects}
+	controller.check(t, true, "get,patch "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io -n liqo-csi")
+	controller.check(t, false, "patch roles.rbac.authorization.k8s.io/other -n liqo-csi", "create rolebindings.rbac.authorization.k8s.io -n liqo-csi")
+	fabric.check(t, false, "get,patch,update,delete "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io/any -n liqo-csi")
+}
