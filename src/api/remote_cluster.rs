@@ -306,6 +306,7 @@ pub struct VirtualNodeStatus {
     /// Which cluster it stands for: the uid of the namespace kube-system there. Another cluster
     /// under its address is not taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub cluster_uid: Option<String>,
 
     /// The port of the fabric's pods at which the API server finds the logs of its pods, and no

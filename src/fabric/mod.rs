@@ -12,6 +12,7 @@ mod marks;
 mod meters;
 mod namespaces;
 mod node;
+mod pace;
 mod places;
 mod pods;
 mod ports;

@@ -32,7 +32,7 @@ use crate::{
         remote_cluster::RemoteCluster,
     },
     cluster::{
-        ApiError, Cause, Cluster, Objects, has_finalizer, unless_conflict,
+        ApiError, Cause, Cluster, Objects, has_finalizer, short, unless_conflict,
         view::{Changed, Feed, Slim},
     },
     fleet::NodeKind,
@@ -541,7 +541,7 @@ fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState)
             status: status.to_owned(),
             last_transition_time: since.unwrap_or_else(|| format!("{:.0}", Timestamp::now())),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message: short(message),
         }
     };
     let mut all = vec![match &state.selected {

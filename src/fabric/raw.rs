@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE};
 use crate::{
     cluster::view::Slim,
-    offload::pods::{FINALIZER, GATE, HomePod, STARTED, There},
+    offload::{
+        is_name, is_uid,
+        pods::{FINALIZER, GATE, HomePod, STARTED, There},
+    },
 };
 
 /// A pod.
@@ -76,6 +79,12 @@ impl RawPod {
 
     pub(super) fn annotation(&self, key: &str) -> Option<&str> {
         self.annotations().get(key).map(String::as_str)
+    }
+
+    /// Whether its name and uid are such as Kubernetes gives: of a remote pod, they become parts of
+    /// requests, and texts here.
+    pub(super) fn is_plausible(&self) -> bool {
+        is_name(&self.name_any()) && is_uid(self.uid())
     }
 
     /// As JSON, for what is decided in [`crate::offload::pods`].

@@ -288,6 +288,18 @@ async fn foreign_namespaces_are_never_adopted_and_never_deleted() {
 }
 
 #[tokio::test]
+async fn however_much_a_cluster_says_little_of_it_is_in_the_status() {
+    let world = World::asked(json!({})).await;
+    let labels = json!({"fabric.storage.liqo.io/home": "h".repeat(1 << 20)});
+    world.there.put(THERE, json!({"metadata": {"labels": labels}}));
+    world.run_until(|world| world.phase() == "AllFailed").await;
+    let (reason, message) = world.ready();
+    assert_eq!(reason, "CreationLoopBackOff");
+    assert!(message.len() < 1100, "{} bytes", message.len());
+    assert!(message.contains("another home cluster"));
+}
+
+#[tokio::test]
 async fn two_namespaces_cannot_share_one_there() {
     let world = World::offloaded().await;
     world.home.put("/api/v1/namespaces/other", json!({}));

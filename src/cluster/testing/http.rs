@@ -64,6 +64,7 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         None if watch => follow(server, path, query),
         None => act(&server.store, &method, &path, &query, lists, &body),
         Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
+        Some(Act::TooLarge) => refusal(413, "Request entity too large: limit is 3145728"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }

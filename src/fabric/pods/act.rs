@@ -8,7 +8,11 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{POLL, Pods, changes::reference, look::Look};
+use super::{
+    POLL, Pods,
+    changes::reference,
+    look::{Look, plausible},
+};
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     fabric::{
@@ -21,7 +25,8 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
-        final_status, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
+        final_status, is_transition, least_final_status, remote_pod, remote_status, started_status,
+        unreachable_status, waiting_status,
     },
 };
 
@@ -191,7 +196,11 @@ impl Writer<'_> {
                 tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
                 Ok(Made::Now)
             }
-            Ok(None) => Ok(Made::Taken(pods.get(&name).await?.map(Arc::new))),
+            Ok(None) => {
+                let found = pods.get(&name).await?;
+                let found = found.map(|found| plausible(&pods, found)).transpose()?;
+                Ok(Made::Taken(found.map(Arc::new)))
+            }
             Err(error) if error.is_refusal() => Ok(Made::Refused(Look::refusal(&error))),
             Err(error) => Err(error),
         }
@@ -219,6 +228,16 @@ impl Writer<'_> {
         }
         let addresses = self.addresses(home, remote).await;
         let status = remote_status(&home.json(), &remote.json(), &addresses);
+        if is_said(home, &status) {
+            return Ok(again);
+        }
+        if let Err(wait) = self
+            .pods
+            .turns
+            .take(home.uid(), is_transition(&home.status, &status))
+        {
+            return Ok(Some(again.map_or(wait, |it| it.min(wait))));
+        }
         let written = self.write_status(home, &status).await?;
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
@@ -292,7 +311,14 @@ impl Writer<'_> {
         if home.is_held() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
-                match self.write_status(&home, &status).await? {
+                let written = match self.write_status(&home, &status).await {
+                    // The pod is as large as an object can be: it ends all the same.
+                    Err(error) if error.is_too_large() => {
+                        self.write_status(&home, &least_final_status(&status)).await
+                    }
+                    written => written,
+                };
+                match written? {
                     Some(written) => home = written,
                     None => return Ok(()),
                 }
@@ -311,8 +337,7 @@ impl Writer<'_> {
     /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has
     /// changed the pod.
     async fn write_status(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
-        let fields = status.as_object().into_iter().flatten();
-        if fields.clone().all(|(field, value)| home.status[field] == *value) {
+        if is_said(home, status) {
             return Ok(Some(home.clone()));
         }
         let patch = json!({"metadata": home.exactly(), "status": status});
@@ -335,6 +360,12 @@ impl Writer<'_> {
         let pods = place.cluster.within(&remote.namespace().unwrap_or_default());
         Some((remote, pods))
     }
+}
+
+/// Whether the status says just this already.
+fn is_said(home: &RawPod, status: &Value) -> bool {
+    let mut fields = status.as_object().into_iter().flatten();
+    fields.all(|(field, value)| home.status[field] == *value)
 }
 
 /// What came of making a remote pod.

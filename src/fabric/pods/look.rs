@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use super::{POLL, Pods, act::Writer, waits::CLAIM_NOT_READY};
 use crate::{
-    cluster::{ApiError, short},
+    cluster::{ApiError, Cause, Objects, short},
     fabric::{
         marks::{HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
         node::{is_out_of_service, is_ready},
@@ -293,8 +293,10 @@ impl Pods<'_> {
 /// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights
 /// went with it.
 async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
-    let found = place.cluster.within::<RawPod>(namespace).get_or_gone(name).await;
+    let pods = place.cluster.within::<RawPod>(namespace);
+    let found = pods.get_or_gone(name).await;
     match found {
+        Ok(Some(found)) => plausible(&pods, found).map(Some),
         Err(error) if error.is_forbidden() => {
             let namespaces = place.cluster.all::<Namespace>();
             match namespaces.get_or_gone(namespace).await? {
@@ -304,6 +306,15 @@ async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPo
         }
         found => found,
     }
+}
+
+/// A remote pod, unless its uid or name is none.
+pub(super) fn plausible(pods: &Objects<RawPod>, found: RawPod) -> Result<RawPod, ApiError> {
+    if found.is_plausible() {
+        return Ok(found);
+    }
+    let why = "a pod has a name or uid that Kubernetes does not give";
+    Err(pods.failure("read", Cause::Malformed(why.to_owned())))
 }
 
 impl Look<'_> {

@@ -7,6 +7,7 @@ mod addresses;
 mod changes;
 mod look;
 mod services;
+mod turns;
 mod usage;
 mod waits;
 mod watches;
@@ -23,7 +24,7 @@ use kube::{Api, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use self::{addresses::Told, changes::Sent, waits::Waits, watches::Watches, work::Work};
+use self::{addresses::Told, changes::Sent, turns::Turns, waits::Waits, watches::Watches, work::Work};
 use super::{marks::HOME_POD, meters::Meters, places::Places, raw::RawPod};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
@@ -57,6 +58,7 @@ pub(super) struct Pods<'a> {
     home: View<RawPod>,
     there: Watches,
     outside: Told,
+    turns: Turns,
     /// Whether all remote pods were looked at since the cluster answers.
     swept: &'a watch::Sender<bool>,
     sent: Sent,
@@ -80,6 +82,7 @@ impl<'a> Pods<'a> {
             home: View::start(all, of_node, Some, &stop),
             there: Watches::new(places.home.id()),
             outside: Told::default(),
+            turns: Turns::default(),
             places,
             cluster,
             node: node.to_owned(),
