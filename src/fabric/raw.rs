@@ -126,7 +126,7 @@ impl RawPod {
 
     /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
     pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> There {
-        if !is_ours || self.annotation(HOME_POD) != Some(key) {
+        if !is_ours || self.home_key() != Some(key) {
             return There::Foreign;
         }
         let is_of = |home: &Self| {
@@ -164,10 +164,14 @@ impl RawPod {
 
     /// Where a home pod may run: cluster and namespace.
     pub(super) fn place(&self) -> Option<(&str, &str)> {
-        Some((
-            self.annotation(REMOTE_CLUSTER)?,
-            self.annotation(REMOTE_NAMESPACE)?,
-        ))
+        let namespace = self.annotation(REMOTE_NAMESPACE).filter(|it| is_name(it))?;
+        Some((self.annotation(REMOTE_CLUSTER)?, namespace))
+    }
+
+    /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
+    pub(super) fn home_key(&self) -> Option<&str> {
+        let (namespace, name) = self.annotation(HOME_POD)?.split_once('/')?;
+        (is_name(namespace) && is_name(name)).then_some(self.annotation(HOME_POD)?)
     }
 
     pub(super) fn is_of_daemon_set(&self) -> bool {

@@ -28,11 +28,14 @@ pub fn cut(text: &str, longest: usize) -> String {
     format!("{}{cut}", &text[..end])
 }
 
-/// Whether an object can be called so.
+/// Whether an object can be called so. A name becomes part of a path, so nothing else may.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
-    let is_plain = |it: u8| matches!(it, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    name.starts_with(|it: char| it.is_ascii_alphanumeric()) && name.len() <= 253 && name.bytes().all(is_plain)
+    let edge = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
+    name.len() <= 253
+        && name.starts_with(edge)
+        && name.ends_with(edge)
+        && name.chars().all(|it| edge(it) || matches!(it, '-' | '.'))
 }
 
 /// Whether it looks like the uid of an object.

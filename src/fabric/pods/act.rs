@@ -1,7 +1,11 @@
 //! The writes about one pod. Each names the uid of what it writes on, and most its version: what
 //! changed meanwhile is looked at again.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
@@ -79,8 +83,7 @@ impl Writer<'_> {
             self.pods.waits.forget(self.look.key);
         }
         if let Act::DeleteThere(grace) = act {
-            self.delete_there(grace).await?;
-            return Ok(Some(POLL));
+            return self.delete_there(grace).await.map(Some);
         }
         let Some(home) = &self.look.home else {
             return Ok(None);
@@ -261,9 +264,10 @@ impl Writer<'_> {
         }
     }
 
-    async fn delete_there(&self, grace: Option<i64>) -> Result<(), ApiError> {
+    /// When to look again. A cluster that takes it and does not delete the pod is asked ever more rarely.
+    async fn delete_there(&self, grace: Option<i64>) -> Result<Duration, ApiError> {
         let Some((remote, pods)) = self.remote() else {
-            return Ok(());
+            return Ok(POLL);
         };
         let own = || {
             remote.spec["terminationGracePeriodSeconds"]
@@ -273,9 +277,15 @@ impl Writer<'_> {
         let grace = grace.unwrap_or_else(own).max(1);
         let exactly = exactly(remote);
         let grace = u32::try_from(grace).unwrap_or(u32::MAX);
-        let name = remote.name_any();
+        let (name, print) = (remote.name_any(), (remote.uid().to_owned(), grace));
+        let brake = || self.pods.deleted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = brake().holds(self.look.key, &print) {
+            return Ok(left);
+        }
         let deleted = pods.delete_within(&name, exactly, Some(grace));
-        unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some)).map(drop)
+        unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some))?;
+        brake().note(self.look.key.to_owned(), print);
+        Ok(POLL)
     }
 
     /// Others have deleted the remote pod.

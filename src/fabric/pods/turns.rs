@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use crate::fabric::pace::Pace;
+use tokio::time;
+
+use super::Pods;
+use crate::fabric::{brake::Brake, pace::Pace};
 
 const EACH: Duration = Duration::from_secs(1);
 /// So many transitions come at once: more than a pod has when it starts.
@@ -28,10 +31,59 @@ impl Turns {
     }
 }
 
+/// So many remote pods a second are looked up here, whatever they say for whom they run, and so many at once.
+const EACH_LOOK: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 200;
+
+/// Remote pods that run for nobody: which were looked at of late, by home pod and uid, and how fast
+/// they are. Their cluster invents as many as it pleases, and need not delete them.
+pub(super) struct Swept(Mutex<(Brake<String>, Pace)>);
+
+impl Default for Swept {
+    fn default() -> Self {
+        Self(Mutex::new((Brake::default(), Pace::new(EACH_LOOK))))
+    }
+}
+
+/// What came of asking for a turn.
+enum Turn {
+    Taken,
+    Wait(Duration),
+    Held(Duration),
+}
+
+impl Swept {
+    fn turn(&self, key: &str, uid: &str) -> Turn {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (brake, pace) = &mut *state;
+        let uid = uid.to_owned();
+        if let Some(left) = brake.holds(key, &uid) {
+            return Turn::Held(left);
+        }
+        if let Err(wait) = pace.take(LOOKS) {
+            return Turn::Wait(wait);
+        }
+        brake.note(key.to_owned(), uid);
+        Turn::Taken
+    }
+}
+
+impl Pods<'_> {
+    /// In what time a remote pod that runs for nobody is looked at again, if it was of late. Otherwise it
+    /// is looked at now, or as soon as it is its turn.
+    pub(super) async fn swept_of_late(&self, key: &str, uid: &str) -> Option<Duration> {
+        loop {
+            match self.sweeps.turn(key, uid) {
+                Turn::Taken => return None,
+                Turn::Held(left) => return Some(left),
+                Turn::Wait(wait) => time::sleep(wait).await,
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use tokio::time;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ async fn however_often_a_remote_status_changes_it_is_written_once_a_second() {
             if now <= 200 {
                 said.set(now);
                 world.there.change(THERE, |pod| {
-                    pod["status"]["message"] = json!(format!("said {now} times"))
+                    pod["status"]["message"] = json!(format!("said {now} times"));
                 });
             }
             world.home_pod()["status"]["message"] == "said 200 times"
@@ -114,4 +114,86 @@ async fn addresses_that_change_all_the_time_are_told_once_a_minute() {
         u64::try_from(told).unwrap() <= 1 + began.elapsed().as_secs() / 60,
         "told {told} times"
     );
+}
+
+/// A remote pod that says it runs for this pod, which is not there.
+fn ghost(world: &World, name: &str, home: &str) -> String {
+    let path = format!("/api/v1/namespaces/shop-home/pods/{name}");
+    let uid = world.home.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    world.there.put(
+        &path,
+        json!({
+            "metadata": {"labels": {"fabric.storage.liqo.io/home": "home"}, "annotations": {
+                "fabric.storage.liqo.io/home-uid": uid,
+                "fabric.storage.liqo.io/home-pod": home,
+                "fabric.storage.liqo.io/home-pod-uid": "gone",
+            }},
+            "spec": {"containers": [{"name": "web", "image": "web"}]}, "status": {"phase": "Running"},
+        }),
+    );
+    path
+}
+
+#[tokio::test]
+async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarely() {
+    let world = World::new().await;
+    let path = ghost(&world, "ghost", "shop/ghost");
+    world
+        .there
+        .fault(Fault::new("DELETE", "/pods/ghost", Act::TakeOut));
+    let count = |api: &FakeApi, request: &str| api.requests().iter().filter(|it| *it == request).count();
+    let deletes = || count(&world.there, &format!("DELETE {path}"));
+    let began = time::Instant::now();
+    world
+        .run_until(|world| {
+            // It says something else all the time.
+            world.there.change(&path, |pod| {
+                let now = pod["status"]["message"].as_u64().unwrap_or_default() + 1;
+                pod["status"]["message"] = json!(now);
+            });
+            deletes() >= 3
+        })
+        .await;
+    assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(count(&world.home, "GET /api/v1/namespaces/shop/pods/ghost") <= 4);
+}
+
+#[tokio::test]
+async fn what_is_no_name_is_asked_nowhere() {
+    let world = World::with_pod(true).await;
+    for (at, home) in ["shop/a?b", "../nodes/a", "shop/a/b", "/a", "shop"]
+        .into_iter()
+        .enumerate()
+    {
+        // The name of the remote pod is what the home pod's would be.
+        let name = home.rsplit('/').next().unwrap();
+        ghost(&world, &format!("{name}-{at}"), home);
+    }
+    world.run_until(World::is_running).await;
+    let asked = |text: &str| world.home.requests().iter().any(|it| it.contains(text));
+    for text in ["a?b", "a%3Fb", "nodes/a", "a/b"] {
+        assert!(!asked(text), "{text}: {:?}", world.home.requests());
+    }
+}
+
+#[tokio::test]
+async fn no_namespace_is_watched_because_a_pod_names_it() {
+    let world = World::with_pod(true).await;
+    let elsewhere = json!({
+        "fabric.storage.liqo.io/remote-cluster": "milan", "fabric.storage.liqo.io/remote-cluster-uid": "u",
+        "fabric.storage.liqo.io/remote-namespace": "nowhere",
+    });
+    let finalizer = json!(["fabric.storage.liqo.io/remote-pod"]);
+    for (at, finalizers) in [json!([]), finalizer].into_iter().enumerate() {
+        world.home.put(
+            &format!("/api/v1/namespaces/shop/pods/idle-{at}"),
+            json!({
+                "metadata": {"annotations": elsewhere, "finalizers": finalizers},
+                "spec": {"nodeName": "milan", "containers": []}, "status": {"phase": "Pending"},
+            }),
+        );
+    }
+    world.run_until(World::is_running).await;
+    let asked = world.there.requests();
+    assert!(!asked.iter().any(|it| it.contains("nowhere")), "{asked:?}");
 }
