@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
@@ -42,4 +43,37 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 	controller.check(t, true, "get,patch "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io -n liqo-csi")
 	controller.check(t, false, "patch roles.rbac.authorization.k8s.io/other -n liqo-csi", "create rolebindings.rbac.authorization.k8s.io -n liqo-csi")
 	fabric.check(t, false, "get,patch,update,delete "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io/any -n liqo-csi")
+}
+
+// What holds kubeconfigs and twins, and Kubernetes' own namespaces, stay here: a policy says it, and the
+// fabric is told.
+func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
+	objects := render(t, Values{
+		"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}},
+	})
+	const name = "never-offloaded.storage.liqo.io"
+	isBound(t, objects, name)
+	spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
+	const judged = "!(request.namespace.startsWith('kube-') || request.namespace in ['liqo-csi', 'twins', 'tenant-a'])"
+	if got := spec.Validations[0].Expression; got != judged || len(spec.MatchConditions) > 0 {
+		t.Errorf("%s judges %q, where %v", name, got, spec.MatchConditions)
+	}
+	args := named[*appsv1.Deployment](t, objects, "liqo-csi-fabric").Spec.Template.Spec.Containers[0].Args
+	if !slices.Contains(args, "--never-offloaded=twins,tenant-a") {
+		t.Errorf("the fabric has %v", args)
+	}
+}
+
+// The names of namespaces there are chosen at home, unless something here says which they may be.
+func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
+	for names, want := range map[string]bool{"": false, `[a-z\d-]+-rome`: true} {
+		objects := render(t, Values{"remoteAccess": Values{"only": true, "level": "fabric", "namespaceNames": names}})
+		policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, "liqo-csi-remote.liqo-csi")
+		is := slices.ContainsFunc(policy.Spec.Validations, func(one admissionv1.Validation) bool {
+			return strings.HasSuffix(one.Expression, `.matches("^(?:[a-z\\d-]+-rome)$")`)
+		})
+		if is != want {
+			t.Errorf("with %q: %v", names, policy.Spec.Validations)
+		}
+	}
 }

@@ -55,6 +55,8 @@ pub struct Settings {
     pub namespace: String,
     /// Who holds the lease: the name of this pod.
     pub identity: String,
+    /// Namespaces that are never offloaded, beside the one of this process.
+    pub reserved: BTreeSet<String>,
     /// The address by which API servers call this process, if they do.
     pub address: Option<IpAddr>,
 }
@@ -75,6 +77,8 @@ pub async fn run(
         address: settings.address,
         ports: streams.ports(),
     };
+    let mut reserved = settings.reserved;
+    reserved.insert(settings.namespace.clone());
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
@@ -83,7 +87,7 @@ pub async fn run(
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&places, &idle), &metrics),
+            drive(Namespaces::new(&places, &idle, &reserved), &metrics),
             drive(reflection, &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );

@@ -72,14 +72,18 @@ pub(super) struct Namespaces<'a> {
 struct Reconciler<'a> {
     home: &'a Cluster,
     places: &'a Places<'a>,
+    /// Namespaces that are never offloaded.
+    reserved: &'a BTreeSet<String>,
     /// When which namespace is looked at again although nothing changes.
     again: Mutex<BTreeMap<String, Instant>>,
+    /// When the rights were last seen to be there, by namespace and cluster.
+    checked: Mutex<HashMap<(String, String), Instant>>,
     /// What was refused last, by namespace and cluster: the namespace, or the eviction of a pod.
     refused: Mutex<HashMap<(String, String), String>>,
 }
 
 impl<'a> Namespaces<'a> {
-    pub(super) fn new(places: &'a Places<'a>, idle: &'a Idle) -> Self {
+    pub(super) fn new(places: &'a Places<'a>, idle: &'a Idle, reserved: &'a BTreeSet<String>) -> Self {
         let home = places.home;
         let views = home.views();
         Self {
@@ -98,7 +102,9 @@ impl<'a> Namespaces<'a> {
             reconciler: Reconciler {
                 home,
                 places,
+                reserved,
                 again: Mutex::default(),
+                checked: Mutex::default(),
                 refused: Mutex::default(),
             },
         }
@@ -171,8 +177,11 @@ impl Reconciler<'_> {
             return Ok(());
         };
         let leaving = object.is_leaving();
+        let never = offload::never_offloaded(namespace, self.reserved).is_some();
         match (leaving, has_finalizer(&object, FINALIZER)) {
             (true, false) => return Ok(()),
+            // It is nowhere, and its pods are nobody's business: all it gets is a status that says so.
+            (false, false) if never => {}
             (false, false) => {
                 let held = objects.set_finalizer(&object, FINALIZER, true);
                 unless_conflict(crash::around(Write::OffloadHold, held).await)?;
@@ -185,7 +194,7 @@ impl Reconciler<'_> {
             return Ok(());
         };
         // Before it is said to be offloaded, and before anything of it is taken away.
-        scheduling::keep(self.home, &found, !leaving).await?;
+        scheduling::keep(self.home, &found, !leaving && !never).await?;
         let owner = self.places.owner(&found).await?;
         let name = self.name(&object);
         let clusters = self.clusters();
@@ -309,6 +318,9 @@ impl Reconciler<'_> {
         let unmet = |why: &str| Err(Unselected::Unmet(why.to_owned()));
         if object.is_leaving() {
             return unmet("its NamespaceOffloading is being deleted");
+        }
+        if let Some(why) = offload::never_offloaded(&object.namespace().unwrap_or_default(), self.reserved) {
+            return Err(Unselected::NotAdmitted(why));
         }
         if cluster.metadata.deletion_timestamp.is_some() {
             return unmet("the RemoteCluster is being deleted");

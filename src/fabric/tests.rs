@@ -80,7 +80,8 @@ impl World {
         };
         let registry = Registry::fixed([(declared, link)]);
         let places = Places::new(&home, &registry);
-        drive(Namespaces::new(&places, idle), &Metrics::default()).await;
+        let reserved = ["liqo-csi".to_owned()].into();
+        drive(Namespaces::new(&places, idle, &reserved), &Metrics::default()).await;
     }
 
     /// Lets the loop run until this is so.
@@ -300,11 +301,45 @@ async fn however_much_a_cluster_says_little_of_it_is_in_the_status() {
 }
 
 #[tokio::test]
+async fn what_kubernetes_and_this_driver_live_in_is_never_offloaded() {
+    for namespace in ["kube-system", "liqo-csi"] {
+        let world = World::new().await;
+        let path = OFFLOADING.replace("/shop/", &format!("/{namespace}/"));
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/{namespace}"), json!({}));
+        world.home.put(
+            &path,
+            json!({"spec": {"namespaceMappingStrategy": "DefaultName"}}),
+        );
+        let status = |world: &World| world.home.object(&path).unwrap()["status"].clone();
+        world
+            .run_until(|world| status(world)["offloadingPhase"].is_string())
+            .await;
+        let said = &status(&world)["remoteNamespacesConditions"]["milan"];
+        assert_eq!(said.as_array().map(Vec::len), Some(1), "{said}");
+        assert_eq!(said[0]["reason"], "ClusterNotAdmitted");
+        assert!(
+            said[0]["message"].as_str().unwrap().contains("never offloaded"),
+            "{said}"
+        );
+        assert_eq!(world.there.writes(), 0);
+        let space = world
+            .home
+            .object(&format!("/api/v1/namespaces/{namespace}"))
+            .unwrap();
+        assert!(space["metadata"]["labels"].is_null(), "{space}");
+        assert!(world.home.object(&path).unwrap()["metadata"]["finalizers"].is_null());
+    }
+}
+
+#[tokio::test]
 async fn two_namespaces_cannot_share_one_there() {
-    let world = World::offloaded().await;
+    let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "common"});
+    let world = World::asked(spec.clone()).await;
+    world.run_until(|world| world.phase() == "Ready").await;
     world.home.put("/api/v1/namespaces/other", json!({}));
     let other = OFFLOADING.replace("/shop/", "/other/");
-    let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "shop-home"});
     world.home.put(&other, json!({ "spec": spec }));
     world
         .run_until(|world| world.home.object(&other).unwrap()["status"]["offloadingPhase"] == "AllFailed")
@@ -775,6 +810,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
     let home = world.home.cluster_unwatched().await;
     let settings = Settings {
         namespace: "ours".into(),
+        reserved: BTreeSet::new(),
         identity: "a".into(),
         address: None,
     };

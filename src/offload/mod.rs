@@ -24,7 +24,7 @@ pub use self::{
     capacity::{Amounts, same_amount, share_of, stated},
     claims::{Claim, Volumes},
     decision::{Decision, Facts, Placed, Seen, Step, decide},
-    names::{NameRefused, remote_name},
+    names::{NameRefused, never_offloaded, remote_name},
     network::{NotRouted, PodNetwork, Routes},
     ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},

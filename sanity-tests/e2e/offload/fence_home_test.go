@@ -179,3 +179,21 @@ func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
 		}
 	}
 }
+
+// Secrets of an offloaded namespace are copied, so those that the driver lives by stay here.
+func TestNamespacesOfTheDriverAreNeverOffloaded(t *testing.T) {
+	n := newTenant(t)
+	for _, namespace := range []string{"kube-system", chart.Namespace, "liqo-storage"} {
+		out, err := n.program("offload", "namespace", namespace)
+		if complaint := refused(out, err)("never offloaded"); complaint != "" {
+			t.Errorf("%s: %s", namespace, complaint)
+		}
+		space, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, is := space.Labels["liqo.io/scheduling-enabled"]; is {
+			t.Errorf("%s is labelled: %v", namespace, space.Labels)
+		}
+	}
+}
