@@ -8,6 +8,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // What rights cannot tell apart policies do: whose a node is, and what of a pod is written.
@@ -74,6 +75,28 @@ func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
 		})
 		if is != want {
 			t.Errorf("with %q: %v", names, policy.Spec.Validations)
+		}
+	}
+}
+
+// Whoever may patch PersistentVolumes could give a volume to a claim of another namespace.
+func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
+	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
+		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}}
+		if level == "full" || level == "fabric" {
+			delete(values, "namespaces")
+		}
+		objects := render(t, Values{"remoteAccess": values})
+		const name = "liqo-csi-remote.liqo-csi-volumes"
+		is := slices.ContainsFunc(objects, func(object runtime.Object) bool {
+			policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)
+			return is && policy.Name == name
+		})
+		if may := (rights{"liqo-csi-remote", objects}).may("patch", "persistentvolumes", "", ""); may != fenced || is != fenced {
+			t.Errorf("level %s: it may patch PersistentVolumes: %v, a policy is there: %v", level, may, is)
+		}
+		if fenced {
+			isBound(t, objects, name)
 		}
 	}
 }
