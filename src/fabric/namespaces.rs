@@ -49,6 +49,8 @@ const FINALIZER: &str = "fabric.storage.liqo.io/remote-namespaces";
 const SOON: Duration = Duration::from_secs(1);
 /// What is waited for in a remote cluster is looked for so often.
 const POLL: Duration = Duration::from_secs(5);
+/// How often it is asked whether the rights in a namespace that is there are still there.
+const CHECK_RIGHTS: Duration = Duration::from_mins(5);
 /// How often it is asked whether Liqo is installed.
 const ASK_FOR_LIQO: Duration = Duration::from_secs(20);
 
@@ -246,7 +248,9 @@ impl Reconciler<'_> {
             (Err(_), _) => Question::Claims {
                 retained: object.volumes() != Volumes::Hold,
             },
-            (Ok(()), Some(Readiness::Created)) => Question::Presence,
+            (Ok(()), Some(Readiness::Created)) if self.is_checked(&owner.namespace, &id) => {
+                Question::Presence
+            }
             (Ok(()), _) => Question::Usable {
                 pods: cluster.fabric_node().is_some(),
             },
@@ -256,7 +260,16 @@ impl Reconciler<'_> {
             _ if wanted.is_err() && published.is_none() => Seen::Absent,
             Err(why) => Seen::Foreign(why.clone()),
             Ok(name) => match self.reach(&id).await {
-                Ok(there) => look(owner, &there, name, asked).await,
+                Ok(there) => {
+                    let seen = look(owner, &there, name, asked).await;
+                    if matches!(
+                        (asked, &seen),
+                        (Question::Usable { .. }, Seen::Ours { usable: Ok(()), .. })
+                    ) {
+                        self.note_check(&owner.namespace, &id);
+                    }
+                    seen
+                }
                 Err(why) => {
                     is_silent = true;
                     Seen::Unknown(why)
@@ -485,6 +498,20 @@ impl Reconciler<'_> {
         let again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
         let next = again.values().min()?;
         Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the rights there were seen a while ago. Somebody may have taken them away since, and pods
+    /// could neither be made nor ended.
+    fn is_checked(&self, namespace: &str, cluster: &str) -> bool {
+        let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let when = checked.get(&(namespace.to_owned(), cluster.to_owned()));
+        when.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
+    }
+
+    fn note_check(&self, namespace: &str, cluster: &str) {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        checked.retain(|_, when| when.elapsed() < CHECK_RIGHTS);
+        checked.insert((namespace.to_owned(), cluster.to_owned()), Instant::now());
     }
 
     /// Notes what was refused, to say it in the status, until it is not any more.

@@ -71,8 +71,13 @@ impl Owner {
                          remoteAccess.level fabric of the chart"
                     ))
                 } else if pods {
-                    rights::take(there, name).await?
+                    rights::take(there, name, "pods").await?
                 } else {
+                    // Others run the pods; what these need is copied by the fabric. Without that right,
+                    // claims are served all the same.
+                    if let Err(why) = rights::take(there, name, "configmaps").await? {
+                        tracing::warn!(cluster = %there.id(), "nothing is copied: {why}");
+                    }
                     Ok(())
                 };
             }

@@ -387,6 +387,47 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
 }
 
 /// A twin, bound to the volume `pv-data` there.
+#[tokio::test]
+async fn however_many_claims_are_there_those_at_home_are_read_once() {
+    let world = World::offloaded().await;
+    for at in 0..50 {
+        world.there.put(
+            &format!("{THERE}/persistentvolumeclaims/other-{at}"),
+            json!({"spec": {}}),
+        );
+    }
+    world.unoffload();
+    world.run_until(|world| world.ready().1.contains("other-1")).await;
+    let own = |request: &&String| request.contains("GET /api/v1/namespaces/shop/persistentvolumeclaims/");
+    assert_eq!(world.home.requests().iter().filter(own).count(), 0);
+}
+
+const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/shop-home/rolebindings/liqo-csi-fabric";
+
+#[tokio::test]
+async fn rights_that_others_took_away_are_taken_again() {
+    let world = World::offloaded().await;
+    assert!(world.there.object(RIGHTS).is_none(), "they were there");
+    world.there.put("/denied", json!({"resources": ["configmaps"]}));
+    world
+        .run_until(|world| world.there.object(RIGHTS).is_some())
+        .await;
+    assert_eq!(world.phase(), "Ready");
+}
+
+#[tokio::test]
+async fn where_others_run_the_pods_what_these_need_may_be_copied() {
+    let world = World::asked(json!({})).await;
+    world
+        .there
+        .put("/denied", json!({"resources": ["pods", "configmaps"]}));
+    world
+        .run_until(|world| world.phase() == "Ready" && world.there.object(RIGHTS).is_some())
+        .await;
+    let role = &world.there.object(RIGHTS).unwrap()["roleRef"]["name"];
+    assert_eq!(*role, "liqo-csi-remote.access-workloads");
+}
+
 fn bound_twin(world: &World, policy: &str) {
     let twin = json!({
         "metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}},
