@@ -27,7 +27,10 @@ func remote(level string, namespaces ...string) Values {
 func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 	const account, token = "ServiceAccount liqo-csi/liqo-csi-remote", "Secret liqo-csi/liqo-csi-remote-token"
 	const role = "liqo-csi-remote.liqo-csi"
-	cluster := []string{"ClusterRole /" + role, "ClusterRoleBinding /" + role}
+	cluster := []string{
+		"ClusterRole /" + role, "ClusterRoleBinding /" + role,
+		"ValidatingAdmissionPolicy /" + role + "-volumes", "ValidatingAdmissionPolicyBinding /" + role + "-volumes",
+	}
 	inNamespaces := []string{"Role a/" + role, "RoleBinding a/" + role, "Role b/" + role, "RoleBinding b/" + role}
 	for name, level := range map[string]struct {
 		values Values

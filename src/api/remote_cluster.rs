@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::apis::meta::v1::Condition};
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, ResourceExt};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -306,6 +306,7 @@ pub struct VirtualNodeStatus {
     /// Which cluster it stands for: the uid of the namespace kube-system there. Another cluster
     /// under its address is not taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub cluster_uid: Option<String>,
 
     /// The port of the fabric's pods at which the API server finds the logs of its pods, and no
@@ -350,6 +351,16 @@ impl From<&Taint> for KeptTaint {
             value: taint.value.clone().filter(|value| !value.is_empty()),
             effect: taint.effect.clone(),
         }
+    }
+}
+
+impl RemoteCluster {
+    /// The node that the fabric makes for the cluster, if it makes one.
+    #[must_use]
+    pub fn fabric_node(&self) -> Option<String> {
+        let fabric = self.spec.fabric.as_ref()?;
+        let makes_it = self.spec.node_selector.is_none();
+        makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| self.name_any()))
     }
 }
 

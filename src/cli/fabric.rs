@@ -34,6 +34,9 @@ pub(super) struct Args {
     /// Namespace this process runs in: that of its lease, and of the Secrets with kubeconfigs.
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
+    /// Further namespaces that are never offloaded, beside kube-*: those of twins and of Liqo's tenants.
+    #[arg(long, value_delimiter = ',')]
+    never_offloaded: Vec<String>,
     /// Id of this cluster, as the controller has it [default: the uid of the namespace kube-system].
     #[arg(long)]
     cluster_id: Option<ClusterId>,
@@ -131,6 +134,7 @@ async fn serve(args: Args) -> Outcome {
     let settings = fabric::Settings {
         namespace: args.namespace,
         identity,
+        reserved: args.never_offloaded.into_iter().collect(),
         address: args.pod_ip,
     };
     fabric::run(home, registry, settings, streams, loops_metrics, idle, stop).await;

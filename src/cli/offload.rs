@@ -2,7 +2,11 @@
 
 mod older;
 
-use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Subcommand, ValueEnum};
 use kube::api::ObjectMeta;
@@ -184,6 +188,11 @@ impl Wish {
 
 pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     let What::Namespace(args) = args.what;
+    // Which others are never offloaded the policy of the cluster says.
+    let mut never = args.names.iter();
+    if let Some(why) = never.find_map(|name| offload::never_offloaded(name, &BTreeSet::new())) {
+        return Err(why.into());
+    }
     let wish = args.wish()?;
     if let Some(form) = args.output {
         print!("{}", manifests(&args.names, &wish, form)?);
@@ -214,13 +223,20 @@ async fn offload(args: NamespaceArgs, wish: Wish) -> Outcome<ExitCode> {
         Some(labels) => namespaces(&cluster, labels).await?,
         None => args.names,
     };
-    let mut asked = Vec::new();
+    let (mut asked, mut all_well) = (Vec::new(), true);
     for name in &names {
-        asked.push(ask(&cluster, name, &wish).await?);
+        match ask(&cluster, name, &wish).await {
+            Ok(generation) => asked.push((name, generation)),
+            // A selector may be wider than was meant: the others are asked for all the same.
+            Err(error) if names.len() > 1 => {
+                eprintln!("{name}: {error}");
+                all_well = false;
+            }
+            Err(error) => return Err(error),
+        }
     }
     let until = Instant::now() + args.timeout;
-    let mut all_well = true;
-    for (name, generation) in names.iter().zip(asked) {
+    for (name, generation) in asked {
         all_well &= follow(&cluster, name, generation, until).await?;
         older::print(&cluster, name, wish.spec.pod_offloading_strategy).await?;
     }

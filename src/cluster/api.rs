@@ -82,6 +82,13 @@ impl ApiError {
         matches!(self.cause, Cause::Forbidden(_) | Cause::Invalid(_))
     }
 
+    /// Whether the object would become larger than one can be. API servers and etcd say so with
+    /// different codes.
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        self.cause.to_string().contains("too large")
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {

@@ -1,13 +1,12 @@
 //! The pods at home that may run in a remote cluster which their namespace leaves: which they
 //! are, and their eviction.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
-use super::remote::in_order;
 use crate::{
     api::namespace_offloading::NamespaceOffloading,
     cluster::{ApiError, Cluster, Eviction},
@@ -52,10 +51,12 @@ impl Leaving<'_> {
     /// `StatefulSet` makes its claims again under the same names.
     pub(super) async fn mark(&self, claims: &mut [Claim]) -> Result<(), ApiError> {
         let at_home = self.home.within::<PersistentVolumeClaim>(self.namespace);
-        let found = in_order(claims.iter().map(|claim| at_home.get(&claim.name))).await?;
-        for (claim, found) in claims.iter_mut().zip(found) {
+        // However many there are there, the ones here are read once.
+        let found = at_home.pick(None, None, |it| Some((it.name_any(), it))).await?;
+        let mut found: HashMap<String, PersistentVolumeClaim> = found.into_iter().collect();
+        for claim in claims {
             // What nobody at home has asked for is not deleted with its namespace.
-            claim.leaving = found.map_or(claim.is_twin, |it| {
+            claim.leaving = found.remove(&claim.name).map_or(claim.is_twin, |it| {
                 it.metadata.deletion_timestamp.is_some() || is_of_another(claim, &it)
             });
         }

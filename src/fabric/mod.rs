@@ -12,6 +12,7 @@ mod marks;
 mod meters;
 mod namespaces;
 mod node;
+mod pace;
 mod places;
 mod pods;
 mod ports;
@@ -31,12 +32,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
-    meters::Meters,
-    namespaces::Namespaces,
-    node::NodeKeeper,
-    places::Places,
-    pods::{Pods, node_of},
-    ports::Endpoints,
+    meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
     reflect::Reflection,
 };
 use crate::{
@@ -59,6 +55,8 @@ pub struct Settings {
     pub namespace: String,
     /// Who holds the lease: the name of this pod.
     pub identity: String,
+    /// Namespaces that are never offloaded, beside the one of this process.
+    pub reserved: BTreeSet<String>,
     /// The address by which API servers call this process, if they do.
     pub address: Option<IpAddr>,
 }
@@ -79,6 +77,8 @@ pub async fn run(
         address: settings.address,
         ports: streams.ports(),
     };
+    let mut reserved = settings.reserved;
+    reserved.insert(settings.namespace.clone());
     let lease = Lease::named(LEASE, &home, &settings.namespace, &settings.identity);
     let turn = async || {
         metrics.leads(true);
@@ -87,7 +87,7 @@ pub async fn run(
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&places, &idle), &metrics),
+            drive(Namespaces::new(&places, &idle, &reserved), &metrics),
             drive(reflection, &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
@@ -117,7 +117,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {
             Some(Served {
-                node: node_of(cluster)?,
+                node: cluster.fabric_node()?,
                 cluster: cluster.name_any().parse().ok()?,
             })
         };

@@ -21,7 +21,6 @@ use super::{
     liqo,
     node::{is_out_of_service, is_ready},
     places::{Place, Places},
-    pods::node_of,
     remote::{Owner, Question},
     scheduling,
 };
@@ -33,7 +32,7 @@ use crate::{
         remote_cluster::RemoteCluster,
     },
     cluster::{
-        ApiError, Cause, Cluster, Objects, has_finalizer, unless_conflict,
+        ApiError, Cause, Cluster, Objects, has_finalizer, short, unless_conflict,
         view::{Changed, Feed, Slim},
     },
     fleet::NodeKind,
@@ -50,6 +49,8 @@ const FINALIZER: &str = "fabric.storage.liqo.io/remote-namespaces";
 const SOON: Duration = Duration::from_secs(1);
 /// What is waited for in a remote cluster is looked for so often.
 const POLL: Duration = Duration::from_secs(5);
+/// How often it is asked whether the rights in a namespace that is there are still there.
+const CHECK_RIGHTS: Duration = Duration::from_mins(5);
 /// How often it is asked whether Liqo is installed.
 const ASK_FOR_LIQO: Duration = Duration::from_secs(20);
 
@@ -73,14 +74,18 @@ pub(super) struct Namespaces<'a> {
 struct Reconciler<'a> {
     home: &'a Cluster,
     places: &'a Places<'a>,
+    /// Namespaces that are never offloaded.
+    reserved: &'a BTreeSet<String>,
     /// When which namespace is looked at again although nothing changes.
     again: Mutex<BTreeMap<String, Instant>>,
+    /// When the rights were last seen to be there, by namespace and cluster.
+    checked: Mutex<HashMap<(String, String), Instant>>,
     /// What was refused last, by namespace and cluster: the namespace, or the eviction of a pod.
     refused: Mutex<HashMap<(String, String), String>>,
 }
 
 impl<'a> Namespaces<'a> {
-    pub(super) fn new(places: &'a Places<'a>, idle: &'a Idle) -> Self {
+    pub(super) fn new(places: &'a Places<'a>, idle: &'a Idle, reserved: &'a BTreeSet<String>) -> Self {
         let home = places.home;
         let views = home.views();
         Self {
@@ -99,7 +104,9 @@ impl<'a> Namespaces<'a> {
             reconciler: Reconciler {
                 home,
                 places,
+                reserved,
                 again: Mutex::default(),
+                checked: Mutex::default(),
                 refused: Mutex::default(),
             },
         }
@@ -172,8 +179,11 @@ impl Reconciler<'_> {
             return Ok(());
         };
         let leaving = object.is_leaving();
+        let never = offload::never_offloaded(namespace, self.reserved).is_some();
         match (leaving, has_finalizer(&object, FINALIZER)) {
             (true, false) => return Ok(()),
+            // It is nowhere, and its pods are nobody's business: all it gets is a status that says so.
+            (false, false) if never => {}
             (false, false) => {
                 let held = objects.set_finalizer(&object, FINALIZER, true);
                 unless_conflict(crash::around(Write::OffloadHold, held).await)?;
@@ -186,7 +196,7 @@ impl Reconciler<'_> {
             return Ok(());
         };
         // Before it is said to be offloaded, and before anything of it is taken away.
-        scheduling::keep(self.home, &found, !leaving).await?;
+        scheduling::keep(self.home, &found, !leaving && !never).await?;
         let owner = self.places.owner(&found).await?;
         let name = self.name(&object);
         let clusters = self.clusters();
@@ -238,9 +248,11 @@ impl Reconciler<'_> {
             (Err(_), _) => Question::Claims {
                 retained: object.volumes() != Volumes::Hold,
             },
-            (Ok(()), Some(Readiness::Created)) => Question::Presence,
+            (Ok(()), Some(Readiness::Created)) if self.is_checked(&owner.namespace, &id) => {
+                Question::Presence
+            }
             (Ok(()), _) => Question::Usable {
-                pods: node_of(cluster).is_some(),
+                pods: cluster.fabric_node().is_some(),
             },
         };
         let mut is_silent = false;
@@ -248,7 +260,16 @@ impl Reconciler<'_> {
             _ if wanted.is_err() && published.is_none() => Seen::Absent,
             Err(why) => Seen::Foreign(why.clone()),
             Ok(name) => match self.reach(&id).await {
-                Ok(there) => look(owner, &there, name, asked).await,
+                Ok(there) => {
+                    let seen = look(owner, &there, name, asked).await;
+                    if matches!(
+                        (asked, &seen),
+                        (Question::Usable { .. }, Seen::Ours { usable: Ok(()), .. })
+                    ) {
+                        self.note_check(&owner.namespace, &id);
+                    }
+                    seen
+                }
                 Err(why) => {
                     is_silent = true;
                     Seen::Unknown(why)
@@ -288,13 +309,13 @@ impl Reconciler<'_> {
         let standing = nodes.iter().filter(|node| self.stands_for(node, &id));
         standing
             .map(|node| node.name.clone())
-            .chain(node_of(cluster))
+            .chain(cluster.fabric_node())
             .collect()
     }
 
     /// Whether an administrator has declared out of service the node of a cluster.
     async fn is_declared_out_of_service(&self, cluster: &RemoteCluster) -> Result<bool, ApiError> {
-        let Some(name) = node_of(cluster) else {
+        let Some(name) = cluster.fabric_node() else {
             return Ok(false);
         };
         let node = self
@@ -310,6 +331,9 @@ impl Reconciler<'_> {
         let unmet = |why: &str| Err(Unselected::Unmet(why.to_owned()));
         if object.is_leaving() {
             return unmet("its NamespaceOffloading is being deleted");
+        }
+        if let Some(why) = offload::never_offloaded(&object.namespace().unwrap_or_default(), self.reserved) {
+            return Err(Unselected::NotAdmitted(why));
         }
         if cluster.metadata.deletion_timestamp.is_some() {
             return unmet("the RemoteCluster is being deleted");
@@ -476,6 +500,20 @@ impl Reconciler<'_> {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
+    /// Whether the rights there were seen a while ago. Somebody may have taken them away since, and pods
+    /// could neither be made nor ended.
+    fn is_checked(&self, namespace: &str, cluster: &str) -> bool {
+        let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let when = checked.get(&(namespace.to_owned(), cluster.to_owned()));
+        when.is_some_and(|when| when.elapsed() < CHECK_RIGHTS)
+    }
+
+    fn note_check(&self, namespace: &str, cluster: &str) {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        checked.retain(|_, when| when.elapsed() < CHECK_RIGHTS);
+        checked.insert((namespace.to_owned(), cluster.to_owned()), Instant::now());
+    }
+
     /// Notes what was refused, to say it in the status, until it is not any more.
     fn note_refusal(&self, namespace: &str, cluster: &str, why: Option<String>) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -542,7 +580,7 @@ fn conditions(object: &NamespaceOffloading, cluster: &str, state: &ClusterState)
             status: status.to_owned(),
             last_transition_time: since.unwrap_or_else(|| format!("{:.0}", Timestamp::now())),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message: short(message),
         }
     };
     let mut all = vec![match &state.selected {

@@ -14,9 +14,10 @@ use tokio::sync::{OnceCell, watch};
 use super::{reflect::Source, remote::Owner};
 use crate::{
     api::remote_cluster::RemoteCluster,
-    cluster::{ApiError, Cause, Cluster},
+    cluster::{ApiError, Cause, Cluster, short},
     fleet::Registry,
     observe::crash::{self, Step},
+    offload::is_uid,
     volume::ClusterId,
 };
 
@@ -211,8 +212,14 @@ impl Place {
 pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
     let all = cluster.all::<Namespace>();
     let found = all.get(ETERNAL).await?;
-    let missing = || all.failure("identify the cluster by", Cause::NotFound(ETERNAL.to_owned()));
-    found.and_then(|it| it.uid()).ok_or_else(missing)
+    let wrong = |cause| all.failure("identify the cluster by", cause);
+    let uid = found.and_then(|it| it.uid());
+    let uid = uid.ok_or_else(|| wrong(Cause::NotFound(ETERNAL.to_owned())))?;
+    // It is written on every pod that is given to the cluster.
+    if !is_uid(&uid) {
+        return Err(wrong(Cause::Malformed(format!("{} is no uid", short(&uid)))));
+    }
+    Ok(uid)
 }
 
 #[cfg(test)]

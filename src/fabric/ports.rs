@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kube::ResourceExt;
 
-use super::{node, pods::node_of};
+use super::node;
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::has_finalizer,
@@ -30,7 +30,7 @@ pub(super) fn port_of(clusters: &[Arc<RemoteCluster>], ports: &[u16], cluster: &
 pub(super) fn node_at(clusters: &[Arc<RemoteCluster>], ports: &[u16], port: u16) -> Option<String> {
     let assigned = assign(clusters, ports);
     let (name, _) = assigned.iter().find(|(_, its)| **its == Port::Held(port))?;
-    node_of(clusters.iter().find(|it| it.name_any() == *name)?)
+    clusters.iter().find(|it| it.name_any() == *name)?.fabric_node()
 }
 
 /// The ports of all virtual nodes, by their clusters. The oldest cluster comes first.
@@ -49,7 +49,7 @@ fn assign(clusters: &[Arc<RemoteCluster>], ports: &[u16]) -> BTreeMap<String, Po
 /// holds a cluster that is being deleted takes no port from others.
 fn has_node(cluster: &RemoteCluster) -> bool {
     let is_gone = cluster.metadata.deletion_timestamp.is_some() && !has_finalizer(cluster, node::FINALIZER);
-    node_of(cluster).is_some() && !is_gone
+    cluster.fabric_node().is_some() && !is_gone
 }
 
 fn remembered(cluster: &RemoteCluster) -> Option<u16> {

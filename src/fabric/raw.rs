@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use super::marks::{HOME_POD, HOME_POD_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE};
 use crate::{
     cluster::view::Slim,
-    offload::pods::{FINALIZER, GATE, HomePod, STARTED, There},
+    offload::{
+        is_name, is_uid,
+        pods::{FINALIZER, GATE, HomePod, STARTED, There},
+    },
 };
 
 /// A pod.
@@ -78,6 +81,12 @@ impl RawPod {
         self.annotations().get(key).map(String::as_str)
     }
 
+    /// Whether its name and uid are such as Kubernetes gives: of a remote pod, they become parts of
+    /// requests, and texts here.
+    pub(super) fn is_plausible(&self) -> bool {
+        is_name(&self.name_any()) && is_uid(self.uid())
+    }
+
     /// As JSON, for what is decided in [`crate::offload::pods`].
     pub(super) fn json(&self) -> Value {
         json!({"metadata": self.metadata, "spec": self.spec, "status": self.status})
@@ -117,7 +126,7 @@ impl RawPod {
 
     /// What is decided from, of a remote pod, for the home pod of this key, if that is there.
     pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> There {
-        if !is_ours || self.annotation(HOME_POD) != Some(key) {
+        if !is_ours || self.home_key() != Some(key) {
             return There::Foreign;
         }
         let is_of = |home: &Self| {
@@ -155,10 +164,14 @@ impl RawPod {
 
     /// Where a home pod may run: cluster and namespace.
     pub(super) fn place(&self) -> Option<(&str, &str)> {
-        Some((
-            self.annotation(REMOTE_CLUSTER)?,
-            self.annotation(REMOTE_NAMESPACE)?,
-        ))
+        let namespace = self.annotation(REMOTE_NAMESPACE).filter(|it| is_name(it))?;
+        Some((self.annotation(REMOTE_CLUSTER)?, namespace))
+    }
+
+    /// The pod at home, as `namespace/name`, for which a remote pod says that it runs.
+    pub(super) fn home_key(&self) -> Option<&str> {
+        let (namespace, name) = self.annotation(HOME_POD)?.split_once('/')?;
+        (is_name(namespace) && is_name(name)).then_some(self.annotation(HOME_POD)?)
     }
 
     pub(super) fn is_of_daemon_set(&self) -> bool {

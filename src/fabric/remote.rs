@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, Precondition, may_within},
     observe::crash::{self, Step},
-    offload::{Claim, Seen},
+    offload::{Claim, Seen, is_name},
     volume::{ClusterId, mark},
 };
 
@@ -71,8 +71,13 @@ impl Owner {
                          remoteAccess.level fabric of the chart"
                     ))
                 } else if pods {
-                    rights::take(there, name).await?
+                    rights::take(there, name, "pods").await?
                 } else {
+                    // Others run the pods; what these need is copied by the fabric. Without that right,
+                    // claims are served all the same.
+                    if let Err(why) = rights::take(there, name, "configmaps").await? {
+                        tracing::warn!(cluster = %there.id(), "nothing is copied: {why}");
+                    }
                     Ok(())
                 };
             }
@@ -171,7 +176,8 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
         let moves =
             claim.labels().contains_key(mark::MOVE) || claim.annotations().contains_key(mark::SOURCE_OF);
         let volume = claim.spec.as_ref().and_then(|it| it.volume_name.clone());
-        Some((described, claim.uid()?, volume.filter(|_| !moves)))
+        let volume = volume.filter(|volume| !moves && is_name(volume));
+        Some((described, claim.uid()?, volume))
     };
     let volumes = there.all::<PersistentVolume>();
     let complete = async |(mut claim, uid, volume): (Claim, String, Option<String>)| {
@@ -190,7 +196,7 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
 }
 
 /// What all of these read, some of them at the same time. The first that fails ends it.
-pub(super) async fn in_order<T>(
+async fn in_order<T>(
     reads: impl Iterator<Item = impl Future<Output = Result<T, ApiError>>>,
 ) -> Result<Vec<T>, ApiError> {
     stream::iter(reads).buffered(AT_ONCE).try_collect().await

@@ -1,4 +1,4 @@
-//! The rights to run pods in a namespace that the fabric has made. Nobody gives them for the
+//! The rights to run pods in a namespace that the fabric has made, and to copy what they need. Nobody gives them for the
 //! whole remote cluster: the chart there lets this identity bind one `ClusterRole`, and that only
 //! in namespaces of the fabric.
 
@@ -27,16 +27,21 @@ const ROLE: &str = "-workloads";
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Takes the rights, unless they are there; why pods cannot be run in the namespace, if they
-/// cannot.
-pub(super) async fn take(there: &Cluster, namespace: &str) -> Result<Result<(), String>, ApiError> {
-    if may_run_pods(there, namespace).await? {
+/// Takes the rights, unless they are there; why objects of this kind cannot be made in the namespace, if
+/// they cannot.
+pub(super) async fn take(
+    there: &Cluster,
+    namespace: &str,
+    what: &str,
+) -> Result<Result<(), String>, ApiError> {
+    let may = || may_within(there, namespace, "create", "", what);
+    if may().await? {
         return Ok(Ok(()));
     }
     let refused = |why: &str| {
         Ok(Err(format!(
-            "the namespace {namespace} is there, but this driver may not run pods in it{why}: see remoteAccess.level fabric of \
-             the chart"
+            "the namespace {namespace} is there, but this driver may not make {what} in it{why}: see remoteAccess.level fabric \
+             of the chart"
         )))
     };
     let Some(binding) = binding(there, namespace).await? else {
@@ -49,16 +54,12 @@ pub(super) async fn take(there: &Cluster, namespace: &str) -> Result<Result<(), 
         Err(error) => return Err(error),
     }
     for _ in 0..TRIES {
-        if may_run_pods(there, namespace).await? {
+        if may().await? {
             return Ok(Ok(()));
         }
         time::sleep(PAUSE).await;
     }
     refused(" although it has bound its role there")
-}
-
-async fn may_run_pods(there: &Cluster, namespace: &str) -> Result<bool, ApiError> {
-    may_within(there, namespace, "create", "", "pods").await
 }
 
 /// Gives the role of the chart to whom we are; `None` if there is none that we may give.

@@ -80,7 +80,8 @@ impl World {
         };
         let registry = Registry::fixed([(declared, link)]);
         let places = Places::new(&home, &registry);
-        drive(Namespaces::new(&places, idle), &Metrics::default()).await;
+        let reserved = ["liqo-csi".to_owned()].into();
+        drive(Namespaces::new(&places, idle, &reserved), &Metrics::default()).await;
     }
 
     /// Lets the loop run until this is so.
@@ -288,11 +289,57 @@ async fn foreign_namespaces_are_never_adopted_and_never_deleted() {
 }
 
 #[tokio::test]
+async fn however_much_a_cluster_says_little_of_it_is_in_the_status() {
+    let world = World::asked(json!({})).await;
+    let labels = json!({"fabric.storage.liqo.io/home": "h".repeat(1 << 20)});
+    world.there.put(THERE, json!({"metadata": {"labels": labels}}));
+    world.run_until(|world| world.phase() == "AllFailed").await;
+    let (reason, message) = world.ready();
+    assert_eq!(reason, "CreationLoopBackOff");
+    assert!(message.len() < 1100, "{} bytes", message.len());
+    assert!(message.contains("another home cluster"));
+}
+
+#[tokio::test]
+async fn what_kubernetes_and_this_driver_live_in_is_never_offloaded() {
+    for namespace in ["kube-system", "liqo-csi"] {
+        let world = World::new().await;
+        let path = OFFLOADING.replace("/shop/", &format!("/{namespace}/"));
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/{namespace}"), json!({}));
+        world.home.put(
+            &path,
+            json!({"spec": {"namespaceMappingStrategy": "DefaultName"}}),
+        );
+        let status = |world: &World| world.home.object(&path).unwrap()["status"].clone();
+        world
+            .run_until(|world| status(world)["offloadingPhase"].is_string())
+            .await;
+        let said = &status(&world)["remoteNamespacesConditions"]["milan"];
+        assert_eq!(said.as_array().map(Vec::len), Some(1), "{said}");
+        assert_eq!(said[0]["reason"], "ClusterNotAdmitted");
+        assert!(
+            said[0]["message"].as_str().unwrap().contains("never offloaded"),
+            "{said}"
+        );
+        assert_eq!(world.there.writes(), 0);
+        let space = world
+            .home
+            .object(&format!("/api/v1/namespaces/{namespace}"))
+            .unwrap();
+        assert!(space["metadata"]["labels"].is_null(), "{space}");
+        assert!(world.home.object(&path).unwrap()["metadata"]["finalizers"].is_null());
+    }
+}
+
+#[tokio::test]
 async fn two_namespaces_cannot_share_one_there() {
-    let world = World::offloaded().await;
+    let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "common"});
+    let world = World::asked(spec.clone()).await;
+    world.run_until(|world| world.phase() == "Ready").await;
     world.home.put("/api/v1/namespaces/other", json!({}));
     let other = OFFLOADING.replace("/shop/", "/other/");
-    let spec = json!({"namespaceMappingStrategy": "SelectedName", "remoteNamespaceName": "shop-home"});
     world.home.put(&other, json!({ "spec": spec }));
     world
         .run_until(|world| world.home.object(&other).unwrap()["status"]["offloadingPhase"] == "AllFailed")
@@ -340,6 +387,47 @@ async fn claims_hold_a_namespace_until_they_are_gone() {
 }
 
 /// A twin, bound to the volume `pv-data` there.
+#[tokio::test]
+async fn however_many_claims_are_there_those_at_home_are_read_once() {
+    let world = World::offloaded().await;
+    for at in 0..50 {
+        world.there.put(
+            &format!("{THERE}/persistentvolumeclaims/other-{at}"),
+            json!({"spec": {}}),
+        );
+    }
+    world.unoffload();
+    world.run_until(|world| world.ready().1.contains("other-1")).await;
+    let own = |request: &&String| request.contains("GET /api/v1/namespaces/shop/persistentvolumeclaims/");
+    assert_eq!(world.home.requests().iter().filter(own).count(), 0);
+}
+
+const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/shop-home/rolebindings/liqo-csi-fabric";
+
+#[tokio::test]
+async fn rights_that_others_took_away_are_taken_again() {
+    let world = World::offloaded().await;
+    assert!(world.there.object(RIGHTS).is_none(), "they were there");
+    world.there.put("/denied", json!({"resources": ["configmaps"]}));
+    world
+        .run_until(|world| world.there.object(RIGHTS).is_some())
+        .await;
+    assert_eq!(world.phase(), "Ready");
+}
+
+#[tokio::test]
+async fn where_others_run_the_pods_what_these_need_may_be_copied() {
+    let world = World::asked(json!({})).await;
+    world
+        .there
+        .put("/denied", json!({"resources": ["pods", "configmaps"]}));
+    world
+        .run_until(|world| world.phase() == "Ready" && world.there.object(RIGHTS).is_some())
+        .await;
+    let role = &world.there.object(RIGHTS).unwrap()["roleRef"]["name"];
+    assert_eq!(*role, "liqo-csi-remote.access-workloads");
+}
+
 fn bound_twin(world: &World, policy: &str) {
     let twin = json!({
         "metadata": {"labels": {mark::MANAGED_BY: mark::MANAGED_BY_US}},
@@ -763,6 +851,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
     let home = world.home.cluster_unwatched().await;
     let settings = Settings {
         namespace: "ours".into(),
+        reserved: BTreeSet::new(),
         identity: "a".into(),
         address: None,
     };

@@ -315,6 +315,8 @@ steps! {
     FabricNodeLease = "fabric-node-lease",
     /// It deletes that node.
     FabricNodeDelete = "fabric-node-delete",
+    /// The controller says for the API server which nodes are the fabric's.
+    FabricNodeList = "fabric-node-list",
     /// A home pod gets the finalizer, and is told where it is to run.
     PodClaim = "pod-claim",
     /// The remote pod of a home pod is made, gated.

@@ -3,11 +3,15 @@
 
 use std::collections::BTreeMap;
 
+use super::is_resource;
+
 /// Amounts of resources, by name.
 pub type Amounts = BTreeMap<String, String>;
 
 const NANO: i128 = 1_000_000_000;
 const MILLI: i128 = 1_000_000;
+/// So many resources a node offers at most.
+const MOST_RESOURCES: usize = 64;
 /// How many pods a node takes of which nobody has said it.
 const PODS: &str = "110";
 const UNITS: [(&str, i128); 16] = [
@@ -32,12 +36,16 @@ const UNITS: [(&str, i128); 16] = [
 /// The share, in percent, of the sum of what nodes offer. What cannot be read counts nothing.
 pub fn share_of<'a>(nodes: impl IntoIterator<Item = &'a Amounts>, percent: u32) -> Amounts {
     let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
-    for (resource, amount) in nodes.into_iter().flatten() {
+    for (resource, amount) in nodes.into_iter().flatten().filter(|(name, _)| is_resource(name)) {
         let sum = sums.entry(resource).or_default();
         *sum = sum.saturating_add(nanos(amount).unwrap_or_default());
     }
     let share = |sum: i128| sum.saturating_mul(i128::from(percent)) / 100;
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    // Kubernetes' own first: everybody here watches the node.
+    sums.sort_by_key(|(resource, _)| resource.contains('/'));
     sums.into_iter()
+        .take(MOST_RESOURCES)
         .map(|(resource, sum)| (resource.to_owned(), written(resource, share(sum))))
         .collect()
 }
@@ -124,6 +132,16 @@ mod tests {
             share_of([&a], 50),
             amounts(&[("cpu", "1960m"), ("memory", "8589934592"), ("pods", "55")])
         );
+    }
+
+    #[test]
+    fn a_node_has_not_more_resources_than_anybody_can_watch() {
+        let mut node = amounts(&[("cpu", "4"), ("pods", "110"), ("../gpu", "1"), ("a b", "1")]);
+        node.extend((0..20_000).map(|at| (format!("a.io/r{at}"), "1".to_owned())));
+        let all = share_of([&node], 100);
+        assert_eq!(all.len(), MOST_RESOURCES);
+        assert_eq!((all["cpu"].as_str(), all["pods"].as_str()), ("4", "110"));
+        assert!(!all.contains_key("../gpu") && !all.contains_key("a b"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! names, the selector of clusters, which addresses lead there, which port a node has, what is to be done in a cluster
 //! next, and what the status says. Nothing is read or written here.
 
+mod bounds;
 mod capacity;
 mod claims;
 mod decision;
@@ -19,10 +20,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    bounds::{cut, is_label, is_name, is_resource, is_uid},
     capacity::{Amounts, same_amount, share_of, stated},
     claims::{Claim, Volumes},
     decision::{Decision, Facts, Placed, Seen, Step, decide},
-    names::{NameRefused, remote_name},
+    names::{NameRefused, never_offloaded, remote_name},
     network::{NotRouted, PodNetwork, Routes},
     ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},

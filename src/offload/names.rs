@@ -1,5 +1,7 @@
 //! How a namespace is named in remote clusters.
 
+use std::collections::BTreeSet;
+
 use super::MappingStrategy;
 use crate::volume::digest;
 
@@ -20,6 +22,25 @@ pub enum NameRefused {
     /// It is one of Kubernetes itself.
     #[error("the namespace {0} of a remote cluster belongs to that cluster itself: choose another name")]
     Reserved(String),
+    /// It is the one that the strategy `DefaultName` has for another namespace.
+    #[error(
+        "names that end in -{1}, as {0:?} does, are those of namespaces with the strategy DefaultName: choose another name"
+    )]
+    OfAnother(String, String),
+}
+
+/// Why a namespace is offloaded nowhere, if it is not. What it has would be copied: these are reserved for
+/// what this driver keeps, such as kubeconfigs.
+#[must_use]
+pub fn never_offloaded(namespace: &str, reserved: &BTreeSet<String>) -> Option<String> {
+    let whose = if namespace.starts_with("kube-") {
+        "it is one of Kubernetes itself"
+    } else if reserved.contains(namespace) {
+        "its Secrets and claims are those with which this driver works"
+    } else {
+        return None;
+    };
+    Some(format!("the namespace {namespace} is never offloaded: {whose}"))
 }
 
 /// The name that a namespace gets in remote clusters, by the id of this one.
@@ -42,6 +63,12 @@ pub fn remote_name(
     }
     if name == "default" || name.starts_with("kube-") {
         return Err(NameRefused::Reserved(name));
+    }
+    // Whoever chose it would keep that namespace out.
+    if name.strip_suffix(home).is_some_and(|rest| rest.ends_with('-'))
+        && name != default_name(namespace, home)
+    {
+        return Err(NameRefused::OfAnother(name, home.to_owned()));
     }
     Ok(name)
 }
@@ -113,6 +140,25 @@ mod tests {
             Err(NameRefused::Invalid(_))
         ));
         assert!(named(SelectedName, "foo", "kubernetes").is_ok());
+    }
+
+    #[test]
+    fn the_default_name_of_one_is_no_other_s() {
+        use MappingStrategy::{EnforceSameName, SelectedName};
+        let (own, other) = (format!("foo-{HOME}"), format!("bar-{HOME}"));
+        let refused = Err(NameRefused::OfAnother(other.clone(), HOME.to_owned()));
+        assert_eq!(named(SelectedName, "foo", &other), refused);
+        assert_eq!(named(EnforceSameName, &other, ""), refused);
+        assert_eq!(named(SelectedName, "foo", &own), Ok(own));
+        assert!(named(SelectedName, "foo", "bar-of-another").is_ok());
+    }
+
+    #[test]
+    fn some_namespaces_stay_at_home() {
+        let reserved = ["liqo-csi".to_owned()].into();
+        let never = |namespace: &str| never_offloaded(namespace, &reserved).is_some();
+        assert!(never("kube-system") && never("liqo-csi"));
+        assert!(!never("shop") && !never("kubernetes") && !never("default"));
     }
 
     #[test]

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use super::is_label;
 use crate::topology::{Node, NodeSelector, Operator, Requirement, Term};
 
 /// A cluster suggests at most as many labels.
 const MOST_SUGGESTED: usize = 64;
-/// As Kubernetes has it for names and values of labels.
-const LONGEST_LABEL: usize = 63;
 
 /// What is wrong with a selector that somebody wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,19 +115,11 @@ fn requirement(text: &str) -> Option<Requirement> {
 /// for a remote cluster does not say of itself what only Kubernetes or an administrator here may.
 #[must_use]
 pub fn suggested(data: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let name = |text: &str| {
-        let edge = |it: char| it.is_ascii_alphanumeric();
-        text.len() <= LONGEST_LABEL
-            && text.starts_with(edge)
-            && text.ends_with(edge)
-            && text.chars().all(|it| edge(it) || matches!(it, '-' | '_' | '.'))
-    };
-    let is_label = |key: &String, value: &mut String| {
-        *value = value.trim().to_owned();
-        name(key) && (value.is_empty() || name(value))
-    };
     let mut labels = data;
-    labels.retain(is_label);
+    labels.retain(|key, value| {
+        *value = value.trim().to_owned();
+        is_label(key) && (value.is_empty() || is_label(value))
+    });
     labels.into_iter().take(MOST_SUGGESTED).collect()
 }
 

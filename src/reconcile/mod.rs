@@ -5,6 +5,7 @@
 //! | loop | what it does |
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
+//! | `fabric_nodes` | gives the fabric rights on the pods of its nodes, and of no others |
 //! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
@@ -23,6 +24,7 @@ mod attachments;
 mod by_cluster;
 mod capacity;
 mod clusters;
+mod fabric_nodes;
 mod health;
 mod imported;
 mod keyed;
@@ -54,8 +56,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
-    health::Health, moves::drive_moves, orphans::Orphans, pinned::Pinned, reports::Reports,
-    snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
+    fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans, pinned::Pinned,
+    reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
+    watched::Watched,
 };
 pub(crate) use self::{
     keyed::drive_keyed,
@@ -125,6 +128,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     let reports = || Reports::new(events.clone());
     tokio::join!(
         drive(VirtualNodes::new(home, registry), metrics),
+        drive(FabricNodes::new(home, &settings.namespace), metrics),
         drive(
             Clusters::new(home, registry, &watched, settings, metrics),
             metrics

@@ -99,6 +99,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	if _, err := spaces.Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	volumeOfAnother(t, of)
 	awaitFence(t, client, of, own.Name)
 	t.Cleanup(func() {
 		if err := spaces.Delete(user.Afterwards(t), own.Name, metav1.DeleteOptions{}); err != nil {
@@ -119,6 +120,7 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, of.Name) })
 	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
 	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
+	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, client, of) })
 	t.Run("another home cluster", func(t *testing.T) { homesAreApart(t, client, of) })
 }
 
@@ -244,6 +246,10 @@ func awaitFence(t *testing.T, client kubernetes.Interface, of *user.Namespace, o
 		"endpointslices": func(ctx context.Context) error {
 			slice := &discoveryv1.EndpointSlice{ObjectMeta: object, AddressType: discoveryv1.AddressTypeIPv4}
 			_, err := client.DiscoveryV1().EndpointSlices(of.Name).Create(ctx, slice, dryRun())
+			return err
+		},
+		"volumes": func(ctx context.Context) error {
+			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(of), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), tried)
 			return err
 		},
 		"configuration": func(ctx context.Context) error {

@@ -64,6 +64,7 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         None if watch => follow(server, path, query),
         None => act(&server.store, &method, &path, &query, lists, &body),
         Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
+        Some(Act::TooLarge) => refusal(413, "Request entity too large: limit is 3145728"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }
@@ -124,10 +125,26 @@ fn act(
             return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
         }
         Method::GET => store.get(object).ok_or(Refused::Absent),
-        // Whoever asks may do everything.
+        // Whoever asks may do everything, but for what the object `/denied` names where the fabric
+        // has not bound its role.
         Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
             let mut review = sent();
-            review["status"] = json!({"allowed": true});
+            let asked = &review["spec"]["resourceAttributes"];
+            let namespace = asked["namespace"].as_str().unwrap_or_default();
+            let binding = format!(
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/liqo-csi-fabric"
+            );
+            let denied = store.get("/denied").unwrap_or_default()["resources"].clone();
+            let is_denied = denied
+                .as_array()
+                .is_some_and(|all| all.contains(&asked["resource"]));
+            review["status"] = json!({"allowed": !is_denied || store.get(&binding).is_some()});
+            return (StatusCode::CREATED, Json(review)).into_response();
+        }
+        Method::POST if path.ends_with("/selfsubjectreviews") => {
+            let mut review = sent();
+            let user = json!({"username": "system:serviceaccount:access:liqo-csi-remote"});
+            review["status"] = json!({ "userInfo": user });
             return (StatusCode::CREATED, Json(review)).into_response();
         }
         // Whoever is of that group may do everything. What was asked last is kept.

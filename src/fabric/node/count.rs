@@ -11,7 +11,7 @@ use crate::{
     api::fabric::{CapacitySource, Fabric, LabelSource},
     cluster::ApiError,
     fabric::places::Place,
-    offload::{Amounts, share_of, stated, suggested},
+    offload::{Amounts, is_label, share_of, stated, suggested},
 };
 
 /// It is counted so often.
@@ -155,7 +155,7 @@ fn offer(node: &Node) -> (BTreeMap<String, String>, Amounts) {
     let labels = node
         .labels()
         .iter()
-        .filter(|(key, _)| UNIFORM.contains(&key.as_str()));
+        .filter(|(key, value)| UNIFORM.contains(&key.as_str()) && is_label(value));
     let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     let amounts = node.status.iter().flat_map(|it| it.allocatable.iter().flatten());
     let amounts = amounts

@@ -1,14 +1,22 @@
 //! The writes about one pod. Each names the uid of what it writes on, and most its version: what
 //! changed meanwhile is looked at again.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{POLL, Pods, changes::reference, look::Look};
+use super::{
+    POLL, Pods,
+    changes::reference,
+    look::{Look, plausible},
+};
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
     fabric::{
@@ -21,7 +29,8 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
-        final_status, remote_pod, remote_status, started_status, unreachable_status, waiting_status,
+        final_status, is_transition, least_final_status, remote_pod, remote_status, started_status,
+        unreachable_status, waiting_status,
     },
 };
 
@@ -74,8 +83,7 @@ impl Writer<'_> {
             self.pods.waits.forget(self.look.key);
         }
         if let Act::DeleteThere(grace) = act {
-            self.delete_there(grace).await?;
-            return Ok(Some(POLL));
+            return self.delete_there(grace).await.map(Some);
         }
         let Some(home) = &self.look.home else {
             return Ok(None);
@@ -191,7 +199,11 @@ impl Writer<'_> {
                 tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
                 Ok(Made::Now)
             }
-            Ok(None) => Ok(Made::Taken(pods.get(&name).await?.map(Arc::new))),
+            Ok(None) => {
+                let found = pods.get(&name).await?;
+                let found = found.map(|found| plausible(&pods, found)).transpose()?;
+                Ok(Made::Taken(found.map(Arc::new)))
+            }
             Err(error) if error.is_refusal() => Ok(Made::Refused(Look::refusal(&error))),
             Err(error) => Err(error),
         }
@@ -219,6 +231,16 @@ impl Writer<'_> {
         }
         let addresses = self.addresses(home, remote).await;
         let status = remote_status(&home.json(), &remote.json(), &addresses);
+        if is_said(home, &status) {
+            return Ok(again);
+        }
+        if let Err(wait) = self
+            .pods
+            .turns
+            .take(home.uid(), is_transition(&home.status, &status))
+        {
+            return Ok(Some(again.map_or(wait, |it| it.min(wait))));
+        }
         let written = self.write_status(home, &status).await?;
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
@@ -242,9 +264,10 @@ impl Writer<'_> {
         }
     }
 
-    async fn delete_there(&self, grace: Option<i64>) -> Result<(), ApiError> {
+    /// When to look again. A cluster that takes it and does not delete the pod is asked ever more rarely.
+    async fn delete_there(&self, grace: Option<i64>) -> Result<Duration, ApiError> {
         let Some((remote, pods)) = self.remote() else {
-            return Ok(());
+            return Ok(POLL);
         };
         let own = || {
             remote.spec["terminationGracePeriodSeconds"]
@@ -254,9 +277,15 @@ impl Writer<'_> {
         let grace = grace.unwrap_or_else(own).max(1);
         let exactly = exactly(remote);
         let grace = u32::try_from(grace).unwrap_or(u32::MAX);
-        let name = remote.name_any();
+        let (name, print) = (remote.name_any(), (remote.uid().to_owned(), grace));
+        let brake = || self.pods.deleted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = brake().holds(self.look.key, &print) {
+            return Ok(left);
+        }
         let deleted = pods.delete_within(&name, exactly, Some(grace));
-        unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some)).map(drop)
+        unless_conflict(crash::around(Step::PodDeleteThere, deleted).await.map(Some))?;
+        brake().note(self.look.key.to_owned(), print);
+        Ok(POLL)
     }
 
     /// Others have deleted the remote pod.
@@ -292,7 +321,14 @@ impl Writer<'_> {
         if home.is_held() {
             let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
             if let Some(status) = final_status(&home.json(), "Terminated", &message, &now()) {
-                match self.write_status(&home, &status).await? {
+                let written = match self.write_status(&home, &status).await {
+                    // The pod is as large as an object can be: it ends all the same.
+                    Err(error) if error.is_too_large() => {
+                        self.write_status(&home, &least_final_status(&status)).await
+                    }
+                    written => written,
+                };
+                match written? {
                     Some(written) => home = written,
                     None => return Ok(()),
                 }
@@ -311,8 +347,7 @@ impl Writer<'_> {
     /// Writes this patch of the status, unless it changes nothing. `None` if somebody else has
     /// changed the pod.
     async fn write_status(&self, home: &RawPod, status: &Value) -> Result<Option<RawPod>, ApiError> {
-        let fields = status.as_object().into_iter().flatten();
-        if fields.clone().all(|(field, value)| home.status[field] == *value) {
+        if is_said(home, status) {
             return Ok(Some(home.clone()));
         }
         let patch = json!({"metadata": home.exactly(), "status": status});
@@ -335,6 +370,12 @@ impl Writer<'_> {
         let pods = place.cluster.within(&remote.namespace().unwrap_or_default());
         Some((remote, pods))
     }
+}
+
+/// Whether the status says just this already.
+fn is_said(home: &RawPod, status: &Value) -> bool {
+    let mut fields = status.as_object().into_iter().flatten();
+    fields.all(|(field, value)| home.status[field] == *value)
 }
 
 /// What came of making a remote pod.

@@ -3,10 +3,12 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
+use tokio::time::Instant;
 
 use super::Pods;
 use crate::{
@@ -17,8 +19,11 @@ use crate::{
 /// Of so many pods it is remembered what they were told.
 const MOST_TOLD: usize = 10_000;
 
-/// Which pods were told that their addresses are not believed: by uid, with the addresses.
-pub(super) type Told = Mutex<BTreeMap<String, String>>;
+/// However often the addresses change, it is told so often.
+const EACH: Duration = Duration::from_mins(1);
+
+/// Which pods were told that their addresses are not believed: by uid, with the addresses, and when.
+pub(super) type Told = Mutex<BTreeMap<String, (String, Instant)>>;
 
 impl Pods<'_> {
     /// The pod network of the cluster, if there are routes to it.
@@ -56,6 +61,11 @@ impl Pods<'_> {
         if told.len() >= MOST_TOLD {
             told.retain(|uid, _| self.home.count_of_topic(uid) > 0);
         }
-        told.insert(uid.to_owned(), addresses.to_owned()).as_deref() != Some(addresses)
+        let is_known = |(before, when): &(String, Instant)| before == addresses || when.elapsed() < EACH;
+        if told.get(uid).is_some_and(is_known) {
+            return false;
+        }
+        told.insert(uid.to_owned(), (addresses.to_owned(), Instant::now()));
+        true
     }
 }

@@ -8,9 +8,9 @@ use kube::ResourceExt;
 
 use super::{POLL, Pods, act::Writer, waits::CLAIM_NOT_READY};
 use crate::{
-    cluster::{ApiError, short},
+    cluster::{ApiError, Cause, Objects, short},
     fabric::{
-        marks::{HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
+        marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
         node::{is_out_of_service, is_ready},
         places::Place,
         raw::RawPod,
@@ -80,7 +80,7 @@ impl Pods<'_> {
         let state = home.as_home();
         match home.place() {
             // Users can write it, but not that a pod has started when they make one.
-            Some((cluster, namespace)) if state.claimed && (state.started || state.deleting.is_some()) => {
+            Some((cluster, namespace)) if state.may_run() => {
                 if cluster == self.cluster.as_str() {
                     Ok(namespace.to_owned())
                 } else {
@@ -129,14 +129,13 @@ impl Pods<'_> {
         let (Ok(namespace), Ok(place)) = (&look.namespace, &look.place) else {
             let why = [look.namespace.as_ref().err(), look.place.as_ref().err()];
             let why = why.into_iter().flatten().next().cloned().unwrap_or_default();
-            return Ok(if state.claimed && (state.started || state.deleting.is_some()) {
+            return Ok(if state.may_run() {
                 There::Unknown(why)
             } else {
                 There::Unseen
             });
         };
-        let matters = state.claimed && (state.started || state.deleting.is_some());
-        if !matters || matches!(look.classified(), There::Ours { .. }) {
+        if !state.may_run() || matches!(look.classified(), There::Ours { .. }) {
             return Ok(look.classified());
         }
         // Whatever was seen before, or elsewhere, frees no name.
@@ -167,7 +166,11 @@ impl Pods<'_> {
         };
         let mut outcome = None;
         for remote in self.there.named(name) {
-            if remote.annotation(HOME_POD) != Some(key) {
+            if remote.home_key() != Some(key) {
+                continue;
+            }
+            if let Some(left) = self.swept_of_late(key, remote.uid()).await {
+                outcome = Some(outcome.map_or(left, |it: Duration| it.min(left)));
                 continue;
             }
             let pods = self.places.home.within::<RawPod>(namespace);
@@ -293,8 +296,10 @@ impl Pods<'_> {
 /// The remote pod of this name, read live. Nothing is in a namespace that is gone, whose rights
 /// went with it.
 async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPod>, ApiError> {
-    let found = place.cluster.within::<RawPod>(namespace).get_or_gone(name).await;
+    let pods = place.cluster.within::<RawPod>(namespace);
+    let found = pods.get_or_gone(name).await;
     match found {
+        Ok(Some(found)) => plausible(&pods, found).map(Some),
         Err(error) if error.is_forbidden() => {
             let namespaces = place.cluster.all::<Namespace>();
             match namespaces.get_or_gone(namespace).await? {
@@ -304,6 +309,15 @@ async fn live(place: &Place, namespace: &str, name: &str) -> Result<Option<RawPo
         }
         found => found,
     }
+}
+
+/// A remote pod, unless its uid or name is none.
+pub(super) fn plausible(pods: &Objects<RawPod>, found: RawPod) -> Result<RawPod, ApiError> {
+    if found.is_plausible() {
+        return Ok(found);
+    }
+    let why = "a pod has a name or uid that Kubernetes does not give";
+    Err(pods.failure("read", Cause::Malformed(why.to_owned())))
 }
 
 impl Look<'_> {

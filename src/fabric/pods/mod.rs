@@ -7,24 +7,36 @@ mod addresses;
 mod changes;
 mod look;
 mod services;
+mod turns;
 mod usage;
 mod waits;
 mod watches;
 mod work;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{
     StreamExt,
     future::{pending, select_all},
     stream::FuturesUnordered,
 };
-use kube::{Api, ResourceExt, runtime::watcher};
+use kube::{Api, runtime::watcher};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
-use self::{addresses::Told, changes::Sent, waits::Waits, watches::Watches, work::Work};
-use super::{marks::HOME_POD, meters::Meters, places::Places, raw::RawPod};
+use self::{
+    addresses::Told,
+    changes::Sent,
+    turns::{Swept, Turns},
+    waits::Waits,
+    watches::Watches,
+    work::Work,
+};
+use super::{brake::Brake, meters::Meters, places::Places, raw::RawPod};
 use crate::{
     api::{fabric::RemotePods, remote_cluster::RemoteCluster},
     cluster::{
@@ -57,6 +69,10 @@ pub(super) struct Pods<'a> {
     home: View<RawPod>,
     there: Watches,
     outside: Told,
+    turns: Turns,
+    sweeps: Swept,
+    /// Which remote pods were deleted of late, by home pod: uid and grace.
+    deleted: Mutex<Brake<(String, u32)>>,
     /// Whether all remote pods were looked at since the cluster answers.
     swept: &'a watch::Sender<bool>,
     sent: Sent,
@@ -80,6 +96,9 @@ impl<'a> Pods<'a> {
             home: View::start(all, of_node, Some, &stop),
             there: Watches::new(places.home.id()),
             outside: Told::default(),
+            turns: Turns::default(),
+            sweeps: Swept::default(),
+            deleted: Mutex::default(),
             places,
             cluster,
             node: node.to_owned(),
@@ -192,9 +211,11 @@ impl<'a> Pods<'a> {
             let name = one.status.as_ref()?.remote_namespace_name.clone()?;
             is_there.then_some(name)
         });
-        // Where pods were made, whatever became of their NamespaceOffloading.
+        // Where pods were made, whatever became of their NamespaceOffloading. What others say of a pod
+        // before it was claimed, or started, names no namespace that is watched.
         let pods = self.home.all();
-        let placed = pods.iter().filter_map(|pod| pod.place());
+        let may_run = pods.iter().filter(|pod| pod.as_home().may_run());
+        let placed = may_run.filter_map(|pod| pod.place());
         let placed = placed
             .filter(|(cluster, _)| *cluster == self.cluster.as_str())
             .map(|(_, namespace)| namespace.to_owned());
@@ -225,8 +246,8 @@ impl<'a> Pods<'a> {
                 for pod in home {
                     work.add(pod.key());
                 }
-                for key in there.iter().filter_map(|pod| home_key(pod)) {
-                    work.add(key);
+                for key in there.iter().filter_map(|pod| pod.home_key()) {
+                    work.add(key.to_owned());
                 }
             }
             _ => {
@@ -235,8 +256,8 @@ impl<'a> Pods<'a> {
                     work.add(pod.key());
                 }
                 let there = self.there.all();
-                for key in there.iter().filter_map(|pod| home_key(pod)) {
-                    work.add(key);
+                for key in there.iter().filter_map(|pod| pod.home_key()) {
+                    work.add(key.to_owned());
                 }
             }
         }
@@ -274,7 +295,9 @@ impl Sweep {
     /// others' pods must not be evicted for it.
     fn is_over(&mut self, there: &Watches) -> bool {
         if self.left.is_none() && (there.are_complete() || self.began.elapsed() > LONGEST_LIST) {
-            self.left = Some(there.all().iter().filter_map(|pod| home_key(pod)).collect());
+            let all = there.all();
+            let keys = all.iter().filter_map(|pod| pod.home_key());
+            self.left = Some(keys.map(str::to_owned).collect());
         }
         self.left.as_ref().is_some_and(BTreeSet::is_empty)
     }
@@ -285,11 +308,6 @@ impl Sweep {
             left.remove(key);
         }
     }
-}
-
-/// `namespace/name` of the home pod that a remote pod says it runs for.
-fn home_key(remote: &RawPod) -> Option<String> {
-    remote.annotation(HOME_POD).map(str::to_owned)
 }
 
 fn note_outcome(work: &mut Work, key: &str, outcome: Result<Option<Duration>, ApiError>) {
@@ -311,13 +329,6 @@ fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
         priority_class: pods.priority_class_name.clone(),
         runtime_class: pods.runtime_class_name.clone(),
     }
-}
-
-/// The node that the fabric makes for a cluster, if it makes one.
-pub(super) fn node_of(cluster: &RemoteCluster) -> Option<String> {
-    let fabric = cluster.spec.fabric.as_ref()?;
-    let makes_it = cluster.spec.node_selector.is_none();
-    makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| cluster.name_any()))
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use crate::{
     placement::{Declared, Mapped, Namespaces},
 };
 
+mod bounds;
 mod changes;
 mod services;
 mod usage;

@@ -74,7 +74,13 @@ impl Watches {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
         let pods: Api<Lean<RawPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        let view = View::start_within(pods, ours, Some, cluster.budget(), &stop);
+        let view = View::start_within(
+            pods,
+            ours,
+            |pod| pod.is_plausible().then_some(pod),
+            cluster.budget(),
+            &stop,
+        );
         Watched {
             feed: view.feed(),
             view,

@@ -16,10 +16,11 @@ use kube::{ResourceExt, api::ObjectMeta, runtime::watcher};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{copies::Ends, source::is_name};
+use super::copies::Ends;
 use crate::{
     cluster::{ApiError, Watched, short, view::Slim},
     fabric::marks::{HOME_POD_UID, HOME_UID},
+    offload::is_name,
     volume::{Marks, digest, mark},
 };
 

@@ -7,7 +7,6 @@ mod bindings;
 mod copies;
 mod echo;
 mod mirror;
-mod pace;
 mod routes;
 mod slices;
 mod source;

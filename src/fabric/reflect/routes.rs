@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::Cluster,
-    fabric::pods::node_of,
     fleet::{NodeKind, Registry},
     offload::Routes,
 };
@@ -80,6 +79,6 @@ pub(super) fn routes(home: &Cluster, registry: &Registry) -> Option<Routes> {
     let clusters = views.remote_clusters.all();
     let named = clusters
         .iter()
-        .filter_map(|it| Some((node_of(it)?, it.metadata.name.clone()?, is_routed(it))));
+        .filter_map(|it| Some((it.fabric_node()?, it.metadata.name.clone()?, is_routed(it))));
     Some(seen.chain(named).collect())
 }

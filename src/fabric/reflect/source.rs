@@ -23,14 +23,21 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::pace::Pace;
 use crate::{
     cluster::{
         Cluster, Watched,
         view::{Changed, Feed, Slim},
     },
-    offload::reflection::{Glimpse, Kind, Marks, Original, Slice, wanted},
+    fabric::pace::Pace,
+    offload::{
+        is_name,
+        reflection::{Glimpse, Kind, Marks, Original, Slice, wanted},
+    },
 };
+
+/// Events are told five a second in a namespace, and so many at once.
+const EACH_EVENT: Duration = Duration::from_millis(200);
+const EVENTS_AT_ONCE: u32 = 10;
 
 /// A kind that is copied.
 pub(super) trait Copied:
@@ -182,7 +189,7 @@ impl Source {
                     Slice::read(&json(it))
                 }),
             },
-            pace: Mutex::default(),
+            pace: Mutex::new(Pace::new(EACH_EVENT)),
         }
     }
 
@@ -223,7 +230,10 @@ impl Source {
 
     /// Whether an event may be made in the namespace now, or in what time.
     pub(super) fn take_turn(&self) -> Result<(), Duration> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.pace
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(EVENTS_AT_ONCE)
     }
 }
 
@@ -250,12 +260,6 @@ pub(super) fn copies(there: &Cluster, namespace: &str, marks: &Marks) -> PerKind
         services: watch::<Service>(there, namespace, marks),
         slices: watch::<EndpointSlice>(there, namespace, marks),
     }
-}
-
-/// Whether an object can be called so. Names from remote clusters become paths of requests here.
-pub(super) fn is_name(name: &str) -> bool {
-    let is_plain = |it: u8| matches!(it, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    name.starts_with(|it: char| it.is_ascii_alphanumeric()) && name.len() <= 253 && name.bytes().all(is_plain)
 }
 
 /// Never fails: it was read from JSON.

@@ -6,6 +6,7 @@ use http::Method;
 use prometheus_client::encoding::EncodeLabelValue;
 
 use super::Refusal;
+use crate::offload::is_name;
 
 /// What may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -165,17 +166,6 @@ fn options(kind: Kind, query: &str) -> Vec<(&'static str, String)> {
 
 fn is_on(value: &str) -> bool {
     matches!(value, "1" | "true")
-}
-
-/// A name becomes part of a path, so nothing else may.
-pub(super) fn is_name(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    (1..=253).contains(&text.len())
-        && text
-            .bytes()
-            .all(|byte| inner(byte) || byte == b'-' || byte == b'.')
-        && text.bytes().next().is_some_and(inner)
-        && text.bytes().next_back().is_some_and(inner)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -14,11 +14,11 @@ use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec},
     authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
 };
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer, x509::X509Name};
 
 use super::Refusal;
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, volume::digest};
 
 /// The group of whoever the API server knows. A certificate does not say it.
 const AUTHENTICATED: &str = "system:authenticated";
@@ -26,8 +26,15 @@ const AUTHENTICATED: &str = "system:authenticated";
 const ANONYMOUS: &str = "system:anonymous";
 /// For how long an answer of the API server counts.
 const AGE: Duration = Duration::from_secs(5);
+/// For how long a token counts as none that was none.
+const AGE_OF_REFUSALS: Duration = Duration::from_secs(10);
+/// So many tokens are reviewed at a time: what the fabric itself asks of the API server waits behind them.
+const MOST_REVIEWS: usize = 8;
 /// So many answers are kept.
 const MOST_ANSWERS: usize = 1000;
+
+/// Digits of the digest of a token: as many as make it the only one.
+const DIGITS: usize = 64;
 
 /// Who calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +99,9 @@ fn organizations(subject: &X509Name<'_>) -> Option<Vec<String>> {
 pub(super) struct Gate {
     home: Cluster,
     answers: Mutex<HashMap<String, (Instant, bool)>>,
+    /// Tokens that were none, by their digests.
+    refused: Mutex<HashMap<String, Instant>>,
+    reviews: Semaphore,
 }
 
 impl Gate {
@@ -99,6 +109,8 @@ impl Gate {
         Self {
             home,
             answers: Mutex::default(),
+            refused: Mutex::default(),
+            reviews: Semaphore::new(MOST_REVIEWS),
         }
     }
 
@@ -112,6 +124,20 @@ impl Gate {
             return Ok(caller.clone());
         }
         let token = bearer(headers).ok_or(Refusal::Stranger)?;
+        let digest = digest(DIGITS, [token]);
+        let is_refused = || {
+            self.refused()
+                .get(&digest)
+                .is_some_and(|when| when.elapsed() < AGE_OF_REFUSALS)
+        };
+        if is_refused() {
+            return Err(Refusal::Stranger);
+        }
+        let _turn = self.reviews.acquire().await;
+        // It may have been asked about meanwhile.
+        if is_refused() {
+            return Err(Refusal::Stranger);
+        }
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -124,6 +150,11 @@ impl Gate {
         let user = status.user.unwrap_or_default();
         let name = user.username.unwrap_or_default();
         if status.authenticated != Some(true) || name.is_empty() || name == ANONYMOUS {
+            let mut refused = self.refused();
+            refused.retain(|_, when| when.elapsed() < AGE_OF_REFUSALS);
+            if refused.len() < MOST_ANSWERS {
+                refused.insert(digest, Instant::now());
+            }
             return Err(Refusal::Stranger);
         }
         Ok(Caller {
@@ -187,6 +218,10 @@ impl Gate {
             answers.insert(key, (Instant::now(), is_allowed));
         }
         Ok(is_allowed)
+    }
+
+    fn refused(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self, key: &str) -> Option<bool> {

@@ -13,6 +13,7 @@ mod authority;
 mod certificate;
 mod copying;
 mod identity;
+mod lines;
 mod metrics;
 mod refusal;
 mod relay;
@@ -43,7 +44,7 @@ use rustls::{
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::{self, timeout},
 };
 use tokio_rustls::TlsAcceptor;
@@ -55,6 +56,7 @@ use self::{
     asked::Asked,
     certificate::Wanted,
     identity::{Caller, Gate, Part},
+    lines::{Line, Lines},
     metrics::Outcome,
     refusal::Refusal,
     relay::Relay,
@@ -68,12 +70,11 @@ use crate::{
 
 /// Streams at a time. Each holds some dozen KiB.
 const MOST_STREAMS: usize = 512;
-/// Connections at a time on which something may still be asked.
-const MOST_CONNECTIONS: usize = 512;
 /// For a caller to say who it is.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// For a caller to say what it wants, also after it was answered.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// For a caller to say what it wants, also after it was answered, if it has a certificate and if not.
 const HEADERS: Duration = Duration::from_secs(30);
+const HEADERS_OF_STRANGERS: Duration = Duration::from_secs(5);
 /// For a remote cluster to answer. It has to reach the node of the pod first.
 const ANSWER: Duration = Duration::from_secs(30);
 /// For one side of a stream to be silent when the other one has left.
@@ -248,8 +249,7 @@ struct Kubelet {
     metrics: Metrics,
     bounds: Bounds,
     room: Arc<Semaphore>,
-    /// For connections.
-    lines: Arc<Semaphore>,
+    lines: Arc<Lines>,
     connections: TaskTracker,
     /// Nothing more is asked from then on.
     closing: CancellationToken,
@@ -278,7 +278,7 @@ impl Kubelet {
             metrics,
             bounds,
             room: Arc::new(Semaphore::new(bounds.streams)),
-            lines: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            lines: Lines::new(),
             connections: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
@@ -287,23 +287,23 @@ impl Kubelet {
     /// Takes connections at a port, for ever.
     async fn accept(self: Arc<Self>, port: u16, listener: TcpListener, tls: &Tls) {
         loop {
-            let socket = match listener.accept().await {
-                Ok((socket, _)) => socket,
+            let (socket, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be taken");
                     time::sleep(RETRY).await;
                     continue;
                 }
             };
-            // Not before: ports at which nobody calls take none.
-            let Ok(permit) = Arc::clone(&self.lines).acquire_owned().await else {
-                return;
-            };
+            let line = self.lines.enter(peer.ip());
             match tls.acceptor() {
                 Ok(acceptor) => {
                     let kubelet = Arc::clone(&self);
-                    self.connections
-                        .spawn(async move { kubelet.converse(port, socket, acceptor, permit).await });
+                    self.connections.spawn(async move {
+                        let cut = line.cut.clone();
+                        cut.run_until_cancelled(kubelet.converse(port, socket, acceptor, &line))
+                            .await
+                    });
                 }
                 Err(error) => tracing::warn!(error, "a connection cannot be secured"),
             }
@@ -311,13 +311,7 @@ impl Kubelet {
     }
 
     /// One connection, until it is closed or has become a stream.
-    async fn converse(
-        self: Arc<Self>,
-        port: u16,
-        socket: TcpStream,
-        tls: TlsAcceptor,
-        _permit: OwnedSemaphorePermit,
-    ) {
+    async fn converse(self: Arc<Self>, port: u16, socket: TcpStream, tls: TlsAcceptor, line: &Line) {
         let prepared = prepare(&socket);
         let Ok(Ok(socket)) = timeout(HANDSHAKE, tls.accept(socket)).await else {
             return tracing::debug!("somebody called, and did not say who that is");
@@ -327,13 +321,18 @@ impl Kubelet {
         }
         let shown = socket.get_ref().1.peer_certificates();
         let caller = shown.and_then(|chain| Caller::of_certificate(chain.first()?));
+        let patience = if caller.is_some() {
+            HEADERS
+        } else {
+            HEADERS_OF_STRANGERS
+        };
         let service = service_fn(|request| {
             let (kubelet, caller) = (Arc::clone(&self), caller.clone());
-            async move { Ok::<_, Infallible>(kubelet.answer(port, caller.as_ref(), request).await) }
+            async move { Ok::<_, Infallible>(kubelet.answer(port, line, caller.as_ref(), request).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS)
+            .header_read_timeout(patience)
             .serve_connection(TokioIo::new(socket), service)
             .with_upgrades();
         tokio::pin!(connection);
@@ -358,10 +357,16 @@ impl Kubelet {
         node_at(&clusters, &self.ports, port).ok_or(Refusal::NoNode(port))
     }
 
-    async fn answer(&self, port: u16, caller: Option<&Caller>, request: Request<Incoming>) -> Answer {
+    async fn answer(
+        &self,
+        port: u16,
+        line: &Line,
+        caller: Option<&Caller>,
+        request: Request<Incoming>,
+    ) -> Answer {
         let (method, uri) = (request.method(), request.uri());
         if uri.path() == usage::PATH {
-            let answer = Box::pin(self.usage(port, caller, request.headers(), method)).await;
+            let answer = Box::pin(self.usage(port, line, caller, request.headers(), method)).await;
             return answer.unwrap_or_else(|refusal| {
                 tracing::debug!(why = %refusal, "what pods use is not said");
                 refusal.answer()
@@ -373,7 +378,7 @@ impl Kubelet {
             Err(refusal) => return refusal.answer(),
         };
         // Its future is large.
-        let outcome = Box::pin(self.relayed(port, caller, &asked, request)).await;
+        let outcome = Box::pin(self.relayed(port, line, caller, &asked, request)).await;
         let counted = match outcome {
             Ok(_) => Outcome::Relayed,
             Err(_) => Outcome::Refused,
@@ -391,6 +396,7 @@ impl Kubelet {
     async fn relayed(
         &self,
         port: u16,
+        line: &Line,
         caller: Option<&Caller>,
         asked: &Asked,
         mut request: Request<Incoming>,
@@ -401,6 +407,7 @@ impl Kubelet {
         self.gate
             .admit(&caller, asked.kind.verb(), Part::Proxy, &node)
             .await?;
+        line.admit()?;
         let Asked { namespace, pod, .. } = asked;
         let found = self.finder.pod(namespace, pod).await?;
         let is_here = |pod: &Pod| pod.spec.as_ref().and_then(|it| it.node_name.as_ref()) == Some(&node);

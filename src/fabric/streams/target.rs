@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use tokio::sync::OnceCell;
 
-use super::{Refusal, asked::is_name};
+use super::Refusal;
 use crate::{
     cluster::{ApiError, Cluster},
     fabric::{
@@ -14,6 +14,7 @@ use crate::{
         places::identity,
     },
     fleet::Registry,
+    offload::is_name,
     volume::ClusterId,
 };
 

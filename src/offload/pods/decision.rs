@@ -1,5 +1,14 @@
 //! What is done next about one pod. See [`super`] for why in this order.
 
+impl HomePod {
+    /// Whether it was given to a cluster, and may have run there, or must not run any more. Until then
+    /// it is where its namespace is.
+    #[must_use]
+    pub const fn may_run(&self) -> bool {
+        self.claimed && (self.started || self.deleting.is_some())
+    }
+}
+
 /// What is known of a home pod.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -26,8 +26,8 @@ pub use self::{
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
     spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
     status::{
-        STARTED, UNSCHEDULABLE, final_status, remote_status, started_status, unreachable_status,
-        waiting_status,
+        STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,
+        started_status, unreachable_status, waiting_status,
     },
 };
 

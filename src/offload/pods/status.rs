@@ -6,19 +6,18 @@ use std::net::IpAddr;
 use serde_json::{Map, Value, json};
 
 use super::Waiting;
+use crate::offload::{bounds::bounded, cut};
 
-/// Fields of the remote status that the home pod has as well.
-const CARRIED: [&str; 5] = [
-    "containerStatuses",
-    "initContainerStatuses",
-    "message",
-    "phase",
-    "reason",
+const PHASES: [&str; 5] = ["Pending", "Running", "Succeeded", "Failed", "Unknown"];
+/// How containers are, and where the spec lists them: of those that the home pod has. Others were put
+/// into the remote one there.
+const CONTAINERS: [(&str, &str); 3] = [
+    ("containerStatuses", "containers"),
+    ("initContainerStatuses", "initContainers"),
+    ("ephemeralContainerStatuses", "ephemeralContainers"),
 ];
-/// The same of those containers that the home pod has: others were put into the remote one there.
-const EPHEMERAL: &str = "ephemeralContainerStatuses";
-/// Conditions of the remote pod that are about its place there: home pods have their own.
-const NOT_CARRIED: [&str; 2] = ["PodScheduled", STARTED];
+/// The longest text by which a pod says what it waits for.
+const LONGEST_WAIT: usize = 1024;
 /// Conditions that only the remote pod can have, or that it has told first: those that it has no
 /// more go.
 const OF_REMOTE: [&str; 7] = [
@@ -37,38 +36,66 @@ const DISRUPTED: &str = "DisruptionTarget";
 /// Condition of a home pod that may have run: its message is the uid of the remote pod.
 pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
 
-/// How the ephemeral containers are that came from home; null, if there are none.
-fn ephemeral_statuses(home: &Value, remote: &Value) -> Value {
-    let known = home["spec"]["ephemeralContainers"].as_array();
-    let is_known = |it: &&Value| known.is_some_and(|all| all.iter().any(|one| one["name"] == it["name"]));
-    let all = remote["status"][EPHEMERAL].as_array().into_iter().flatten();
-    let all: Vec<Value> = all.filter(is_known).cloned().collect();
-    if all.is_empty() { Value::Null } else { all.into() }
+/// What is taken of what the remote pod says of itself. It is stored with the home pod: what is known
+/// there, and not more than an honest cluster has to say.
+fn said(home: &Value, remote: &Value) -> Map<String, Value> {
+    let status = &remote["status"];
+    let mut said = Map::new();
+    for field in ["message", "phase", "reason"] {
+        said.insert(field.to_owned(), status[field].clone());
+    }
+    for (field, listed) in CONTAINERS {
+        let names = home["spec"][listed].as_array().into_iter().flatten();
+        let names = names.filter_map(|it| it["name"].as_str()).collect();
+        let of_known = first_of(&status[field], "name", names);
+        said.insert(
+            field.to_owned(),
+            if of_known.is_empty() {
+                Value::Null
+            } else {
+                of_known.into()
+            },
+        );
+    }
+    let known = OF_REMOTE.into_iter().chain([DISRUPTED]).collect();
+    said.insert(
+        "conditions".to_owned(),
+        first_of(&status["conditions"], "type", known).into(),
+    );
+    bounded(&said)
+}
+
+/// The first entry of a list for each key that is known.
+fn first_of(list: &Value, key: &str, mut known: Vec<&str>) -> Vec<Value> {
+    let list = list.as_array().into_iter().flatten();
+    list.filter(|it| {
+        let at = known.iter().position(|known| it[key] == **known);
+        at.map(|at| known.swap_remove(at)).is_some()
+    })
+    .cloned()
+    .collect()
 }
 
 /// The merge patch of the home pod's status that makes it as the remote pod's, without metadata.
 /// These are the addresses by which the pod is reached from here.
 #[must_use]
 pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Value {
-    let mut status = Map::new();
+    let mut status = said(home, remote);
     let list: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
     status.insert("podIP".into(), json!(addresses.first()));
     status.insert(
         "podIPs".into(),
         if list.is_empty() { Value::Null } else { list.into() },
     );
-    for field in CARRIED {
-        status.insert(field.to_owned(), remote["status"][field].clone());
-    }
-    status.insert(EPHEMERAL.to_owned(), ephemeral_statuses(home, remote));
-    if status["phase"].is_null() {
+    if !PHASES.iter().any(|phase| status["phase"] == *phase) {
         status.insert("phase".into(), "Pending".into());
     }
     if let Some(why) = unscheduled(remote) {
         status.insert("reason".into(), UNSCHEDULABLE.into());
         status.insert("message".into(), why.into());
     }
-    status.insert("conditions".into(), conditions(home, remote));
+    let conditions = conditions(home, &status["conditions"]);
+    status.insert("conditions".into(), conditions);
     status.into()
 }
 
@@ -85,7 +112,7 @@ pub fn started_status(home: &Value, remote: &str, now: &str) -> Value {
 /// The merge patch of a pod that waits.
 #[must_use]
 pub fn waiting_status(waiting: &Waiting) -> Value {
-    json!({"phase": "Pending", "reason": waiting.reason, "message": waiting.message})
+    json!({"phase": "Pending", "reason": waiting.reason, "message": cut(&waiting.message, LONGEST_WAIT)})
 }
 
 /// The merge patch of a pod of which nobody knows how it is: its cluster does not answer.
@@ -128,6 +155,25 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     Some(json!({"phase": "Failed", "reason": reason, "message": message, "conditions": conditions}))
 }
 
+/// What is left of the patch of [`final_status`] where there is no room for it.
+#[must_use]
+pub fn least_final_status(status: &Value) -> Value {
+    json!({"phase": status["phase"], "message": null, "containerStatuses": null, "initContainerStatuses": null})
+}
+
+/// Whether others act on what changes: the phase, the addresses, or whether the pod is ready.
+#[must_use]
+pub fn is_transition(before: &Value, now: &Value) -> bool {
+    let readiness = |status: &Value| -> Vec<Value> {
+        let all = status["conditions"].as_array().into_iter().flatten();
+        let all = all.filter(|it| it["type"] == READY || it["type"] == "ContainersReady");
+        all.map(|it| it["status"].clone()).collect()
+    };
+    before["phase"] != now["phase"]
+        || before["podIPs"] != now["podIPs"]
+        || readiness(before) != readiness(now)
+}
+
 fn own(home: &Value) -> impl Iterator<Item = &Value> {
     home["status"]["conditions"].as_array().into_iter().flatten()
 }
@@ -137,17 +183,12 @@ fn unscheduled(remote: &Value) -> Option<String> {
     let all = remote["status"]["conditions"].as_array()?;
     let scheduled = all.iter().find(|it| it["type"] == "PodScheduled")?;
     let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
-    waits.then(|| scheduled["message"].as_str().unwrap_or_default().to_owned())
+    waits.then(|| cut(scheduled["message"].as_str().unwrap_or_default(), LONGEST_WAIT))
 }
 
 /// Those of the home cluster stay; those of the remote pod take the place of what it said before.
 fn conditions(home: &Value, remote: &Value) -> Value {
-    let remote_ones = remote["status"]["conditions"].as_array();
-    let remote_ones: Vec<&Value> = remote_ones
-        .into_iter()
-        .flatten()
-        .filter(|it| carried(it))
-        .collect();
+    let remote_ones: Vec<&Value> = remote.as_array().into_iter().flatten().collect();
     let gates: Vec<&str> = home["spec"]["readinessGates"]
         .as_array()
         .into_iter()
@@ -180,11 +221,6 @@ fn conditions(home: &Value, remote: &Value) -> Value {
     kept.cloned().chain(taken).collect::<Vec<_>>().into()
 }
 
-fn carried(condition: &Value) -> bool {
-    let kind = condition["type"].as_str().unwrap_or_default();
-    !NOT_CARRIED.contains(&kind)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_status_is_that_of_the_remote_pod_but_for_its_place() {
-        let home = json!({"status": {"phase": "Pending", "qosClass": "Burstable", "conditions": [
+        let home = json!({"spec": {"containers": [{"name": "web"}]}, "status": {"phase": "Pending", "qosClass": "Burstable", "conditions": [
             condition("PodScheduled", "True"), condition("Ready", "False"),
         ]}});
         let remote = json!({"status": {
@@ -236,8 +272,9 @@ mod tests {
         let named = |names: &[&str]| -> Value { names.iter().map(|name| json!({"name": name})).collect() };
         let remote = json!({"status": {"phase": "Running", "ephemeralContainerStatuses": named(&["debug", "theirs"])}});
         let home = json!({"spec": {"ephemeralContainers": named(&["debug", "later"])}});
-        assert_eq!(remote_status(&home, &remote, &[])[EPHEMERAL], named(&["debug"]));
-        assert_eq!(remote_status(&json!({}), &remote, &[])[EPHEMERAL], Value::Null);
+        let said = |home: &Value| remote_status(home, &remote, &[])["ephemeralContainerStatuses"].clone();
+        assert_eq!(said(&home), named(&["debug"]));
+        assert_eq!(said(&json!({})), Value::Null);
     }
 
     #[test]
@@ -328,5 +365,58 @@ mod tests {
         assert_eq!(find(&status, "PodScheduled")["status"], "True");
         let again = json!({ "status": status });
         assert_eq!(unreachable_status(&again, "later"), again["status"]);
+    }
+
+    #[test]
+    fn of_what_a_hostile_cluster_says_little_is_taken() {
+        let home = json!({"spec": {"containers": [{"name": "web"}]}, "status": {"conditions": [condition("lb", "True")]}});
+        let mut conditions: Vec<Value> = (0..10_000)
+            .map(|at| condition(&format!("x.io/a{at}"), "True"))
+            .collect();
+        conditions.extend([
+            condition(STARTED, "True"),
+            condition("Ready", "True"),
+            condition("Ready", "False"),
+        ]);
+        let mut containers: Vec<Value> = (0..1000).map(|at| json!({"name": format!("c{at}")})).collect();
+        let web = json!({"name": "web", "image": "i".repeat(2 << 20), "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}});
+        containers.extend([web.clone(), web]);
+        let remote = json!({"status": {
+            "phase": "Odd", "reason": "r".repeat(2 << 20), "message": "m".repeat(2 << 20), "conditions": conditions,
+            "containerStatuses": containers,
+        }});
+        let status = remote_status(&home, &remote, &[]);
+        let kinds: Vec<&Value> = status["conditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| &it["type"])
+            .collect();
+        assert_eq!(kinds, ["lb", "Ready"]);
+        assert_eq!(find(&status, "Ready")["status"], "True", "the first counts");
+        assert_eq!(status["phase"], "Pending");
+        let names: Vec<&Value> = status["containerStatuses"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| &it["name"])
+            .collect();
+        assert_eq!(names, ["web"]);
+        assert_eq!(
+            status["containerStatuses"][0]["state"]["running"]["startedAt"],
+            "2026-01-01T00:00:00Z"
+        );
+        assert!(
+            status.to_string().len() < 64 << 10,
+            "{}",
+            status.to_string().len()
+        );
+        let again = remote_status(&json!({"spec": home["spec"], "status": status}), &remote, &[]);
+        assert_eq!(again, status, "nothing to write");
+        let waiting = Waiting {
+            reason: "RemoteUnreachable",
+            message: "m".repeat(2 << 20),
+        };
+        assert!(waiting_status(&waiting).to_string().len() < 2048);
     }
 }

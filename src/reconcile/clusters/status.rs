@@ -8,7 +8,10 @@ use super::{
     FINALIZER,
     report::{ClusterReport, State, some_of},
 };
-use crate::api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus};
+use crate::{
+    api::remote_cluster::{REACHABLE, READY, RemoteCluster, RemoteClusterStatus},
+    cluster::short,
+};
 
 /// What of ours is in a cluster.
 #[derive(Debug)]
@@ -130,7 +133,7 @@ pub(super) fn declared(
         server_version: report.server_version.clone(),
         classes: report.classes.clone(),
         limits: report.limits.clone(),
-        last_error: Some(report.message.clone()).filter(|message| !message.is_empty()),
+        last_error: Some(short(&report.message)).filter(|message| !message.is_empty()),
         ..with_conditions(object, ready, (reachable, reason, &report.message))
     }
 }
@@ -167,7 +170,7 @@ pub(super) fn undeclared(
     RemoteClusterStatus {
         volumes: count(claims.len()),
         snapshots: count(snapshots.len()),
-        last_error: Some(message.clone()),
+        last_error: Some(short(&message)),
         ..with_conditions(object, wanted, ("Unknown", "Undeclared", &message))
     }
 }
@@ -182,7 +185,7 @@ fn with_conditions(object: &RemoteCluster, ready: Wanted<'_>, reachable: Wanted<
             type_: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message: short(message),
             last_transition_time: since.map_or_else(
                 || Time(jiff::Timestamp::now()),
                 |one| one.last_transition_time.clone(),

@@ -124,3 +124,25 @@ async fn nothing_is_relayed_while_the_api_server_cannot_say_who_may() {
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(world.remote.came().is_empty());
 }
+
+#[tokio::test]
+async fn who_says_nothing_is_in_nobody_s_way() {
+    let world = World::new(Act::Echo).await;
+    let mut silent = Vec::new();
+    for _ in 0..520 {
+        silent.push(TcpStream::connect(world.address).await.unwrap());
+    }
+    assert_eq!(world.asked(EXEC, SPDY).await.0, StatusCode::SWITCHING_PROTOCOLS);
+}
+
+#[tokio::test]
+async fn what_is_no_token_is_asked_about_once() {
+    let world = World::new(Act::Echo).await;
+    let _clock = StoppedClock::new();
+    for _ in 0..5 {
+        assert_eq!(ask_with_token(&world, "none").await.0, StatusCode::UNAUTHORIZED);
+    }
+    let asked = world.home.requests();
+    let reviews = asked.iter().filter(|it| it.ends_with("/tokenreviews"));
+    assert_eq!(reviews.count(), 1);
+}

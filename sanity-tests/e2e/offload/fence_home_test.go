@@ -1,0 +1,199 @@
+package offload
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"storage.liqo.io/sanity-tests/chart"
+)
+
+// asFabric calls the home cluster as the fabric does, with its rights and no others.
+func (n tenant) asFabric() (kubernetes.Interface, dynamic.Interface) {
+	n.t.Helper()
+	config, err := n.Cluster.Config()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + chart.Namespace + ":liqo-csi-fabric"}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return client, objects
+}
+
+var (
+	tried       = metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	triedDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+)
+
+// Whoever has the fabric's token gets no further than its nodes and what runs on them.
+func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
+	n, _ := offloadedTenant(t)
+	client, objects := n.asFabric()
+	n.Pod("web", "", bare)
+	n.WaitReady("web")
+	// A pod of a real node, such as any of the control plane's.
+	local := n.realPod()
+	const (
+		theirs   = "pods of its own nodes only"
+		noSpec   = "what pods are to be"
+		noMarks  = "but its own"
+		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}]}}`
+		labelled = `{"metadata": {"labels": {"app": "other"}}}`
+	)
+	images := func(pod *corev1.Pod) string {
+		return `{"spec": {"containers": [{"name": "` + pod.Spec.Containers[0].Name + `", "image": "other"}]}}`
+	}
+	web := n.pod("web")
+	for what, one := range map[string]struct {
+		pod   *corev1.Pod
+		patch string
+		part  []string
+		words string
+	}{
+		"an image":                     {web, images(web), nil, noSpec},
+		"a label":                      {web, labelled, nil, noMarks},
+		"an owner":                     {web, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "a"}]}}`, nil, noMarks},
+		"another finalizer":            {web, `{"metadata": {"finalizers": ["example.test/other"]}}`, nil, noMarks},
+		"its label":                    {web, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, ""},
+		"its annotation":               {web, `{"metadata": {"annotations": {"fabric.storage.liqo.io/remote-namespace": "` + n.Name + `"}}}`, nil, ""},
+		"the status":                   {web, address, []string{"status"}, ""},
+		"an image on a real node":      {local, images(local), nil, theirs},
+		"its label on a real node":     {local, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, theirs},
+		"the status on a real node":    {local, address, []string{"status"}, theirs},
+		"the metadata by status there": {local, labelled, []string{"status"}, theirs},
+	} {
+		patched, err := client.CoreV1().Pods(one.pod.Namespace).Patch(t.Context(), one.pod.Name, types.StrategicMergePatchType, []byte(one.patch), tried, one.part...)
+		if complaint := refused(patched, err)(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	for what, one := range map[string]struct {
+		err   error
+		words string
+	}{
+		"delete its pod": {client.CoreV1().Pods(n.Name).Delete(t.Context(), "web", triedDelete), ""},
+		"delete another": {client.CoreV1().Pods(local.Namespace).Delete(t.Context(), local.Name, triedDelete), theirs},
+		"evict its pod":  {n.evicts(client, web), ""},
+		"evict another":  {n.evicts(client, local), "never offloaded"},
+	} {
+		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
+			t.Errorf("%s: %s", what, complaint)
+		}
+	}
+	n.nodesOfOthersStay(client, local.Spec.NodeName)
+	n.wishesOfOthersStay(objects)
+	n.DeletePod("web")
+}
+
+// realPod is a running pod of kube-system on a node that has a kubelet.
+func (n tenant) realPod() (found *corev1.Pod) {
+	n.t.Helper()
+	n.Eventually("a pod on a real node", func(ctx context.Context) (string, error) {
+		pods, err := n.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		at := slices.IndexFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" && pod.Spec.NodeName != node })
+		if at < 0 {
+			return "there is none", nil
+		}
+		found = &pods.Items[at]
+		return "", nil
+	})
+	return found
+}
+
+func (n tenant) evicts(client kubernetes.Interface, pod *corev1.Pod) error {
+	return client.PolicyV1().Evictions(pod.Namespace).Evict(n.t.Context(), &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}, DeleteOptions: &triedDelete,
+	})
+}
+
+func (n tenant) nodesOfOthersStay(client kubernetes.Interface, real string) {
+	const theirs = "only nodes that it made"
+	nodes := client.CoreV1().Nodes()
+	patch := func(name, patch string, part ...string) error {
+		_, err := nodes.Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), tried, part...)
+		return err
+	}
+	create := func(labels map[string]string) error {
+		_, err := nodes.Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "made", Labels: labels}}, dryRun())
+		return err
+	}
+	for what, one := range map[string]struct {
+		err   error
+		words string
+	}{
+		"a label of its node":     {patch(node, `{"metadata": {"labels": {"tier": "core"}}}`), ""},
+		"the status of its node":  {patch(node, `{"status": {"phase": "Running"}}`, "status"), ""},
+		"its node as another's":   {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "other"}}}`), theirs},
+		"its node as nobody's":    {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": null}}}`), theirs},
+		"a label of a real node":  {patch(real, `{"metadata": {"labels": {"tier": "core"}}}`), theirs},
+		"a real node as its own":  {patch(real, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "`+name+`"}}}`), theirs},
+		"the status of real node": {patch(real, `{"status": {"addresses": null}}`, "status"), theirs},
+		"delete a real node":      {nodes.Delete(n.t.Context(), real, triedDelete), theirs},
+		"a node of its own":       {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
+		"a node of nobody":        {create(nil), theirs},
+	} {
+		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
+			n.t.Errorf("%s: %s", what, complaint)
+		}
+	}
+}
+
+func (n tenant) wishesOfOthersStay(objects dynamic.Interface) {
+	const theirs = "but their finalizers and status"
+	patch := func(kind schema.GroupVersionResource, namespace, name, patch string) error {
+		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), tried)
+		return err
+	}
+	for what, one := range map[string]struct {
+		err   error
+		words string
+	}{
+		"a cluster's labels":       {patch(clustersOf, "", name, `{"spec": {"fabric": {"labels": {"region": "asia"}}}}`), theirs},
+		"a cluster's finalizers":   {patch(clustersOf, "", name, `{"metadata": {"finalizers": null}}`), ""},
+		"an offloading's strategy": {patch(offloadings, n.Name, "offloading", `{"spec": {"podOffloadingStrategy": "Remote"}}`), theirs},
+		"an offloading's marks":    {patch(offloadings, n.Name, "offloading", `{"metadata": {"annotations": {"e2e/test": "a"}}}`), theirs},
+		"an offloading's release":  {patch(offloadings, n.Name, "offloading", `{"metadata": {"finalizers": null}}`), ""},
+	} {
+		if complaint := refused(struct{}{}, one.err)(one.words); complaint != "" {
+			n.t.Errorf("%s: %s", what, complaint)
+		}
+	}
+}
+
+// Secrets of an offloaded namespace are copied, so those that the driver lives by stay here.
+func TestNamespacesOfTheDriverAreNeverOffloaded(t *testing.T) {
+	n := newTenant(t)
+	for _, namespace := range []string{"kube-system", chart.Namespace, "liqo-storage"} {
+		out, err := n.program("offload", "namespace", namespace)
+		if complaint := refused(out, err)("never offloaded"); complaint != "" {
+			t.Errorf("%s: %s", namespace, complaint)
+		}
+		space, err := n.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, is := space.Labels["liqo.io/scheduling-enabled"]; is {
+			t.Errorf("%s is labelled: %v", namespace, space.Labels)
+		}
+	}
+}

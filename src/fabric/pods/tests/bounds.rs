@@ -1,0 +1,199 @@
+//! What a hostile cluster says of a pod, and how fast.
+
+use std::cell::Cell;
+
+use super::*;
+
+fn status_writes(world: &World) -> usize {
+    let is_one = |request: &&String| **request == format!("PATCH {POD}/status");
+    world.home.requests().iter().filter(is_one).count()
+}
+
+#[tokio::test]
+async fn however_often_a_remote_status_changes_it_is_written_once_a_second() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let (before, began, said) = (status_writes(&world), time::Instant::now(), Cell::new(0));
+    world
+        .run_until(|world| {
+            let now = said.get() + 1;
+            if now <= 200 {
+                said.set(now);
+                world.there.change(THERE, |pod| {
+                    pod["status"]["message"] = json!(format!("said {now} times"));
+                });
+            }
+            world.home_pod()["status"]["message"] == "said 200 times"
+        })
+        .await;
+    let (writes, seconds) = (status_writes(&world) - before, began.elapsed().as_secs());
+    assert!(
+        u64::try_from(writes).unwrap() <= 3 + seconds,
+        "{writes} in {seconds} s"
+    );
+    world
+        .there
+        .change(THERE, |pod| pod["status"]["phase"] = json!("Succeeded"));
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Succeeded")
+        .await;
+}
+
+#[tokio::test]
+async fn a_pod_as_large_as_an_object_can_be_ends_all_the_same() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world.there.remove(THERE);
+    world.delete();
+    world
+        .home
+        .fault(Fault::new("PATCH", "/pods/web/status", Act::TooLarge).times(1));
+    world.run_until(World::is_gone).await;
+    assert_eq!(world.home.faults_left(), 0);
+}
+
+#[tokio::test]
+async fn what_is_no_uid_is_written_nowhere() {
+    let long = "u".repeat(1 << 10);
+    let world = World::with_pod(true).await;
+    world
+        .there
+        .change(SYSTEM, |it| it["metadata"]["uid"] = json!(long));
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "RemoteUnreachable")
+        .await;
+    let pod = world.home_pod();
+    assert!(pod["metadata"]["finalizers"].is_null(), "it was claimed: {pod}");
+    assert!(pod["status"]["message"].as_str().unwrap().len() <= 1100);
+
+    // A pod there with another uid than Kubernetes gives is not believed to be gone either.
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    world
+        .there
+        .change(THERE, |it| it["metadata"]["uid"] = json!(long));
+    world.delete();
+    let asked = || {
+        let read = |request: &&String| **request == format!("GET {THERE}");
+        world.there.requests().iter().filter(read).count()
+    };
+    let before = asked();
+    world.run_until(|_| asked() > before).await;
+    assert!(!world.home_pod().to_string().contains(&long));
+}
+
+#[tokio::test]
+async fn addresses_that_change_all_the_time_are_told_once_a_minute() {
+    let world = World::with_pod(true).await;
+    world
+        .home
+        .change("/apis/storage.liqo.io/v1alpha1/remoteclusters/milan", |it| {
+            it["spec"]["fabric"]["network"] = json!({"mode": "Routed", "podCIDRs": ["10.64.0.0/16"]});
+        });
+    world.run_until(World::is_running).await;
+    let (began, said) = (time::Instant::now(), Cell::new(0));
+    world
+        .run_until(|world| {
+            let now = said.get() + 1;
+            if now <= 100 {
+                said.set(now);
+                world.there.change(THERE, |pod| {
+                    pod["status"]["podIP"] = json!(format!("10.0.0.{now}"));
+                    pod["status"]["message"] = json!(now.to_string());
+                });
+            }
+            world.home_pod()["status"]["message"] == "100"
+        })
+        .await;
+    let told = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/")
+        .len();
+    assert!(
+        u64::try_from(told).unwrap() <= 1 + began.elapsed().as_secs() / 60,
+        "told {told} times"
+    );
+}
+
+/// A remote pod that says it runs for this pod, which is not there.
+fn ghost(world: &World, name: &str, home: &str) -> String {
+    let path = format!("/api/v1/namespaces/shop-home/pods/{name}");
+    let uid = world.home.object(SYSTEM).unwrap()["metadata"]["uid"].clone();
+    world.there.put(
+        &path,
+        json!({
+            "metadata": {"labels": {"fabric.storage.liqo.io/home": "home"}, "annotations": {
+                "fabric.storage.liqo.io/home-uid": uid,
+                "fabric.storage.liqo.io/home-pod": home,
+                "fabric.storage.liqo.io/home-pod-uid": "gone",
+            }},
+            "spec": {"containers": [{"name": "web", "image": "web"}]}, "status": {"phase": "Running"},
+        }),
+    );
+    path
+}
+
+#[tokio::test]
+async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarely() {
+    let world = World::new().await;
+    let path = ghost(&world, "ghost", "shop/ghost");
+    world
+        .there
+        .fault(Fault::new("DELETE", "/pods/ghost", Act::TakeOut));
+    let count = |api: &FakeApi, request: &str| api.requests().iter().filter(|it| *it == request).count();
+    let deletes = || count(&world.there, &format!("DELETE {path}"));
+    let began = time::Instant::now();
+    world
+        .run_until(|world| {
+            // It says something else all the time.
+            world.there.change(&path, |pod| {
+                let now = pod["status"]["message"].as_u64().unwrap_or_default() + 1;
+                pod["status"]["message"] = json!(now);
+            });
+            deletes() >= 3
+        })
+        .await;
+    assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(count(&world.home, "GET /api/v1/namespaces/shop/pods/ghost") <= 4);
+}
+
+#[tokio::test]
+async fn what_is_no_name_is_asked_nowhere() {
+    let world = World::with_pod(true).await;
+    for (at, home) in ["shop/a?b", "../nodes/a", "shop/a/b", "/a", "shop"]
+        .into_iter()
+        .enumerate()
+    {
+        // The name of the remote pod is what the home pod's would be.
+        let name = home.rsplit('/').next().unwrap();
+        ghost(&world, &format!("{name}-{at}"), home);
+    }
+    world.run_until(World::is_running).await;
+    let asked = |text: &str| world.home.requests().iter().any(|it| it.contains(text));
+    for text in ["a?b", "a%3Fb", "nodes/a", "a/b"] {
+        assert!(!asked(text), "{text}: {:?}", world.home.requests());
+    }
+}
+
+#[tokio::test]
+async fn no_namespace_is_watched_because_a_pod_names_it() {
+    let world = World::with_pod(true).await;
+    let elsewhere = json!({
+        "fabric.storage.liqo.io/remote-cluster": "milan", "fabric.storage.liqo.io/remote-cluster-uid": "u",
+        "fabric.storage.liqo.io/remote-namespace": "nowhere",
+    });
+    let finalizer = json!(["fabric.storage.liqo.io/remote-pod"]);
+    for (at, finalizers) in [json!([]), finalizer].into_iter().enumerate() {
+        world.home.put(
+            &format!("/api/v1/namespaces/shop/pods/idle-{at}"),
+            json!({
+                "metadata": {"annotations": elsewhere, "finalizers": finalizers},
+                "spec": {"nodeName": "milan", "containers": []}, "status": {"phase": "Pending"},
+            }),
+        );
+    }
+    world.run_until(World::is_running).await;
+    let asked = world.there.requests();
+    assert!(!asked.iter().any(|it| it.contains("nowhere")), "{asked:?}");
+}

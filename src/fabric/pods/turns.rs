@@ -1,0 +1,105 @@
+//! How often the status of a home pod is written because its remote pod has another one. That costs
+//! this cluster, and others decide how often: what turns a pod ready or not, or ends it, is written
+//! at once, all else once a second.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time;
+
+use super::Pods;
+use crate::fabric::{brake::Brake, pace::Pace};
+
+const EACH: Duration = Duration::from_secs(1);
+/// So many transitions come at once: more than a pod has when it starts.
+const TRANSITIONS: u32 = 10;
+
+/// Whose status was written of late, by uid.
+#[derive(Default)]
+pub(super) struct Turns(Mutex<HashMap<String, Pace>>);
+
+impl Turns {
+    /// Takes a turn, or says in what time there is one.
+    pub(super) fn take(&self, uid: &str, is_transition: bool) -> Result<(), Duration> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, pace| !pace.is_idle());
+        let pace = all.entry(uid.to_owned()).or_insert_with(|| Pace::new(EACH));
+        pace.take(if is_transition { TRANSITIONS } else { 1 })
+    }
+}
+
+/// So many remote pods a second are looked up here, whatever they say for whom they run, and so many at once.
+const EACH_LOOK: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 200;
+
+/// Remote pods that run for nobody: which were looked at of late, by home pod and uid, and how fast
+/// they are. Their cluster invents as many as it pleases, and need not delete them.
+pub(super) struct Swept(Mutex<(Brake<String>, Pace)>);
+
+impl Default for Swept {
+    fn default() -> Self {
+        Self(Mutex::new((Brake::default(), Pace::new(EACH_LOOK))))
+    }
+}
+
+/// What came of asking for a turn.
+enum Turn {
+    Taken,
+    Wait(Duration),
+    Held(Duration),
+}
+
+impl Swept {
+    fn turn(&self, key: &str, uid: &str) -> Turn {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (brake, pace) = &mut *state;
+        let uid = uid.to_owned();
+        if let Some(left) = brake.holds(key, &uid) {
+            return Turn::Held(left);
+        }
+        if let Err(wait) = pace.take(LOOKS) {
+            return Turn::Wait(wait);
+        }
+        brake.note(key.to_owned(), uid);
+        Turn::Taken
+    }
+}
+
+impl Pods<'_> {
+    /// In what time a remote pod that runs for nobody is looked at again, if it was of late. Otherwise it
+    /// is looked at now, or as soon as it is its turn.
+    pub(super) async fn swept_of_late(&self, key: &str, uid: &str) -> Option<Duration> {
+        loop {
+            match self.sweeps.turn(key, uid) {
+                Turn::Taken => return None,
+                Turn::Held(left) => return Some(left),
+                Turn::Wait(wait) => time::sleep(wait).await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn transitions_come_at_once_and_all_else_once_a_second() {
+        let turns = Turns::default();
+        assert_eq!(turns.take("a", false), Ok(()));
+        assert_eq!(turns.take("a", false), Err(EACH));
+        assert_eq!(turns.take("b", false), Ok(()), "each pod has its own");
+        assert_eq!(turns.take("a", true), Ok(()));
+        let more = (0..1000).take_while(|_| turns.take("a", true).is_ok()).count();
+        assert_eq!(more, 8, "whoever flips is slowed down too");
+        time::sleep(EACH).await;
+        assert_eq!(turns.take("a", true), Ok(()));
+        assert!(turns.take("a", false).is_err());
+        time::sleep(Duration::from_mins(1)).await;
+        assert_eq!(turns.take("c", false), Ok(()));
+        assert_eq!(turns.0.lock().unwrap().len(), 1, "others are forgotten");
+    }
+}
