@@ -63,15 +63,15 @@ impl MovedVolume {
     ) -> Result<ClaimNow, GateError> {
         let touched = claim.annotations().get(mark::MOVE_TOUCHED);
         let lock = self.lock_on(claim).await?;
-        // What is asked of a locked claim is put off until the move has ended: only what had begun
-        // before is waited for.
+        // A change of a locked claim is put off until the move has ended. A change that began before
+        // shows on the twin, and the move waits for it.
         let changes = if lock == Lock::Ours { source } else { Some(claim) };
         Ok(ClaimNow::There {
             at: as_read(claim),
             deleting: claim.metadata.deletion_timestamp.is_some(),
             lock,
             lost: reading::phase(claim) == "Lost",
-            // Whoever has written something else has woken Kubernetes for nothing: it is touched again.
+            // A value that another client wrote is not ours: the claim is touched again.
             touched: touched.and_then(|text| text.parse().ok()),
             changing: changes.is_some_and(is_changing),
         })
