@@ -265,3 +265,10 @@ func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
 		})
 	}
 }
+
+// Unoffloading a namespace needs to know which of its claims still exist.
+func TestFabricMayReadClaims(t *testing.T) {
+	account := rights{"liqo-csi-fabric", render(t, Values{"fabric": Values{"enabled": true}})}
+	account.check(t, true, "get,list persistentvolumeclaims -n anywhere")
+	account.check(t, false, "create,patch,delete persistentvolumeclaims -n anywhere")
+}
