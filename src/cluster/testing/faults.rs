@@ -10,8 +10,8 @@ use super::store::Store;
 pub(crate) enum Act {
     /// Answers with this code and does nothing.
     Refuse(u16),
-    /// Says that the object would be too large.
-    TooLarge,
+    /// Says of what has this text that the object would be too large.
+    TooLarge(&'static str),
     /// Forbids it with this message.
     Forbid(&'static str),
     /// Does it, then answers with this code: the answer got lost.

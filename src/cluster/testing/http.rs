@@ -62,9 +62,11 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     }
     match server.faults.hit(method.as_str(), &path, watch) {
         None if watch => follow(server, path, query),
-        None => act(&server.store, &method, &path, &query, lists, &body),
+        Some(Act::TooLarge(text)) if String::from_utf8_lossy(&body).contains(text) => {
+            refusal(413, "Request entity too large: limit is 3145728")
+        }
+        None | Some(Act::TooLarge(_)) => act(&server.store, &method, &path, &query, lists, &body),
         Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
-        Some(Act::TooLarge) => refusal(413, "Request entity too large: limit is 3145728"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }

@@ -45,11 +45,12 @@ async fn a_pod_as_large_as_an_object_can_be_ends_all_the_same() {
     world.run_until(World::is_running).await;
     world.there.remove(THERE);
     world.delete();
-    world
-        .home
-        .fault(Fault::new("PATCH", "/pods/web/status", Act::TooLarge).times(1));
+    world.home.fault(Fault::new(
+        "PATCH",
+        "/pods/web/status",
+        Act::TooLarge("DisruptionTarget"),
+    ));
     world.run_until(World::is_gone).await;
-    assert_eq!(world.home.faults_left(), 0);
 }
 
 #[tokio::test]
@@ -161,19 +162,19 @@ async fn what_a_cluster_invents_and_does_not_delete_is_asked_for_ever_more_rarel
 #[tokio::test]
 async fn what_is_no_name_is_asked_nowhere() {
     let world = World::with_pod(true).await;
-    for (at, home) in ["shop/a?b", "../nodes/a", "shop/a/b", "/a", "shop"]
-        .into_iter()
-        .enumerate()
-    {
-        // The name of the remote pod is what the home pod's would be.
-        let name = home.rsplit('/').next().unwrap();
-        ghost(&world, &format!("{name}-{at}"), home);
+    for (at, namespace) in ["a?b", "..", "a%2Fb", "A"].into_iter().enumerate() {
+        let name = format!("ghost-{at}");
+        ghost(&world, &name, &format!("{namespace}/{name}"));
     }
-    world.run_until(World::is_running).await;
-    let asked = |text: &str| world.home.requests().iter().any(|it| it.contains(text));
-    for text in ["a?b", "a%3Fb", "nodes/a", "a/b"] {
-        assert!(!asked(text), "{text}: {:?}", world.home.requests());
-    }
+    // One that is asked about, as each of them would be.
+    ghost(&world, "ghost", "shop/ghost");
+    world
+        .run_until(|world| {
+            World::is_running(world) && world.there.object(&THERE.replace("web", "ghost")).is_none()
+        })
+        .await;
+    let asked = world.home.requests();
+    assert!(!asked.iter().any(|it| it.contains("/pods/ghost-")), "{asked:?}");
 }
 
 #[tokio::test]
