@@ -48,7 +48,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	client, objects := n.asFabric()
 	n.Pod("web", "", bare)
 	n.WaitReady("web")
-	// A pod of a real node, such as any of the control plane's.
+	// A pod of a real node, such as one of the node plugin.
 	local := n.realPod()
 	const (
 		theirs   = "pods of its own nodes only"
@@ -106,7 +106,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 func (n tenant) realPod() (found *corev1.Pod) {
 	n.t.Helper()
 	n.Eventually("a pod on a real node", func(ctx context.Context) (string, error) {
-		pods, err := n.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
+		pods, err := n.Client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
 		}
