@@ -54,7 +54,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 		theirs   = "pods of its own nodes only"
 		noSpec   = "what pods are to be"
 		noMarks  = "but its own"
-		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}]}}`
+		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"$patch": "replace"}, {"ip": "192.0.2.1"}]}}`
 		labelled = `{"metadata": {"labels": {"app": "other"}}}`
 	)
 	images := func(pod *corev1.Pod) string {
