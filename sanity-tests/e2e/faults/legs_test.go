@@ -27,6 +27,13 @@ var shortLegs []string
 // pointsOfShortLeg is at how many points a process dies in a short leg.
 const pointsOfShortLeg = 5
 
+// reachedBy is for points that are passed only by a process that takes over what another has begun:
+// where that one has to have died.
+var reachedBy = map[string]string{
+	"before-attachment-confirm": "after-attachment-create",
+	"after-attachment-confirm":  "after-attachment-create",
+}
+
 // some are the points of a process in this leg: all of them, unless the leg is a short one.
 func some(t *testing.T, points []string) []string {
 	_, leg, _ := strings.Cut(t.Name(), "/")
@@ -35,7 +42,13 @@ func some(t *testing.T, points []string) []string {
 	}
 	first := int(seed()%int64(len(points))) * pointsOfShortLeg % len(points)
 	ring := slices.Concat(points[first:], points[:first])
-	return ring[:min(pointsOfShortLeg, len(ring))]
+	chosen := ring[:min(pointsOfShortLeg, len(ring))]
+	for _, point := range chosen {
+		if needed, is := reachedBy[point]; is && !slices.Contains(chosen, needed) {
+			chosen = append(chosen, needed)
+		}
+	}
+	return chosen
 }
 
 // seed is what the kills of this run and the points of short legs follow from.
