@@ -156,23 +156,29 @@ pub fn is_twin(claim: &PersistentVolumeClaim) -> bool {
     managed_by.is_some_and(|by| by == mark::MANAGED_BY_US) && !bears_marks_of_its_twin(claim)
 }
 
-/// Whether somebody copied the marks of a twin onto the claim that it was made for, as Kosmos does.
+/// Whether a claim bears the marks of the twin that was made for it: Kosmos copies them.
 #[must_use]
 pub fn bears_marks_of_its_twin(claim: &PersistentVolumeClaim) -> bool {
     let made_for = claim.annotations().get(mark::CLAIM_UID);
     made_for.is_some() && made_for == claim.metadata.uid.as_ref()
 }
 
+/// The size that a claim requests, as it is written.
+#[must_use]
+pub fn storage_request(claim: &PersistentVolumeClaim) -> Option<&Quantity> {
+    let spec = claim.spec.as_ref()?;
+    spec.resources.as_ref()?.requests.as_ref()?.get(STORAGE)
+}
+
 /// How large a claim is, and how far its expansion has come.
 #[must_use]
 pub fn claim_size(claim: &PersistentVolumeClaim) -> ClaimSize {
     let storage = |of: Option<&BTreeMap<String, Quantity>>| of.and_then(|of| bytes(of.get(STORAGE)?));
-    let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let status = claim.status.as_ref();
     let stage = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
     let node_error = condition(claim, NODE_RESIZE_ERROR);
     ClaimSize {
-        requested: storage(requests.and_then(|of| of.requests.as_ref())).unwrap_or_default(),
+        requested: storage_request(claim).and_then(bytes).unwrap_or_default(),
         capacity: storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default(),
         allocated: storage(status.and_then(|status| status.allocated_resources.as_ref())),
         stage: stage.and_then(|stage| stage.parse().ok()),

@@ -182,7 +182,7 @@ impl Reconciler<'_> {
         let never = offload::never_offloaded(namespace, self.reserved).is_some();
         match (leaving, has_finalizer(&object, FINALIZER)) {
             (true, false) => return Ok(()),
-            // It is nowhere, and its pods are nobody's business: all it gets is a status that says so.
+            // It is offloaded nowhere, so there is nothing to clean up: it only gets a status that says so.
             (false, false) if never => {}
             (false, false) => {
                 let held = objects.set_finalizer(&object, FINALIZER, true);
@@ -500,8 +500,8 @@ impl Reconciler<'_> {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the rights there were seen a while ago. Somebody may have taken them away since, and pods
-    /// could neither be made nor ended.
+    /// Whether the rights there were seen lately. If they were removed since, pods can neither be created
+    /// nor deleted.
     fn is_checked(&self, namespace: &str, cluster: &str) -> bool {
         let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let when = checked.get(&(namespace.to_owned(), cluster.to_owned()));

@@ -1,6 +1,6 @@
-//! The rights to run pods in a namespace that the fabric has made, and to copy what they need. Nobody gives them for the
-//! whole remote cluster: the chart there lets this identity bind one `ClusterRole`, and that only
-//! in namespaces of the fabric.
+//! The rights to run pods in a namespace that the fabric has made, and to copy what they need. They are
+//! not granted for the whole remote cluster: the chart there lets this identity bind one `ClusterRole`,
+//! and that only in namespaces of the fabric.
 
 use std::time::Duration;
 

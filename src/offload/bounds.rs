@@ -74,7 +74,7 @@ pub(super) fn bounded(said: &Map<String, Value>) -> Map<String, Value> {
             return least;
         }
     }
-    // Whatever it is, it helps nobody any more: what does not fit is left out, the largest list first.
+    // What does not fit is left out, the largest list first.
     while length(&least) > MOST {
         let lists = least.values_mut().filter_map(Value::as_array_mut);
         match lists

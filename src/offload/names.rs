@@ -64,7 +64,7 @@ pub fn remote_name(
     if name == "default" || name.starts_with("kube-") {
         return Err(NameRefused::Reserved(name));
     }
-    // Whoever chose it would keep that namespace out.
+    // Another namespace that took this name would keep that namespace out.
     if name.strip_suffix(home).is_some_and(|rest| rest.ends_with('-'))
         && name != default_name(namespace, home)
     {

@@ -332,7 +332,7 @@ impl<'a> Orphans<'a> {
         let what = match state {
             OrphanState::LeftByMove => format!(
                 "it holds what the volume {} of the claim {} was before a move whose VolumeMove is gone, so that nothing \
-                 releases it. It is left alone: if nobody needs that data, delete this claim",
+                 releases it. It is left alone: if that data is not needed, delete this claim",
                 twin.volume,
                 claim.as_deref().unwrap_or("<unknown>"),
             ),

@@ -122,7 +122,7 @@ pub async fn modify(
                 let real = changing.real_volume(&twin).await?;
                 let driver = real.as_ref().map(|real| driver_of(site, real)).transpose()?;
                 check::<ChangeError>(site, &wanted, driver).await?;
-                let spec = json!({"volumeAttributesClassName": wanted});
+                let spec = |_: Option<&PersistentVolumeClaim>| json!({"volumeAttributesClassName": wanted});
                 let refused = |error: ApiError| NoAttributes::NotAccepted(error.to_string()).into();
                 changing.request(&twin, Step::Modify, spec, refused).await?;
             }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     ChangeError, Site,
-    claimed::{epoch_served, remembered, virtual_volume},
+    claimed::{epoch_served, named_claim, remembered, virtual_volume},
     last_warning,
     moves::{exists, may_change},
     reading, twin_in,
@@ -110,34 +110,16 @@ impl Changing {
         }
     }
 
-    /// The claim that the PV of the volume names.
-    pub(super) async fn claim(&self) -> Result<Option<PersistentVolumeClaim>, ApiError> {
-        let named = self
-            .outer
-            .as_ref()
-            .and_then(|outer| outer.spec.as_ref()?.claim_ref.as_ref());
-        let Some((namespace, name)) =
-            named.and_then(|named| named.namespace.as_deref().zip(named.name.as_deref()))
-        else {
-            return Ok(None);
-        };
-        let claims = self.site.home().within::<PersistentVolumeClaim>(namespace);
-        claims.get(name).await
-    }
-
     /// Whether a move has locked the claim: what is copied must not change, and the target would stay
     /// as it is. A change that had begun before is finished.
-    async fn is_locked(&self) -> Result<bool, ApiError> {
-        let claim = self.claim().await?;
-        let lock = claim
-            .as_ref()
-            .and_then(|claim| claim.annotations().get(mark::MOVE));
-        Ok(match lock.map(|by| by.parse()) {
+    async fn is_locked(&self, claim: Option<&PersistentVolumeClaim>) -> bool {
+        let lock = claim.and_then(|claim| claim.annotations().get(mark::MOVE));
+        match lock.map(|by| by.parse()) {
             None => false,
             Some(Ok(by)) => exists(self.site.home(), &by).await,
             // It may be the lock of a newer version.
             Some(Err(_)) => true,
-        })
+        }
     }
 
     /// The class of the twin, if classes can be read there.
@@ -145,22 +127,26 @@ impl Changing {
         reading::class(self.site.cluster(), twin)
     }
 
-    /// Asks for something else in the spec of exactly this version of the twin, as this step;
+    /// Asks for something else in the spec of exactly this version of the twin, by what its claim is now, as this step;
     /// false if the twin has changed meanwhile, and has to be read again. What the API server does
     /// not take as a matter of principle is `refused`.
     pub(super) async fn request(
         &self,
         twin: &PersistentVolumeClaim,
         step: Step,
-        spec: Value,
+        spec: impl FnOnce(Option<&PersistentVolumeClaim>) -> Value,
         refused: impl FnOnce(ApiError) -> ChangeError,
     ) -> Result<bool, ChangeError> {
-        if self.is_locked().await? {
+        let claim = match &self.outer {
+            Some(outer) => named_claim(self.site.home(), outer).await?,
+            None => None,
+        };
+        if self.is_locked(claim.as_ref()).await {
             return Err(self.not_now("is being moved: the claim is changed when that has ended"));
         }
         let patch = json!({
             "metadata": {"uid": twin.uid(), "resourceVersion": twin.resource_version()},
-            "spec": spec,
+            "spec": spec(claim.as_ref()),
         });
         let asked = crash::around(step, self.site.twins().merge(&twin.name_any(), &patch)).await;
         match unless_conflict(asked) {

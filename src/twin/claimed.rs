@@ -29,6 +29,19 @@ pub(super) async fn virtual_volume(
     Ok(found.filter(is_ours))
 }
 
+/// The claim of the name that a virtual PV names, as it is now. Its uid may be another one: a move
+/// that gates the PV puts its own there.
+pub(super) async fn named_claim(
+    home: &Cluster,
+    outer: &PersistentVolume,
+) -> Result<Option<PersistentVolumeClaim>, ApiError> {
+    let Some(named) = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Ok(None);
+    };
+    let claims = home.within::<PersistentVolumeClaim>(named.namespace.as_deref().unwrap_or_default());
+    claims.get(named.name.as_deref().unwrap_or_default()).await
+}
+
 /// The virtual PV of a volume as it was read, if there was one.
 pub(super) struct VirtualPv(pub(super) Option<Box<PersistentVolume>>);
 

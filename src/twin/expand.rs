@@ -6,7 +6,9 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{ChangeError, Site, changing::Changing, reading, record, waiter::TwinWaiter};
+use super::{
+    ChangeError, Site, changing::Changing, claimed::named_claim, reading, record, waiter::TwinWaiter,
+};
 use crate::{
     cluster::{ApiError, Cluster, facts, unless_conflict},
     fleet::Registry,
@@ -57,8 +59,7 @@ pub async fn expand(
             ExpandStep::Request(bytes) => {
                 allows_expansion(&changing, &twin).await?;
                 // More than it has, but maybe less than it was asked for before.
-                let request = record::size(bytes, changing.claim().await?.as_ref());
-                let spec = json!({"resources": {"requests": {"storage": request}}});
+                let spec = |claim: Option<&PersistentVolumeClaim>| json!({"resources": {"requests": {"storage": record::size(bytes, claim)}}});
                 let refused = ChangeError::NotAccepted;
                 changing.request(&twin, Step::Expand, spec, refused).await?
             }
@@ -125,15 +126,11 @@ async fn next_step(
 
 /// What users see of a volume whose twin is at home: its virtual PV, and the claim as it is now.
 async fn seen(site: &Site, outer: &PersistentVolume) -> Result<Option<SeenSize>, ApiError> {
-    let holder = outer.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    let (Some(holder), true) = (holder, site.remote_cluster().is_none()) else {
+    if site.remote_cluster().is_some() {
         return Ok(None);
-    };
-    let claims = site
-        .home()
-        .within::<PersistentVolumeClaim>(holder.namespace.as_deref().unwrap_or_default());
-    let claim = claims.get(holder.name.as_deref().unwrap_or_default()).await?;
-    let claim = claim.filter(|claim| claim.metadata.uid == holder.uid);
+    }
+    let claim = named_claim(site.home(), outer).await?;
+    let claim = claim.filter(|claim| reading::holder_uid(outer) == claim.metadata.uid.as_deref());
     Ok(claim.map(|claim| SeenSize {
         claim: facts::claim_size(&claim),
         volume: facts::volume_size(outer).unwrap_or_default(),

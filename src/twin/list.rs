@@ -66,15 +66,7 @@ fn listed(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<Listed> {
         .as_ref()
         .and_then(|status| status.capacity.as_ref()?.get("storage"))
         // Kubernetes has not written it yet: the volume was handed over a moment ago.
-        .or_else(|| {
-            twin.spec
-                .as_ref()?
-                .resources
-                .as_ref()?
-                .requests
-                .as_ref()?
-                .get("storage")
-        });
+        .or_else(|| facts::storage_request(twin));
     exists.then(|| Listed {
         volume: marks.volume,
         epoch: marks.epoch,

@@ -21,14 +21,21 @@ pub(super) fn selected<'a>(site: &Site, claim: Option<&'a PersistentVolumeClaim>
 }
 
 fn represents_one(site: &Site, node: &str) -> bool {
+    may_represent_one(site) && site.cluster().views().nodes.get(node).is_some()
+}
+
+fn may_represent_one(site: &Site) -> bool {
     let fabric = site.remote_cluster().and_then(|remote| remote.fabric);
-    fabric.is_some_and(|fabric| fabric.mirrors_nodes) && site.cluster().views().nodes.get(node).is_some()
+    fabric.is_some_and(|fabric| fabric.mirrors_nodes)
 }
 
 /// From where at home a volume of the remote cluster can be used: the whole cluster, unless some of
 /// the nodes that are represented one by one do not reach it.
 pub(super) fn places(site: &Site, affinity: Option<&NodeSelector>) -> Vec<Segments> {
     let anywhere = Segments::of_cluster(site.cluster().id());
+    let Some(affinity) = affinity.filter(|_| may_represent_one(site)) else {
+        return vec![anywhere];
+    };
     let mut nodes = reading::nodes(site.home());
     nodes.retain(|node| {
         let cluster = node.labels.get(CLUSTER_KEY).map(String::as_str);
@@ -36,7 +43,7 @@ pub(super) fn places(site: &Site, affinity: Option<&NodeSelector>) -> Vec<Segmen
     });
     let reaches = |node: &&Node| {
         let represented = site.cluster().views().nodes.get(&node.name);
-        affinity.is_none_or(|affinity| represented.is_some_and(|node| affinity.admits(&node)))
+        represented.is_some_and(|node| affinity.admits(&node))
     };
     let reaching: Vec<&Node> = nodes.iter().filter(reaches).collect();
     if reaching.len() == nodes.len() {

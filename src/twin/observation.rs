@@ -31,7 +31,7 @@ pub(super) struct Observation {
     /// The claim, if it is the right one.
     pub(super) claim: Option<PersistentVolumeClaim>,
     pub(super) twin: Option<PersistentVolumeClaim>,
-    /// What is in the twin's place and is not the twin.
+    /// The copy of the claim that is in the twin's place.
     pub(super) copy: Option<PersistentVolumeClaim>,
     /// The PV of a bound twin, and from where it can be reached.
     pub(super) volume: Option<PersistentVolume>,
@@ -100,13 +100,15 @@ impl Observation {
         {
             Ok(marks) => marks,
             Err(foreign) => {
-                self.facts.twin = match &self.claim {
-                    Some(claim) if is_copy(site, claim, &twin).await? => TwinFact::Copied {
-                        deleting: twin.metadata.deletion_timestamp.is_some(),
-                    },
-                    _ => TwinFact::Foreign(foreign),
-                };
-                self.copy = Some(twin);
+                if let Some(claim) = &self.claim
+                    && is_copy(site, claim, &twin).await?
+                {
+                    let deleting = twin.metadata.deletion_timestamp.is_some();
+                    self.facts.twin = TwinFact::Copied { deleting };
+                    self.copy = Some(twin);
+                } else {
+                    self.facts.twin = TwinFact::Foreign(foreign);
+                }
                 return Ok(());
             }
         };

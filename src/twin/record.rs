@@ -132,16 +132,7 @@ fn spec(
 #[must_use]
 pub(super) fn size(bytes: u64, claim: Option<&PersistentVolumeClaim>) -> Quantity {
     let written = claim
-        .and_then(|claim| {
-            claim
-                .spec
-                .as_ref()?
-                .resources
-                .as_ref()?
-                .requests
-                .as_ref()?
-                .get("storage")
-        })
+        .and_then(facts::storage_request)
         .filter(|written| facts::bytes(written) == Some(bytes));
     written.cloned().unwrap_or_else(|| Quantity(quantity(bytes)))
 }

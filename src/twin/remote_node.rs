@@ -122,10 +122,9 @@ fn has_its_volume(claim: &PersistentVolumeClaim) -> bool {
 }
 
 fn size(claim: &PersistentVolumeClaim) -> u64 {
-    let spec = claim.spec.as_ref();
-    let requests = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
-    let storage = requests.and_then(|requests| requests.get("storage"));
-    storage.and_then(facts::bytes).unwrap_or_default()
+    facts::storage_request(claim)
+        .and_then(facts::bytes)
+        .unwrap_or_default()
 }
 
 /// The pod that waits for this claim and others that go, or may go, to the same place.

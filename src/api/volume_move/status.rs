@@ -204,7 +204,7 @@ pub struct Downtime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
 
-    /// Why that cannot be told, if it cannot.
+    /// Why nothing is predicted: all of a source has to be read again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 

@@ -13,10 +13,10 @@ mod authority;
 mod certificate;
 mod copying;
 mod identity;
-mod lines;
 mod metrics;
 mod refusal;
 mod relay;
+mod slots;
 mod target;
 mod usage;
 
@@ -56,10 +56,10 @@ use self::{
     asked::Asked,
     certificate::Wanted,
     identity::{Caller, Gate, Part},
-    lines::{Line, Lines},
     metrics::Outcome,
     refusal::Refusal,
     relay::Relay,
+    slots::{Slot, Slots},
     target::Finder,
 };
 use crate::{
@@ -249,7 +249,7 @@ struct Kubelet {
     metrics: Metrics,
     bounds: Bounds,
     room: Arc<Semaphore>,
-    lines: Arc<Lines>,
+    slots: Arc<Slots>,
     connections: TaskTracker,
     /// Nothing more is asked from then on.
     closing: CancellationToken,
@@ -278,7 +278,7 @@ impl Kubelet {
             metrics,
             bounds,
             room: Arc::new(Semaphore::new(bounds.streams)),
-            lines: Lines::new(),
+            slots: Slots::new(),
             connections: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
@@ -295,13 +295,13 @@ impl Kubelet {
                     continue;
                 }
             };
-            let line = self.lines.enter(peer.ip());
+            let slot = self.slots.take(peer.ip());
             match tls.acceptor() {
                 Ok(acceptor) => {
                     let kubelet = Arc::clone(&self);
                     self.connections.spawn(async move {
-                        let cut = line.cut.clone();
-                        cut.run_until_cancelled(kubelet.converse(port, socket, acceptor, &line))
+                        let cut = slot.cut.clone();
+                        cut.run_until_cancelled(kubelet.converse(port, socket, acceptor, &slot))
                             .await
                     });
                 }
@@ -311,7 +311,7 @@ impl Kubelet {
     }
 
     /// One connection, until it is closed or has become a stream.
-    async fn converse(self: Arc<Self>, port: u16, socket: TcpStream, tls: TlsAcceptor, line: &Line) {
+    async fn converse(self: Arc<Self>, port: u16, socket: TcpStream, tls: TlsAcceptor, slot: &Slot) {
         let prepared = prepare(&socket);
         let Ok(Ok(socket)) = timeout(HANDSHAKE, tls.accept(socket)).await else {
             return tracing::debug!("somebody called, and did not say who that is");
@@ -328,7 +328,7 @@ impl Kubelet {
         };
         let service = service_fn(|request| {
             let (kubelet, caller) = (Arc::clone(&self), caller.clone());
-            async move { Ok::<_, Infallible>(kubelet.answer(port, line, caller.as_ref(), request).await) }
+            async move { Ok::<_, Infallible>(kubelet.answer(port, slot, caller.as_ref(), request).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -360,13 +360,13 @@ impl Kubelet {
     async fn answer(
         &self,
         port: u16,
-        line: &Line,
+        slot: &Slot,
         caller: Option<&Caller>,
         request: Request<Incoming>,
     ) -> Answer {
         let (method, uri) = (request.method(), request.uri());
         if uri.path() == usage::PATH {
-            let answer = Box::pin(self.usage(port, line, caller, request.headers(), method)).await;
+            let answer = Box::pin(self.usage(port, slot, caller, request.headers(), method)).await;
             return answer.unwrap_or_else(|refusal| {
                 tracing::debug!(why = %refusal, "what pods use is not said");
                 refusal.answer()
@@ -378,7 +378,7 @@ impl Kubelet {
             Err(refusal) => return refusal.answer(),
         };
         // Its future is large.
-        let outcome = Box::pin(self.relayed(port, line, caller, &asked, request)).await;
+        let outcome = Box::pin(self.relayed(port, slot, caller, &asked, request)).await;
         let counted = match outcome {
             Ok(_) => Outcome::Relayed,
             Err(_) => Outcome::Refused,
@@ -396,7 +396,7 @@ impl Kubelet {
     async fn relayed(
         &self,
         port: u16,
-        line: &Line,
+        slot: &Slot,
         caller: Option<&Caller>,
         asked: &Asked,
         mut request: Request<Incoming>,
@@ -407,7 +407,7 @@ impl Kubelet {
         self.gate
             .admit(&caller, asked.kind.verb(), Part::Proxy, &node)
             .await?;
-        line.admit()?;
+        slot.authorize()?;
         let Asked { namespace, pod, .. } = asked;
         let found = self.finder.pod(namespace, pod).await?;
         let is_here = |pod: &Pod| pod.spec.as_ref().and_then(|it| it.node_name.as_ref()) == Some(&node);

@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use super::{
     Answer, Kubelet,
     identity::{Caller, Part},
-    lines::Line,
     refusal::{Refusal, text},
+    slots::Slot,
 };
 
 /// Where it is asked for.
@@ -22,7 +22,7 @@ impl Kubelet {
     pub(super) async fn usage(
         &self,
         port: u16,
-        line: &Line,
+        slot: &Slot,
         caller: Option<&Caller>,
         headers: &HeaderMap,
         method: &Method,
@@ -33,7 +33,7 @@ impl Kubelet {
         let caller = self.gate.identify(caller, headers).await?;
         let node = self.node(port)?;
         self.gate.admit(&caller, "get", Part::Metrics, &node).await?;
-        line.admit()?;
+        slot.authorize()?;
         let usage = self.meters.read(&node).await;
         let counters = usage.map_err(|why| Refusal::NoUsage(format!("{node}: {why}")))?;
         let mut answer = text(StatusCode::OK, counters.text() + NO_ERROR);

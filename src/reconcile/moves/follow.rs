@@ -550,8 +550,7 @@ fn recorded_bytes(moved: &[MovedVolume]) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// What the move leaves at sources whose clusters nobody declares any more, and which it thus cannot
-/// release.
+/// What the move leaves in clusters that are no longer declared, where it can release nothing.
 fn sources_left(seen: &Seen) -> Option<String> {
     let claims = seen.of.status.iter().flat_map(|status| &status.claims);
     let sources = claims.zip(&seen.moved).filter_map(|(claim, moved)| {
@@ -566,8 +565,8 @@ fn sources_left(seen: &Seen) -> Option<String> {
     let sources: Vec<String> = sources.collect();
     (!sources.is_empty()).then(|| {
         format!(
-            "no longer declared, so that nothing was released there: the claim {}, with its PersistentVolume and its data. Declare \
-             the cluster again and delete the claim, or delete both there",
+            "a cluster that is no longer declared keeps what the move left there: the claim {}, with its PersistentVolume and its \
+             data. Declare the cluster again and delete the claim, or delete both there",
             sources.join(", ")
         )
     })

@@ -112,8 +112,7 @@ impl Origin {
 
     /// At least what any of them has: what is there has to fit.
     fn bytes(&self) -> u64 {
-        let asked = self.claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-        let asked = asked.and_then(|resources| resources.requests.as_ref()?.get("storage"));
+        let asked = facts::storage_request(&self.claim);
         let there = self.twin.as_ref().and_then(|twin| twin.status.as_ref());
         let there = there.and_then(|status| status.capacity.as_ref()?.get("storage"));
         [asked, there]

@@ -167,8 +167,8 @@ async fn nothing_is_cut_over_before_that_is_asked_for() {
     world.assert_moved();
 }
 
-#[tokio::test]
-async fn the_source_is_kept_for_as_long_as_is_asked_for() {
+/// A move whose source is kept for now.
+async fn retaining() -> World {
     let world = World::new(json!({
         "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
     }))
@@ -176,6 +176,12 @@ async fn the_source_is_kept_for_as_long_as_is_asked_for() {
     world
         .carry(|world| matches!(world.stage(), Stage::Retaining(_)))
         .await;
+    world
+}
+
+#[tokio::test]
+async fn the_source_is_kept_for_as_long_as_is_asked_for() {
+    let world = retaining().await;
     world.waits("the source is not kept").await;
     let source = world.home_api.object(&source_path()).expect("it is gone");
     let marked = source["metadata"]["annotations"][mark::SOURCE_OF]
@@ -191,13 +197,7 @@ async fn the_source_is_kept_for_as_long_as_is_asked_for() {
 
 #[tokio::test]
 async fn a_source_whose_cluster_is_not_declared_any_more_is_named() {
-    let world = World::new(json!({
-        "claims": ["data"], "target": {"cluster": "milan"}, "quiesce": {"mode": "Evict"},
-    }))
-    .await;
-    world
-        .carry(|world| matches!(world.stage(), Stage::Retaining(_)))
-        .await;
+    let world = retaining().await;
     world.home_api.change(THE_MOVE, |of| {
         of["spec"]["retainSource"] = "0s".into();
         let claims = of["status"]["claims"].to_string().replace("v1:home:", "v1:rome:");
