@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use tonic::Status;
 
-use super::snapshots;
+use super::{snapshots, status::Coded};
 use crate::{
     placement::moving::Caller,
     topology::Segments,
@@ -23,10 +23,10 @@ pub(super) fn create_request(request: wire::CreateVolumeRequest) -> Result<Creat
     let capabilities = capabilities(request.volume_capabilities)?;
     let range = request.capacity_range.unwrap_or_default();
     let spec = VolumeSpec {
-        size: SizeRange::new(range.required_bytes, range.limit_bytes)?,
+        size: SizeRange::new(range.required_bytes, range.limit_bytes).map_err(Coded::status)?,
         capabilities,
-        parameters: Parameters::parse(&request.parameters)?,
-        attributes: attributes_class(&request.mutable_parameters)?,
+        parameters: Parameters::parse(&request.parameters).map_err(Coded::status)?,
+        attributes: attributes_class(&request.mutable_parameters).map_err(Coded::status)?,
         source: snapshots::content_source(request.volume_content_source.as_ref())?,
     };
     let wished = request.accessibility_requirements.unwrap_or_default();
@@ -55,7 +55,10 @@ pub(super) fn expand_request(
 ) -> Result<(String, SizeRange), Status> {
     let id = volume_id(request.volume_id)?;
     let range = request.capacity_range.ok_or_else(|| missing("capacity_range"))?;
-    Ok((id, SizeRange::new(range.required_bytes, range.limit_bytes)?))
+    Ok((
+        id,
+        SizeRange::new(range.required_bytes, range.limit_bytes).map_err(Coded::status)?,
+    ))
 }
 
 /// The id of a volume that is to have other attributes, and their class.
@@ -63,7 +66,7 @@ pub(super) fn modify_request(
     request: &wire::ControllerModifyVolumeRequest,
 ) -> Result<(String, String), Status> {
     let id = volume_id(request.volume_id.clone())?;
-    let class = attributes_class(&request.mutable_parameters)?;
+    let class = attributes_class(&request.mutable_parameters).map_err(Coded::status)?;
     Ok((id, class.ok_or_else(|| missing("mutable_parameters"))?))
 }
 
@@ -78,13 +81,13 @@ pub(super) fn capabilities(asked: Vec<wire::VolumeCapability>) -> Result<Capabil
         return Err(missing("volume_capabilities"));
     }
     let each: Result<Vec<Capability>, Status> = asked.into_iter().map(capability).collect();
-    Ok(Capabilities::new(each?)?)
+    Capabilities::new(each?).map_err(Coded::status)
 }
 
 /// The one capability of a request.
 pub(super) fn only_capability(asked: Option<wire::VolumeCapability>) -> Result<Capabilities, Status> {
     let asked = asked.ok_or_else(|| missing("volume_capability"))?;
-    Ok(Capabilities::new([capability(asked)?])?)
+    Capabilities::new([capability(asked)?]).map_err(Coded::status)
 }
 
 fn capability(asked: wire::VolumeCapability) -> Result<Capability, Status> {
@@ -132,7 +135,7 @@ pub(super) fn ours(id: &str) -> Result<Option<VolumeId>, Status> {
     match id.parse() {
         Ok(id) => Ok(Some(id)),
         Err(VolumeIdError::Foreign(_)) => Ok(None),
-        Err(unknown @ VolumeIdError::UnknownVersion(_)) => Err(unknown.into()),
+        Err(unknown @ VolumeIdError::UnknownVersion(_)) => Err(unknown.status()),
     }
 }
 

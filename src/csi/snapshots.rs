@@ -3,7 +3,7 @@
 use prost_types::Timestamp;
 use tonic::Status;
 
-use super::parse::required;
+use super::{parse::required, status::Coded};
 use crate::{
     cluster::Cluster,
     fleet::Registry,
@@ -16,12 +16,12 @@ use crate::{
 pub(super) fn create_request(request: wire::CreateSnapshotRequest) -> Result<SnapshotRequest, Status> {
     let name = required("name", request.name)?;
     let source = required("source_volume_id", request.source_volume_id)?;
-    let source: VolumeId = source.parse()?;
+    let source: VolumeId = source.parse().map_err(Coded::status)?;
     Ok(SnapshotRequest {
         key: SnapshotKey::from_request(&name),
         request_name: name,
         source,
-        parameters: SnapshotParameters::parse(&request.parameters)?,
+        parameters: SnapshotParameters::parse(&request.parameters).map_err(Coded::status)?,
     })
 }
 
@@ -32,11 +32,15 @@ pub(super) fn content_source(
     let Some(source) = source else { return Ok(None) };
     match &source.r#type {
         Some(Source::Snapshot(snapshot)) => {
-            let id: SnapshotId = required("snapshot_id", snapshot.snapshot_id.clone())?.parse()?;
+            let id: SnapshotId = required("snapshot_id", snapshot.snapshot_id.clone())?
+                .parse()
+                .map_err(Coded::status)?;
             Ok(Some(ContentSource::Snapshot(id.to_string())))
         }
         Some(Source::Volume(volume)) => {
-            let id: VolumeId = required("volume_id", volume.volume_id.clone())?.parse()?;
+            let id: VolumeId = required("volume_id", volume.volume_id.clone())?
+                .parse()
+                .map_err(Coded::status)?;
             Ok(Some(ContentSource::Volume(id.to_string())))
         }
         None => Err(Status::invalid_argument(
@@ -50,7 +54,7 @@ pub(super) fn ours(id: &str) -> Result<Option<SnapshotId>, Status> {
     match id.parse() {
         Ok(id) => Ok(Some(id)),
         Err(SnapshotIdError::Foreign(_)) => Ok(None),
-        Err(unknown @ SnapshotIdError::UnknownVersion(_)) => Err(unknown.into()),
+        Err(unknown @ SnapshotIdError::UnknownVersion(_)) => Err(unknown.status()),
     }
 }
 
@@ -65,7 +69,7 @@ pub(super) async fn get(
         Some(id) => twin::find_snapshot(home, registry, &id).await?,
         None => None,
     };
-    let found = found.ok_or(SnapshotIdError::Foreign(id))?;
+    let found = found.ok_or(SnapshotIdError::Foreign(id)).map_err(Coded::status)?;
     Ok(wire::GetSnapshotResponse {
         snapshot: Some(answer(found)),
     })

@@ -15,13 +15,15 @@ use crate::{
 };
 
 /// An error with a code.
-trait Coded: std::fmt::Display {
+pub(super) trait Coded: std::fmt::Display + Sized {
     fn code(&self) -> Code;
 
-    fn status(&self) -> Status {
+    fn status(self) -> Status {
         Status::new(self.code(), self.to_string())
     }
 }
+
+// For errors of other crates, for which `From` cannot be implemented here: `.map_err(Coded::status)`.
 
 macro_rules! into_status {
     ($($error:ty),+) => {
@@ -36,8 +38,6 @@ macro_rules! into_status {
 mod snapshots;
 
 into_status!(
-    VolumeIdError,
-    SpecError,
     ChangeError,
     CreateError,
     DeleteError,
@@ -307,12 +307,12 @@ mod tests {
             uid: "u".into(),
         };
         let table = [
-            (code(VolumeIdError::Foreign("x".into())), Code::NotFound),
+            (VolumeIdError::Foreign("x".into()).code(), Code::NotFound),
             (
-                code(VolumeIdError::UnknownVersion("v3:x".into())),
+                VolumeIdError::UnknownVersion("v3:x".into()).code(),
                 Code::Unavailable,
             ),
-            (code(SpecError::NoCapability), Code::InvalidArgument),
+            (SpecError::NoCapability.code(), Code::InvalidArgument),
             (code(CreateError::Class(class)), Code::FailedPrecondition),
             (code(CreateError::NotAccepted(api())), Code::FailedPrecondition),
             (code(not_adopted()), Code::FailedPrecondition),

@@ -121,7 +121,7 @@ impl ClassMap {
 }
 
 /// A fabric that declares clusters, as far as it matters here. Which there are is known to
-/// [`crate::fleet`] alone.
+/// `fleet` alone.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fabric {
     /// Its name.

@@ -1,5 +1,5 @@
 //! The wire interfaces, generated from `proto/`: CSI and kubelet's plugin
-//! registration. Served by [`crate::csi`], dialled by the node's client of real
+//! registration. Served by `src/csi`, dialled by the node's client of real
 //! drivers; nothing else sees these types.
 
 use std::fmt;

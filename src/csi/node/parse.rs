@@ -9,6 +9,7 @@ use std::{
 use tonic::Status;
 
 use crate::{
+    csi::status::Coded,
     node::{
         access::{Access, AccessMode},
         consumer::Consumer,
@@ -115,7 +116,7 @@ fn path(value: &str, field: &str) -> Result<PathBuf, Status> {
 }
 
 fn known(volume_id: &str) -> Result<(), Status> {
-    volume_id.parse::<VolumeId>()?;
+    volume_id.parse::<VolumeId>().map_err(Coded::status)?;
     Ok(())
 }
 

@@ -12,13 +12,7 @@ use crate::{
     volume::{SnapshotIdError, SnapshotSpecError},
 };
 
-into_status!(
-    SnapshotIdError,
-    SnapshotSpecError,
-    CutError,
-    SnapshotDeleteError,
-    SnapshotReadError
-);
+into_status!(CutError, SnapshotDeleteError, SnapshotReadError);
 
 impl Coded for SnapshotIdError {
     fn code(&self) -> Code {
@@ -165,10 +159,10 @@ mod tests {
         let not_csi = || SourceRefusal::NotCsi { source_name: text() };
         let unknown = || SnapshotSiteError::Unknown(text());
         let table = [
-            (code(SnapshotIdError::Foreign(text())), Code::NotFound),
-            (code(SnapshotIdError::UnknownVersion(text())), Code::Unavailable),
-            (code(SnapshotSpecError::Unknown(text())), Code::InvalidArgument),
-            (code(SnapshotSpecError::Empty("x")), Code::InvalidArgument),
+            (SnapshotIdError::Foreign(text()).code(), Code::NotFound),
+            (SnapshotIdError::UnknownVersion(text()).code(), Code::Unavailable),
+            (SnapshotSpecError::Unknown(text()).code(), Code::InvalidArgument),
+            (SnapshotSpecError::Empty("x").code(), Code::InvalidArgument),
             (code(CutError::NoVolume(text())), Code::NotFound),
             (code(CutError::Unsuitable(text())), Code::FailedPrecondition),
             (code(CutError::Class(no_default)), Code::FailedPrecondition),
