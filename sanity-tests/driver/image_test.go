@@ -35,6 +35,28 @@ func TestDockerfileHasTheSamePrograms(t *testing.T) {
 	}
 }
 
+// Cargo refuses a workspace with a member whose folder the build of the image does not get.
+func TestImageIsBuiltFromAllCrates(t *testing.T) {
+	manifest, err := os.ReadFile("../../Cargo.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignored, err := os.ReadFile("../../.dockerignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	members := regexp.MustCompile(`(?m)^members = \[(.*)\]$`).FindSubmatch(manifest)
+	if members == nil {
+		t.Fatal("Cargo.toml has no line members = […]")
+	}
+	for _, member := range strings.Split(string(members[1]), ", ") {
+		folder, _, _ := strings.Cut(strings.Trim(member, `"`), "/")
+		if !strings.Contains(string(ignored), "\n!"+folder+"\n") {
+			t.Errorf(".dockerignore leaves out %s, where the crate %s is", folder, member)
+		}
+	}
+}
+
 func TestImageIsTheOneOfTheChart(t *testing.T) {
 	helm, err := chart.New(t.Context())
 	if err != nil {
