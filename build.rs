@@ -1,14 +1,16 @@
-//! Compiles the wire interfaces in `proto/` without protoc, and takes the derived
+//! For the crate `wire`: compiles the interfaces in `proto/` without protoc, and takes the derived
 //! `Debug` away from every message that carries a secret: those get one that
 //! names the field and hides its values, so that no log line can leak them.
 
 use std::{env, error::Error, fmt::Write as _, fs, path::PathBuf};
 
+/// As seen from the folder of the crate, where Cargo runs this.
+const FOLDER: &str = "../../proto";
 const PROTOS: [&str; 2] = ["csi.proto", "registration.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto");
-    let mut compiler = protox::Compiler::new(["proto"])?;
+    println!("cargo::rerun-if-changed={FOLDER}");
+    let mut compiler = protox::Compiler::new([FOLDER])?;
     compiler.include_imports(true).open_files(PROTOS)?;
 
     let secretive = messages_with_secrets(&compiler);

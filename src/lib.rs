@@ -21,4 +21,5 @@ pub mod topology;
 mod transfer;
 pub mod twin;
 pub mod volume;
-pub mod wire;
+
+pub use liqo_csi_wire as wire;

@@ -58,21 +58,23 @@ func TestEverySentenceIsShown(t *testing.T) {
 func rustTests(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
-	err := filepath.WalkDir(root+"src", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".rs") {
-			return err
-		}
-		text, err := os.ReadFile(path)
+	for _, folder := range []string{"src", "crates"} {
+		err := filepath.WalkDir(root+folder, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".rs") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for _, match := range rustFunction.FindAllStringSubmatch(string(text), -1) {
+				found[match[1]] = true
+			}
+			return nil
+		})
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		for _, match := range rustFunction.FindAllStringSubmatch(string(text), -1) {
-			found[match[1]] = true
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return found
 }

@@ -137,7 +137,7 @@ var table = []tableLine{
 	{prefix: "src/node/", tests: []someOf{{"driver", ""}, {"faults", "attached|static|Forgets|OutOfService|Kills"}, {"csi-sanity", ""}, {"external storage", ""}}},
 	{prefix: "src/csi/node", tests: []someOf{{"driver", ""}, {"csi-sanity", ""}, {"external storage", ""}}},
 	{prefix: "src/csi/", tests: []someOf{{"driver", ""}, {"csi-sanity", ""}, {"external storage", ""}}},
-	{prefix: "src/wire/", tests: []someOf{{"csi-sanity", ""}}},
+	{prefix: "crates/wire/", tests: []someOf{{"csi-sanity", ""}}},
 	{prefix: "proto/", tests: []someOf{{"csi-sanity", ""}}},
 
 	{prefix: "src/fleet/liqo", tests: []someOf{{"remote", "Liqo"}, {"liqo", ""}}},
