@@ -6,7 +6,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tracing::Instrument;
 
-use crate::volume::InFlight;
+use crate::node::in_flight::InFlight;
 
 /// The work in flight of a process, at most one piece per key.
 #[derive(Clone, Default)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::{task, time};
 
-use crate::volume::Guard;
+use super::in_flight::Guard;
 
 /// Why blocking work gave no result.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -58,7 +58,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::volume::InFlight;
+    use crate::node::in_flight::InFlight;
 
     #[tokio::test]
     async fn work_that_outlives_its_caller_keeps_the_volume() {

@@ -3,10 +3,9 @@
 use tonic::Code;
 
 use super::{
-    blocking::Stuck, direct::DirectError, driver::DriverError, mounts::MountError, registry::RegistryError,
-    secrets::SecretError, state::StateError,
+    blocking::Stuck, direct::DirectError, driver::DriverError, in_flight::Busy, mounts::MountError,
+    registry::RegistryError, secrets::SecretError, state::StateError,
 };
-use crate::volume::Busy;
 
 /// What can go wrong in any operation on a volume.
 #[derive(Debug, thiserror::Error)]

@@ -27,10 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     error::VolumeError,
+    in_flight::Guard,
     state::{Record, State, StateError},
     volume::{QUICK_WORK, UnstageError, Volumes},
 };
-use crate::volume::Guard;
 
 const LOOK: Duration = Duration::from_secs(20);
 

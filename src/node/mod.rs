@@ -18,6 +18,7 @@ pub mod forgotten;
 pub mod format;
 pub mod home;
 pub mod host;
+pub mod in_flight;
 #[cfg(test)]
 mod life;
 pub mod mountinfo;

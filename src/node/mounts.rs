@@ -1,7 +1,7 @@
 //! Mounting and unmounting. Every change is decided by the mount table read right
 //! before it, so that each step may be repeated; nothing here removes anything but
 //! empty directories, empty files and device nodes. All of it blocks: call it
-//! through [`crate::volume::Guard::block`].
+//! through [`super::in_flight::Guard::block`].
 
 use std::{
     fmt::Write as _,

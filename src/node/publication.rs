@@ -8,13 +8,14 @@ use super::{
     direct::Publication,
     driver::Place,
     error::VolumeError,
+    in_flight::Guard,
     mounts,
     state::{Record, Target},
     volume::{QUICK_WORK, SLOW_WORK, Stage, StageError, Volumes},
 };
 use crate::{
     observe::crash::{self, Step},
-    volume::{CsiSource, Guard, RealSource},
+    volume::{CsiSource, RealSource},
 };
 
 /// A wish to have a volume at a path of a pod.

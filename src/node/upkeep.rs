@@ -11,10 +11,11 @@ use nix::sys::statvfs::statvfs;
 use super::{
     driver::{Place, Unit, Usage},
     error::VolumeError,
+    in_flight::Guard,
     state::Record,
     volume::{QUICK_WORK, Volumes},
 };
-use crate::volume::{Guard, RealSource, VolumeMode};
+use crate::volume::{RealSource, VolumeMode};
 
 /// A question or wish about a published volume.
 #[derive(Clone, Debug)]

@@ -13,13 +13,14 @@ use super::{
     direct::Direct,
     driver::Drivers,
     error::VolumeError,
+    in_flight::{Guard, InFlight},
     mounts::{self, MountError},
     refused::Refused,
     state::{Record, State, StateError, boot_id},
 };
 use crate::{
     observe::crash::{self, Step},
-    volume::{CsiSource, DataPath, Guard, InFlight, RealSource, VolumeMode},
+    volume::{CsiSource, DataPath, RealSource, VolumeMode},
 };
 
 /// Mounting and formatting; kubelet's own patience is two minutes.

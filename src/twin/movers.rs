@@ -330,7 +330,7 @@ impl ClusterHelpers {
             Side::Target => Live::Silent(String::new()),
         };
         let target = target.as_known().and_then(Ground::address);
-        ground.into_answer(side)?.make(self, of, target).await
+        answer(ground, side)?.make(self, of, target).await
     }
 
     async fn remove(&self, moved: &MovedVolume, side: Side) -> Result<Applied, GateError> {
@@ -339,26 +339,17 @@ impl ClusterHelpers {
             Side::Target => self.orders.forget(moved),
         }
         let ground = Ground::find(moved, side, &self.settings, None).await?;
-        ground.into_answer(side)?.remove(self).await
+        answer(ground, side)?.remove(self).await
     }
 }
 
-impl<'a> Live<Ground<'a>> {
-    fn as_known(&self) -> Option<&Ground<'a>> {
-        match self {
-            Self::Known(ground) => Some(ground),
-            Self::Silent(_) => None,
-        }
-    }
-
-    fn into_answer(self, side: Side) -> Result<Ground<'a>, GateError> {
-        match self {
-            Self::Known(ground) => Ok(ground),
-            Self::Silent(why) => Err(GateError::Silent {
-                side: side.as_str(),
-                why,
-            }),
-        }
+fn answer(ground: Live<Ground<'_>>, side: Side) -> Result<Ground<'_>, GateError> {
+    match ground {
+        Live::Known(ground) => Ok(ground),
+        Live::Silent(why) => Err(GateError::Silent {
+            side: side.as_str(),
+            why,
+        }),
     }
 }
 

@@ -148,10 +148,7 @@ mod tests {
     use std::{io, path::PathBuf, time::Duration};
 
     use super::*;
-    use crate::{
-        node::{consumer::MalformedTokens, mountinfo::MountTable},
-        volume::InFlight,
-    };
+    use crate::node::{consumer::MalformedTokens, in_flight::InFlight, mountinfo::MountTable};
 
     fn io() -> io::Error {
         io::Error::other("x")

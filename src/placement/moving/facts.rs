@@ -48,6 +48,17 @@ pub enum Live<T> {
     Known(T),
 }
 
+impl<T> Live<T> {
+    /// What it says, if it answers.
+    #[must_use]
+    pub fn as_known(&self) -> Option<&T> {
+        match self {
+            Self::Known(said) => Some(said),
+            Self::Silent(_) => None,
+        }
+    }
+}
+
 /// The facts of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimFacts {
