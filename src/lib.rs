@@ -1,6 +1,6 @@
 //! `liqo-csi`: a CSI driver behind a virtual storage class.
 //!
-//! Dependencies point one way: the pure domain ([`volume`]) knows nothing of
+//! Dependencies point one way: the pure domain (`crates/model`) knows nothing of
 //! Kubernetes or gRPC; adapters know the domain; edges know both; the command
 //! line wires them. `docs/architecture.md` has the picture.
 
@@ -13,13 +13,10 @@ pub mod fleet;
 mod inspect;
 pub mod node;
 pub mod observe;
-pub mod offload;
-pub mod placement;
 pub mod reconcile;
 pub mod relay;
-pub mod topology;
 mod transfer;
 pub mod twin;
-pub mod volume;
 
+pub use liqo_csi_model::{offload, placement, topology, volume};
 pub use liqo_csi_wire as wire;

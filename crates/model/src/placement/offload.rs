@@ -242,11 +242,17 @@ pub fn access_modes(text: &str) -> Result<Vec<AccessMode>, SpecError> {
     text.split(',').map(mode).collect()
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
+#[allow(
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    reason = "only tests call it"
+)]
 impl Declared {
     /// A cluster of which no more is said than must be, behind the nodes that are
     /// labelled `to` with its id.
-    pub(crate) fn plain(id: &str) -> Self {
+    #[must_use]
+    pub fn plain(id: &str) -> Self {
         Self {
             id: id.parse().unwrap(),
             fabric: None,
@@ -264,7 +270,8 @@ impl Declared {
     }
 
     /// The same, with namespaces of the same names.
-    pub(crate) fn with_same_names(id: &str) -> Self {
+    #[must_use]
+    pub fn with_same_names(id: &str) -> Self {
         Self {
             namespaces: Namespaces {
                 same_name: true,
