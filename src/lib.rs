@@ -12,11 +12,11 @@ pub mod fabric;
 pub mod fleet;
 mod inspect;
 pub mod node;
-pub mod observe;
 pub mod reconcile;
 pub mod relay;
 mod transfer;
 pub mod twin;
 
 pub use liqo_csi_model::{offload, placement, topology, volume};
+pub use liqo_csi_observe as observe;
 pub use liqo_csi_wire as wire;

@@ -8,8 +8,9 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use liqo_csi_model::volume::DRIVER_NAME;
+
 use super::process::Process;
-use crate::volume::DRIVER_NAME;
 
 /// From a cached answer to a volume that takes minutes to appear.
 const SECONDS: [f64; 14] = [

@@ -161,7 +161,7 @@ var table = []tableLine{
 	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
 	{prefix: "src/cli/volumes", tests: []someOf{{"driver", "VolumesShows"}}},
 	{prefix: "src/cli/clusters", tests: []someOf{{"remote", "Shown"}}},
-	{prefix: "src/observe/crash", tests: []someOf{{"faults", "TestDying"}}},
+	{prefix: "crates/observe/src/crash", tests: []someOf{{"faults", "TestDying"}}},
 	{prefix: "crates/model/src/placement/", tests: everywhere},
 	{prefix: "src/twin/", tests: everywhere},
 	{prefix: "crates/model/src/volume/", tests: everywhere},
