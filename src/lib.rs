@@ -4,12 +4,9 @@
 //! Kubernetes or gRPC; adapters know the domain; edges know both; the command
 //! line wires them. `docs/architecture.md` has the picture.
 
-pub mod api;
 pub mod cli;
-pub mod cluster;
 pub mod csi;
 pub mod fabric;
-pub mod fleet;
 mod inspect;
 pub mod node;
 pub mod reconcile;
@@ -17,6 +14,7 @@ pub mod relay;
 mod transfer;
 pub mod twin;
 
+pub use liqo_csi_cluster::{api, cluster, fleet};
 pub use liqo_csi_model::{offload, placement, topology, volume};
 pub use liqo_csi_observe as observe;
 pub use liqo_csi_wire as wire;

@@ -23,7 +23,7 @@ use self::{
     report::{ClusterReport, Moves, claims_in, mover_of, report, unfinished},
     status::Holdings,
 };
-use super::{Metrics, Settings, queue::Queue, rounds::Rounds, watched::Watched};
+use super::{Metrics, Queue, Settings, rounds::Rounds, watched::Watched};
 use crate::{
     api::{
         remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},

@@ -28,13 +28,11 @@ mod fabric_nodes;
 mod health;
 mod imported;
 mod keyed;
-mod lease;
 mod metrics;
 mod mirror;
 mod moves;
 mod orphans;
 mod pinned;
-mod queue;
 mod recovery;
 mod reports;
 mod retention;
@@ -60,10 +58,10 @@ use self::{
     reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
     watched::Watched,
 };
+pub(crate) use liqo_csi_cluster::{lease::Lease, queue::Queue};
+
 pub(crate) use self::{
     keyed::drive_keyed,
-    lease::Lease,
-    queue::Queue,
     rounds::{Rounds, drive},
 };
 use crate::{

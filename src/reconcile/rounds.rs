@@ -9,6 +9,8 @@ use tokio::{
     time::{self, Instant},
 };
 
+use liqo_csi_cluster::queue::AT_ONCE;
+
 use super::Metrics;
 use crate::cluster::ApiError;
 
@@ -98,9 +100,6 @@ async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: 
     let _enough = time::timeout(at_most, select_all(changes)).await;
     time::sleep(gather).await;
 }
-
-/// How many things one loop does at once.
-pub(super) const AT_ONCE: usize = 8;
 
 /// Does something for each of many objects, a few at a time. Where it fails the
 /// others are done all the same; the first error is the round's.

@@ -16,7 +16,7 @@ use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{queue::Queue, rounds::Rounds};
+use super::{Queue, rounds::Rounds};
 use crate::{
     cluster::{
         ApiError, Cluster,

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use crate::{
     cluster::{
         Cluster, Watched,
-        view::{Changed, Feed, Slim},
+        view::{Changed, Feed},
     },
     fabric::pace::Pace,
     offload::{
@@ -137,39 +137,6 @@ impl Changes {
                 Changed::Everything => None,
             },
         }
-    }
-}
-
-/// Its topic is the name of its copy.
-impl Slim for Original {
-    fn topic(&self) -> &str {
-        &self.copy
-    }
-
-    fn text(&self) -> usize {
-        let selector = self.selector.iter().map(|(key, value)| key.len() + value.len());
-        self.copy.len() + self.print.text() + selector.sum::<usize>()
-    }
-}
-
-/// Its topics are its name and its Service.
-impl Slim for Slice {
-    fn topic(&self) -> &str {
-        &self.name
-    }
-
-    fn topics(&self) -> impl Iterator<Item = &str> {
-        [self.name.as_str(), self.of_service.as_str()].into_iter()
-    }
-}
-
-impl Slim for Glimpse {
-    fn topic(&self) -> &str {
-        &self.name
-    }
-
-    fn text(&self) -> usize {
-        self.name.len() + self.version.len()
     }
 }
 

@@ -155,7 +155,7 @@ impl Remote {
 
     /// A client of its API server for streams, which knows no timeout but this for connecting: see
     /// [`stream_client`].
-    pub(crate) async fn stream_client(&self, connect_timeout: Duration) -> Result<Client, Unreachable> {
+    pub async fn stream_client(&self, connect_timeout: Duration) -> Result<Client, Unreachable> {
         let refused = |why: String| Unreachable::Refused {
             cluster: self.id.clone(),
             object: self.object.clone(),
@@ -302,15 +302,16 @@ pub enum NodeKind {
     Disputed(String),
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 impl Registry {
     /// A registry of clusters that are as they are.
-    pub(crate) fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {
+    pub fn fixed(remotes: impl IntoIterator<Item = (Declared, Link)>) -> Self {
         Self::partial(remotes, [])
     }
 
     /// The same clusters, all being deleted.
-    pub(crate) fn leaving(self) -> Self {
+    #[must_use]
+    pub fn leaving(self) -> Self {
         let leaving = |remote: Arc<Remote>| Remote {
             declared: remote.declared.clone(),
             closed: Some(Closed::Leaving),
@@ -323,7 +324,7 @@ impl Registry {
     }
 
     /// Such a registry where some fabrics cannot be read.
-    pub(crate) fn partial(
+    pub fn partial(
         remotes: impl IntoIterator<Item = (Declared, Link)>,
         unread: impl IntoIterator<Item = &'static str>,
     ) -> Self {

@@ -7,7 +7,7 @@ use super::store::Store;
 
 /// What a faulty API server does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
+pub enum Act {
     /// Answers with this code and does nothing.
     Refuse(u16),
     /// Says of what has this text that the object would be too large.
@@ -36,7 +36,7 @@ pub(crate) enum Act {
 
 /// A fault.
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
+pub struct Fault {
     method: &'static str,
     path: String,
     only_the_end: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Fault {
 
 impl Fault {
     /// Hits every request of this method whose path contains `path`.
-    pub(crate) fn new(method: &'static str, path: &str, act: Act) -> Self {
+    pub fn new(method: &'static str, path: &str, act: Act) -> Self {
         Self {
             method,
             path: path.to_owned(),
@@ -57,13 +57,13 @@ impl Fault {
     }
 
     /// Only requests whose path ends with it: lists, and not the objects below.
-    pub(crate) fn at_the_end(mut self) -> Self {
+    pub fn at_the_end(mut self) -> Self {
         self.only_the_end = true;
         self
     }
 
     /// Only so many times.
-    pub(crate) fn times(mut self, times: usize) -> Self {
+    pub fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
     }

@@ -63,7 +63,7 @@ struct Shared<S> {
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
     /// How many objects were given out.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testkit"))]
     given: std::sync::atomic::AtomicUsize,
 }
 
@@ -111,7 +111,7 @@ impl<S: Slim> View<S> {
             feeds: Feeds::default(),
             counters: Mutex::default(),
             outdated: RwLock::new(Some(Instant::now())),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testkit"))]
             given: std::sync::atomic::AtomicUsize::default(),
         }))
     }
@@ -143,8 +143,13 @@ impl<S: Slim> View<S> {
     }
 
     /// As if it had been outdated for so long.
-    #[cfg(test)]
-    pub(crate) fn backdate(&self, by: Duration) {
+    #[cfg(any(test, feature = "testkit"))]
+    #[allow(
+        clippy::missing_panics_doc,
+        clippy::unwrap_used,
+        reason = "only tests call it"
+    )]
+    pub fn backdate(&self, by: Duration) {
         let mut since = self.0.outdated.write().unwrap();
         *since = since.and_then(|since| since.checked_sub(by));
     }
@@ -243,11 +248,11 @@ impl<S: Slim> View<S> {
         found
     }
 
-    #[cfg(not(test))]
+    #[cfg(not(any(test, feature = "testkit")))]
     #[expect(clippy::unused_self, reason = "tests count what is given out")]
     const fn given(&self, _objects: usize) {}
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testkit"))]
     fn given(&self, objects: usize) {
         self.0
             .given
@@ -255,8 +260,9 @@ impl<S: Slim> View<S> {
     }
 
     /// How many objects were given out so far: what it has cost those who asked.
-    #[cfg(test)]
-    pub(crate) fn objects_given(&self) -> usize {
+    #[cfg(any(test, feature = "testkit"))]
+    #[must_use]
+    pub fn objects_given(&self) -> usize {
         self.0.given.load(std::sync::atomic::Ordering::Relaxed)
     }
 

@@ -96,9 +96,10 @@ impl ApiError {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 impl ApiError {
-    pub(crate) fn for_test(cause: Cause) -> Self {
+    #[must_use]
+    pub fn for_test(cause: Cause) -> Self {
         Self {
             verb: "read",
             object: "Pod a/b".into(),
@@ -167,7 +168,8 @@ impl<K> Objects<K> {
     }
 
     /// That something cannot be done with objects of this kind.
-    pub(crate) fn failure(&self, verb: &'static str, cause: Cause) -> ApiError {
+    #[must_use]
+    pub fn failure(&self, verb: &'static str, cause: Cause) -> ApiError {
         self.error(verb, "", cause)
     }
 

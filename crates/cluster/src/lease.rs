@@ -29,7 +29,7 @@ const RENEW: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_secs(3);
 
 /// Our side of the lease.
-pub(crate) struct Lease {
+pub struct Lease {
     leases: Objects<KubeLease>,
     name: &'static str,
     me: String,
@@ -38,12 +38,14 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(home: &Cluster, namespace: &str, me: &str) -> Self {
+    #[must_use]
+    pub fn new(home: &Cluster, namespace: &str, me: &str) -> Self {
         Self::named(NAME, home, namespace, me)
     }
 
     /// The lease of this name.
-    pub(crate) fn named(name: &'static str, home: &Cluster, namespace: &str, me: &str) -> Self {
+    #[must_use]
+    pub fn named(name: &'static str, home: &Cluster, namespace: &str, me: &str) -> Self {
         Self {
             name,
             leases: home.within(namespace),
@@ -53,7 +55,7 @@ impl Lease {
     }
 
     /// Waits for the lease, then does `work` for as long as it can be renewed.
-    pub(crate) async fn lead(&self, work: impl AsyncFn()) {
+    pub async fn lead(&self, work: impl AsyncFn()) {
         loop {
             match self.take().await {
                 Ok(true) => break,
@@ -70,7 +72,7 @@ impl Lease {
     }
 
     /// Lets another replica start at once.
-    pub(crate) async fn release(&self) {
+    pub async fn release(&self) {
         let Ok(Some(lease)) = self.leases.get(self.name).await else {
             return;
         };

@@ -2,6 +2,7 @@
 
 mod moves;
 mod pods;
+mod reflected;
 mod volumes;
 
 use std::collections::BTreeMap;

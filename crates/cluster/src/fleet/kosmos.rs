@@ -29,7 +29,7 @@ pub(super) const CLUSTER: &str = "kosmos-io/owned-by-cluster";
 const VIRTUAL_NODE: &str = "kosmos.io/node";
 
 /// What the rest of the driver is to know of Kosmos.
-pub(crate) static KOSMOS: Fabric = Fabric {
+pub static KOSMOS: Fabric = Fabric {
     name: DiscoveringFabric::Kosmos.name(),
     class_annotations: &[],
     default_class: None,

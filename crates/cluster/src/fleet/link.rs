@@ -328,10 +328,10 @@ pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
     Ok(config)
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
 impl Link {
     /// The way to the cluster `milan`, which answers.
-    pub(crate) async fn up(there: &crate::cluster::testing::FakeApi, rights: crate::cluster::Rights) -> Self {
+    pub async fn up(there: &crate::cluster::testing::FakeApi, rights: crate::cluster::Rights) -> Self {
         Self::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", rights).await,
             version: "v1.36.3".into(),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 /// Objects, and everything that ever happened to them.
-pub(crate) struct Store {
+pub struct Store {
     inner: Mutex<Inner>,
     version: watch::Sender<u64>,
     cut: watch::Sender<u64>,
@@ -53,22 +53,22 @@ impl Default for Store {
 }
 
 impl Store {
-    pub(crate) fn get(&self, path: &str) -> Option<Value> {
+    pub fn get(&self, path: &str) -> Option<Value> {
         self.lock().objects.get(path).cloned()
     }
 
     /// Objects whose path starts with this, such as a collection's.
-    pub(crate) fn below(&self, prefix: &str) -> Vec<Value> {
+    pub fn below(&self, prefix: &str) -> Vec<Value> {
         let inner = self.lock();
         let found = inner.objects.iter().filter(|(path, _)| path.starts_with(prefix));
         found.map(|(_, object)| object.clone()).collect()
     }
 
-    pub(crate) fn version(&self) -> u64 {
+    pub fn version(&self) -> u64 {
         *self.version.borrow()
     }
 
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
@@ -93,7 +93,7 @@ impl Store {
         news.filter(|it| belongs(&it.path, collection)).cloned().collect()
     }
 
-    pub(crate) fn put(&self, path: &str, mut object: Value) -> Value {
+    pub fn put(&self, path: &str, mut object: Value) -> Value {
         let mut inner = self.lock();
         let (namespace, name) = names(path);
         let metadata = &mut object["metadata"];
@@ -113,7 +113,7 @@ impl Store {
         self.record(&mut inner, path, kind, object)
     }
 
-    pub(crate) fn remove(&self, path: &str) {
+    pub fn remove(&self, path: &str) {
         let mut inner = self.lock();
         if let Some(object) = inner.objects.get(path).cloned() {
             self.record(&mut inner, path, "DELETED", object);

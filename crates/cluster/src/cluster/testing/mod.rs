@@ -17,16 +17,16 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use self::faults::{Act, Fault};
-pub(crate) use self::life::Life;
-pub(crate) use self::store::Store;
+pub use self::faults::{Act, Fault};
+pub use self::life::Life;
+pub use self::store::Store;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
 /// How long a call to a fake API server may take. One that never answers is waited for so long.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A running fake API server. It stops when dropped.
-pub(crate) struct FakeApi {
+pub struct FakeApi {
     server: Arc<http::Server>,
     address: std::net::SocketAddr,
     stop: CancellationToken,
@@ -34,7 +34,7 @@ pub(crate) struct FakeApi {
 }
 
 impl FakeApi {
-    pub(crate) async fn start() -> Self {
+    pub async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = Arc::new(http::Server::default());
@@ -56,26 +56,26 @@ impl FakeApi {
     }
 
     /// A cluster served by this API server, its views filled. Calls take at most [`ANSWER`].
-    pub(crate) async fn cluster(&self) -> Cluster {
+    pub async fn cluster(&self) -> Cluster {
         let cluster = self.cluster_unwatched().await;
         cluster.views().complete().await;
         cluster
     }
 
     /// The cluster, of which no call takes longer than a second: for an API server that does not answer.
-    pub(crate) async fn impatient_cluster(&self) -> Cluster {
+    pub async fn impatient_cluster(&self) -> Cluster {
         let calls = Calls::without_metrics(Duration::from_secs(1));
         let cluster = self.cluster_with(calls).await;
         cluster.views().complete().await;
         cluster
     }
 
-    pub(crate) async fn cluster_unwatched(&self) -> Cluster {
+    pub async fn cluster_unwatched(&self) -> Cluster {
         self.cluster_with(Calls::without_metrics(ANSWER)).await
     }
 
     /// The cluster, called like this.
-    pub(crate) async fn cluster_with(&self, calls: Calls) -> Cluster {
+    pub async fn cluster_with(&self, calls: Calls) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
         let settings = Settings {
@@ -89,7 +89,7 @@ impl FakeApi {
     }
 
     /// The same API server as a remote cluster of the one named `home`.
-    pub(crate) async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
+    pub async fn remote_cluster(&self, id: &str, rights: Rights) -> Cluster {
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let config = Config::new(format!("http://{}", self.address).parse().unwrap());
         let calls = Calls::without_metrics(ANSWER);
@@ -100,21 +100,21 @@ impl FakeApi {
         cluster
     }
 
-    pub(crate) fn store(&self) -> &Store {
+    pub fn store(&self) -> &Store {
         &self.server.store
     }
 
     /// Puts an object there, or replaces it, whatever its version.
-    pub(crate) fn put(&self, path: &str, object: Value) -> Value {
+    pub fn put(&self, path: &str, object: Value) -> Value {
         self.store().put(path, object)
     }
 
-    pub(crate) fn object(&self, path: &str) -> Option<Value> {
+    pub fn object(&self, path: &str) -> Option<Value> {
         self.store().get(path)
     }
 
     /// Changes an object in place, if it is there.
-    pub(crate) fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> bool {
+    pub fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> bool {
         let Some(mut object) = self.object(path) else {
             return false;
         };
@@ -124,51 +124,46 @@ impl FakeApi {
     }
 
     /// Removes an object, whatever its finalizers say.
-    pub(crate) fn remove(&self, path: &str) {
+    pub fn remove(&self, path: &str) {
         self.store().remove(path);
     }
 
-    pub(crate) fn fault(&self, fault: Fault) {
+    pub fn fault(&self, fault: Fault) {
         self.server.faults.add(fault);
     }
 
     /// Takes all faults away.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         self.server.faults.clear();
     }
 
     /// Has everybody who calls it live as long as this; for ever, if it is `None`.
-    pub(crate) fn live(&self, life: Option<Life>) {
+    pub fn live(&self, life: Option<Life>) {
         self.server.lives.set(life);
     }
 
     /// Does this to the objects once, just before a request of this method to this very path.
-    pub(crate) fn before(
-        &self,
-        method: &'static str,
-        path: &str,
-        deed: impl FnOnce(&Store) + Send + 'static,
-    ) {
+    pub fn before(&self, method: &'static str, path: &str, deed: impl FnOnce(&Store) + Send + 'static) {
         self.server.deeds.add(method, path, Box::new(deed));
     }
 
     /// How many faults have not hit as often as they should.
-    pub(crate) fn faults_left(&self) -> usize {
+    pub fn faults_left(&self) -> usize {
         self.server.faults.left()
     }
 
     /// Ends all running watches; clients come back and list or resume.
-    pub(crate) fn cut_watches(&self) {
+    pub fn cut_watches(&self) {
         self.store().cut_watches();
     }
 
     /// Every request so far, as `METHOD path`; watches and queries left out.
-    pub(crate) fn requests(&self) -> Vec<String> {
+    pub fn requests(&self) -> Vec<String> {
         self.server.requests.lock().unwrap().clone()
     }
 
     /// How many requests so far changed something.
-    pub(crate) fn writes(&self) -> usize {
+    pub fn writes(&self) -> usize {
         self.requests()
             .iter()
             .filter(|request| !request.starts_with("GET"))
@@ -176,7 +171,7 @@ impl FakeApi {
     }
 
     /// Waits until the store satisfies `condition`.
-    pub(crate) async fn until(&self, condition: impl Fn(&Store) -> bool) {
+    pub async fn until(&self, condition: impl Fn(&Store) -> bool) {
         let mut changes = self.store().changes();
         let wait = async {
             while !condition(self.store()) {
@@ -191,7 +186,7 @@ impl FakeApi {
 
 /// A clock that stands still while sockets work: what comes about was woken by somebody, for no timer
 /// fires. It goes on when this is dropped.
-pub(crate) struct StoppedClock {
+pub struct StoppedClock {
     since: Instant,
     _goes_on: std::sync::mpsc::Sender<()>,
 }
@@ -199,7 +194,7 @@ pub(crate) struct StoppedClock {
 impl StoppedClock {
     /// Stops it, for a minute at most. Then timers fire as soon as nothing else is to be done, so that a
     /// test that waits for one of them ends.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let (goes_on, stopped) = std::sync::mpsc::channel();
         tokio::time::pause();
         // tokio lets no time pass as long as a thread works.
@@ -213,7 +208,7 @@ impl StoppedClock {
     }
 
     /// Whether no time has passed.
-    pub(crate) fn stands_still(&self) -> bool {
+    pub fn stands_still(&self) -> bool {
         self.since == Instant::now()
     }
 }

@@ -31,11 +31,11 @@ use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
 const OUR_AGENT: &str = concat!("liqo-csi/", env!("CARGO_PKG_VERSION"));
 
 /// The peer of a stream that is as quiet as this is probed.
-pub(crate) const KEEPALIVE: Duration = Duration::from_secs(30);
+pub const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Between two probes.
-pub(crate) const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
+pub const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 /// Who answers none of so many is gone.
-pub(crate) const MOST_PROBES: u32 = 4;
+pub const MOST_PROBES: u32 = 4;
 
 /// Lives as long as its cluster, in every cluster.
 const ETERNAL_NAMESPACE: &str = "kube-system";
@@ -199,7 +199,7 @@ impl Cluster {
 }
 
 /// A client of a remote cluster, which is believed little.
-pub(crate) fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Result<Client, kube::Error> {
+pub fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Result<Client, kube::Error> {
     let watches = Watches::of(id.as_str(), &calls.metrics);
     client(config, calls.timeout, Limits::REMOTE, &watches)
 }
@@ -207,7 +207,7 @@ pub(crate) fn remote_client(config: Config, id: &ClusterId, calls: &Calls) -> Re
 /// A client of a remote cluster for streams of bytes that may be as long as they like, and be quiet
 /// for as long: there is no cap on answers and no timeout but that of connecting. Nothing is to be
 /// parsed of what it brings.
-pub(crate) fn stream_client(mut config: Config, connect_timeout: Duration) -> Result<Client, kube::Error> {
+pub fn stream_client(mut config: Config, connect_timeout: Duration) -> Result<Client, kube::Error> {
     config.default_retry = false;
     config.connect_timeout = Some(connect_timeout);
     config.read_timeout = None;

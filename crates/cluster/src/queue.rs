@@ -9,15 +9,16 @@ use std::{
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::rounds::AT_ONCE;
 use crate::{cluster::ApiError, volume::digest};
 
+/// How many things one loop does at once.
+pub const AT_ONCE: usize = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Keys that wait for their turn.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub struct Queue {
     /// When each is due.
     due: BTreeMap<String, Instant>,
     /// How long each that failed paused last.
@@ -26,18 +27,19 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// This has changed. What failed a moment ago is looked at when its pause is over.
-    pub(crate) fn add(&mut self, key: impl Into<String>) {
+    pub fn add(&mut self, key: impl Into<String>) {
         self.due.entry(key.into()).or_insert_with(Instant::now);
     }
 
     /// In what time the next key is due.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
         let next = self.due.values().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// Looks at every key that is due, a few at a time. False if some failed; they stay.
-    pub(crate) async fn work<F>(&mut self, reconcile: impl Fn(String) -> F) -> bool
+    pub async fn work<F>(&mut self, reconcile: impl Fn(String) -> F) -> bool
     where
         F: Future<Output = Result<(), ApiError>>,
     {

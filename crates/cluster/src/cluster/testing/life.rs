@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 /// The life of a client that talks to all servers that were told of it.
 #[derive(Clone)]
-pub(crate) struct Life {
+pub struct Life {
     left: Arc<AtomicUsize>,
     over: Arc<watch::Sender<bool>>,
 }
 
 impl Life {
     /// One that ends before the write after so many.
-    pub(crate) fn of_writes(writes: usize) -> Self {
+    pub fn of_writes(writes: usize) -> Self {
         Self {
             left: Arc::new(AtomicUsize::new(writes)),
             over: Arc::new(watch::Sender::new(false)),
@@ -25,7 +25,7 @@ impl Life {
     }
 
     /// Returns when it is over.
-    pub(crate) async fn over(&self) {
+    pub async fn over(&self) {
         let mut over = self.over.subscribe();
         let _held = over.wait_for(|over| *over).await;
     }

@@ -18,8 +18,8 @@ mod liqo;
 mod native;
 mod registry;
 
-#[cfg(test)]
-pub(crate) use self::kosmos::KOSMOS;
+#[cfg(any(test, feature = "testkit"))]
+pub use self::kosmos::KOSMOS;
 pub use self::{
     keeper::{Settings, keep},
     link::{Connected, Link},

@@ -20,7 +20,14 @@ mod rights;
 pub mod slim;
 pub mod snapshots;
 mod static_volumes;
-#[cfg(test)]
+#[cfg(any(test, feature = "testkit"))]
+#[allow(
+    clippy::expect_used,
+    clippy::new_without_default,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "only tests call it"
+)]
 pub mod testing;
 pub mod view;
 mod views;
@@ -36,7 +43,7 @@ use kube::{Client, Resource, api::ObjectMeta, core::NamespaceResourceScope};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client, stream_client};
+pub use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client, stream_client};
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     awaited::AwaitedVolumes,

@@ -1,0 +1,13 @@
+//! The API servers: the driver's custom resources, one cluster with what is watched of it, the
+//! clusters that there are, and the lease and the queue of what runs in the background.
+
+#![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
+
+pub mod api;
+pub mod cluster;
+pub mod fleet;
+pub mod lease;
+pub mod queue;
+
+use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_observe as observe;
