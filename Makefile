@@ -46,6 +46,8 @@ build: ## Build the driver (release)
 lint: lint-go ## Check formatting and lints of Rust and Go
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@# What a build of the workspace has by its feature testkit, a release has not.
+	cargo check --locked --package liqo-csi
 
 lint-go: ## Check formatting and lints of Go alone
 	@badly=$$(gofmt -l sanity-tests); [ -z "$$badly" ] || { echo "not formatted, run make fmt:" $$badly; exit 1; }

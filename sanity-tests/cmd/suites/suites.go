@@ -86,6 +86,8 @@ func rust() suite {
 var suites = []suite{
 	check("rust format", nothing, "cargo", "fmt", "--all", "--check"),
 	check("rust lints", nothing, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"),
+	// What a build of the workspace has by its feature testkit, a release has not.
+	check("rust without testkit", nothing, "cargo", "check", "--locked", "--package", "liqo-csi"),
 	check("go lints", nothing, "make", "lint-go"),
 	rust(),
 	goTest("go", "sanity-tests", nothing, 15*time.Minute, append(allBut("/e2e/"), "./e2e/user")...),
