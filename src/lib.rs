@@ -14,7 +14,7 @@ pub mod relay;
 mod transfer;
 pub mod twin;
 
-pub use liqo_csi_cluster::{api, cluster, fleet};
+pub use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
 pub use liqo_csi_model::{offload, placement, topology, volume};
 pub use liqo_csi_observe as observe;
 pub use liqo_csi_wire as wire;

@@ -23,7 +23,7 @@ use crate::{
         health::Health,
         log::{self, LogFormat},
     },
-    reconcile,
+    rounds::LoopMetrics,
     volume::{CarriedAnnotations, ClusterId},
 };
 
@@ -82,11 +82,11 @@ pub(super) fn run(args: Args) -> Outcome {
 async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
     take_orders_of_command();
-    let (mut loops_metrics, mut api_metrics) = (reconcile::Metrics::default(), cluster::Metrics::default());
+    let (mut loops_metrics, mut api_metrics) = (LoopMetrics::default(), cluster::Metrics::default());
     let mut stream_metrics = fabric::StreamMetrics::default();
     let metrics = Metrics::new("fabric", |registry| {
         stream_metrics = fabric::StreamMetrics::register(registry);
-        loops_metrics = reconcile::Metrics::register(registry);
+        loops_metrics = LoopMetrics::register(registry);
         api_metrics = cluster::Metrics::register(registry);
     });
     let settings = Settings {

@@ -38,7 +38,9 @@ use self::{
 use crate::{
     cluster::Cluster,
     fleet::Registry,
-    reconcile::{Lease, Metrics, drive, drive_keyed},
+    keyed::drive_keyed,
+    lease::Lease,
+    rounds::{LoopMetrics, drive},
     volume::ClusterId,
 };
 
@@ -68,7 +70,7 @@ pub async fn run(
     registry: Registry,
     settings: Settings,
     streams: Streams,
-    metrics: Metrics,
+    metrics: LoopMetrics,
     idle: Idle,
     stop: CancellationToken,
 ) {
@@ -112,7 +114,7 @@ struct Served {
 }
 
 /// Looks after each node that the fabric makes, and its pods.
-async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Meters, metrics: &Metrics) {
+async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Meters, metrics: &LoopMetrics) {
     let clusters = &places.home.views().remote_clusters;
     let served = || {
         let served = |cluster: &crate::api::remote_cluster::RemoteCluster| {

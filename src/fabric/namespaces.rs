@@ -38,7 +38,8 @@ use crate::{
     fleet::NodeKind,
     observe::crash::{self, Step as Write},
     offload::{self, ClusterState, Decision, Facts, Readiness, Seen, Step, Unselected, Volumes},
-    reconcile::{Queue, Rounds},
+    queue::Queue,
+    rounds::Rounds,
     topology::Node,
 };
 

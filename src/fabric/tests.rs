@@ -81,7 +81,7 @@ impl World {
         let registry = Registry::fixed([(declared, link)]);
         let places = Places::new(&home, &registry);
         let reserved = ["liqo-csi".to_owned()].into();
-        drive(Namespaces::new(&places, idle, &reserved), &Metrics::default()).await;
+        drive(Namespaces::new(&places, idle, &reserved), &LoopMetrics::default()).await;
     }
 
     /// Lets the loop run until this is so.
@@ -876,7 +876,7 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
             Registry::default(),
             settings,
             streams,
-            Metrics::default(),
+            LoopMetrics::default(),
             idle,
             stop.clone()
         ),

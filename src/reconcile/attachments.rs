@@ -12,12 +12,13 @@ use kube::ResourceExt;
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, time::Instant};
 
-use super::{Settings, rounds::Rounds, watched::Watched};
+use super::{Settings, watched::Watched};
 use crate::{
     cluster::{
         ApiError, Cluster,
         slim::{Attachment, marked_volume},
     },
+    rounds::Rounds,
     twin::{UnpublishError, detach_unneeded},
     volume::{DRIVER_NAME, Epoch, VolumeId, VolumeName},
 };

@@ -3,12 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    Metrics,
-    keyed::drive_keyed,
-    rounds::{Rounds, drive},
-    watched::Watched,
-};
+use super::{Metrics, watched::Watched};
 use crate::{
     cluster::{
         Cluster,
@@ -16,6 +11,8 @@ use crate::{
         view::{Changed, Feed, View},
     },
     fleet::Registry,
+    keyed::drive_keyed,
+    rounds::{Rounds, drive},
     volume::ClusterId,
 };
 
@@ -37,7 +34,7 @@ pub(super) async fn drive_each<R: Rounds>(
         clusters.insert(home.id().clone());
         clusters
     };
-    let start = |id| drive(make(id), metrics);
+    let start = |id| drive(make(id), metrics.loops());
     drive_keyed(clusters, triggers, start, |id| metrics.forget(id)).await;
 }
 

@@ -16,11 +16,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{
-    Settings,
-    rounds::{Rounds, each},
-    watched::Watched,
-};
+use super::{Settings, watched::Watched};
 use crate::{
     cluster::{
         ApiError, Cluster, Objects, Precondition, facts,
@@ -29,6 +25,7 @@ use crate::{
     fleet::Registry,
     observe::crash::{self, Step},
     placement::{BindingMode, Published},
+    rounds::{Rounds, each},
     topology::Segments,
     twin::{Refusals, Rooms},
     volume::{Refused, mark, quantity},

@@ -23,7 +23,7 @@ use self::{
     report::{ClusterReport, Moves, claims_in, mover_of, report, unfinished},
     status::Holdings,
 };
-use super::{Metrics, Queue, Settings, rounds::Rounds, watched::Watched};
+use super::{Metrics, Settings, watched::Watched};
 use crate::{
     api::{
         remote_cluster::{DiscoveringFabric, RemoteCluster, RemoteClusterSpec, RemoteClusterStatus},
@@ -37,6 +37,8 @@ use crate::{
     },
     fleet::{Link, Registry, Remote},
     observe::crash::{self, Step},
+    queue::Queue,
+    rounds::Rounds,
     volume::{ClusterId, mark},
 };
 

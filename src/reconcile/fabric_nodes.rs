@@ -9,10 +9,10 @@ use kube::api::ObjectMeta;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::rounds::Rounds;
 use crate::{
     cluster::{ApiError, Cluster, Objects},
     observe::crash::{self, Step},
+    rounds::Rounds,
     volume::mark,
 };
 

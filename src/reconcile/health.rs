@@ -25,13 +25,13 @@ use self::{
 use super::{
     Metrics, Reports,
     recovery::{self, Rescue},
-    rounds::{Rounds, each},
     watched::{VirtualVolume, Watched},
 };
 use crate::{
     cluster::{ApiError, Cluster, slim, view::RUNS_AGAIN},
     fleet::{Registry, Unreachable},
     placement::Diagnosis,
+    rounds::{Rounds, each},
     twin::{Site, clean_claim, last_warning},
     volume::{ClaimName, ClusterId},
 };

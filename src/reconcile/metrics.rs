@@ -3,27 +3,23 @@
 use std::{
     collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::{Registry, Unit},
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
 };
+
+use liqo_csi_cluster::rounds::LoopMetrics;
 
 use super::moves::MoveMetrics;
 use crate::volume::ClusterId;
 
-/// From a look at what is watched to a round that asks a slow cluster.
-const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0];
-
 /// The families of the controllers. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Metrics {
-    leads: Gauge,
-    reconciled: Family<Outcome, Counter>,
-    took: Family<Controller, Histogram, fn() -> Histogram>,
+    loops: LoopMetrics,
     reachable: Family<Remote, Gauge>,
     unread: Family<ApiGroup, Gauge>,
     volumes: Family<Volumes, Gauge>,
@@ -34,17 +30,6 @@ pub struct Metrics {
 }
 
 type Used = (HashSet<Volumes>, HashSet<Reason>, HashSet<Remote>);
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    controller: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Controller {
-    controller: &'static str,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Remote {
@@ -69,47 +54,14 @@ struct Reason {
     cluster: String,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self {
-            leads: Gauge::default(),
-            reconciled: Family::default(),
-            took: Family::new_with_constructor(durations),
-            reachable: Family::default(),
-            unread: Family::default(),
-            volumes: Family::default(),
-            orphans: Family::default(),
-            moves: MoveMetrics::default(),
-            used: Arc::default(),
-        }
-    }
-}
-
-fn durations() -> Histogram {
-    Histogram::new(SECONDS)
-}
-
 impl Metrics {
     /// Registers the families.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register(
-            "liqo_csi_reconcile_leader",
-            "Whether this process runs the background controllers",
-            metrics.leads.clone(),
-        );
-        registry.register(
-            "liqo_csi_reconcile",
-            "Rounds of the background controllers, by controller and outcome",
-            metrics.reconciled.clone(),
-        );
-        registry.register_with_unit(
-            "liqo_csi_reconcile",
-            "How long a round of a background controller takes",
-            Unit::Seconds,
-            metrics.took.clone(),
-        );
+        let metrics = Self {
+            loops: LoopMetrics::register(registry),
+            ..Self::default()
+        };
         registry.register(
             "liqo_csi_remote_cluster_reachable",
             "Whether the API server of a remote cluster answers, and twins can be made there",
@@ -134,13 +86,18 @@ impl Metrics {
         metrics
     }
 
+    /// Those of the loops themselves.
+    pub(super) fn loops(&self) -> &LoopMetrics {
+        &self.loops
+    }
+
     /// Those of moves.
     pub(super) fn moves(&self) -> &MoveMetrics {
         &self.moves
     }
 
     pub(crate) fn leads(&self, leads: bool) {
-        self.leads.set(leads.into());
+        self.loops.leads(leads);
         if !leads {
             // Whoever leads now knows better.
             self.volumes.clear();
@@ -149,16 +106,6 @@ impl Metrics {
             self.unread.clear();
             self.moves.clear();
         }
-    }
-
-    pub(super) fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
-        let outcome = if succeeded { "success" } else { "error" };
-        self.reconciled
-            .get_or_create(&Outcome { controller, outcome })
-            .inc();
-        self.took
-            .get_or_create(&Controller { controller })
-            .observe(took.as_secs_f64());
     }
 
     /// All remote clusters, and whether each can be reached.

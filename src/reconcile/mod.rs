@@ -27,7 +27,6 @@ mod clusters;
 mod fabric_nodes;
 mod health;
 mod imported;
-mod keyed;
 mod metrics;
 mod mirror;
 mod moves;
@@ -36,7 +35,6 @@ mod pinned;
 mod recovery;
 mod reports;
 mod retention;
-mod rounds;
 mod snapshot_twins;
 mod snapshots;
 mod sources;
@@ -58,15 +56,11 @@ use self::{
     reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
     watched::Watched,
 };
-pub(crate) use liqo_csi_cluster::{lease::Lease, queue::Queue};
-
-pub(crate) use self::{
-    keyed::drive_keyed,
-    rounds::{Rounds, drive},
-};
 use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
+    lease::Lease,
+    rounds::drive,
     twin::movers::HelperSettings,
 };
 
@@ -124,20 +118,18 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
         complete.await;
     }
     let reports = || Reports::new(events.clone());
+    let loops = metrics.loops();
     tokio::join!(
-        drive(VirtualNodes::new(home, registry), metrics),
-        drive(FabricNodes::new(home, &settings.namespace), metrics),
-        drive(
-            Clusters::new(home, registry, &watched, settings, metrics),
-            metrics
-        ),
-        drive(Capacities::new(home, registry, &watched, settings), metrics),
+        drive(VirtualNodes::new(home, registry), loops),
+        drive(FabricNodes::new(home, &settings.namespace), loops),
+        drive(Clusters::new(home, registry, &watched, settings, metrics), loops),
+        drive(Capacities::new(home, registry, &watched, settings), loops),
         drive(
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
-            metrics
+            loops
         ),
-        drive(Pinned::new(home, &watched, events), metrics),
-        drive(Sources::new(home, &watched, events, reports()), metrics),
+        drive(Pinned::new(home, &watched, events), loops),
+        drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(
             home,
             registry,
@@ -159,7 +151,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             |cluster| SnapshotTwins::new(home, registry, &watched, reports(), cluster),
             metrics
         ),
-        drive(Attachments::new(home, &watched, settings), metrics),
+        drive(Attachments::new(home, &watched, settings), loops),
         drive_moves(home, registry, &watched, events, settings, metrics),
     );
 }

@@ -30,11 +30,13 @@ use self::{
     follow::{Following, MoveKey},
     leftovers::Leftovers,
 };
-use super::{Metrics, Settings, keyed::drive_keyed, rounds::drive, watched::Watched};
+use super::{Metrics, Settings, watched::Watched};
 use crate::{
     api::volume_move::VolumeMove,
     cluster::{Cluster, events::Events},
     fleet::Registry,
+    keyed::drive_keyed,
+    rounds::drive,
     twin::movers::{ClusterHelpers, MoveHelpers},
 };
 
@@ -100,10 +102,10 @@ async fn follow_all<H: MoveHelpers>(context: &Context<'_, H>) {
         drive_keyed(
             keys,
             vec![moves.version()],
-            |key| drive(Following::new(context, key), context.metrics),
+            |key| drive(Following::new(context, key), context.metrics.loops()),
             |key: &MoveKey| context.metrics.moves().forget(&key.uid),
         ),
-        drive(Leftovers::new(context), context.metrics),
+        drive(Leftovers::new(context), context.metrics.loops()),
     );
 }
 

@@ -22,13 +22,13 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     Metrics, Reports, Settings,
     recovery::{self, Real},
-    rounds::Rounds,
     watched::Watched,
 };
 use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
     fleet::Registry,
     observe::crash::Step,
+    rounds::Rounds,
     twin::{CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, retain, withdraw},
     volume::{
         ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName,

@@ -8,10 +8,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    rounds::Rounds,
-    watched::{Claim, Watched},
-};
+use super::watched::{Claim, Watched};
 use crate::{
     cluster::{
         ApiError, Cluster,
@@ -19,6 +16,7 @@ use crate::{
         slim::{PendingPod, SELECTED_NODE},
     },
     observe::crash::{self, Step},
+    rounds::Rounds,
     volume::{ClaimMark, DRIVER_NAME},
 };
 

@@ -9,10 +9,11 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{Reports, rounds::Rounds, snapshots::Content, watched::Watched};
+use super::{Reports, snapshots::Content, watched::Watched};
 use crate::{
     cluster::{ApiError, Cluster},
     fleet::Registry,
+    rounds::Rounds,
     twin::{SnapshotHealth, SnapshotSiteError, living_twins, look_after_snapshot},
     volume::ClusterId,
 };

@@ -24,7 +24,6 @@ use tokio::{sync::watch, time::Instant};
 use self::{pauses::Pauses, pods::WaitingPods, source::Found};
 use super::{
     reports::Reports,
-    rounds::Rounds,
     watched::{Claim, Watched, claim_source},
 };
 use crate::{
@@ -37,6 +36,7 @@ use crate::{
     },
     observe::crash::{self, Step},
     placement::{BindingMode, Class, Consumer, Steer, Taint, steer},
+    rounds::Rounds,
     topology::{Node, NodeSelector},
     volume::{ClaimMark, DRIVER_NAME, mark},
 };

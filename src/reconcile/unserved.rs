@@ -14,13 +14,13 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     Settings,
     reports::Reports,
-    rounds::Rounds,
     watched::{Claim, Watched},
 };
 use crate::{
     cluster::{ApiError, Cluster},
     fleet::{Registry, Remote},
     placement::{BindingMode, Class, KnownClasses, NoClass, served, ways_out},
+    rounds::Rounds,
     volume::{ClaimMark, ClusterId, DRIVER_NAME},
 };
 

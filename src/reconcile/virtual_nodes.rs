@@ -16,7 +16,6 @@ use kube::{ResourceExt, api::ObjectMeta};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Queue, rounds::Rounds};
 use crate::{
     cluster::{
         ApiError, Cluster,
@@ -25,6 +24,8 @@ use crate::{
     },
     fleet::{NodeKind, Registry},
     observe::crash::{self, Step},
+    queue::Queue,
+    rounds::Rounds,
     topology::{CLUSTER_KEY, NODE_KEY, Node, VIRTUAL_NODE},
     volume::{ClusterId, DRIVER_NAME},
 };

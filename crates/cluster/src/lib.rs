@@ -6,8 +6,10 @@
 pub mod api;
 pub mod cluster;
 pub mod fleet;
+pub mod keyed;
 pub mod lease;
 pub mod queue;
+pub mod rounds;
 
 use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_observe as observe;

@@ -45,7 +45,7 @@ use crate::{
     fleet::Link,
     observe::crash::{self, Step},
     offload::{Port, pods::FINALIZER as POD_FINALIZER},
-    reconcile::Rounds,
+    rounds::Rounds,
     topology::FABRIC_NODE,
     volume::ClusterId,
 };

@@ -8,7 +8,7 @@ use crate::{
     },
     fleet::Registry,
     placement::Declared,
-    reconcile::{Metrics, drive},
+    rounds::{LoopMetrics, drive},
 };
 
 const NAMES: [&str; 2] = ["milan", "rome"];
@@ -67,7 +67,7 @@ impl World {
                 swept.subscribe(),
             )
         };
-        let metrics = Metrics::default();
+        let metrics = LoopMetrics::default();
         let until = async {
             while !condition(self) {
                 tokio::time::sleep(Duration::from_millis(20)).await;

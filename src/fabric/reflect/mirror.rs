@@ -16,7 +16,8 @@ use crate::{
         view::{Changed, Feed},
     },
     offload::reflection::{Glimpse, Kind},
-    reconcile::{Queue, Rounds},
+    queue::Queue,
+    rounds::Rounds,
 };
 
 /// The loop.

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster, events::Events},
     offload::{Readiness, reflection::Marks},
-    reconcile::{Metrics, Rounds, drive},
+    rounds::{LoopMetrics, Rounds, drive},
     volume::mark,
 };
 
@@ -48,7 +48,7 @@ const AT_ONCE: usize = 4;
 /// The loop that starts and ends the others.
 pub(super) struct Reflection<'a> {
     places: &'a Places<'a>,
-    metrics: &'a Metrics,
+    metrics: &'a LoopMetrics,
     events: Events,
     idle: watch::Receiver<Option<String>>,
     /// Changes whenever `idle` does.
@@ -87,7 +87,7 @@ struct Running {
 impl<'a> Reflection<'a> {
     /// It begins when `idle` says that nothing is in the way. `fabric` is the namespace of this
     /// process.
-    pub(super) fn new(places: &'a Places<'a>, fabric: &str, metrics: &'a Metrics, idle: &Idle) -> Self {
+    pub(super) fn new(places: &'a Places<'a>, fabric: &str, metrics: &'a LoopMetrics, idle: &Idle) -> Self {
         let (wake, wakes) = watch::channel(0);
         let mut changes = idle.subscribe();
         let waking = tokio::spawn(async move {

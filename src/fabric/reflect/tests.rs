@@ -110,7 +110,7 @@ impl World {
             (Declared::plain("milan"), link),
             (Declared::plain("turin"), turin),
         ]);
-        let (places, metrics) = (Places::new(&home, &registry), Metrics::default());
+        let (places, metrics) = (Places::new(&home, &registry), LoopMetrics::default());
         let reflection = Reflection::new(&places, "ours", &metrics, idle);
         drive(reflection, &metrics).await;
     }
@@ -661,7 +661,7 @@ async fn what_comes_in_the_way_ends_all_loops() {
     );
     let registry = Registry::fixed([(Declared::plain("milan"), link)]);
     let places = Places::new(&home, &registry);
-    let (idle, metrics) = (watch::Sender::new(None), Metrics::default());
+    let (idle, metrics) = (watch::Sender::new(None), LoopMetrics::default());
     let mut reflection = Reflection::new(&places, "ours", &metrics, &idle);
     while reflection.mirrors.is_empty() {
         reflection.round().await.unwrap();

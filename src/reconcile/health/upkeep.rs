@@ -11,10 +11,10 @@ use crate::{
     },
     reconcile::{
         imported, mirror, retention,
-        rounds::each,
         sync::sync,
         watched::{Claim, VirtualVolume},
     },
+    rounds::each,
     twin::{Site, add_finalizer, finish_expansion, holder_uid, mark_holder},
 };
 

@@ -36,7 +36,7 @@ use crate::{
         BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
         StatusChange, VolumeNow, Waiting, Why, move_step,
     },
-    reconcile::rounds::Rounds,
+    rounds::Rounds,
     twin::{
         gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
         movers::MoveHelpers,

@@ -21,7 +21,7 @@ use crate::{
     api::volume_move::{MoveRequest, PlannedTwin},
     cluster::{ApiError, slim::Twin},
     placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
-    reconcile::rounds::{Rounds, each},
+    rounds::{Rounds, each},
     twin::{
         exists,
         gate::{Applied, MovedSide, MovedVolume, Place, Records},

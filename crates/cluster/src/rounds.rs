@@ -9,13 +9,16 @@ use tokio::{
     time::{self, Instant},
 };
 
-use liqo_csi_cluster::queue::AT_ONCE;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
 
-use super::Metrics;
-use crate::cluster::ApiError;
+use crate::{cluster::ApiError, queue::AT_ONCE};
 
 /// Changes come in bursts: one round serves those of this time.
-pub(super) const SETTLE: Duration = Duration::from_millis(300);
+pub const SETTLE: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// Whatever the grace period.
@@ -23,9 +26,84 @@ const SHORTEST_REST: Duration = Duration::from_secs(1);
 /// A round that takes longer is given up; the next one goes on where it was.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
+/// From a read of what is watched to a round that asks a slow cluster.
+const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0];
+
+/// What every process with loops tells Prometheus of them. Cheap to clone.
+#[derive(Clone)]
+pub struct LoopMetrics {
+    leads: Gauge,
+    reconciled: Family<Outcome, Counter>,
+    took: Family<Controller, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    controller: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Controller {
+    controller: &'static str,
+}
+
+impl Default for LoopMetrics {
+    fn default() -> Self {
+        Self {
+            leads: Gauge::default(),
+            reconciled: Family::default(),
+            took: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+        }
+    }
+}
+
+impl LoopMetrics {
+    /// Registers the families.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "liqo_csi_reconcile_leader",
+            "Whether this process runs the background controllers",
+            metrics.leads.clone(),
+        );
+        registry.register(
+            "liqo_csi_reconcile",
+            "Rounds of the background controllers, by controller and outcome",
+            metrics.reconciled.clone(),
+        );
+        registry.register_with_unit(
+            "liqo_csi_reconcile",
+            "How long a round of a background controller takes",
+            Unit::Seconds,
+            metrics.took.clone(),
+        );
+        metrics
+    }
+
+    pub fn leads(&self, leads: bool) {
+        self.leads.set(leads.into());
+    }
+
+    fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
+        let outcome = if succeeded { "success" } else { "error" };
+        self.reconciled
+            .get_or_create(&Outcome { controller, outcome })
+            .inc();
+        self.took
+            .get_or_create(&Controller { controller })
+            .observe(took.as_secs_f64());
+    }
+}
+
 /// One background loop. A round compares what is with how it should be and
 /// may be given up at any await: whatever it did so far is done.
-pub(crate) trait Rounds {
+#[allow(
+    async_fn_in_trait,
+    reason = "loops are polled by the task that made them, never sent"
+)]
+pub trait Rounds {
     /// Its name in logs and metrics.
     const NAME: &'static str;
     /// How long it rests at most.
@@ -58,7 +136,7 @@ pub(crate) trait Rounds {
 }
 
 /// Drives a loop for ever.
-pub(crate) async fn drive<R: Rounds>(mut rounds: R, metrics: &Metrics) {
+pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
     let mut triggers = rounds.triggers();
     let mut pause = FIRST_PAUSE;
     loop {
@@ -103,7 +181,7 @@ async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: 
 
 /// Does something for each of many objects, a few at a time. Where it fails the
 /// others are done all the same; the first error is the round's.
-pub(super) async fn each<I, T, F>(items: I, mut act: impl FnMut(T) -> F) -> Result<(), ApiError>
+pub async fn each<I, T, F>(items: I, mut act: impl FnMut(T) -> F) -> Result<(), ApiError>
 where
     I: IntoIterator<Item = T>,
     F: Future<Output = Result<(), ApiError>>,
@@ -158,7 +236,7 @@ mod tests {
             rounds: Arc::clone(&rounds),
             trigger,
         };
-        let metrics = Metrics::default();
+        let metrics = LoopMetrics::default();
         let driven = drive(counting, &metrics);
         let watched = async {
             let settled = Duration::from_secs(5);
@@ -206,7 +284,7 @@ mod tests {
             rounds: Arc::clone(&rounds),
             trigger,
         });
-        let metrics = Metrics::default();
+        let metrics = LoopMetrics::default();
         tokio::select! {
             () = drive(due, &metrics) => {}
             () = time::sleep(Duration::from_mins(1)) => {}
@@ -238,7 +316,7 @@ mod tests {
             rounds: Arc::clone(&rounds),
             trigger,
         });
-        let metrics = Metrics::default();
+        let metrics = LoopMetrics::default();
         let watched = async {
             // Long enough for the longest pause.
             time::sleep(Duration::from_mins(5)).await;

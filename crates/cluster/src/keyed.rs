@@ -11,11 +11,11 @@ use futures::{
 use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::rounds::SETTLE;
+use crate::rounds::SETTLE;
 
 /// Runs one loop for each of these keys, which are looked at whenever a trigger changes. A loop
 /// whose key is gone ends, and is then told of.
-pub(crate) async fn drive_keyed<K: Ord + Clone, L: Future<Output = ()>>(
+pub async fn drive_keyed<K: Ord + Clone, L: Future<Output = ()>>(
     mut keys: impl FnMut() -> BTreeSet<K>,
     mut triggers: Vec<watch::Receiver<u64>>,
     start: impl Fn(K) -> L,
