@@ -6,7 +6,6 @@
 
 pub mod cli;
 pub mod csi;
-pub mod fabric;
 mod inspect;
 pub mod node;
 pub mod reconcile;
@@ -15,6 +14,7 @@ mod transfer;
 pub mod twin;
 
 pub use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_fabric as fabric;
 pub use liqo_csi_model::{offload, placement, topology, volume};
 pub use liqo_csi_observe as observe;
 pub use liqo_csi_wire as wire;

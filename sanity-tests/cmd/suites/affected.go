@@ -54,12 +54,12 @@ var coreOnly []someOf
 // table: the first line whose prefix a changed path has counts. A path without one is no
 // source, and changes nothing that the lab could show.
 var table = []tableLine{
-	{prefix: "src/fabric/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
-	{prefix: "src/fabric/reflect/", tests: reflection},
-	{prefix: "src/fabric/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
-	{prefix: "src/fabric/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
-	{prefix: "src/fabric/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
-	{prefix: "src/fabric/", tests: offloading},
+	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
+	{prefix: "crates/fabric/src/reflect/", tests: reflection},
+	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
+	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
+	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
+	{prefix: "crates/fabric/src/", tests: offloading},
 	{prefix: "crates/model/src/offload/reflection/", tests: reflection},
 	{prefix: "crates/model/src/offload/network", tests: []someOf{{"offload", "Service|Database"}}},
 	{prefix: "crates/model/src/offload/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},

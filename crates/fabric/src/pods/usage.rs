@@ -18,15 +18,13 @@ use tokio::time::Instant;
 use super::Pods;
 use crate::{
     cluster::{ApiError, Cause},
-    fabric::{
-        marks::{HOME, HOME_UID},
-        meters::Usage,
-        raw::RawPod,
-    },
+    marks::{HOME, HOME_UID},
+    meters::Usage,
     offload::{
         pods::There,
         usage::{Container, Counters, Sample},
     },
+    raw::RawPod,
 };
 
 /// What was read so long ago counts still: metrics of pods are new every 15 s or so.

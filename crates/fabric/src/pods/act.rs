@@ -19,19 +19,15 @@ use super::{
 };
 use crate::{
     cluster::{ApiError, Objects, Precondition, unless_conflict},
-    fabric::{
-        marks::{
-            HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE,
-        },
-        places::Place,
-        raw::RawPod,
-    },
+    marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
         Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
         final_status, is_transition, least_final_status, remote_pod, remote_status, started_status,
         unreachable_status, waiting_status,
     },
+    places::Place,
+    raw::RawPod,
 };
 
 /// Label of home pods that may run in a remote cluster, as Liqo has it.

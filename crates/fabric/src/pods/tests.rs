@@ -19,10 +19,10 @@ use crate::{
         Rights,
         testing::{Act, FakeApi, Fault, Life},
     },
-    fabric::reflect::Source,
     fleet::{Link, Registry},
     offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
+    reflect::Source,
 };
 
 mod bounds;

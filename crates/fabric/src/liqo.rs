@@ -15,7 +15,7 @@ const GROUP: &str = "offloading.liqo.io";
 
 /// How it shows that Liqo is there, if it is. Definitions of its kinds alone show nothing: they
 /// stay when Liqo goes.
-pub(crate) async fn installed(home: &Cluster) -> Result<Option<String>, String> {
+pub async fn installed(home: &Cluster) -> Result<Option<String>, String> {
     if has_virtual_nodes(home).await? {
         return Ok(Some("there are VirtualNodes of Liqo".to_owned()));
     }

@@ -1,7 +1,7 @@
 //! What is passed on, and what is not.
 
 use super::*;
-use crate::fabric::streams::asked::Kind;
+use crate::streams::asked::Kind;
 
 /// Bytes of which no two pieces are alike.
 fn noise(length: u32) -> Vec<u8> {

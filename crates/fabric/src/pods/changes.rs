@@ -12,10 +12,11 @@ use serde_json::Value;
 
 use super::act::Writer;
 use crate::{
+    brake::Brake,
     cluster::{ApiError, Cause, Objects, short},
-    fabric::{brake::Brake, raw::RawPod},
     observe::crash::{self, Step},
     offload::pods::{Change, Patch},
+    raw::RawPod,
 };
 
 /// What was sent of late, by home pod and change.

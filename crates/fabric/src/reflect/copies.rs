@@ -20,11 +20,8 @@ use super::{
     source::{self, Copied, Of, PerKind, Source, json, kinds},
 };
 use crate::{
+    brake::Brake,
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events},
-    fabric::{
-        brake::Brake,
-        remote::{Owner, Question},
-    },
     observe::crash::{self, Step as Write},
     offload::{
         Seen,
@@ -33,6 +30,7 @@ use crate::{
             decide, found, name_of_original, outlook, patch, wanted,
         },
     },
+    remote::{Owner, Question},
 };
 
 /// The remote namespace is asked so often whether it is still ours, if something is to be written.

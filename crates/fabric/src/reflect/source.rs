@@ -28,11 +28,11 @@ use crate::{
         Cluster, Watched,
         view::{Changed, Feed},
     },
-    fabric::pace::Pace,
     offload::{
         is_name,
         reflection::{Glimpse, Kind, Marks, Original, Slice, wanted},
     },
+    pace::Pace,
 };
 
 /// Events are told five a second in a namespace, and so many at once.
@@ -79,7 +79,7 @@ pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
 }
 
 /// A namespace at home.
-pub(in crate::fabric) struct Source {
+pub(crate) struct Source {
     objects: PerKind<Original, Slice>,
     /// How fast events are made in it.
     pace: Mutex<Pace>,
@@ -141,7 +141,7 @@ impl Changes {
 }
 
 impl Source {
-    pub(in crate::fabric) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
+    pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
         fn watch<K: Copied>(home: &Cluster, namespace: &str, marks: &Marks) -> Watched<Original> {
             let marks = marks.clone();
             let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
@@ -165,7 +165,7 @@ impl Source {
     }
 
     /// Its Services, but for those that are not copied.
-    pub(in crate::fabric) fn services(&self) -> &Watched<Original> {
+    pub(crate) fn services(&self) -> &Watched<Original> {
         &self.objects.services
     }
 

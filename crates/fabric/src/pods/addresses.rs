@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::Pods;
 use crate::{
-    fabric::raw::RawPod,
     offload::{NotRouted, PodNetwork},
+    raw::RawPod,
 };
 
 /// Of so many pods it is remembered what they were told.

@@ -329,11 +329,11 @@ fn same_amounts(a: &Value, b: &Value) -> bool {
 
 /// Whether an administrator has declared a node out of service: that nothing runs on it any more
 /// (KEP 2268).
-pub(in crate::fabric) fn is_out_of_service(node: &Node) -> bool {
+pub(crate) fn is_out_of_service(node: &Node) -> bool {
     taints_of(node).any(|it| it.key == OUT_OF_SERVICE)
 }
 
-pub(in crate::fabric) fn is_ready(node: &Node) -> bool {
+pub(crate) fn is_ready(node: &Node) -> bool {
     let mut conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
     conditions.any(|it| it.type_ == "Ready" && it.status == "True")
 }

@@ -64,8 +64,9 @@ use self::{
 };
 use crate::{
     cluster::{Cluster, KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES},
-    fabric::{meters::Meters, ports::node_at},
     fleet::Registry,
+    meters::Meters,
+    ports::node_at,
 };
 
 /// Streams at a time. Each holds some dozen KiB.

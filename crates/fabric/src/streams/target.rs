@@ -9,12 +9,10 @@ use tokio::sync::OnceCell;
 use super::Refusal;
 use crate::{
     cluster::{ApiError, Cluster},
-    fabric::{
-        marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE},
-        places::identity,
-    },
     fleet::Registry,
+    marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_NAMESPACE},
     offload::is_name,
+    places::identity,
     volume::ClusterId,
 };
 

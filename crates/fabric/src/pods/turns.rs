@@ -11,7 +11,7 @@ use std::{
 use tokio::time;
 
 use super::Pods;
-use crate::fabric::{brake::Brake, pace::Pace};
+use crate::{brake::Brake, pace::Pace};
 
 const EACH: Duration = Duration::from_secs(1);
 /// So many transitions come at once: more than a pod has when it starts.

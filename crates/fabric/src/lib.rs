@@ -5,6 +5,8 @@
 //!
 //! What is decided is in [`crate::offload`]; what is read and written is here.
 
+#![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
+
 mod brake;
 mod leaving;
 mod liqo;
@@ -23,13 +25,19 @@ mod rights;
 mod scheduling;
 mod streams;
 
+use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+#[cfg(test)]
+use liqo_csi_model::placement;
+use liqo_csi_model::{offload, topology, volume};
+use liqo_csi_observe as observe;
+
 use std::{collections::BTreeSet, net::IpAddr};
 
 use kube::ResourceExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::liqo::installed as liqo;
+pub use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
     meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
@@ -45,7 +53,7 @@ use crate::{
 };
 
 /// The name of its lease.
-pub(crate) const LEASE: &str = "storage-liqo-io-fabric";
+pub const LEASE: &str = "storage-liqo-io-fabric";
 
 /// Why the fabric offloads no namespaces, while it does not.
 pub type Idle = watch::Sender<Option<String>>;

@@ -10,8 +10,8 @@ use super::object::{KIND, VIRTUAL, is_ready};
 use crate::{
     api::fabric::{CapacitySource, Fabric, LabelSource},
     cluster::ApiError,
-    fabric::places::Place,
     offload::{Amounts, is_label, share_of, stated, suggested},
+    places::Place,
 };
 
 /// It is counted so often.

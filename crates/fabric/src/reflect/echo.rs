@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use super::copies::Ends;
 use crate::{
     cluster::{ApiError, Watched, short, view::Slim},
-    fabric::marks::{HOME_POD_UID, HOME_UID},
+    marks::{HOME_POD_UID, HOME_UID},
     offload::is_name,
     volume::{Marks, digest, mark},
 };

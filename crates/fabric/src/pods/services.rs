@@ -11,8 +11,10 @@ use tokio::time;
 use super::Pods;
 use crate::{
     cluster::view::{Changed, Feed},
-    fabric::{places::Sources, raw::RawPod, reflect::Source},
     offload::{Labels, Unreached, reflection::Original},
+    places::Sources,
+    raw::RawPod,
+    reflect::Source,
 };
 
 const REASON: &str = "PodsNotReachable";

@@ -15,7 +15,8 @@ use crate::{
         Cluster, Lean,
         view::{Changed, Feed, View},
     },
-    fabric::{marks::HOME, raw::RawPod},
+    marks::HOME,
+    raw::RawPod,
     volume::ClusterId,
 };
 
