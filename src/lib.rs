@@ -7,7 +7,6 @@
 pub mod cli;
 pub mod csi;
 mod inspect;
-pub mod node;
 pub mod reconcile;
 pub mod relay;
 mod transfer;
@@ -16,5 +15,6 @@ pub mod twin;
 pub use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
 use liqo_csi_fabric as fabric;
 pub use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_node as node;
 pub use liqo_csi_observe as observe;
 pub use liqo_csi_wire as wire;

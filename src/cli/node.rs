@@ -29,7 +29,7 @@ use crate::{
         registry::{PLUGINS_REGISTRY, Registry},
         secrets::Secrets,
         state::State,
-        volume::Volumes,
+        volumes::Volumes,
     },
     observe::{
         Metrics,

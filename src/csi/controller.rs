@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tonic::{Request, Response, Status};
 
-use super::{CreateLimiter, Deadline, parse, snapshots, work::Work};
+use super::{CreateLimiter, Deadline, parse, snapshots, status::Coded, work::Work};
 use crate::{
     cluster::{Cluster, events::Events},
     fleet::{NodeKind, Registry},
@@ -85,7 +85,9 @@ impl Controller {
             NodeKind::Virtual(remote) if remote.id == id.cluster => {
                 let remembered = twin_in(&context.into_iter().collect());
                 let (home, registry) = (&self.home, &self.registry);
-                Ok(twin::may_publish_elsewhere(home, registry, id, caller, remembered.as_ref()).await?)
+                twin::may_publish_elsewhere(home, registry, id, caller, remembered.as_ref())
+                    .await
+                    .map_err(Coded::status)
             }
             _ => Err(Status::failed_precondition(format!(
                 "the volume {} lives in the cluster {}, so it cannot be used on the node {node}: let its pod run on a node \
@@ -114,7 +116,9 @@ impl wire::controller_server::Controller for Controller {
         let creations = self.creations.clone();
         let creation = async move {
             let create = async {
-                Ok(twin::create(&home, &registry, &policy, &events, &create_request, deadline.at()).await?)
+                twin::create(&home, &registry, &policy, &events, &create_request, deadline.at())
+                    .await
+                    .map_err(Coded::status)
             };
             Box::pin(creations.take(deadline.at(), create)).await
         };
@@ -143,7 +147,11 @@ impl wire::controller_server::Controller for Controller {
         self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let name = id.name.clone();
-        let delete = async move { Ok(twin::delete(&home, &registry, &events, &id, deadline.at()).await?) };
+        let delete = async move {
+            twin::delete(&home, &registry, &events, &id, deadline.at())
+                .await
+                .map_err(Coded::status)
+        };
         self.work.run(name.as_str(), delete).await?;
         Ok(Response::new(wire::DeleteVolumeResponse {}))
     }
@@ -168,7 +176,9 @@ impl wire::controller_server::Controller for Controller {
         let (home, registry) = (self.home.clone(), self.registry.clone());
         let key = format!("{} on {node}", id.name);
         let publish = async move {
-            Ok(twin::publish(&home, &registry, &id, &caller, &node, &asked, deadline.at()).await?)
+            twin::publish(&home, &registry, &id, &caller, &node, &asked, deadline.at())
+                .await
+                .map_err(Coded::status)
         };
         let path = self.work.run(&key, publish).await?;
         let context = path
@@ -199,7 +209,9 @@ impl wire::controller_server::Controller for Controller {
         let key = format!("{} on {node}", id.name);
         let unpublish = async move {
             let node = Some(node.as_str()).filter(|node| !node.is_empty());
-            Ok(twin::unpublish(&home, &id, node, deadline.at()).await?)
+            twin::unpublish(&home, &id, node, deadline.at())
+                .await
+                .map_err(Coded::status)
         };
         self.work.run(&key, unpublish).await?;
         Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}))
@@ -213,7 +225,9 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::volume_id(request.volume_id)?;
         let asked = parse::capabilities(request.volume_capabilities.clone())?;
         let known = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
-        let capable = twin::validate(&self.home, &self.registry, &known).await?;
+        let capable = twin::validate(&self.home, &self.registry, &known)
+            .await
+            .map_err(Coded::status)?;
         let capable = capable.ok_or_else(|| no_such_volume(&id))?;
         let mut answer = wire::ValidateVolumeCapabilitiesResponse::default();
         if capable.contains(&asked) {
@@ -298,7 +312,11 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         self.observed(deadline).await?;
         let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
-        let expand = async move { Ok(twin::expand(&home, &registry, &id, wanted, deadline.at()).await?) };
+        let expand = async move {
+            twin::expand(&home, &registry, &id, wanted, deadline.at())
+                .await
+                .map_err(Coded::status)
+        };
         let expanded = self.work.run(name.as_str(), expand).await?;
         Ok(Response::new(wire::ControllerExpandVolumeResponse {
             capacity_bytes: bytes(expanded.bytes),
@@ -315,7 +333,11 @@ impl wire::controller_server::Controller for Controller {
         let id = parse::ours(&id)?.ok_or_else(|| no_such_volume(&id))?;
         self.observed(deadline).await?;
         let (home, registry, name) = (self.home.clone(), self.registry.clone(), id.name.clone());
-        let modify = async move { Ok(twin::modify(&home, &registry, &id, &class, deadline.at()).await?) };
+        let modify = async move {
+            twin::modify(&home, &registry, &id, &class, deadline.at())
+                .await
+                .map_err(Coded::status)
+        };
         self.work.run(name.as_str(), modify).await?;
         Ok(Response::new(wire::ControllerModifyVolumeResponse {}))
     }
@@ -330,7 +352,9 @@ impl wire::controller_server::Controller for Controller {
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let key = request.key.twin();
         let create = async move {
-            Ok(twin::create_snapshot(&home, &registry, &events, &request, deadline.at()).await?)
+            twin::create_snapshot(&home, &registry, &events, &request, deadline.at())
+                .await
+                .map_err(Coded::status)
         };
         let cut = self.work.run(&key, create).await?;
         Ok(Response::new(wire::CreateSnapshotResponse {
@@ -350,8 +374,11 @@ impl wire::controller_server::Controller for Controller {
         self.observed(deadline).await?;
         let (home, registry, events) = (self.home.clone(), self.registry.clone(), self.events.clone());
         let key = id.key.twin();
-        let delete =
-            async move { Ok(twin::delete_snapshot(&home, &registry, &events, &id, deadline.at()).await?) };
+        let delete = async move {
+            twin::delete_snapshot(&home, &registry, &events, &id, deadline.at())
+                .await
+                .map_err(Coded::status)
+        };
         self.work.run(&key, delete).await?;
         Ok(Response::new(wire::DeleteSnapshotResponse {}))
     }

@@ -5,9 +5,12 @@ mod status;
 
 use tonic::{Request, Response, Status};
 
-use super::work::Work;
+use super::{status::Coded, work::Work};
 use crate::{
-    node::{driver::Usage, volume::Volumes},
+    node::{
+        driver::{Unit, Usage},
+        volumes::Volumes,
+    },
     topology::Segments,
     volume::ClusterId,
     wire::csi::{
@@ -58,7 +61,10 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(&id, async move { Ok(volumes.stage(wish).await?) })
+            .run(
+                &id,
+                async move { volumes.stage(wish).await.map_err(Coded::status) },
+            )
             .await?;
         Ok(Response::new(wire::NodeStageVolumeResponse {}))
     }
@@ -71,7 +77,10 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(&id, async move { Ok(volumes.unstage(wish).await?) })
+            .run(
+                &id,
+                async move { volumes.unstage(wish).await.map_err(Coded::status) },
+            )
             .await?;
         Ok(Response::new(wire::NodeUnstageVolumeResponse {}))
     }
@@ -84,7 +93,10 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.stage.volume_id.clone();
         self.work
-            .run(&id, async move { Ok(volumes.publish(wish).await?) })
+            .run(
+                &id,
+                async move { volumes.publish(wish).await.map_err(Coded::status) },
+            )
             .await?;
         Ok(Response::new(wire::NodePublishVolumeResponse {}))
     }
@@ -97,7 +109,9 @@ impl node_server::Node for Node {
         let volumes = self.volumes.clone();
         let id = wish.volume_id.clone();
         self.work
-            .run(&id, async move { Ok(volumes.unpublish(wish).await?) })
+            .run(&id, async move {
+                volumes.unpublish(wish).await.map_err(Coded::status)
+            })
             .await?;
         Ok(Response::new(wire::NodeUnpublishVolumeResponse {}))
     }
@@ -107,9 +121,9 @@ impl node_server::Node for Node {
         request: Request<wire::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
         let asked = parse::stats(request.into_inner())?;
-        let usage = self.volumes.stats(asked).await?;
+        let usage = self.volumes.stats(asked).await.map_err(Coded::status)?;
         Ok(Response::new(wire::NodeGetVolumeStatsResponse {
-            usage: usage.into_iter().map(wire::VolumeUsage::from).collect(),
+            usage: usage.into_iter().map(in_wire).collect(),
         }))
     }
 
@@ -122,7 +136,9 @@ impl node_server::Node for Node {
         let id = asked.volume_id.clone();
         let grown = self
             .work
-            .run(&id, async move { Ok(volumes.expand(asked, size).await?) })
+            .run(&id, async move {
+                volumes.expand(asked, size).await.map_err(Coded::status)
+            })
             .await?;
         Ok(Response::new(wire::NodeExpandVolumeResponse {
             capacity_bytes: grown.unwrap_or(0),
@@ -164,19 +180,16 @@ impl node_server::Node for Node {
     }
 }
 
-impl From<Usage> for wire::VolumeUsage {
-    fn from(usage: Usage) -> Self {
-        use crate::node::driver::Unit;
-        let unit = match usage.unit {
-            Unit::Bytes => wire::volume_usage::Unit::Bytes,
-            Unit::Inodes => wire::volume_usage::Unit::Inodes,
-        };
-        Self {
-            available: usage.available,
-            total: usage.total,
-            used: usage.used,
-            unit: unit.into(),
-        }
+fn in_wire(usage: Usage) -> wire::VolumeUsage {
+    let unit = match usage.unit {
+        Unit::Bytes => wire::volume_usage::Unit::Bytes,
+        Unit::Inodes => wire::volume_usage::Unit::Inodes,
+    };
+    wire::VolumeUsage {
+        available: usage.available,
+        total: usage.total,
+        used: usage.used,
+        unit: unit.into(),
     }
 }
 

@@ -66,7 +66,9 @@ pub(super) async fn get(
 ) -> Result<wire::GetSnapshotResponse, Status> {
     let id = required("snapshot_id", id)?;
     let found = match ours(&id)? {
-        Some(id) => twin::find_snapshot(home, registry, &id).await?,
+        Some(id) => twin::find_snapshot(home, registry, &id)
+            .await
+            .map_err(Coded::status)?,
         None => None,
     };
     let found = found.ok_or(SnapshotIdError::Foreign(id)).map_err(Coded::status)?;
@@ -120,12 +122,16 @@ async fn asked_for(
             "" => SnapshotFilter::All,
             source => SnapshotFilter::Of(source),
         };
-        return Ok(twin::list_snapshots(home, registry, filter).await?);
+        return twin::list_snapshots(home, registry, filter)
+            .await
+            .map_err(Coded::status);
     }
     let Some(id) = ours(&request.snapshot_id)? else {
         return Ok(Vec::new());
     };
-    let found = twin::find_snapshot(home, registry, &id).await?;
+    let found = twin::find_snapshot(home, registry, &id)
+        .await
+        .map_err(Coded::status)?;
     let found = found.filter(|one| source.is_empty() || one.source == source);
     Ok(found.into_iter().collect())
 }

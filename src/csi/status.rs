@@ -14,7 +14,8 @@ use crate::{
     volume::{SpecError, VolumeIdError},
 };
 
-/// An error with a code.
+/// An error with a code. `.map_err(Coded::status)` and not `?`: the errors are of other crates, and so is
+/// `Status`, so that `From` cannot be implemented here.
 pub(super) trait Coded: std::fmt::Display + Sized {
     fn code(&self) -> Code;
 
@@ -23,27 +24,7 @@ pub(super) trait Coded: std::fmt::Display + Sized {
     }
 }
 
-// For errors of other crates, for which `From` cannot be implemented here: `.map_err(Coded::status)`.
-
-macro_rules! into_status {
-    ($($error:ty),+) => {
-        $(impl From<$error> for Status {
-            fn from(error: $error) -> Self {
-                error.status()
-            }
-        })+
-    };
-}
-
 mod snapshots;
-
-into_status!(
-    ChangeError,
-    CreateError,
-    DeleteError,
-    PublishError,
-    UnpublishError
-);
 
 impl Coded for VolumeIdError {
     fn code(&self) -> Code {
@@ -256,8 +237,8 @@ mod tests {
         }
     }
 
-    fn code(error: impl Into<Status>) -> Code {
-        error.into().code()
+    fn code(error: impl Coded) -> Code {
+        error.status().code()
     }
 
     fn not_attached(beside: PublishBeside) -> Code {
@@ -404,6 +385,14 @@ mod tests {
                 code(PublishError::StillWaiting(String::new())),
                 Code::DeadlineExceeded,
             ),
+            (
+                code(UnpublishError::InUse {
+                    volume: volume(),
+                    node: String::new(),
+                    pod: String::new(),
+                }),
+                Code::Unavailable,
+            ),
             (code(UnpublishError::Api(api())), Code::Unavailable),
         ];
         for (at, (got, expected)) in table.into_iter().enumerate() {
@@ -413,7 +402,7 @@ mod tests {
 
     #[test]
     fn whoever_waits_hears_why() {
-        let status = Status::from(still_waiting());
+        let status = still_waiting().status();
         assert_eq!(
             status.message(),
             "the twin liqo-storage/x in cluster home is not bound yet: out of disks"

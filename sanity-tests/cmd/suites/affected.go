@@ -56,7 +56,7 @@ var coreOnly []someOf
 var table = []tableLine{
 	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
-	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
+	{prefix: "crates/fabric/crates/node/src/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
 	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
 	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
@@ -133,8 +133,8 @@ var table = []tableLine{
 	{prefix: "src/reconcile/retention", tests: deletion},
 	{prefix: "src/twin/remote_", tests: otherSide},
 
-	{prefix: "src/node/forgotten", tests: []someOf{{"faults", "Forgets|OutOfService|Kills"}}},
-	{prefix: "src/node/", tests: []someOf{{"driver", ""}, {"faults", "attached|static|Forgets|OutOfService|Kills"}, {"csi-sanity", ""}, {"external storage", ""}}},
+	{prefix: "crates/node/src/forgotten", tests: []someOf{{"faults", "Forgets|OutOfService|Kills"}}},
+	{prefix: "crates/node/src/", tests: []someOf{{"driver", ""}, {"faults", "attached|static|Forgets|OutOfService|Kills"}, {"csi-sanity", ""}, {"external storage", ""}}},
 	{prefix: "src/csi/node", tests: []someOf{{"driver", ""}, {"csi-sanity", ""}, {"external storage", ""}}},
 	{prefix: "src/csi/", tests: []someOf{{"driver", ""}, {"csi-sanity", ""}, {"external storage", ""}}},
 	{prefix: "crates/wire/", tests: []someOf{{"csi-sanity", ""}}},

@@ -168,7 +168,7 @@ func TestPlanOfAChange(t *testing.T) {
 		}
 	}
 	known["faults TestKills"] = cost{60*affectedBudget + 1, 60*affectedBudget + 1}
-	if p := mustPlan(t, all, core, known, []string{"src/node/forgotten.rs", "sanity-tests/e2e/faults/kills_test.go"}, 1); listed(p.leftOut) != "faults TestKills" {
+	if p := mustPlan(t, all, core, known, []string{"crates/node/src/forgotten.rs", "sanity-tests/e2e/faults/kills_test.go"}, 1); listed(p.leftOut) != "faults TestKills" {
 		t.Errorf("beyond the budget is %q", listed(p.leftOut))
 	}
 	if _, err := newPlan(all, []coreTest{{"driver", "TestNoSuch", ""}}, known, nil, 1); err == nil {

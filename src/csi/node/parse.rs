@@ -15,7 +15,7 @@ use crate::{
         consumer::Consumer,
         publication::{Publish, Unpublish},
         upkeep::InUse,
-        volume::{Stage, Unstage},
+        volumes::{Stage, Unstage},
     },
     volume::{DataPath, DataPathError, VolumeId, VolumeMode},
     wire::csi::{

@@ -2,8 +2,9 @@
 //! `DEADLINE_EXCEEDED`, UNAVAILABLE, `RESOURCE_EXHAUSTED` and ABORTED to mean that the
 //! work may have been done, and any other code that it was not.
 
-use tonic::{Code, Status};
+use tonic::Code;
 
+use crate::csi::status::Coded;
 use crate::node::{
     blocking::Stuck,
     direct::DirectError,
@@ -16,63 +17,55 @@ use crate::node::{
     secrets::SecretError,
     state::StateError,
     upkeep::UpkeepError,
-    volume::{StageError, UnstageError},
+    volumes::{StageError, UnstageError},
 };
 
-impl From<StageError> for Status {
-    fn from(error: StageError) -> Self {
-        Self::new(stage(&error), error.to_string())
+impl Coded for StageError {
+    fn code(&self) -> Code {
+        match self {
+            Self::VolumeError(it) => trouble(it),
+            Self::VolumeMode { .. } => Code::InvalidArgument,
+            Self::Elsewhere { .. } | Self::OtherSource { .. } => Code::FailedPrecondition,
+        }
     }
 }
 
-impl From<UnstageError> for Status {
-    fn from(error: UnstageError) -> Self {
-        let code = match &error {
-            UnstageError::VolumeError(it) => trouble(it),
-            UnstageError::Published { .. } | UnstageError::Unrecorded { .. } => Code::FailedPrecondition,
-        };
-        Self::new(code, error.to_string())
+impl Coded for UnstageError {
+    fn code(&self) -> Code {
+        match self {
+            Self::VolumeError(it) => trouble(it),
+            Self::Published { .. } | Self::Unrecorded { .. } => Code::FailedPrecondition,
+        }
     }
 }
 
-impl From<PublishError> for Status {
-    fn from(error: PublishError) -> Self {
-        let code = match &error {
-            PublishError::VolumeError(it) => trouble(it),
-            PublishError::Stage(it) => stage(it),
-            PublishError::Different { .. } => Code::AlreadyExists,
-            PublishError::SingleWriter { .. } => Code::FailedPrecondition,
-        };
-        Self::new(code, error.to_string())
+impl Coded for PublishError {
+    fn code(&self) -> Code {
+        match self {
+            Self::VolumeError(it) => trouble(it),
+            Self::Stage(it) => it.code(),
+            Self::Different { .. } => Code::AlreadyExists,
+            Self::SingleWriter { .. } => Code::FailedPrecondition,
+        }
     }
 }
 
-impl From<UnpublishError> for Status {
-    fn from(error: UnpublishError) -> Self {
-        let code = match &error {
-            UnpublishError::VolumeError(it) => trouble(it),
-            UnpublishError::Unrecorded { .. } => Code::FailedPrecondition,
-        };
-        Self::new(code, error.to_string())
+impl Coded for UnpublishError {
+    fn code(&self) -> Code {
+        match self {
+            Self::VolumeError(it) => trouble(it),
+            Self::Unrecorded { .. } => Code::FailedPrecondition,
+        }
     }
 }
 
-impl From<UpkeepError> for Status {
-    fn from(error: UpkeepError) -> Self {
-        let code = match &error {
-            UpkeepError::VolumeError(it) => trouble(it),
-            UpkeepError::NoVolume(_) | UpkeepError::NoPath { .. } => Code::NotFound,
-            UpkeepError::Measure { .. } => Code::Internal,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
-fn stage(error: &StageError) -> Code {
-    match error {
-        StageError::VolumeError(it) => trouble(it),
-        StageError::VolumeMode { .. } => Code::InvalidArgument,
-        StageError::Elsewhere { .. } | StageError::OtherSource { .. } => Code::FailedPrecondition,
+impl Coded for UpkeepError {
+    fn code(&self) -> Code {
+        match self {
+            Self::VolumeError(it) => trouble(it),
+            Self::NoVolume(_) | Self::NoPath { .. } => Code::NotFound,
+            Self::Measure { .. } => Code::Internal,
+        }
     }
 }
 
@@ -333,10 +326,10 @@ mod tests {
             volume_id: id.clone(),
             target: p,
         };
-        assert_eq!(Status::from(different).code(), Code::AlreadyExists);
-        assert_eq!(Status::from(alone).code(), Code::FailedPrecondition);
-        assert_eq!(Status::from(absent).code(), Code::NotFound);
-        assert_eq!(Status::from(UpkeepError::NoVolume(id)).code(), Code::NotFound);
-        assert_eq!(Status::from(published).code(), Code::FailedPrecondition);
+        assert_eq!(different.code(), Code::AlreadyExists);
+        assert_eq!(alone.code(), Code::FailedPrecondition);
+        assert_eq!(absent.code(), Code::NotFound);
+        assert_eq!(UpkeepError::NoVolume(id).code(), Code::NotFound);
+        assert_eq!(published.code(), Code::FailedPrecondition);
     }
 }

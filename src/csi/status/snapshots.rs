@@ -3,7 +3,7 @@
 //! For csi-snapshotter `RESOURCE_EXHAUSTED` too means "still working on it"; after every
 //! other code it forgets the snapshot that it asked for.
 
-use tonic::{Code, Status};
+use tonic::Code;
 
 use super::Coded;
 use crate::{
@@ -11,8 +11,6 @@ use crate::{
     twin::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     volume::{SnapshotIdError, SnapshotSpecError},
 };
-
-into_status!(CutError, SnapshotDeleteError, SnapshotReadError);
 
 impl Coded for SnapshotIdError {
     fn code(&self) -> Code {
@@ -113,8 +111,8 @@ mod tests {
         ApiError::for_test(Cause::Unavailable("down".into()))
     }
 
-    fn code(error: impl Into<Status>) -> Code {
-        error.into().code()
+    fn code(error: impl Coded) -> Code {
+        error.status().code()
     }
 
     fn refused(refusal: SnapshotRefusal) -> Code {

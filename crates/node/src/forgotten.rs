@@ -29,7 +29,7 @@ use super::{
     error::VolumeError,
     in_flight::Guard,
     state::{Record, State, StateError},
-    volume::{QUICK_WORK, UnstageError, Volumes},
+    volumes::{QUICK_WORK, UnstageError, Volumes},
 };
 
 const LOOK: Duration = Duration::from_secs(20);

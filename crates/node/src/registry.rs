@@ -267,7 +267,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::fake::{FakeDriver, Node};
+    use crate::fake::{FakeDriver, Node};
 
     #[tokio::test]
     async fn finds_a_driver_among_others() {

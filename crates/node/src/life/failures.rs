@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 
 use super::*;
-use crate::node::error::VolumeError;
+use crate::error::VolumeError;
 
 #[tokio::test]
 async fn an_absent_driver_is_waited_for_as_long_as_there_is_something_to_undo() {

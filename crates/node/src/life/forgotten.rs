@@ -6,7 +6,7 @@ use serde_json::json;
 use tonic::Status;
 
 use super::*;
-use crate::node::{fake::FORGOTTEN_AFTER, forgotten::Forgotten};
+use crate::{fake::FORGOTTEN_AFTER, forgotten::Forgotten};
 
 fn forgotten(node: &Node) -> Forgotten {
     Forgotten::new(node.volumes(), node.path(""))

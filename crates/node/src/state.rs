@@ -292,7 +292,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateE
 mod tests {
     use super::*;
     use crate::{
-        node::access::AccessMode,
+        access::AccessMode,
         volume::{RealSource, VolumeMode},
     };
 

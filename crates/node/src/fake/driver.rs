@@ -12,7 +12,8 @@ use tonic::{Request, Response, Status, service::Routes};
 
 use super::Node;
 use crate::{
-    node::{mounts, registry::CSI_PLUGIN},
+    mounts,
+    registry::CSI_PLUGIN,
     wire::csi::{
         self as wire,
         identity_server::{Identity, IdentityServer},
@@ -23,16 +24,16 @@ use crate::{
 
 /// One call as the driver saw it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::node) struct Call {
-    pub(in crate::node) rpc: &'static str,
-    pub(in crate::node) handle: String,
-    pub(in crate::node) staging: String,
-    pub(in crate::node) target: String,
-    pub(in crate::node) capability: Option<wire::VolumeCapability>,
-    pub(in crate::node) publish_context: HashMap<String, String>,
-    pub(in crate::node) volume_context: HashMap<String, String>,
-    pub(in crate::node) secrets: Vec<String>,
-    pub(in crate::node) read_only: bool,
+pub(crate) struct Call {
+    pub(crate) rpc: &'static str,
+    pub(crate) handle: String,
+    pub(crate) staging: String,
+    pub(crate) target: String,
+    pub(crate) capability: Option<wire::VolumeCapability>,
+    pub(crate) publish_context: HashMap<String, String>,
+    pub(crate) volume_context: HashMap<String, String>,
+    pub(crate) secrets: Vec<String>,
+    pub(crate) read_only: bool,
 }
 
 #[derive(Default)]
@@ -46,7 +47,7 @@ struct Script {
 
 /// A real driver. Clones are the same one.
 #[derive(Clone)]
-pub(in crate::node) struct FakeDriver {
+pub(crate) struct FakeDriver {
     name: String,
     socket: PathBuf,
     registration: PathBuf,
@@ -55,7 +56,7 @@ pub(in crate::node) struct FakeDriver {
 
 impl FakeDriver {
     /// Starts and registers a driver that stages, counts and expands.
-    pub(in crate::node) fn start(node: &Node, name: &str) -> Self {
+    pub(crate) fn start(node: &Node, name: &str) -> Self {
         let driver = Self {
             name: name.into(),
             socket: node.path(&format!("plugins/{name}.sock")),
@@ -68,13 +69,13 @@ impl FakeDriver {
     }
 
     /// Takes the driver's sockets away, as when its pod is being replaced.
-    pub(in crate::node) fn go_away(&self) {
+    pub(crate) fn go_away(&self) {
         for socket in [&self.socket, &self.registration] {
             fs::remove_file(socket).unwrap();
         }
     }
 
-    pub(in crate::node) fn come_back(&self, node: &Node) {
+    pub(crate) fn come_back(&self, node: &Node) {
         let routes =
             Routes::new(IdentityServer::new(self.clone())).add_service(NodeServer::new(self.clone()));
         node.serve(&self.socket, routes);
@@ -82,22 +83,22 @@ impl FakeDriver {
         node.register(name, CSI_PLUGIN, &self.name, &self.socket);
     }
 
-    pub(in crate::node) fn socket(&self) -> &Path {
+    pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    pub(in crate::node) fn can(&self, what: &[Can]) {
+    pub(crate) fn can(&self, what: &[Can]) {
         self.script.lock().unwrap().can = what.to_vec();
     }
 
     /// From now on it really mounts (a tmpfs): for tests that are root in a mount
     /// namespace of their own.
-    pub(in crate::node) fn mount_really(&self) {
+    pub(crate) fn mount_really(&self) {
         self.script.lock().unwrap().mounts = true;
     }
 
     /// The next call of this kind fails.
-    pub(in crate::node) fn fail(&self, rpc: &'static str, status: Status) {
+    pub(crate) fn fail(&self, rpc: &'static str, status: Status) {
         self.script
             .lock()
             .unwrap()
@@ -108,16 +109,16 @@ impl FakeDriver {
     }
 
     /// From now on it dies over calls of this kind, without an answer.
-    pub(in crate::node) fn crash(&self, rpc: &'static str) {
+    pub(crate) fn crash(&self, rpc: &'static str) {
         self.script.lock().unwrap().crashes.push(rpc);
     }
 
-    pub(in crate::node) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         self.script.lock().unwrap().calls.clone()
     }
 
     /// What it was asked since the last time, and whether each went well is left aside.
-    pub(in crate::node) fn asked(&self) -> Vec<&'static str> {
+    pub(crate) fn asked(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.script.lock().unwrap().calls)
             .iter()
             .map(|call| call.rpc)

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::*;
-use crate::node::mounts;
+use crate::mounts;
 
 const INSIDE: &str = "LIQO_CSI_TEST_OWN_NAMESPACE";
 

@@ -5,10 +5,7 @@ use std::fmt::Write as _;
 use tonic::Code;
 
 use super::PATIENCE;
-use crate::{
-    node::{consumer::MalformedTokens, registry::RegistryError, secrets::SecretError},
-    volume::DRIVER_NAME,
-};
+use crate::{consumer::MalformedTokens, registry::RegistryError, secrets::SecretError, volume::DRIVER_NAME};
 
 /// Why the real driver did not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -2,9 +2,11 @@
 //! to stage and publish, mounting in-tree volumes ourselves, and remembering on
 //! disk what was done. What kubelet forgets is taken off the node.
 //!
-//! What CSI callers send and get is translated by [`crate::csi`]; nothing here
+//! What CSI callers send and get is translated by the gRPC services (`src/csi`); nothing here
 //! talks to the API server, except to learn the cluster's id and to read a Secret
 //! when that is allowed.
+
+#![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
 pub mod access;
 pub mod blocking;
@@ -29,4 +31,8 @@ pub mod registry;
 pub mod secrets;
 pub mod state;
 pub mod upkeep;
-pub mod volume;
+pub mod volumes;
+
+use liqo_csi_model::volume;
+use liqo_csi_observe as observe;
+use liqo_csi_wire as wire;

@@ -13,7 +13,7 @@ use super::{
     error::VolumeError,
     in_flight::Guard,
     state::Record,
-    volume::{QUICK_WORK, Volumes},
+    volumes::{QUICK_WORK, Volumes},
 };
 use crate::volume::{RealSource, VolumeMode};
 

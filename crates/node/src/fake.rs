@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status, service::Routes, transport::Server};
 pub(super) use self::driver::FakeDriver;
 use super::{
     direct::Direct, driver::Drivers, host::HostRoot, registry::Registry, secrets::Secrets, state::State,
-    volume::Volumes,
+    volumes::Volumes,
 };
 use crate::wire::registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,

@@ -11,7 +11,7 @@ use super::{
     in_flight::Guard,
     mounts,
     state::{Record, Target},
-    volume::{QUICK_WORK, SLOW_WORK, Stage, StageError, Volumes},
+    volumes::{QUICK_WORK, SLOW_WORK, Stage, StageError, Volumes},
 };
 use crate::{
     observe::crash::{self, Step},

@@ -2,7 +2,7 @@
 
 use super::{DriverError, RealDriver};
 use crate::{
-    node::access::AccessMode,
+    access::AccessMode,
     volume::{CsiSource, DataPath, VolumeMode},
     wire::csi::{self as wire, node_service_capability::rpc::Type as Can, volume_capability},
 };

@@ -58,7 +58,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::node::in_flight::InFlight;
+    use crate::in_flight::InFlight;
 
     #[tokio::test]
     async fn work_that_outlives_its_caller_keeps_the_volume() {

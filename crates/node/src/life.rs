@@ -18,7 +18,7 @@ use super::{
     fake::{FakeDriver, Node},
     publication::{Publish, PublishError, Unpublish, UnpublishError},
     upkeep::{InUse, UpkeepError},
-    volume::{Stage, StageError, Unstage, UnstageError},
+    volumes::{Stage, StageError, Unstage, UnstageError},
 };
 use crate::{
     volume::{CsiSource, DataPath, DriverWants, RealSource, TokenWish, VolumeMode},
