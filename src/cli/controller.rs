@@ -12,6 +12,7 @@ use crate::{
     cluster::{self, Calls, Cluster, Settings, events::Events},
     csi::{Controller, CreateLimiter, Endpoint, Identity, Role, server, work::Work},
     fleet::{self, Registry},
+    moves::movers::HelperSettings,
     observe::{
         Metrics,
         crash::take_orders,
@@ -19,7 +20,7 @@ use crate::{
         log::{self, LogFormat},
     },
     reconcile,
-    twin::{Policy, movers::HelperSettings},
+    twin::Policy,
     volume::{CarriedAnnotations, ClusterId},
     wire::csi::controller_server::ControllerServer,
 };

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     cluster::client_for,
+    moves::relay::{End, PodPort, Relay},
     observe::log::{self, LogFormat},
-    relay::{End, PodPort, Relay},
     volume::parse_quantity,
 };
 

@@ -60,8 +60,8 @@ use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
     lease::Lease,
+    moves::movers::HelperSettings,
     rounds::drive,
-    twin::movers::HelperSettings,
 };
 
 /// How the loops behave.

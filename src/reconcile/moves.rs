@@ -36,8 +36,8 @@ use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
     keyed::drive_keyed,
+    moves::movers::{ClusterHelpers, MoveHelpers},
     rounds::drive,
-    twin::movers::{ClusterHelpers, MoveHelpers},
 };
 
 /// Until it is looked again whether the kind `VolumeMove` is installed.

@@ -187,11 +187,11 @@ func listed(tests []plannedTest) string {
 // Tests that few others are affected with come before those of whole suites.
 func TestWhatAChangeMeansMostComesFirst(t *testing.T) {
 	all, _ := these(t)
-	tests := affected([]string{"src/twin/plan.rs", "src/cli/doctor.rs"}, all)
+	tests := affected([]string{"crates/twin/src/plan.rs", "src/cli/doctor.rs"}, all)
 	if first := tests[0].String(); first != "driver TestDoctorFindsTheChartSoundAndAWrongClassNot" {
 		t.Errorf("first comes %s", first)
 	}
-	if why := tests[0].why(); why != "src/twin/plan.rs and 1 more" {
+	if why := tests[0].why(); why != "crates/twin/src/plan.rs and 1 more" {
 		t.Errorf("because of %s", why)
 	}
 }

@@ -31,16 +31,16 @@ use crate::{
         slim::{SeenMove, Volume},
         unless_conflict,
     },
+    moves::{
+        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
+        movers::MoveHelpers,
+    },
     observe::crash::{self, Step},
     placement::moving::{
         BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,
         StatusChange, VolumeNow, Waiting, Why, move_step,
     },
     rounds::Rounds,
-    twin::{
-        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
-        movers::MoveHelpers,
-    },
     volume::{
         ClaimName, mark,
         moving::{CommitRecord, Condition, SourceRecord},

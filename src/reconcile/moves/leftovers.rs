@@ -20,14 +20,13 @@ use super::{
 use crate::{
     api::volume_move::{MoveRequest, PlannedTwin},
     cluster::{ApiError, slim::Twin},
-    placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
-    rounds::{Rounds, each},
-    twin::{
-        exists,
+    moves::{
         gate::{Applied, MovedSide, MovedVolume, Place, Records},
         movers::MoveHelpers,
-        twin_in,
     },
+    placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
+    rounds::{Rounds, each},
+    twin::{exists, twin_in},
     volume::{
         ClaimMark, ClaimName, DRIVER_NAME, Epoch, VolumeId, VolumeName,
         moving::{MoveUid, MovedClaim, SourceMark, TwinMarks, VolumeMark},

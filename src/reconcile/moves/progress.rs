@@ -7,7 +7,7 @@ use mover::control::{Lost, LostKind};
 
 use crate::{
     api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
-    twin::{gate::ReadsOn, movers::CopyProgress},
+    moves::{gate::ReadsOn, movers::CopyProgress},
 };
 
 /// Shorter passes say nothing about how fast the data travels.
@@ -193,7 +193,7 @@ mod tests {
     use mover::control::Passed;
 
     use super::*;
-    use crate::twin::movers::RunningPass;
+    use crate::moves::movers::RunningPass;
 
     fn status() -> VolumeMoveStatus {
         let claim = ClaimStatus {

@@ -7,11 +7,9 @@ use crate::{
     api::volume_move::{PlannedClaim, PlannedTwin, UnreadableMove, VolumeMove},
     cluster::Cluster,
     fleet::Registry,
+    moves::gate::{MovedSide, MovedVolume, Place, Records},
     placement::moving::Recorded,
-    twin::{
-        Site,
-        gate::{MovedSide, MovedVolume, Place, Records},
-    },
+    twin::Site,
 };
 
 /// The volumes of a move whose plan is this one.

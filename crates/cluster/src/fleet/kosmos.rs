@@ -29,6 +29,7 @@ pub(super) const CLUSTER: &str = "kosmos-io/owned-by-cluster";
 const VIRTUAL_NODE: &str = "kosmos.io/node";
 
 /// What the rest of the driver is to know of Kosmos.
+#[allow(unreachable_pub, reason = "public for the tests of other crates")]
 pub static KOSMOS: Fabric = Fabric {
     name: DiscoveringFabric::Kosmos.name(),
     class_annotations: &[],

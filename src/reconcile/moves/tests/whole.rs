@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::world::*;
 use crate::{
+    moves::movers::Cold,
     placement::moving::{Outcome, Pass, Stage},
-    twin::movers::Cold,
     volume::{mark, moving::GateNumber},
 };
 

@@ -20,6 +20,10 @@ use crate::{
         testing::{FakeApi, Life},
     },
     fleet::{Link, Registry},
+    moves::{
+        gate::{Applied, GateError, MovedVolume, Movers, Place, ReadsOn},
+        movers::{Cold, CopyProgress, MoveHelpers},
+    },
     placement::{
         Declared,
         moving::{ClaimStep, Copied, Helpers, Live, Outcome, Pass, Roots, Side, Stage},
@@ -31,10 +35,6 @@ use crate::{
             follow::{Following, Looked, MoveKey, Trouble},
         },
         watched::Watched,
-    },
-    twin::{
-        gate::{Applied, GateError, MovedVolume, Movers, Place, ReadsOn},
-        movers::{Cold, CopyProgress, MoveHelpers},
     },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
 };

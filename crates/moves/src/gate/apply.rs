@@ -1,0 +1,266 @@
+//! Carrying out one step of a move on the claim and its PV. Each write is made on exactly the
+//! version that the decision rests on; whoever was faster is seen by the next look.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{Resource, ResourceExt};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::{Applied, GateError, MovedVolume};
+use crate::{
+    cluster::{ApiError, Objects, Precondition},
+    observe::crash::{self, Step},
+    placement::moving::{AsRead, ClaimStep, Side},
+    volume::{
+        ReclaimPolicy, mark,
+        moving::{GateNote, MoveUid, Touch, VolumeMark},
+    },
+};
+
+impl MovedVolume {
+    /// Takes this step, if it is one of this module's.
+    pub async fn apply(&self, step: &ClaimStep) -> Result<Applied, GateError> {
+        match step {
+            ClaimStep::Lock { claim, by } => self.lock(claim, by).await,
+            ClaimStep::Unlock { claim } => self.unlock(claim).await,
+            ClaimStep::Touch { claim, touch } => self.touch(claim, *touch).await,
+            ClaimStep::Gate { volume, note } => self.gate(volume, note).await,
+            ClaimStep::GiveBack { volume, note } => self.give_back(volume, note).await,
+            ClaimStep::RestorePolicy { volume, policy, mark } => {
+                self.restore_policy(volume, *policy, mark).await
+            }
+            ClaimStep::RefuseGate { volume, mark } => self.refuse_gate(volume, mark).await,
+            ClaimStep::Retain { volume } => self.retain(volume).await,
+            ClaimStep::DeleteVolume { volume } => self.delete_volume(volume).await,
+            ClaimStep::LetVolumeGo { volume } => self.let_volume_go(volume).await,
+            ClaimStep::MakeVolume { of, note } => self.make_volume(*of, note).await,
+            ClaimStep::MarkSource { source, mark } => self.mark_source(source, mark).await,
+            ClaimStep::RetainTarget { target } => self.retain_target(target).await,
+            ClaimStep::DeleteTarget { target } => self.delete_target(target).await,
+            ClaimStep::HandOver { target, retain } => Box::pin(self.hand_over(target, *retain)).await,
+            ClaimStep::ReleaseSource { source, policy } => {
+                Box::pin(self.release_source(source, *policy)).await
+            }
+            ClaimStep::MakeTarget { .. }
+            | ClaimStep::MakeHelpers(_)
+            | ClaimStep::RemoveHelpers(_)
+            | ClaimStep::StartPass(_)
+            | ClaimStep::Evict(_) => Ok(Applied::NotHere),
+        }
+    }
+
+    async fn lock(&self, at: &AsRead, by: &MoveUid) -> Result<Applied, GateError> {
+        let Some(claim) = exactly(self.claims(), &self.claim.name.name, at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let patch = json!({"metadata": {
+            "annotations": {mark::MOVE: by.as_str()},
+            "finalizers": finalizers(&claim.object, true),
+        }});
+        claim.change(Step::MoveLock, patch).await
+    }
+
+    async fn unlock(&self, at: &AsRead) -> Result<Applied, GateError> {
+        let Some(claim) = exactly(self.claims(), &self.claim.name.name, at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let patch = json!({"metadata": {
+            "annotations": {mark::MOVE: null, mark::MOVE_TOUCHED: null},
+            "finalizers": finalizers(&claim.object, false),
+        }});
+        claim.change(Step::MoveUnlock, patch).await
+    }
+
+    async fn touch(&self, at: &AsRead, touch: Touch) -> Result<Applied, GateError> {
+        let Some(claim) = exactly(self.claims(), &self.claim.name.name, at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let patch = json!({"metadata": {"annotations": {mark::MOVE_TOUCHED: touch.to_string()}}});
+        claim.change(Step::MoveTouch, patch).await
+    }
+
+    /// All in one write. The API server refuses it on a PV that is being deleted, for it takes no
+    /// new finalizer there.
+    async fn gate(&self, at: &AsRead, note: &GateNote) -> Result<Applied, GateError> {
+        let Some(volume) = self.exact_volume(at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let patch = json!({
+            "metadata": {
+                "annotations": {mark::GATE: self.written(&VolumeMark::Gated(note.clone()))?},
+                "finalizers": finalizers(&volume.object, true),
+            },
+            "spec": {
+                "persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str(),
+                "claimRef": {"uid": note.by.as_str()},
+            },
+        });
+        volume.change(Step::MoveGate, patch).await
+    }
+
+    /// The uid and nothing else: with the policy in the same write, csi-provisioner deletes a
+    /// volume that it still sees Released.
+    async fn give_back(&self, at: &AsRead, note: &GateNote) -> Result<Applied, GateError> {
+        let patch = json!({"spec": {"claimRef": {"uid": note.claim_uid}}});
+        self.change_volume(at, Step::MoveGiveBack, patch).await
+    }
+
+    async fn restore_policy(
+        &self,
+        at: &AsRead,
+        policy: ReclaimPolicy,
+        mark: &VolumeMark,
+    ) -> Result<Applied, GateError> {
+        let Some(volume) = self.exact_volume(at).await? else {
+            return Ok(Applied::ChangedMeanwhile);
+        };
+        let patch = json!({
+            "metadata": {
+                "annotations": {mark::GATE: self.written(mark)?},
+                "finalizers": finalizers(&volume.object, false),
+            },
+            "spec": {"persistentVolumeReclaimPolicy": policy.as_str()},
+        });
+        volume.change(Step::MoveRestorePolicy, patch).await
+    }
+
+    async fn refuse_gate(&self, at: &AsRead, mark: &VolumeMark) -> Result<Applied, GateError> {
+        let patch = json!({"metadata": {"annotations": {mark::GATE: self.written(mark)?}}});
+        self.change_volume(at, Step::MoveRefuseGate, patch).await
+    }
+
+    async fn retain(&self, at: &AsRead) -> Result<Applied, GateError> {
+        let patch = json!({"spec": {"persistentVolumeReclaimPolicy": ReclaimPolicy::Retain.as_str()}});
+        self.change_volume(at, Step::MoveRetain, patch).await
+    }
+
+    async fn delete_volume(&self, at: &AsRead) -> Result<Applied, GateError> {
+        let volumes = self.volumes();
+        let deleted = volumes.delete(self.volume().as_str(), precondition(at));
+        outcome(crash::around(Step::MoveDeleteVolume, deleted).await.map(Some))
+    }
+
+    async fn let_volume_go(&self, at: &AsRead) -> Result<Applied, GateError> {
+        let patch = json!({"metadata": {"finalizers": []}});
+        self.change_volume(at, Step::MoveLetVolumeGo, patch).await
+    }
+
+    async fn make_volume(&self, of: Side, note: &GateNote) -> Result<Applied, GateError> {
+        let Some((claim, manifest)) = self.records.manifest(of) else {
+            return Err(GateError::NoRecord(self.volume().clone()));
+        };
+        let volume = manifest.again(&claim.name, note).and_then(serde_json::from_value);
+        let volume: PersistentVolume = volume.map_err(|error| self.unwritable(error))?;
+        outcome(crash::around(Step::MoveMakeVolume, self.volumes().create(&volume)).await)
+    }
+
+    pub(super) async fn exact_volume(
+        &self,
+        at: &AsRead,
+    ) -> Result<Option<Exact<PersistentVolume>>, ApiError> {
+        exactly(self.volumes(), self.volume().as_str(), at).await
+    }
+
+    async fn change_volume(&self, at: &AsRead, step: Step, patch: Value) -> Result<Applied, GateError> {
+        change(&self.volumes(), self.volume().as_str(), at, step, patch).await
+    }
+
+    fn written(&self, mark: &VolumeMark) -> Result<String, GateError> {
+        mark.to_annotation().map_err(|error| self.unwritable(error))
+    }
+
+    pub(super) fn unwritable(&self, error: serde_json::Error) -> GateError {
+        GateError::Unwritable {
+            volume: self.volume().to_string(),
+            error,
+        }
+    }
+}
+
+/// An object in the version that a step names.
+pub(super) struct Exact<K> {
+    objects: Objects<K>,
+    pub(super) object: K,
+    at: AsRead,
+}
+
+/// Reads an object for what has to be known of it to change it; `None` if it has another version.
+pub(super) async fn exactly<K>(
+    objects: Objects<K>,
+    name: &str,
+    at: &AsRead,
+) -> Result<Option<Exact<K>>, ApiError>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let found = objects.get(name).await?;
+    let same = found.filter(|found| super::observe::as_read(found) == *at);
+    Ok(same.map(|object| Exact {
+        objects,
+        object,
+        at: at.clone(),
+    }))
+}
+
+/// An object in the version that has just been read.
+pub(super) fn exactly_as<K: Resource>(objects: Objects<K>, object: K) -> Exact<K> {
+    Exact {
+        at: super::observe::as_read(&object),
+        objects,
+        object,
+    }
+}
+
+impl<K> Exact<K>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    /// Changes it, if it still has that version.
+    pub(super) async fn change(&self, step: Step, patch: Value) -> Result<Applied, GateError> {
+        change(&self.objects, &self.object.name_any(), &self.at, step, patch).await
+    }
+}
+
+/// Changes an object in exactly this version.
+async fn change<K>(
+    objects: &Objects<K>,
+    name: &str,
+    at: &AsRead,
+    step: Step,
+    mut patch: Value,
+) -> Result<Applied, GateError>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    patch["metadata"]["uid"] = at.uid().into();
+    patch["metadata"]["resourceVersion"] = at.version().into();
+    outcome(crash::around(step, objects.merge(name, &patch)).await)
+}
+
+/// An object that is gone, or has another version, or is another one of its name, or is there
+/// where none should be: it was changed meanwhile.
+pub(crate) fn outcome<T>(written: Result<Option<T>, ApiError>) -> Result<Applied, GateError> {
+    Ok(match crate::cluster::unless_conflict(written)? {
+        Some(_) => Applied::Done,
+        None => Applied::ChangedMeanwhile,
+    })
+}
+
+pub(super) fn precondition(at: &AsRead) -> Precondition {
+    Precondition {
+        uid: at.uid().to_owned(),
+        resource_version: Some(at.version().to_owned()),
+    }
+}
+
+/// The finalizers of an object, with that of moves or without.
+fn finalizers(object: &impl ResourceExt, moving: bool) -> Vec<String> {
+    let mut finalizers = object.finalizers().to_vec();
+    finalizers.retain(|one| one != mark::MOVE);
+    if moving {
+        finalizers.push(mark::MOVE.to_owned());
+    }
+    finalizers
+}

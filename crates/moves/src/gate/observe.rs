@@ -1,0 +1,391 @@
+//! What the objects of one claim that is being moved say, read live. Who uses them is read last:
+//! a gate that is seen closed was closed before its users were looked for.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{ResourceExt, core::PartialObjectMeta};
+
+use super::{ClaimObjects, GateError, MovedVolume, Place, name::Named};
+use crate::{
+    api::volume_move::VolumeMove,
+    cluster::{ApiError, facts},
+    placement::moving::{
+        AsRead, ClaimNow, HeldBy, Live, Lock, Serves, SourceTwin, TargetTwin, VirtualVolume, VolumeNow,
+    },
+    twin::{Site, has_finalizer, reading, reclaim_policy},
+    volume::{
+        DRIVER_NAME, Marks, ReclaimPolicy, VolumeId, mark,
+        moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
+        quantity,
+    },
+};
+
+impl MovedVolume {
+    /// Reads them.
+    pub async fn observe(&self) -> Result<ClaimObjects, GateError> {
+        let (claim, volume, (source, twin), (target, target_twin)) = tokio::try_join!(
+            self.claim(),
+            self.virtual_volume(),
+            Box::pin(self.source_now()),
+            Box::pin(self.target_now())
+        )?;
+        let attached = self.home_attachments().await?;
+        let volume = volume.map_or(Ok(VolumeNow::Absent), |volume| {
+            self.described(&volume, attached.nodes_of(self.volume().as_str()))
+                .map(VolumeNow::There)
+        })?;
+        let users = self.users(&attached, twin.as_ref()).await?;
+        let too_small = claim
+            .as_ref()
+            .zip(target_twin.as_ref())
+            .and_then(|(claim, target)| self.stays_too_small(claim, target));
+        Ok(ClaimObjects {
+            claim: match &claim {
+                Some(claim) => self.claim_now(claim, twin.as_ref()).await?,
+                None => ClaimNow::Absent,
+            },
+            too_small,
+            volume,
+            source,
+            target,
+            users,
+        })
+    }
+
+    async fn claim(&self) -> Result<Option<PersistentVolumeClaim>, GateError> {
+        let found = self.claims().get(&self.claim.name.name).await?;
+        Ok(found.filter(|found| found.uid().as_ref() == Some(&self.claim.uid)))
+    }
+
+    async fn claim_now(
+        &self,
+        claim: &PersistentVolumeClaim,
+        source: Option<&PersistentVolumeClaim>,
+    ) -> Result<ClaimNow, GateError> {
+        let touched = claim.annotations().get(mark::MOVE_TOUCHED);
+        let lock = self.lock_on(claim).await?;
+        // A change of a locked claim is put off until the move has ended. A change that began before
+        // shows on the twin, and the move waits for it.
+        let changes = if lock == Lock::Ours { source } else { Some(claim) };
+        Ok(ClaimNow::There {
+            at: as_read(claim),
+            deleting: claim.metadata.deletion_timestamp.is_some(),
+            lock,
+            lost: reading::phase(claim) == "Lost",
+            // A value that another client wrote is not ours: the claim is touched again.
+            touched: touched.and_then(|text| text.parse().ok()),
+            changing: changes.is_some_and(is_changing),
+        })
+    }
+
+    /// Why the target will never be as large as the claim asks, if that is known: the claim has been
+    /// given a larger request since the target was made.
+    fn stays_too_small(
+        &self,
+        claim: &PersistentVolumeClaim,
+        target: &PersistentVolumeClaim,
+    ) -> Option<String> {
+        let Place::Site(site) = &self.target.place else {
+            return None;
+        };
+        let (asked, there) = (facts::claim_size(claim).requested, facts::claim_size(target));
+        let class = reading::class(site.cluster(), target)?;
+        let is_short = asked > there.requested.max(there.capacity);
+        (is_short && !class.allows_expansion).then(|| {
+            format!(
+                "the claim {} now asks for {}, the new volume has {}, and its class {:?} in the cluster {} does not allow \
+                 expansion: start the move again once the claim has grown, or choose another class",
+                self.claim.name,
+                quantity(asked),
+                quantity(there.requested.max(there.capacity)),
+                class.name,
+                site.cluster_name()
+            )
+        })
+    }
+
+    async fn lock_on(&self, claim: &PersistentVolumeClaim) -> Result<Lock, GateError> {
+        let Some(text) = claim.annotations().get(mark::MOVE) else {
+            return Ok(Lock::Free);
+        };
+        let by: MoveUid = text.parse().map_err(|error| GateError::Lock {
+            claim: self.claim.name.to_string(),
+            error,
+        })?;
+        if by == self.by {
+            return Ok(Lock::Ours);
+        }
+        let moves = self
+            .home
+            .within::<PartialObjectMeta<VolumeMove>>(&self.claim.name.namespace);
+        let found = moves
+            .find(|one| one.metadata.uid.as_deref() == Some(by.as_str()))
+            .await?;
+        Ok(Lock::Theirs {
+            counts: !found.is_empty(),
+            by,
+        })
+    }
+
+    async fn virtual_volume(&self) -> Result<Option<PersistentVolume>, GateError> {
+        Ok(self.volumes().get(self.volume().as_str()).await?)
+    }
+
+    fn described(
+        &self,
+        volume: &PersistentVolume,
+        attached: Vec<String>,
+    ) -> Result<VirtualVolume, GateError> {
+        let mark = VolumeMark::read(volume.annotations());
+        Ok(VirtualVolume {
+            at: as_read(volume),
+            serves: self.serves(volume),
+            held_by: self.held_by(volume),
+            mark: mark.map_err(|error| GateError::Volume {
+                volume: volume.name_any(),
+                error,
+            })?,
+            policy: facts::reclaim_policy(Some(reclaim_policy(volume))),
+            bound: reading::is_bound(volume),
+            deleting: volume.metadata.deletion_timestamp.is_some(),
+            attached,
+        })
+    }
+
+    fn serves(&self, volume: &PersistentVolume) -> Serves {
+        let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        let Some(csi) = csi.filter(|csi| csi.driver == DRIVER_NAME) else {
+            return Serves::Else("another driver".to_owned());
+        };
+        let handle: Option<VolumeId> = csi.volume_handle.parse().ok();
+        let is_later = |of: &VolumeId| of.name == self.target.id.name && of.epoch > self.target.id.epoch;
+        if handle.as_ref() == Some(&self.source.id) {
+            Serves::Source
+        } else if handle.as_ref() == Some(&self.target.id) {
+            Serves::Target
+        } else if handle.as_ref().is_some_and(is_later) {
+            Serves::Later
+        } else {
+            Serves::Else(csi.volume_handle.clone())
+        }
+    }
+
+    fn held_by(&self, volume: &PersistentVolume) -> HeldBy {
+        let Some(holder) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+            return HeldBy::Else("nobody".to_owned());
+        };
+        let (name, uid) = (
+            facts::claim_name(holder),
+            holder.uid.as_deref().unwrap_or_default(),
+        );
+        if name == self.claim.name && uid == self.claim.uid {
+            HeldBy::Claim
+        } else if name == self.claim.name && uid == self.by.as_str() {
+            HeldBy::Move
+        } else {
+            HeldBy::Else(format!("the claim {name} with the uid {uid:?}"))
+        }
+    }
+
+    /// The twin at the source, too, if it is there. One of another epoch has its name again.
+    async fn source_now(&self) -> Result<(Live<SourceTwin>, Option<PersistentVolumeClaim>), GateError> {
+        let found = match live_twin(&self.source.place).await {
+            Live::Silent(why) => return Ok((Live::Silent(why), None)),
+            Live::Known(found) => found,
+        };
+        let twin = match found {
+            Some((site, twin)) if self.is_source(site, &twin)? => Some(twin),
+            _ => None,
+        };
+        let (Some(twin), Place::Site(site)) = (twin, &self.source.place) else {
+            return Ok((self.source_volume().await?, None));
+        };
+        let unreadable = |error| unreadable(site, error);
+        let there = SourceTwin::There {
+            at: as_read(&twin),
+            mark: SourceMark::read(twin.annotations()).map_err(unreadable)?,
+            deleting: twin.metadata.deletion_timestamp.is_some(),
+        };
+        Ok((Live::Known(there), Some(twin)))
+    }
+
+    fn is_source(&self, site: &Site, twin: &PersistentVolumeClaim) -> Result<bool, GateError> {
+        let is_twin = site.is_twin(self.volume(), twin);
+        let epoch = epoch_of(twin.annotations()).map_err(|error| unreadable(site, error));
+        Ok(is_twin && epoch? == self.source.id.epoch)
+    }
+
+    /// The source without its twin: a PV that is kept, or nothing.
+    async fn source_volume(&self) -> Result<Live<SourceTwin>, GateError> {
+        let Place::Site(site) = &self.source.place else {
+            return Ok(Live::Known(SourceTwin::Gone));
+        };
+        Ok(match self.source_without_twin(site).await {
+            Err(error) => Live::Silent(error.to_string()),
+            Ok(None) => Live::Known(SourceTwin::Gone),
+            Ok(Some(real)) => Live::Known(SourceTwin::There {
+                at: as_read(&real),
+                mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
+                deleting: real.metadata.deletion_timestamp.is_some(),
+            }),
+        })
+    }
+
+    /// The twin at the target under the name that it takes over, or for what that waits.
+    async fn target_with_name(
+        &self,
+    ) -> Result<Option<Result<(&Site, PersistentVolumeClaim), String>>, ApiError> {
+        let (Some(name), Place::Site(site)) = (self.name_to_take(), &self.target.place) else {
+            return Ok(None);
+        };
+        Ok(match self.named(site, name).await? {
+            Named::Target(_, Some(why)) => Some(Err(why)),
+            Named::Target(twin, None) => Some(Ok((site, *twin))),
+            // Only this move deletes it, or it is gone for good.
+            Named::Source(twin) if is_superseded(&twin) && is_leaving(&twin) => {
+                let place = format!("{}/{name}", site.namespace());
+                Some(Err(format!("{place}, the twin of before, is being deleted")))
+            }
+            Named::Source(_) | Named::Foreign | Named::Nothing => None,
+        })
+    }
+
+    /// The twin at the target, too, if it is there.
+    async fn target_now(&self) -> Result<(Live<TargetTwin>, Option<PersistentVolumeClaim>), GateError> {
+        let alone = |target| Ok((target, None));
+        if matches!(self.target.place, Place::Gone) {
+            return alone(Live::Known(TargetTwin::Gone));
+        }
+        let found = match self.target_with_name().await {
+            Err(error) => return alone(Live::Silent(error.to_string())),
+            Ok(Some(Err(why))) => return alone(Live::Known(TargetTwin::TakesName(why))),
+            Ok(Some(Ok(found))) => Live::Known(Some(found)),
+            Ok(None) => live_twin(&self.target.place).await,
+        };
+        let found = match found {
+            Live::Silent(why) => return alone(Live::Silent(why)),
+            Live::Known(found) => found,
+        };
+        let Some((site, twin)) = found else {
+            return alone(Live::Known(TargetTwin::Absent));
+        };
+        let foreign = |what: String| {
+            alone(Live::Known(TargetTwin::Foreign(format!(
+                "{}: {what}",
+                site.place()
+            ))))
+        };
+        let marks = match site
+            .owner(self.volume())
+            .recognise(twin.labels(), twin.annotations())
+        {
+            Ok(marks) => marks,
+            Err(other) => return foreign(other.to_string()),
+        };
+        if let Some(other) = self
+            .not_of_this_move(&marks, &twin)
+            .map_err(|error| unreadable(site, error))?
+        {
+            return foreign(other);
+        }
+        let retained = match twins_volume(site, &twin).await {
+            Ok(volume) => {
+                volume.is_none_or(|volume| reclaim_policy(&volume) == ReclaimPolicy::Retain.as_str())
+            }
+            Err(error) => return alone(Live::Silent(error.to_string())),
+        };
+        let there = TargetTwin::There {
+            at: as_read(&twin),
+            handed_over: marks.handed_over,
+            retained,
+            deleting: twin.metadata.deletion_timestamp.is_some(),
+        };
+        Ok((Live::Known(there), Some(twin)))
+    }
+
+    /// Whose a twin of the volume is that this move has not made.
+    fn not_of_this_move(
+        &self,
+        marks: &Marks,
+        twin: &PersistentVolumeClaim,
+    ) -> Result<Option<String>, TwinMarkError> {
+        let epoch = epoch_of(twin.annotations())?;
+        if epoch != self.target.id.epoch {
+            return Ok(Some(format!(
+                "it is the twin of the volume's epoch {epoch}; what an earlier move has left is kept until its retainSource ends"
+            )));
+        }
+        Ok(match TargetMark::read(twin.labels(), twin.annotations())? {
+            Some(mark) if mark.by != self.by => {
+                Some(format!("the VolumeMove with the uid {} has made it", mark.by))
+            }
+            None if !marks.handed_over => Some("no VolumeMove has made it".to_owned()),
+            Some(_) | None => None,
+        })
+    }
+}
+
+/// The twin of a place, if there is one.
+async fn live_twin(place: &Place) -> Live<Option<(&Site, PersistentVolumeClaim)>> {
+    let site = match place {
+        Place::Site(site) => site,
+        Place::Silent(why) => return Live::Silent(why.clone()),
+        Place::Gone => return Live::Known(None),
+    };
+    match site.twins().get(site.name()).await {
+        Ok(found) => Live::Known(found.map(|twin| (&**site, twin))),
+        Err(error) => Live::Silent(error.to_string()),
+    }
+}
+
+/// The PV of a twin, if it has one that this driver may change: where it may not, nothing is
+/// retained and nothing given back, as for every volume there.
+pub(crate) async fn twins_volume(
+    site: &Site,
+    twin: &PersistentVolumeClaim,
+) -> Result<Option<PersistentVolume>, ApiError> {
+    let rights = site.cluster().rights();
+    let name = reading::volume_name(twin).filter(|_| rights.volumes && rights.volume_changes);
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let found = site.volumes().get(name).await?;
+    Ok(found.filter(|found| reading::is_bound_to(found, twin)))
+}
+
+fn is_leaving(twin: &PersistentVolumeClaim) -> bool {
+    twin.metadata.deletion_timestamp.is_some() && !has_finalizer(twin)
+}
+
+fn is_superseded(twin: &PersistentVolumeClaim) -> bool {
+    let mark = SourceMark::read(twin.annotations());
+    matches!(mark, Ok(Some(SourceMark::Superseded { .. })))
+}
+
+fn unreadable(site: &Site, error: TwinMarkError) -> GateError {
+    GateError::Twin {
+        twin: site.place(),
+        cluster: site.cluster_name(),
+        error,
+    }
+}
+
+pub(super) fn as_read(object: &impl ResourceExt) -> AsRead {
+    AsRead::new(
+        object.uid().unwrap_or_default(),
+        object.resource_version().unwrap_or_default(),
+    )
+}
+
+/// Whether size or attributes of a claim are not yet what it asks for.
+fn is_changing(claim: &PersistentVolumeClaim) -> bool {
+    let size = facts::claim_size(claim);
+    let wanted = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_attributes_class_name.as_ref());
+    let status = claim.status.as_ref();
+    let current = status.and_then(|status| status.current_volume_attributes_class_name.as_ref());
+    let modifies = status.is_some_and(|status| status.modify_volume_status.is_some());
+    let is_set = |class: Option<&String>| class.filter(|class| !class.is_empty()).cloned();
+    size.growing_to().is_some() || size.stage.is_some() || modifies || is_set(wanted) != is_set(current)
+}

@@ -1,0 +1,248 @@
+//! Who uses a volume that is being moved: pods that name the claim or, in a remote cluster, its
+//! twin; nodes that have it attached, or still mounted. The pods of movers are left out, and their nodes
+//! kept apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::VolumeAttachment,
+};
+use kube::ResourceExt;
+
+use super::{GateError, MovedVolume, Place, observe::twins_volume};
+use crate::{
+    cluster::{ApiError, Cluster},
+    placement::{
+        moving::{Live, NodeHealth, UserNode, Users},
+        transfer::wanted_replica,
+    },
+    twin::{
+        Site,
+        consumers::{health, node_of, pods, user},
+        reading,
+    },
+    volume::{DRIVER_NAME, mark},
+};
+
+/// The nodes for which a cluster has attachments, by the PV that they name.
+pub(super) struct Attachments(BTreeMap<String, Attached>);
+
+/// The nodes that a volume is attached to, each with why it could not be detached if it was tried.
+type Attached = BTreeMap<String, Option<String>>;
+
+impl Attachments {
+    async fn read(cluster: &Cluster) -> Result<Self, ApiError> {
+        let named = |one: VolumeAttachment| {
+            let error = one.status.and_then(|status| status.detach_error?.message);
+            Some((one.spec.source.persistent_volume_name?, one.spec.node_name, error))
+        };
+        let found = cluster.all::<VolumeAttachment>().pick(None, None, named).await?;
+        let mut nodes: BTreeMap<String, Attached> = BTreeMap::new();
+        for (volume, node, error) in found {
+            nodes.entry(volume).or_default().insert(node, error);
+        }
+        Ok(Self(nodes))
+    }
+
+    pub(super) fn nodes_of(&self, volume: &str) -> Vec<String> {
+        self.of(volume).into_keys().collect()
+    }
+
+    fn of(&self, volume: &str) -> Attached {
+        self.0.get(volume).cloned().unwrap_or_default()
+    }
+}
+
+/// What is looked for on the nodes of a cluster.
+#[derive(Default)]
+struct Traces {
+    /// The nodes with an attachment.
+    attached: Attached,
+    /// How `volumesInUse` names the volume.
+    in_use: Option<String>,
+}
+
+impl MovedVolume {
+    pub(super) async fn home_attachments(&self) -> Result<Attachments, GateError> {
+        Ok(Attachments::read(&self.home).await?)
+    }
+
+    /// All users. Those in the cluster of a remote source are read there; where attachments or
+    /// nodes may not be read, only its pods tell.
+    pub(super) async fn users(
+        &self,
+        attachments: &Attachments,
+        twin: Option<&PersistentVolumeClaim>,
+    ) -> Result<Live<Users>, GateError> {
+        let mut users = self.users_at_home(attachments, twin).await?;
+        let site = match &self.source.place {
+            Place::Silent(why) => return Ok(Live::Silent(why.clone())),
+            Place::Site(site) if site.remote_cluster().is_some() => site,
+            Place::Site(_) | Place::Gone => return Ok(Live::Known(users)),
+        };
+        match users_there(site, twin).await {
+            Ok(there) => {
+                users.pods.extend(there.pods);
+                users.nodes.extend(there.nodes);
+                users.mover_nodes.extend(there.mover_nodes);
+                Ok(Live::Known(users))
+            }
+            Err(error) => Ok(Live::Silent(error.to_string())),
+        }
+    }
+
+    async fn users_at_home(
+        &self,
+        attachments: &Attachments,
+        twin: Option<&PersistentVolumeClaim>,
+    ) -> Result<Users, GateError> {
+        let name = &self.claim.name;
+        let (pods, sets, temporary) = tokio::try_join!(
+            pods(&self.home, &name.namespace, &name.name),
+            self.deleting_set(),
+            self.temporary_volumes()
+        )?;
+        let outer = attachments.of(self.volume().as_str());
+        let real = match &self.source.place {
+            Place::Site(site) if site.remote_cluster().is_none() => twin.and_then(reading::volume_name),
+            _ => None,
+        };
+        let nested = real.map(|real| attachments.of(real)).unwrap_or_default();
+        let mut movers: BTreeSet<String> = temporary
+            .iter()
+            .flat_map(|volume| attachments.nodes_of(volume))
+            .collect();
+        movers.retain(|node| !outer.contains_key(node));
+        let traces = Traces {
+            attached: nested.into_iter().chain(outer).collect(),
+            in_use: Some(in_use_name(DRIVER_NAME, &self.source.id.to_string())),
+        };
+        let found = nodes(&self.home, &traces).await?;
+        let (mover_nodes, nodes) = found.into_iter().partition(|node| movers.contains(&node.name));
+        Ok(Users {
+            pods: pods.into_iter().map(|pod| user(&pod, None)).collect(),
+            nodes,
+            mover_nodes,
+            deletes_claim: sets,
+        })
+    }
+
+    /// The names of the PVs by which movers have the volume.
+    async fn temporary_volumes(&self) -> Result<Vec<String>, ApiError> {
+        let ours = format!("{}={}", mark::MOVE, self.by);
+        let name = |volume: PersistentVolume| volume.metadata.name;
+        self.volumes().pick(Some(&ours), None, name).await
+    }
+
+    /// The `StatefulSet` that deletes the claim when it is scaled down.
+    async fn deleting_set(&self) -> Result<Option<String>, ApiError> {
+        let sets = self.home.within::<StatefulSet>(&self.claim.name.namespace);
+        let deletes = |set: StatefulSet| deletes(&set, &self.claim.name.name).then(|| set.name_any());
+        let found = sets.pick(None, None, deletes).await?;
+        Ok(found.first().map(|name| format!("the StatefulSet {name}")))
+    }
+}
+
+fn deletes(set: &StatefulSet, claim: &str) -> bool {
+    let Some(spec) = &set.spec else { return false };
+    let policy = spec.persistent_volume_claim_retention_policy.as_ref();
+    let templates: Vec<String> = spec
+        .volume_claim_templates
+        .iter()
+        .flatten()
+        .map(ResourceExt::name_any)
+        .collect();
+    let is_its = wanted_replica(claim, &set.name_any(), &templates, 0, u64::MAX).is_some();
+    is_its && policy.is_some_and(|policy| policy.when_scaled.as_deref() == Some("Delete"))
+}
+
+/// The pods and nodes of a remote source. The pods are read last: a mover that has a node since the
+/// nodes were read is known by its pod.
+async fn users_there(site: &Site, twin: Option<&PersistentVolumeClaim>) -> Result<Users, ApiError> {
+    let cluster = site.cluster();
+    let real = match twin {
+        Some(twin) => twins_volume(site, twin).await?,
+        None => None,
+    };
+    let found = match real.filter(|_| cluster.rights().nodes) {
+        Some(real) => nodes(cluster, &traces_there(cluster, &real).await?).await?,
+        None => Vec::new(),
+    };
+    let all = pods(cluster, site.namespace(), site.name()).await?;
+    let (movers, users): (Vec<Pod>, Vec<Pod>) = all
+        .into_iter()
+        .partition(|pod| pod.labels().contains_key(mark::MOVE));
+    let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
+    let (of_movers, of_users) = (on(&movers), on(&users));
+    let is_movers = |node: &UserNode| of_movers.contains(&node.name) && !of_users.contains(&node.name);
+    let (mover_nodes, nodes) = found.into_iter().partition(is_movers);
+    let user = |pod| user(pod, Some(cluster.id().as_str()));
+    Ok(Users {
+        pods: users.iter().map(user).collect(),
+        nodes,
+        mover_nodes,
+        deletes_claim: None,
+    })
+}
+
+async fn traces_there(cluster: &Cluster, real: &PersistentVolume) -> Result<Traces, ApiError> {
+    let attached = match Attachments::read(cluster).await {
+        Ok(attachments) => attachments.of(&real.name_any()),
+        Err(error) if error.is_forbidden() => Attached::new(),
+        Err(error) => return Err(error),
+    };
+    let csi = real.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    Ok(Traces {
+        attached,
+        in_use: csi.map(|csi| in_use_name(&csi.driver, &csi.volume_handle)),
+    })
+}
+
+/// How kubelet names a CSI volume.
+fn in_use_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
+}
+
+/// The nodes that have the volume. One that is gone and still has an attachment counts as silent.
+async fn nodes(cluster: &Cluster, traces: &Traces) -> Result<Vec<UserNode>, ApiError> {
+    let seen = |node: Node| {
+        let name = node.name_any();
+        let (attached, in_use) = (
+            traces.attached.contains_key(&name),
+            uses_volume(&node, traces.in_use.as_deref()),
+        );
+        (attached || in_use).then(|| UserNode {
+            attached,
+            detach_error: traces.attached.get(&name).cloned().flatten(),
+            in_use,
+            health: health(&node),
+            name,
+        })
+    };
+    let mut found = cluster.all::<Node>().pick(None, None, seen).await?;
+    let gone: Vec<UserNode> = traces
+        .attached
+        .iter()
+        .filter(|(name, _)| found.iter().all(|node| node.name != **name))
+        .map(|(name, error)| UserNode {
+            name: name.clone(),
+            attached: true,
+            detach_error: error.clone(),
+            in_use: false,
+            health: NodeHealth::NotReady,
+        })
+        .collect();
+    found.extend(gone);
+    Ok(found)
+}
+
+fn uses_volume(node: &Node, wanted: Option<&str>) -> bool {
+    let in_use = node
+        .status
+        .iter()
+        .flat_map(|status| status.volumes_in_use.iter().flatten());
+    let mut in_use = in_use.map(String::as_str);
+    wanted.is_some_and(|wanted| in_use.any(|one| one == wanted))
+}

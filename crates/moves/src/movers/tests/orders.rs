@@ -1,0 +1,412 @@
+//! What the target's program is told, by way of a fake API server, and what is made of its
+//! answers.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpListener,
+};
+
+use super::*;
+use crate::{
+    movers::orders::Orders,
+    placement::moving::{Pass, Roots},
+    relay::{End, tests::cluster::FakeCluster},
+};
+
+const GATE: GateNumber = GateNumber::FIRST;
+const COPYING: Stage = Stage::Copying { last: None };
+
+/// A target that answers by this script, one line for each order.
+struct Target {
+    cluster: FakeCluster,
+    port: u16,
+    heard: Arc<Mutex<Vec<String>>>,
+    _serves: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+impl Target {
+    async fn start(mut script: Vec<Value>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let heard = Arc::<Mutex<Vec<String>>>::default();
+        let told = Arc::clone(&heard);
+        script.reverse();
+        let serves = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let (reading, mut writing) = socket.into_split();
+                let mut lines = BufReader::new(reading).lines();
+                while let Ok(Some(line)) = lines.next_line().await {
+                    told.lock().unwrap().push(line);
+                    let Some(answer) = script.pop() else {
+                        // It dies.
+                        break;
+                    };
+                    let progress = json!({"progress": {"connected": true, "receivedBytes": 5}});
+                    let said = format!("{progress}\n{answer}\n");
+                    writing.write_all(said.as_bytes()).await.unwrap();
+                }
+            }
+        });
+        Self {
+            cluster: FakeCluster::start().await,
+            port,
+            heard,
+            _serves: tokio_util::task::AbortOnDropHandle::new(serves),
+        }
+    }
+
+    fn end(&self) -> End {
+        self.cluster.end("target", self.port)
+    }
+
+    fn heard(&self) -> Vec<String> {
+        self.heard.lock().unwrap().clone()
+    }
+}
+
+fn passed(received: u64, losses: &Value) -> Value {
+    json!({"passed": {
+        "pass": 1, "entries": 3, "bytes": 100, "comparedFiles": 1, "receivedBytes": received,
+        "deleted": 0, "unsteady": 0, "losses": losses, "lossesOfAll": true,
+    }})
+}
+
+/// What a target of the version before says: it knows only what that pass has listed.
+fn passed_of_old(losses: &Value) -> Value {
+    let mut passed = passed(0, losses);
+    passed["passed"].as_object_mut().unwrap().remove("lossesOfAll");
+    passed
+}
+
+fn verified(different: u64) -> Value {
+    let found = if different == 0 { "aa" } else { "bb" };
+    json!({"verified": {
+        "expected": "aa", "found": found, "files": 1, "bytes": 100, "different": different,
+        "differences": if different == 0 { json!([]) } else { json!(["d/small: content"]) },
+    }})
+}
+
+struct Copies {
+    world: World,
+    orders: Orders,
+    target: Target,
+}
+
+impl Copies {
+    async fn with(script: Vec<Value>) -> Self {
+        Self {
+            world: World::new(Way::Out).await,
+            orders: Orders::default(),
+            target: Target::start(script).await,
+        }
+    }
+
+    fn seen(&self, stage: &Stage) -> Live<Copied> {
+        self.orders.copied(&self.world.moved, &self.world.of, stage, true)
+    }
+
+    fn begin(&self, pass: Pass) -> Applied {
+        let (moved, of) = (&self.world.moved, &self.world.of);
+        self.orders.begin(moved, of, pass, self.target.end())
+    }
+
+    /// Gives an order and waits until it has ended.
+    async fn ended(&self, pass: Pass) -> Live<Copied> {
+        assert_eq!(self.begin(pass), Applied::Done);
+        let running = || matches!(self.seen(&BACK), Live::Known(Copied { running: Some(_), .. }));
+        let ends = async {
+            while running() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), ends).await.unwrap();
+        self.seen(&COPYING)
+    }
+}
+
+#[tokio::test]
+async fn a_short_pass_has_found_little() {
+    let copies = Copies::with(vec![passed(100, &json!([]))]).await;
+    assert_eq!(copies.seen(&COPYING), Live::Known(Copied::default()));
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(
+        matches!(
+            seen,
+            Live::Known(Copied {
+                converged: true,
+                running: None,
+                ..
+            })
+        ),
+        "{seen:?}"
+    );
+    assert_eq!(
+        copies.target.heard(),
+        [r#"{"pass":{"last":false,"reread":false}}"#]
+    );
+    let told = copies.orders.progress(&copies.world.moved).unwrap();
+    let (last, _) = told.last.unwrap();
+    assert_eq!(
+        (told.passes, last.entries, last.bytes, told.received),
+        (1, 3, 100, 100)
+    );
+}
+
+#[tokio::test]
+async fn what_was_finished_and_compared_is_that_of_its_gate() {
+    let script = vec![passed(0, &json!([])), verified(0), json!("finished")];
+    let copies = Copies::with(script).await;
+    let Live::Known(seen) = copies.ended(Pass::Final(GATE)).await else {
+        panic!("it failed");
+    };
+    assert_eq!((seen.finished, seen.compared), (Some(GATE), None));
+    let Live::Known(seen) = copies.ended(Pass::Verify(GATE)).await else {
+        panic!("it failed");
+    };
+    assert_eq!(
+        (seen.compared, seen.journal_off),
+        (Some((GATE, Roots::Equal)), None)
+    );
+    assert_eq!(
+        copies.target.heard().len(),
+        2,
+        "the journal stays until the commit"
+    );
+    let Live::Known(seen) = copies.ended(Pass::Finish(GATE)).await else {
+        panic!("it failed");
+    };
+    assert_eq!(seen.journal_off, Some(GATE));
+    assert_eq!(
+        copies.target.heard(),
+        [
+            r#"{"pass":{"last":true,"reread":false}}"#,
+            r#"{"verify":{"all":false}}"#,
+            r#""finish""#
+        ]
+    );
+    assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);
+    assert_eq!(copies.begin(Pass::Verify(GATE)), Applied::ChangedMeanwhile);
+}
+
+#[tokio::test]
+async fn whoever_takes_over_compares_only_after_a_pass_of_his_own() {
+    let script = vec![passed(0, &json!([])), verified(0)];
+    let mut copies = Copies::with(script).await;
+    copies.world.of = request(json!({"target": {"cluster": "milan"}, "verify": "Full"}));
+    copies.ended(Pass::Verify(GATE)).await;
+    assert_eq!(
+        copies.target.heard()[0],
+        r#"{"pass":{"last":true,"reread":true}}"#
+    );
+    assert_eq!(copies.target.heard()[1], r#"{"verify":{"all":true}}"#);
+}
+
+#[tokio::test]
+async fn a_target_that_is_too_small_is_not_asked_again() {
+    let failed = json!({"failed": {"reason": "tooSmall", "message": "no room"}});
+    let copies = Copies::with(vec![failed]).await;
+    let Live::Known(seen) = copies.ended(Pass::Warm).await else {
+        panic!("it is tried again");
+    };
+    assert_eq!(seen.too_small.as_deref(), Some("the claim shop/data: no room"));
+}
+
+#[tokio::test]
+async fn a_comparison_that_fails_is_made_again_after_another_pass() {
+    let pass = passed(0, &json!([]));
+    let cut = json!({"failed": {"reason": "target", "message": "cut"}});
+    let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0)]).await;
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&BACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!((seen.finished, seen.compared), (None, None));
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&BACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
+    assert_eq!(copies.target.heard().len(), 4);
+}
+
+/// A comparison that takes longer than the users may be away goes on when they have their volume back.
+#[tokio::test]
+async fn a_comparison_whose_gate_was_opened_again_leaves_the_journal() {
+    let pass = || passed(0, &json!([]));
+    let script = vec![pass(), pass(), verified(0), pass()];
+    let copies = Copies::with(script).await;
+    copies.ended(Pass::Warm).await;
+    // The move goes back to the copying while it compares, and its order comes to its end.
+    copies.ended(Pass::Verify(GATE)).await;
+    copies.ended(Pass::Warm).await;
+    let heard = copies.target.heard();
+    assert_eq!(heard.len(), 4);
+    assert!(!heard.iter().any(|order| order.contains("finish")), "{heard:?}");
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_take_the_journal_off_is_not_waited_for() {
+    let failed = json!({"failed": {"reason": "target", "message": "I/O error"}});
+    let copies = Copies::with(vec![failed]).await;
+    assert_eq!(copies.begin(Pass::Finish(GATE)), Applied::Done);
+    let committed = Stage::Committed(GATE);
+    let silent = async {
+        while copies.seen(&committed) != Live::Silent("I/O error".into()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), silent)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn differences_are_named_and_end_nothing() {
+    let copies = Copies::with(vec![passed(0, &json!([])), verified(2)]).await;
+    let seen = copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(Copied {
+        compared: Some((_, Roots::Differ(what))),
+        ..
+    }) = seen
+    else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(what, "2 differences: d/small: content");
+    assert_eq!(copies.target.heard().len(), 2);
+}
+
+#[tokio::test]
+async fn what_fails_is_said_and_tried_again_later() {
+    let failed = json!({"failed": {"reason": "full", "message": "the target is full"}});
+    let copies = Copies::with(vec![failed]).await;
+    assert_eq!(
+        copies.ended(Pass::Warm).await,
+        Live::Silent("the target is full".into())
+    );
+    // On the way back nobody waits for it.
+    assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
+    // Now it dies.
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(
+        matches!(&seen, Live::Silent(why) if why.contains("is gone")),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test]
+async fn nothing_is_lost_unsaid() {
+    let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
+    let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
+    let seen = copies.ended(Pass::Warm).await;
+    let Live::Silent(why) = &seen else {
+        panic!("{seen:?}")
+    };
+    assert!(
+        why.contains("d/odd") && why.contains("ExtendedAttributes"),
+        "{why}"
+    );
+    copies.ended(Pass::Final(GATE)).await;
+    let Live::Known(seen) = copies.seen(&BACK) else {
+        panic!("it is silent")
+    };
+    assert_eq!((seen.converged, seen.finished), (false, None));
+    copies.world.of = request(json!({"target": {"cluster": "milan"}, "acceptLoss": ["ExtendedAttributes"]}));
+    let Live::Known(seen) = copies.seen(&COPYING) else {
+        panic!("it is silent")
+    };
+    assert_eq!((seen.converged, seen.finished), (true, Some(GATE)));
+}
+
+async fn two_minutes_later() {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_mins(2)).await;
+    tokio::time::resume();
+}
+
+fn is_silent(seen: &Live<Copied>) -> bool {
+    matches!(seen, Live::Silent(why) if why.contains("ExtendedAttributes"))
+}
+
+/// Only then could it be gone: what the target says it has found in all of the volume.
+#[tokio::test]
+async fn what_would_be_lost_holds_the_move_up_until_it_is_accepted_or_gone() {
+    let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
+    let none = json!([]);
+    let script = vec![passed(0, &lost), passed_of_old(&none), passed(0, &none)];
+    let copies = Copies::with(script).await;
+    copies.ended(Pass::Warm).await;
+    for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
+        two_minutes_later().await;
+        let seen = copies.seen(&stage);
+        assert!(is_silent(&seen), "{seen:?}");
+    }
+    // Whose volume nobody copies while its users have it cannot be looked at again before the gate.
+    let cold = copies
+        .orders
+        .copied(&copies.world.moved, &copies.world.of, &COPYING, false);
+    assert!(is_silent(&cold), "{cold:?}");
+    // Beside its users a pass is made now and then, for they may have removed it.
+    let Live::Known(seen) = copies.seen(&COPYING) else {
+        panic!("it is not looked at again");
+    };
+    assert!(!seen.converged);
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(is_silent(&seen), "a part of the volume: {seen:?}");
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(
+        matches!(&seen, Live::Known(Copied { converged: true, .. })),
+        "{seen:?}"
+    );
+}
+
+/// Whoever begins to lead makes a pass of his own, which tells all of it.
+#[tokio::test]
+async fn a_new_leader_hears_of_losses_that_an_old_one_was_told_of() {
+    let lost = json!([{"kind": "xattrs", "count": 3, "example": "d/odd"}]);
+    let mut copies = Copies::with(vec![passed(0, &lost), passed(0, &lost)]).await;
+    copies.ended(Pass::Warm).await;
+    copies.orders = Orders::default();
+    assert_eq!(copies.seen(&COPYING), Live::Known(Copied::default()));
+    let seen = copies.ended(Pass::Warm).await;
+    assert!(is_silent(&seen), "{seen:?}");
+}
+
+#[tokio::test]
+async fn orders_are_given_one_after_the_other() {
+    let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
+    assert_eq!(copies.begin(Pass::Warm), Applied::Done);
+    assert_eq!(copies.begin(Pass::Warm), Applied::ChangedMeanwhile);
+    let seen = copies.ended(Pass::Final(GATE)).await;
+    assert!(
+        matches!(
+            seen,
+            Live::Known(Copied {
+                finished: Some(GATE),
+                ..
+            })
+        ),
+        "{seen:?}"
+    );
+    assert_eq!(copies.target.heard().len(), 2);
+    copies.orders.forget(&copies.world.moved);
+    assert_eq!(copies.seen(&COPYING), Live::Known(Copied::default()));
+}
+
+#[tokio::test]
+async fn a_pass_whose_source_goes_is_not_waited_for() {
+    let copies = Copies::with(vec![passed(0, &json!([])), passed(0, &json!([]))]).await;
+    assert_eq!(copies.begin(Pass::Final(GATE)), Applied::Done);
+    assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);
+    copies.orders.give_up(&copies.world.moved);
+    assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
+    let third = GATE.next().next();
+    let Live::Known(seen) = copies.ended(Pass::Final(third)).await else {
+        panic!("it failed");
+    };
+    assert_eq!(seen.finished, Some(third));
+}

@@ -1,0 +1,216 @@
+//! The PV and the claim by which a mover at home has a twin: of this driver, so that no pod is on
+//! the twin itself, and so that the same volume can be had beside the pod that uses it. Both are
+//! in nobody's way: the PV is retained, of no class, reserved for its claim, and marked as the
+//! move's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeSpec,
+    VolumeNodeAffinity, VolumeResourceRequirements,
+};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{
+    GateError, HelperError, MovedVolume,
+    names::{Names, Role},
+};
+use crate::{
+    cluster::facts,
+    gate::twins_volume,
+    placement::moving::Side,
+    topology::{Segments, accessible},
+    twin::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME, reading},
+    volume::{AccessMode, DRIVER_NAME, ReclaimPolicy, VolumeMode, mark},
+};
+
+/// The PV of a mover, to be made.
+pub(super) async fn volume(
+    moved: &MovedVolume,
+    side: Side,
+    namespace: &str,
+) -> Result<Result<PersistentVolume, String>, GateError> {
+    let outer = outer(moved).await?;
+    let spec = match side {
+        Side::Source => Ok(source(moved, outer)?),
+        Side::Target => target(moved, &outer).await?,
+    };
+    Ok(spec.map(|spec| {
+        let names = Names::of(moved);
+        let name = names.of_role(Role::Mover(side));
+        PersistentVolume {
+            metadata: names.metadata(name.clone(), None, side),
+            spec: Some(PersistentVolumeSpec {
+                claim_ref: Some(ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("PersistentVolumeClaim".to_owned()),
+                    namespace: Some(namespace.to_owned()),
+                    name: Some(name),
+                    ..ObjectReference::default()
+                }),
+                persistent_volume_reclaim_policy: Some(ReclaimPolicy::Retain.as_str().to_owned()),
+                storage_class_name: None,
+                ..spec
+            }),
+            status: None,
+        }
+    }))
+}
+
+/// The patch with which such a PV waits for another claim of the same name.
+pub(super) fn naming_no_uid(volume: &PersistentVolume) -> Value {
+    json!({
+        "metadata": {"uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version},
+        "spec": {"claimRef": {"uid": null, "resourceVersion": null}},
+    })
+}
+
+/// The claim of that PV.
+pub(super) fn claim(
+    moved: &MovedVolume,
+    side: Side,
+    namespace: &str,
+    volume: &PersistentVolume,
+) -> PersistentVolumeClaim {
+    let names = Names::of(moved);
+    let spec = volume.spec.clone().unwrap_or_default();
+    PersistentVolumeClaim {
+        metadata: names.metadata(names.of_role(Role::Mover(side)), Some(namespace), side),
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: spec.access_modes,
+            volume_mode: spec.volume_mode,
+            resources: Some(VolumeResourceRequirements {
+                requests: spec.capacity,
+                limits: None,
+            }),
+            // An empty name means "no class", none at all would mean the default one.
+            storage_class_name: Some(String::new()),
+            volume_name: Some(volume.name_any()),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The access modes of the volume that is moved.
+pub(super) fn access_modes(outer: &PersistentVolume) -> BTreeSet<AccessMode> {
+    let modes = outer.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
+    facts::access_modes(modes.into_iter().flatten())
+}
+
+/// Whether it is a raw device.
+pub(super) fn is_block(outer: &PersistentVolume) -> bool {
+    let mode = outer.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
+    facts::volume_mode(mode) == VolumeMode::Block
+}
+
+/// How many bytes it has, if it is a raw device.
+pub(super) fn device(outer: &PersistentVolume) -> Option<u64> {
+    is_block(outer).then(|| facts::volume_size(outer).unwrap_or_default())
+}
+
+/// The PV that users see, gated or not.
+pub(super) async fn outer(moved: &MovedVolume) -> Result<PersistentVolume, GateError> {
+    let found = moved.volumes().get(moved.volume().as_str()).await?;
+    let name = moved.volume().clone();
+    Ok(found.ok_or(HelperError::NoVolume(name))?)
+}
+
+/// The same volume once more, to be read only.
+fn source(moved: &MovedVolume, outer: PersistentVolume) -> Result<PersistentVolumeSpec, GateError> {
+    let name = moved.volume().clone();
+    let spec = outer.spec.unwrap_or_default();
+    let handle = moved.source.id.to_string();
+    let csi = spec.csi.filter(|csi| csi.volume_handle == handle);
+    let csi = csi.ok_or(HelperError::NoVolume(name))?;
+    let mut attributes = csi.volume_attributes.clone().unwrap_or_default();
+    attributes.insert(mark::MOVER.to_owned(), caller(moved, Side::Source));
+    Ok(PersistentVolumeSpec {
+        access_modes: spec.access_modes,
+        capacity: spec.capacity,
+        volume_mode: spec.volume_mode,
+        mount_options: spec.mount_options,
+        node_affinity: spec.node_affinity,
+        csi: Some(CSIPersistentVolumeSource {
+            read_only: Some(true),
+            volume_attributes: Some(attributes),
+            ..csi
+        }),
+        ..PersistentVolumeSpec::default()
+    })
+}
+
+/// The PV that the volume is to have at the target, for the mover. Says why not yet.
+async fn target(
+    moved: &MovedVolume,
+    outer: &PersistentVolume,
+) -> Result<Result<PersistentVolumeSpec, String>, GateError> {
+    let site = moved.site(Side::Target)?;
+    let Some(twin) = site.twins().get(site.name()).await? else {
+        return Ok(Err(format!("the twin {} is not there", site.place())));
+    };
+    let Some(real) = twins_volume(site, &twin).await? else {
+        let said = crate::twin::last_warning(site, &twin).await;
+        let said = said.map_or_else(String::new, |said| format!(": {said}"));
+        return Ok(Err(format!("the twin {} is not bound yet{said}", site.place())));
+    };
+    let nodes = reading::nodes(&moved.home);
+    let places = match accessible(moved.home.id(), facts::affinity(&real).as_ref(), &nodes) {
+        Ok(places) => places,
+        Err(error) => return Ok(Err(format!("the twin {}: {error}", site.place()))),
+    };
+    let spec = twin.spec.clone().unwrap_or_default();
+    let fs_type = outer
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.csi.as_ref()?.fs_type.clone());
+    let attributes = BTreeMap::from([
+        (TWIN_NAMESPACE.to_owned(), site.namespace().to_owned()),
+        (TWIN_NAME.to_owned(), site.name().to_owned()),
+        (TWIN_VOLUME.to_owned(), real.name_any()),
+        (
+            TWIN_CLASS.to_owned(),
+            spec.storage_class_name.clone().unwrap_or_default(),
+        ),
+        (mark::MOVER.to_owned(), caller(moved, Side::Target)),
+    ]);
+    Ok(Ok(PersistentVolumeSpec {
+        access_modes: spec.access_modes,
+        capacity: real.spec.and_then(|spec| spec.capacity),
+        volume_mode: spec.volume_mode,
+        node_affinity: Some(node_affinity(places)),
+        csi: Some(CSIPersistentVolumeSource {
+            driver: DRIVER_NAME.to_owned(),
+            volume_handle: moved.target.id.to_string(),
+            fs_type,
+            volume_attributes: Some(attributes),
+            ..CSIPersistentVolumeSource::default()
+        }),
+        ..PersistentVolumeSpec::default()
+    }))
+}
+
+/// As `ControllerPublish` knows a mover by.
+fn caller(moved: &MovedVolume, side: Side) -> String {
+    format!("{}:{}", side.as_str(), moved.by)
+}
+
+/// The affinity of a PV that can be reached from these places, as csi-provisioner writes it.
+pub(crate) fn node_affinity(places: Vec<Segments>) -> VolumeNodeAffinity {
+    let requirement = |(key, value)| NodeSelectorRequirement {
+        key,
+        operator: "In".to_owned(),
+        values: Some(vec![value]),
+    };
+    let term = |place: Segments| NodeSelectorTerm {
+        match_expressions: Some(place.into_map().into_iter().map(requirement).collect()),
+        match_fields: None,
+    };
+    VolumeNodeAffinity {
+        required: Some(NodeSelector {
+            node_selector_terms: places.into_iter().map(term).collect(),
+        }),
+    }
+}

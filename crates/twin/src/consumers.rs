@@ -1,0 +1,65 @@
+//! Who may still use a volume, as the API server shows it: the pods with its claim, and how their nodes
+//! are.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+
+use crate::{
+    cluster::{
+        ApiError, Cluster,
+        slim::{claims_of, has_ended},
+    },
+    placement::moving::{NodeHealth, UserPod},
+};
+
+/// Taint by which an administrator says that a node is off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// The pods of a namespace that use the claim of this name, and have not ended.
+pub async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec<Pod>, ApiError> {
+    cluster
+        .within::<Pod>(namespace)
+        .find(|pod| claims_of(pod).iter().any(|one| one == claim) && !has_ended(pod))
+        .await
+}
+
+/// Pods of another cluster are told apart: they go when those of home go, and cannot be evicted.
+pub fn user(pod: &Pod, cluster: Option<&str>) -> UserPod {
+    let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    UserPod {
+        name: match cluster {
+            Some(cluster) => format!("{name} of cluster {cluster}"),
+            None => name,
+        },
+        has_node: node_of(pod).is_some(),
+        leaving: pod.metadata.deletion_timestamp.is_some(),
+        pending: is_pending(pod),
+    }
+}
+
+pub fn is_pending(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some("Pending")
+}
+
+pub fn node_of(pod: &Pod) -> Option<String> {
+    let node = pod.spec.as_ref()?.node_name.clone()?;
+    (!node.is_empty()).then_some(node)
+}
+
+pub fn health(node: &Node) -> NodeHealth {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let mut off = taints.filter(|taint| taint.key == OUT_OF_SERVICE);
+    if ready.next().is_some() {
+        NodeHealth::Ready
+    } else if off.next().is_some() {
+        NodeHealth::OutOfService
+    } else {
+        NodeHealth::NotReady
+    }
+}

@@ -1,0 +1,136 @@
+//! What claims, PVs and nodes say, as the operations on twins read it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+pub use crate::volume::{twin_in, twin_volume_in};
+use crate::{
+    cluster::{ApiError, Cluster, slim::SELECTED_NODE},
+    placement::Class,
+    topology::Node,
+    volume::{ClaimMark, mark},
+};
+
+pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+pub(super) const PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+
+pub fn claim_mark(claim: &PersistentVolumeClaim) -> ClaimMark {
+    ClaimMark {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+        uid: claim.uid().unwrap_or_default(),
+    }
+}
+
+/// The CSI driver of a PV; `None` if it is no CSI volume.
+pub fn driver(volume: &PersistentVolume) -> Option<&str> {
+    let source = volume.spec.as_ref()?.csi.as_ref()?;
+    Some(&source.driver)
+}
+
+/// Whether Kubernetes says that a PV is bound: until then it may yet act on whom it named before.
+#[must_use]
+pub fn is_bound(volume: &PersistentVolume) -> bool {
+    let status = volume.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+}
+
+/// The attributes by which the PV that users see remembers its twin.
+pub fn attributes(outer: &PersistentVolume) -> Option<&BTreeMap<String, String>> {
+    outer.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()
+}
+
+/// The twin's PV that a virtual PV remembers.
+#[must_use]
+pub fn real_volume_of(outer: &PersistentVolume) -> Option<String> {
+    attributes(outer).and_then(twin_volume_in)
+}
+
+/// Who provisions a twin, as Kubernetes or we noted on it.
+pub fn provisioner(twin: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = twin.annotations();
+    [PROVISIONER, PROVISIONER_BETA]
+        .iter()
+        .find_map(|key| annotations.get(*key).map(String::as_str))
+}
+
+pub fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.annotations().get(SELECTED_NODE).map(String::as_str)
+}
+
+pub fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let name = claim.spec.as_ref()?.volume_name.as_deref()?;
+    (!name.is_empty()).then_some(name)
+}
+
+/// The PV of a twin. Kubernetes writes it on the twin last of all; a PV that is
+/// made for exactly this twin is its PV before that.
+pub fn real_volume(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Option<String> {
+    if phase(twin) == "Bound" {
+        return volume_name(twin).map(str::to_owned);
+    }
+    let uid = twin.uid()?;
+    let seen = cluster.views().volumes.of_twin(&twin.name_any());
+    let made = seen
+        .iter()
+        .find(|volume| volume.twin_uid == uid && !volume.deleting);
+    made.map(|volume| volume.name.clone())
+}
+
+/// Whether a PV is this twin's and no other's.
+#[must_use]
+pub fn is_bound_to(volume: &PersistentVolume, twin: &PersistentVolumeClaim) -> bool {
+    let uid = holder_uid(volume);
+    uid.is_some() && uid == twin.metadata.uid.as_deref()
+}
+
+/// Whether the volume of a twin is being released: nothing of this driver touches the twin
+/// then but the command that releases it.
+#[must_use]
+pub fn is_releasing(twin: &PersistentVolumeClaim) -> bool {
+    twin.annotations().contains_key(mark::RELEASING)
+}
+
+/// The uid of the claim that a PV names.
+#[must_use]
+pub fn holder_uid(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
+}
+
+pub fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+/// All nodes, as they were a moment ago.
+pub fn nodes(home: &Cluster) -> Vec<Node> {
+    home.views()
+        .nodes
+        .all()
+        .iter()
+        .map(|node| Node::clone(node))
+        .collect()
+}
+
+/// A node; one that is very new is read live.
+pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> {
+    if let Some(node) = home.views().nodes.get(name) {
+        return Ok(Some(Node::clone(&node)));
+    }
+    let found = home.all::<KubeNode>().get(name).await?;
+    Ok(found.map(|node| home.node(node.metadata)))
+}
+
+/// The class of a claim in its cluster, if classes can be read there.
+pub fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
+    cluster.views().classes.get(class_name(claim)?)
+}

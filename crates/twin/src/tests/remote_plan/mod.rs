@@ -1,0 +1,420 @@
+//! Twins in a remote cluster: two fake API servers, one for each side. Here they are
+//! made; `refusal` is where they cannot be, `deletion` how they go, `source` whose copies
+//! they are.
+
+mod deletion;
+mod kosmos;
+mod refusal;
+mod source;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{A_MOMENT, CLAIM, GIB, PATIENCE, UID};
+use crate::{
+    CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS, TWIN_NAME,
+    TWIN_NAMESPACE, TWIN_VOLUME,
+    cluster::{
+        Cluster, Rights,
+        events::Events,
+        testing::{Act, FakeApi, Fault},
+    },
+    create, delete,
+    fleet::{Link, Registry},
+    placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
+    topology::{CLUSTER_KEY, Segments},
+    volume::{
+        Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, VolumeName,
+        digest, mark,
+    },
+};
+
+const REFUSALS: &str = "/api/v1/namespaces/ours/configmaps/liqo-csi-refusals";
+const TWIN: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+
+/// A home cluster with one virtual node, and the cluster behind it.
+struct World {
+    home_api: FakeApi,
+    there: FakeApi,
+    home: Cluster,
+    declared: Declared,
+    rights: Rights,
+    request: CreateRequest,
+    policy: Policy,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (home_api, there) = (FakeApi::start().await, FakeApi::start().await);
+        let labels = json!({"to": "milan", CLUSTER_KEY: "milan"});
+        home_api.put("/api/v1/nodes/to-milan", json!({"metadata": {"labels": labels}}));
+        class(&home_api, "liqo", "storage.liqo.io", "WaitForFirstConsumer");
+        class(&there, "real", "real.test", "WaitForFirstConsumer");
+        class(&there, "instant", "real.test", "Immediate");
+        there.put("/api/v1/nodes/r1", json!({"metadata": {"labels": {}}}));
+        claim(&home_api, &json!({}));
+        let home = home_api.cluster().await;
+        Self {
+            home_api,
+            there,
+            home,
+            declared: declared(),
+            rights: Rights::ALL,
+            request: request(),
+            policy: Policy {
+                namespace: "ours".into(),
+                ..Policy::default()
+            },
+        }
+    }
+
+    async fn registry(&self) -> Registry {
+        Registry::fixed([(self.declared.clone(), Link::up(&self.there, self.rights).await)])
+    }
+
+    async fn create(&self) -> Result<ProvisionedVolume, CreateError> {
+        self.create_with(&self.registry().await).await
+    }
+
+    async fn create_with(&self, registry: &Registry) -> Result<ProvisionedVolume, CreateError> {
+        self.create_within(registry, PATIENCE).await
+    }
+
+    /// Makes a twin that nobody binds.
+    async fn create_in_vain(&self) {
+        let outcome = self.create_within(&self.registry().await, A_MOMENT).await;
+        assert!(
+            matches!(outcome, Err(CreateError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    async fn create_within(
+        &self,
+        registry: &Registry,
+        time: Duration,
+    ) -> Result<ProvisionedVolume, CreateError> {
+        let events = Events::new(self.home.client().clone());
+        let until = Instant::now() + time;
+        create(&self.home, registry, &self.policy, &events, &self.request, until).await
+    }
+
+    async fn delete(&self) -> Result<(), DeleteError> {
+        self.delete_within(&self.registry().await, PATIENCE).await
+    }
+
+    /// Deletes a volume whose data stays for now.
+    async fn delete_in_vain(&self, registry: &Registry) {
+        let outcome = self.delete_within(registry, A_MOMENT).await;
+        assert!(
+            matches!(outcome, Err(DeleteError::StillWaiting { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    async fn delete_within(&self, registry: &Registry, time: Duration) -> Result<(), DeleteError> {
+        let id = VolumeId::never_moved("milan".parse().unwrap(), self.request.volume.clone());
+        let events = Events::new(self.home.client().clone());
+        delete(&self.home, registry, &events, &id, Instant::now() + time).await
+    }
+
+    fn twin(&self) -> Option<Value> {
+        self.there.object(TWIN)
+    }
+
+    /// The size that is noted not to be had there.
+    fn noted(&self) -> Option<u64> {
+        let notes = self.home_api.object(REFUSALS)?;
+        let mut notes = notes["data"].as_object()?.values();
+        let text = notes.next()?.as_str()?;
+        assert_eq!(notes.next(), None);
+        Some(Refused::parse(text)?.bytes)
+    }
+
+    /// The PV that csi-provisioner makes at home.
+    fn remember(&self, made: ProvisionedVolume) {
+        let attributes: BTreeMap<_, _> = made.context;
+        let handle = format!("v1:milan:pvc-{UID}");
+        self.home_api.put(
+            &format!("/api/v1/persistentvolumes/pvc-{UID}"),
+            json!({"spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle, "volumeAttributes": attributes}}}),
+        );
+    }
+
+    /// Another PV of a claim with the name of the twin.
+    fn left_over(&self, name: &str, annotations: &Value, uid: Option<&str>) {
+        self.there.put(
+            &format!("/api/v1/persistentvolumes/{name}"),
+            json!({
+                "metadata": {"annotations": annotations},
+                "spec": {
+                    "claimRef": {"namespace": "shop-home", "name": "data", "uid": uid},
+                    "persistentVolumeReclaimPolicy": "Retain",
+                },
+                "status": {"phase": if uid.is_some() { "Released" } else { "Available" }},
+            }),
+        );
+    }
+
+    /// Binds the twin as the real class would.
+    async fn bind(&self) {
+        self.there.until(|store| store.get(TWIN).is_some()).await;
+        let uid = self.twin().unwrap()["metadata"]["uid"].clone();
+        self.there.put(
+            "/api/v1/persistentvolumes/pv",
+            json!({
+                "spec": {
+                    "capacity": {"storage": "2Gi"}, "persistentVolumeReclaimPolicy": "Delete",
+                    "claimRef": {"namespace": "shop-home", "name": "data", "uid": uid},
+                },
+                "status": {"phase": "Bound"},
+            }),
+        );
+        self.there.change(TWIN, |twin| {
+            twin["spec"]["volumeName"] = json!("pv");
+            twin["status"] = json!({"phase": "Bound"});
+        });
+    }
+}
+
+fn declared() -> Declared {
+    Declared {
+        namespaces: Namespaces {
+            mapping: [("shop".to_owned(), Mapped::To("shop-home".into()))].into(),
+            same_name: false,
+        },
+        classes: ClassMap {
+            default: Some("real".into()),
+            ..ClassMap::default()
+        },
+        ..Declared::plain("milan")
+    }
+}
+
+fn class(api: &FakeApi, name: &str, provisioner: &str, binding: &str) {
+    let class = json!({"provisioner": provisioner, "volumeBindingMode": binding});
+    api.put(&format!("/apis/storage.k8s.io/v1/storageclasses/{name}"), class);
+}
+
+fn claim(api: &FakeApi, more: &Value) {
+    let mut annotations = json!({"volume.kubernetes.io/selected-node": "to-milan", "team": "shop"});
+    annotations
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    api.put(
+        CLAIM,
+        json!({"metadata": {"uid": UID, "annotations": annotations}, "spec": {"storageClassName": "liqo"}}),
+    );
+}
+
+/// The same volume, for the pod on the virtual node.
+fn request() -> CreateRequest {
+    let mut request = super::request();
+    request.spec.parameters.real_class = None;
+    request.requisite = vec![Segments::of_cluster(&"milan".parse().unwrap())];
+    request
+}
+
+fn elsewhere(outcome: Result<ProvisionedVolume, CreateError>) -> String {
+    match outcome {
+        Err(CreateError::Elsewhere(why) | CreateError::NotThisClaim(why)) => why,
+        Err(miss @ CreateError::SourceElsewhere { .. }) => miss.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_twin_that_its_pod_binds_is_answered_for_at_once() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.cluster.as_str(), "milan");
+    assert_eq!(made.topology, [Segments::of_cluster(&made.cluster)]);
+    assert_eq!(made.bytes, GIB.unsigned_abs());
+    assert_eq!(made.context[TWIN_NAMESPACE], "shop-home");
+    assert_eq!(made.context[TWIN_NAME], "data");
+    assert_eq!(made.context[TWIN_CLASS], "real");
+    let twin = world.twin().unwrap();
+    assert_eq!(twin["spec"]["storageClassName"], "real");
+    assert_eq!(twin["metadata"]["annotations"]["team"], "shop");
+    assert_eq!(twin["metadata"]["annotations"][mark::HANDED_OVER], "true");
+    assert_eq!(twin["metadata"]["finalizers"], json!([mark::TWIN_FINALIZER]));
+    // And again, as csi-provisioner does when the answer got lost.
+    assert_eq!(world.create().await.unwrap(), made);
+}
+
+#[tokio::test]
+async fn a_class_that_binds_at_once_is_waited_for() {
+    let mut world = World::new().await;
+    world.declared.classes.default = Some("instant".into());
+    world.create_in_vain().await;
+    world.bind().await;
+    let made = world.create().await.unwrap();
+    assert_eq!(made.bytes, 2 * GIB.unsigned_abs());
+    assert_eq!(made.context[TWIN_VOLUME], "pv");
+}
+
+#[tokio::test]
+async fn a_volume_that_is_waited_for_is_told_its_node() {
+    let mut world = World::new().await;
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    world.create_in_vain().await;
+    let annotations = world.twin().unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(annotations["volume.kubernetes.io/selected-node"], "r1");
+
+    // Nothing was told of nodes that may not be read.
+    let mut blind = World::new().await;
+    blind.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    blind.rights.nodes = false;
+    assert!(matches!(blind.create().await, Err(CreateError::Spec(_))));
+    assert!(blind.twin().is_none());
+}
+
+#[tokio::test]
+async fn all_claims_of_a_pod_are_told_one_node() {
+    let mut world = World::new().await;
+    let there = &world.there;
+    class(there, "other", "other.test", "WaitForFirstConsumer");
+    there.remove("/api/v1/nodes/r1");
+    // Each class has most room on another node, and only one cannot have the second volume.
+    for (node, real, other) in [("a", "9Gi", "20Gi"), ("b", "20Gi", "0"), ("c", "5Gi", "30Gi")] {
+        there.put(
+            &format!("/api/v1/nodes/{node}"),
+            json!({"metadata": {"labels": {"n": node}}}),
+        );
+        let drivers = ["real.test", "other.test"].map(|name| json!({"name": name, "nodeID": node}));
+        there.put(
+            &format!("/apis/storage.k8s.io/v1/csinodes/{node}"),
+            json!({"spec": {"drivers": drivers}}),
+        );
+        for (class, room) in [("real", real), ("other", other)] {
+            there.put(
+                &format!("/apis/storage.k8s.io/v1/namespaces/s/csistoragecapacities/{class}-{node}"),
+                json!({"storageClassName": class, "capacity": room, "nodeTopology": {"matchLabels": {"n": node}}}),
+            );
+            let driver = format!("/apis/storage.k8s.io/v1/csidrivers/{class}.test");
+            there.put(&driver, json!({"spec": {"storageCapacity": true}}));
+        }
+    }
+    for (name, real) in [("liqo", "real"), ("liqo-other", "other")] {
+        world.home_api.put(
+            &format!("/apis/storage.k8s.io/v1/storageclasses/{name}"),
+            json!({
+                "provisioner": "storage.liqo.io", "volumeBindingMode": "WaitForFirstConsumer",
+                "parameters": {"realStorageClass": real},
+            }),
+        );
+    }
+    world.home = world.home_api.cluster().await;
+    // Were it for the lot alone, it would be the node that only one of them can have.
+    let drawing_b = (0..99).map(|n| n.to_string()).find(|lot| {
+        let drawn = ["a", "b", "c"]
+            .into_iter()
+            .min_by_key(|node| digest(16, [lot, *node]));
+        drawn == Some("b")
+    });
+    let claims =
+        ["data", "second"].map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    world.home_api.put(
+        "/api/v1/namespaces/shop/pods/user",
+        json!({"metadata": {"uid": drawing_b}, "spec": {"volumes": claims}, "status": {"phase": "Pending"}}),
+    );
+    let second = json!({
+        "metadata": {"uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a222", "annotations": {"volume.kubernetes.io/selected-node": "to-milan"}},
+        "spec": {"storageClassName": "liqo-other", "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    world
+        .home_api
+        .put("/api/v1/namespaces/shop/persistentvolumeclaims/second", second);
+    // As if asked for at the same time: neither sees the other's twin.
+    let mut told = Vec::new();
+    for (name, uid, real) in [
+        ("data", UID, "real"),
+        ("second", "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a222", "other"),
+    ] {
+        world.request.request_name = format!("pvc-{uid}");
+        world.request.volume = VolumeName::from_request(&world.request.request_name);
+        let parameters = &mut world.request.spec.parameters;
+        parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+        parameters.real_class = Some(real.into());
+        parameters.claim.as_mut().unwrap().name = name.into();
+        world.declared.classes.default = None;
+        world.create_in_vain().await;
+        let path = format!("/api/v1/namespaces/shop-home/persistentvolumeclaims/{name}");
+        let twin = world.there.object(&path).unwrap();
+        world.there.remove(&path);
+        told.push(twin["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].clone());
+    }
+    assert_eq!(told[0], told[1]);
+    assert_ne!(told[0], "b");
+}
+
+#[tokio::test]
+async fn a_volume_made_beforehand_binds_with_its_pod_or_never() {
+    let mut world = World::new().await;
+    class(
+        &world.there,
+        "static",
+        "kubernetes.io/no-provisioner",
+        "WaitForFirstConsumer",
+    );
+    world.there.put(
+        "/api/v1/persistentvolumes/made",
+        json!({
+            "spec": {
+                "storageClassName": "static", "capacity": {"storage": "2Gi"},
+                "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            },
+            "status": {"phase": "Available"},
+        }),
+    );
+    world.declared.classes.default = Some("static".into());
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::WaitForBound);
+    let error = world.create().await.unwrap_err();
+    assert!(matches!(error, CreateError::Spec(_)), "{error}");
+    assert!(error.to_string().contains("Optimistic"), "{error}");
+    assert!(world.twin().is_none());
+
+    world.request.spec.parameters.binding_policy = Some(BindingPolicy::Optimistic);
+    world.create().await.unwrap();
+    assert!(world.twin().is_some());
+}
+
+#[tokio::test]
+async fn the_mapping_of_a_class_counts_before_its_parameter() {
+    let mut world = World::new().await;
+    world.request.spec.parameters.real_class = Some("gold".into());
+    world.declared.classes.mapping = [("liqo".to_owned(), "real".to_owned())].into();
+    world.create().await.unwrap();
+    assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "real");
+}
+
+#[tokio::test]
+async fn access_modes_may_differ_there() {
+    let world = World::new().await;
+    claim(&world.home_api, &json!({mark::LIQO_ACCESS_MODES: "RWX"}));
+    world.create().await.unwrap();
+    assert_eq!(
+        world.twin().unwrap()["spec"]["accessModes"],
+        json!(["ReadWriteMany"])
+    );
+}
+
+#[tokio::test]
+async fn with_the_least_of_rights_it_works_all_the_same() {
+    let mut world = World::new().await;
+    world.rights = Rights::default();
+    let made = world.create().await.unwrap();
+    assert_eq!(made.bytes, GIB.unsigned_abs());
+    assert!(world.twin().unwrap()["metadata"]["finalizers"].is_null());
+    let asked = world.there.requests();
+    let beyond = |request: &&String| !request.contains("/shop-home/");
+    assert_eq!(asked.iter().find(beyond), None);
+
+    // Nobody named a class, and none may be read.
+    world.there.remove(TWIN);
+    world.declared.classes.default = None;
+    assert!(elsewhere(world.create().await).contains("has to be named"));
+}
