@@ -4,18 +4,13 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
 use super::Storage;
-use crate::cluster::slim;
+use crate::{cluster::slim, twin::consumers::uses};
 
 /// A live pod that uses the claim.
 pub(super) fn consumer<'a>(claim: &PersistentVolumeClaim, storage: &'a Storage) -> Option<&'a Pod> {
     storage.consumers.iter().find(|pod| {
         pod.namespace() == claim.namespace() && !slim::has_ended(pod) && uses(pod, &claim.name_any())
     })
-}
-
-/// Whether a pod uses this claim, its own ephemeral one among them.
-pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
-    slim::claims_of(pod).iter().any(|one| one == claim)
 }
 
 /// Why a pod does not run yet, to follow its name.

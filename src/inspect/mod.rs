@@ -28,7 +28,6 @@ mod fixtures;
 mod tests;
 
 pub(crate) use self::{
-    consumers::uses,
     installation::Installation,
     listing::Listing,
     offloading::why_nobody_offloads,

@@ -15,11 +15,16 @@ use crate::{
 /// Taint by which an administrator says that a node is off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
+/// Whether a pod uses this claim, its own ephemeral one among them.
+pub fn uses(pod: &Pod, claim: &str) -> bool {
+    claims_of(pod).iter().any(|one| one == claim)
+}
+
 /// The pods of a namespace that use the claim of this name, and have not ended.
 pub async fn pods(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Vec<Pod>, ApiError> {
     cluster
         .within::<Pod>(namespace)
-        .find(|pod| claims_of(pod).iter().any(|one| one == claim) && !has_ended(pod))
+        .find(|pod| uses(pod, claim) && !has_ended(pod))
         .await
 }
 

@@ -83,10 +83,10 @@ var table = []tableLine{
 	{prefix: "src/cli/moves", tests: moves},
 	{prefix: "src/cli/relay", tests: moves},
 
-	{prefix: "src/transfer/release/", tests: releases},
+	{prefix: "crates/transfer/src/release/", tests: releases},
 	{prefix: "crates/model/src/volume/release", tests: releases},
 	{prefix: "src/cli/release", tests: releases},
-	{prefix: "src/transfer/", tests: slices.Concat(imports, releases)},
+	{prefix: "crates/transfer/src/", tests: slices.Concat(imports, releases)},
 	{prefix: "crates/model/src/placement/transfer/", tests: slices.Concat(imports, releases)},
 	{prefix: "crates/model/src/volume/transfer", tests: slices.Concat(imports, releases)},
 	{prefix: "crates/model/src/volume/snapshot_import", tests: imports},

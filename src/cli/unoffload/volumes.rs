@@ -8,8 +8,9 @@ use serde_json::json;
 use crate::{
     cli::{Outcome, table::Table},
     cluster::{Cluster, Precondition},
-    inspect::{Storage, rows::Row, uses},
+    inspect::{Storage, rows::Row},
     offload::Volumes,
+    twin::consumers::uses,
     volume::VolumeId,
 };
 

@@ -13,12 +13,11 @@ use super::{Finding, Installation, Severity};
 use crate::{
     cluster::slim::marked_volume,
     inspect::{
-        Scope, State, cases,
-        consumers::uses,
-        events,
+        Scope, State, cases, events,
         rows::{Row, rows},
         words::{Name, full_name},
     },
+    twin::consumers::uses,
     volume::DRIVER_NAME,
 };
 

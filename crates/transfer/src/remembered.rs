@@ -46,7 +46,7 @@ impl Remembered {
 
 /// A PV that somebody has deleted, and how to make it again.
 #[derive(Debug)]
-pub(crate) struct DeletedVolume {
+pub struct DeletedVolume {
     name: String,
     /// Where the data is, if a CSI driver has it: driver and handle.
     place: Option<(String, String)>,

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-pub(crate) use self::undo::undo_release;
+pub use self::undo::undo_release;
 use self::{
     look::{Looking, Scene, class_of},
     sidecars::Sidecars,
@@ -35,15 +35,15 @@ use crate::{
 };
 
 /// What is to be released.
-pub(crate) struct ReleaseRequest {
+pub struct ReleaseRequest {
     /// The claim.
-    pub(crate) claim: ClaimName,
+    pub claim: ClaimName,
     /// Whether also what a deployment tool manages is released.
-    pub(crate) force_managed: bool,
+    pub force_managed: bool,
 }
 
 /// Releases a claim, or goes on releasing it.
-pub(crate) async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<(), TransferError> {
+pub async fn release(context: &Context<'_>, request: &ReleaseRequest) -> Result<(), TransferError> {
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
     let mut sidecars = Sidecars::default();

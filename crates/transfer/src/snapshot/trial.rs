@@ -13,12 +13,13 @@ use super::{
     snapshots::{new_user, twin},
 };
 use crate::{
+    Context,
     cluster::{
         ApiError, Objects,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     placement::SnapshotObstacle,
-    transfer::{Context, writing::refused},
+    writing::refused,
 };
 
 /// What speaks against the objects that the import would make. Rights, quotas and policies are the

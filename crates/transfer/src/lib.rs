@@ -1,9 +1,11 @@
 //! Giving an existing claim the virtual class, and giving a claim of the driver its real class:
 //! what the commands `liqo-csi import` and `liqo-csi release` read and write. What comes next is
-//! decided in [`crate::placement::transfer`]; the adoption itself is done by the controller.
+//! decided in the model's `placement::transfer`; the adoption itself is done by the controller.
 //!
 //! It runs with the rights of whoever calls it, and remembers nothing: each step follows from
 //! what is read before it.
+
+#![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
 
 mod again;
 mod import;
@@ -23,7 +25,14 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use self::{
+use liqo_csi_cluster::cluster;
+#[cfg(test)]
+use liqo_csi_cluster::fleet;
+use liqo_csi_model::{placement, topology, volume};
+use liqo_csi_observe as observe;
+use liqo_csi_twin as twin;
+
+pub use self::{
     import::{ImportRequest, import},
     release::{ReleaseRequest, release, undo_release},
     snapshot::{SnapshotImportRequest, import_snapshot, undo_snapshot_import},
@@ -38,22 +47,22 @@ use crate::{
 };
 
 /// What a transfer works on.
-pub(crate) struct Context<'a> {
+pub struct Context<'a> {
     /// The cluster.
-    pub(crate) cluster: &'a Cluster,
+    pub cluster: &'a Cluster,
     /// Where the twins are.
-    pub(crate) storage_namespace: &'a str,
+    pub storage_namespace: &'a str,
     /// How long to wait for others.
-    pub(crate) patience: Duration,
+    pub patience: Duration,
     /// Whether to say only what would be done.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// Tells whoever waits what happens.
-    pub(crate) tell: &'a dyn Fn(&str),
+    pub tell: &'a dyn Fn(&str),
 }
 
 /// Why a transfer did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TransferError {
+pub enum TransferError {
     /// It is not begun, or not gone on with.
     #[error("{0} is not imported:\n{1}")]
     NotImported(ClaimName, ImportRefusal),

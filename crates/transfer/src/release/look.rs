@@ -9,17 +9,15 @@ use serde_json::{Value, json};
 
 use super::sidecars::PROVISIONERS;
 use crate::{
+    Context, TransferError,
     cluster::{facts, has_finalizer},
+    look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
+    naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
     placement::transfer::{AsksFor, Holder, ReleaseProgress, ReleasedClaim, TwinNow, VirtualNow},
-    transfer::{
-        Context, TransferError,
-        look::{asks_for, is_imported_for, is_virtual, namespace_uid, phase, recorded, volume_name},
-        naming::{claim_holds, is_kept, is_offered, is_overlooked, reference_to},
-        remembered::Remembered,
-        writing::changed_since,
-    },
+    remembered::Remembered,
     twin::{is_bound, is_bound_to, reclaim_policy, twin_in},
     volume::{ClaimName, Marks, ReleaseRecord, VolumeId, mark},
+    writing::changed_since,
 };
 
 /// What there is.

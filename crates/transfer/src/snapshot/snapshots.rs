@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::SnapshotImportRequest;
 use crate::{
+    Context,
     cluster::snapshots::{SnapshotOf, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotSpec},
-    transfer::Context,
     volume::{SnapshotImport, SnapshotMarks, SnapshotName, mark},
 };
 

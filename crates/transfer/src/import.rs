@@ -22,17 +22,17 @@ use crate::{
 };
 
 /// What is to be imported.
-pub(crate) struct ImportRequest {
+pub struct ImportRequest {
     /// The claim.
-    pub(crate) claim: ClaimName,
+    pub claim: ClaimName,
     /// The virtual class that it is to have.
-    pub(crate) class: Option<String>,
+    pub class: Option<String>,
     /// Whether also what a deployment tool manages is imported.
-    pub(crate) force_managed: bool,
+    pub force_managed: bool,
 }
 
 /// Imports a claim, or goes on importing it.
-pub(crate) async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<(), TransferError> {
+pub async fn import(context: &Context<'_>, request: &ImportRequest) -> Result<(), TransferError> {
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
     let mut run = Run {

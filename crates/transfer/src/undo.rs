@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Undoes the import of a claim, or goes on undoing it.
-pub(crate) async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
+pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
     let mut making = Making::default();

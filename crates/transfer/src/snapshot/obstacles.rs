@@ -5,16 +5,14 @@ use kube::ResourceExt;
 
 use super::{SnapshotImportRequest, contents::is_leaving, look::bound_content};
 use crate::{
+    Context,
     cluster::{
         ApiError,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
+    owners::{Why, drop_unseen_owners},
     placement::SnapshotObstacle,
-    transfer::{
-        Context,
-        owners::{Why, drop_unseen_owners},
-        surroundings,
-    },
+    surroundings,
     volume::{DRIVER_NAME, managed_by, mark},
 };
 

@@ -8,9 +8,10 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use crate::{
+    Context, TransferError, Waiting,
     cluster::{has_finalizer, unless_conflict},
     observe::crash::{self, Step},
-    transfer::{Context, TransferError, Waiting, surroundings},
+    surroundings,
     twin::reclaim_policy,
 };
 

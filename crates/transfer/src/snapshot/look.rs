@@ -12,14 +12,15 @@ use super::{
     obstacles::against,
 };
 use crate::{
+    Context,
     cluster::{
         ApiError, Cluster,
         snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, is_ready},
     },
+    look::namespace_uid,
     placement::{
         ImportedContent, ImportedTwin, SnapshotImportFacts, SnapshotObstacle, StoredSnapshot, UserSnapshot,
     },
-    transfer::{Context, look::namespace_uid},
     twin::CONTROLLER_SEES,
     volume::{
         ClaimName, DRIVER_NAME, SnapshotId, SnapshotImport, SnapshotKey, SnapshotMarks, import_key,

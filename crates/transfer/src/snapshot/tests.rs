@@ -20,7 +20,7 @@ use crate::{
         Cluster,
         testing::{Act, FakeApi, Fault, Store},
     },
-    transfer::tests::PATIENCE,
+    tests::PATIENCE,
     volume::{DRIVER_NAME, import_key},
 };
 

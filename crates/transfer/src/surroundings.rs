@@ -11,9 +11,9 @@ use kube::ResourceExt;
 use super::look::{is_virtual, phase, volume_name};
 use crate::{
     cluster::{ApiError, Cause, Cluster, facts, snapshots::VolumeSnapshot},
-    inspect::uses,
     placement::transfer::{ImportedClaim, Obstacle, RealVolume, WantedBy, wanted_replica},
     topology::{CLUSTER_KEY, Node, accessible},
+    twin::consumers::uses,
     twin::{is_bound_to, unmountable},
     volume::{ClaimName, managed_by, mark},
 };

@@ -48,20 +48,20 @@ const RETAIN: &str = "Retain";
 const SEEN: &str = "the snapshot-controller is to see that the data is retained";
 
 /// What is to be imported.
-pub(crate) struct SnapshotImportRequest {
+pub struct SnapshotImportRequest {
     /// The snapshot.
-    pub(crate) snapshot: ClaimName,
+    pub snapshot: ClaimName,
     /// The class of this driver that it is to have.
-    pub(crate) class: Option<String>,
+    pub class: Option<String>,
     /// Whether also what a deployment tool manages is imported.
-    pub(crate) force_managed: bool,
+    pub force_managed: bool,
     /// The id of this cluster.
-    pub(crate) home: ClusterId,
+    pub home: ClusterId,
 }
 
 /// Why an import did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SnapshotTransferError {
+pub enum SnapshotTransferError {
     /// It is not begun, or not gone on with.
     #[error("{0} is not imported:\n{1}")]
     NotImported(ClaimName, Box<SnapshotImportRefusal>),
@@ -132,7 +132,7 @@ async fn wait(waiting: &mut Waiting<'_>, what: &str) -> Result<(), SnapshotTrans
 }
 
 /// Imports a snapshot, or goes on importing it.
-pub(crate) async fn import_snapshot(
+pub async fn import_snapshot(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {
@@ -201,7 +201,7 @@ async fn give_up(
 }
 
 /// Takes an import back that has not come to its end.
-pub(crate) async fn undo_snapshot_import(
+pub async fn undo_snapshot_import(
     context: &Context<'_>,
     request: &SnapshotImportRequest,
 ) -> Result<(), SnapshotTransferError> {

@@ -12,22 +12,20 @@ use super::{
     unmark_stray,
 };
 use crate::{
+    Context, ImportRequest, TransferError, Waiting,
+    again::{make_again, wake},
+    import,
+    look::BOUND_BY_CONTROLLER,
+    naming::reference_to,
     observe::crash::{self, Step},
     placement::transfer::{ReleaseProgress, ReleaseUndoFacts, ReleaseUndoStep, release_undo_step},
-    transfer::{
-        Context, ImportRequest, TransferError, Waiting,
-        again::{make_again, wake},
-        import,
-        look::BOUND_BY_CONTROLLER,
-        naming::reference_to,
-        writing::{Making, change_volume, reference, touch},
-    },
     twin::remove_finalizer,
     volume::{ClaimName, ImportRecord, ReleaseRecord, mark},
+    writing::{Making, change_volume, reference, touch},
 };
 
 /// Undoes the release of a claim, or goes on undoing it.
-pub(crate) async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
+pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(), TransferError> {
     let mut looking = Looking::default();
     let mut waiting = Waiting::new(context);
     let mut sidecars = Sidecars::default();

@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: u32 = 20;
      --undo to take it back",
     .within
 )]
-pub(crate) struct NotKept {
+pub struct NotKept {
     /// What is written.
     object: String,
     /// How often it was.

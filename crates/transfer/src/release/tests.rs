@@ -18,8 +18,8 @@ use crate::{
         testing::{Act, FakeApi, Fault, Store},
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
+    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, follow},
     topology::{CLUSTER_KEY, NODE_KEY},
-    transfer::tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, follow},
     volume::DRIVER_NAME,
 };
 
