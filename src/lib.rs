@@ -7,9 +7,9 @@
 pub mod cli;
 pub mod csi;
 mod inspect;
-pub mod reconcile;
 
 pub use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_controllers as controllers;
 use liqo_csi_fabric as fabric;
 pub use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_moves as moves;

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     cluster::{self, Calls, Cluster, Settings, events::Events},
+    controllers,
     csi::{Controller, CreateLimiter, Endpoint, Identity, Role, server, work::Work},
     fleet::{self, Registry},
     moves::movers::HelperSettings,
@@ -19,7 +20,6 @@ use crate::{
         health::Health,
         log::{self, LogFormat},
     },
-    reconcile,
     twin::Policy,
     volume::{CarriedAnnotations, ClusterId},
     wire::csi::controller_server::ControllerServer,
@@ -104,9 +104,9 @@ pub(super) fn run(args: Args) -> Outcome {
 
 async fn serve(args: Args) -> Outcome {
     let stop = until_signalled()?;
-    let (mut loops_metrics, mut api_metrics) = (reconcile::Metrics::default(), cluster::Metrics::default());
+    let (mut loops_metrics, mut api_metrics) = (controllers::Metrics::default(), cluster::Metrics::default());
     let metrics = Metrics::new("controller", |registry| {
-        loops_metrics = reconcile::Metrics::register(registry);
+        loops_metrics = controllers::Metrics::register(registry);
         api_metrics = cluster::Metrics::register(registry);
     });
     let settings = Settings {
@@ -153,11 +153,11 @@ async fn serve(args: Args) -> Outcome {
         relay_account: args.relay_service_account,
         policy: policy.clone(),
     });
-    let loops = reconcile::run(
+    let loops = controllers::run(
         home.clone(),
         registry.clone(),
         Events::new(home.client().clone()),
-        reconcile::Settings {
+        controllers::Settings {
             namespace: policy.namespace.clone(),
             identity: std::env::var("POD_NAME").unwrap_or_else(|_| Uuid::new_v4().to_string()),
             grace: args.orphan_grace,

@@ -152,7 +152,7 @@ func TestPlanOfAChange(t *testing.T) {
 		{[]string{"docs/import.md", "sanity-tests/chart/chart.go"}, "", ""},
 		// The core has it already.
 		{[]string{"src/cli/import.rs"}, "", ""},
-		{[]string{"src/transfer/release/mod.rs"}, "driver TestRelease", ""},
+		{[]string{"crates/transfer/src/release/mod.rs"}, "driver TestRelease", ""},
 		// The core throws fewer dice.
 		{[]string{"sanity-tests/e2e/faults/kills_test.go"}, "faults TestKills", ""},
 		// Without a test of its own, a file is one of the whole suite's.

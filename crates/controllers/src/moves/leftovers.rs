@@ -20,10 +20,8 @@ use super::{
 use crate::{
     api::volume_move::{MoveRequest, PlannedTwin},
     cluster::{ApiError, slim::Twin},
-    moves::{
-        gate::{Applied, MovedSide, MovedVolume, Place, Records},
-        movers::MoveHelpers,
-    },
+    gate::{Applied, MovedSide, MovedVolume, Place, Records},
+    movers::MoveHelpers,
     placement::moving::{ClaimDecision, Outcome, Stage, leftover_step},
     rounds::{Rounds, each},
     twin::{exists, twin_in},

@@ -7,7 +7,7 @@ use crate::{
     api::volume_move::{PlannedClaim, PlannedTwin, UnreadableMove, VolumeMove},
     cluster::Cluster,
     fleet::Registry,
-    moves::gate::{MovedSide, MovedVolume, Place, Records},
+    gate::{MovedSide, MovedVolume, Place, Records},
     placement::moving::Recorded,
     twin::Site,
 };

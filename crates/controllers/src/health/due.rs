@@ -15,8 +15,8 @@ use crate::{
         view::{Changed, Feed},
     },
     placement::Diagnosis,
-    reconcile::watched::{Claim, Watched},
     volume::VolumeName,
+    watched::{Claim, Watched},
 };
 
 /// All volumes are looked at so often, whatever the feeds say.

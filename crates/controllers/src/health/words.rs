@@ -3,15 +3,13 @@
 use crate::{
     cluster::{ApiError, slim::Twin},
     placement::{Diagnosis, diagnose},
-    reconcile::{
-        recovery::Rescue,
-        watched::{Claim, VirtualVolume},
-    },
+    recovery::Rescue,
     twin::{Site, data_of, is_seen_of_move},
     volume::{
         mark::{self, TWIN_FINALIZER},
         moving::SourceMark,
     },
+    watched::{Claim, VirtualVolume},
 };
 
 /// Says how a volume is, by its PV, its claim and its twin.

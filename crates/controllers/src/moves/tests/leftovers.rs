@@ -1,5 +1,5 @@
 use super::world::*;
-use crate::{placement::moving::Stage, reconcile::moves::leftovers::Leftovers, rounds::Rounds};
+use crate::{moves::leftovers::Leftovers, placement::moving::Stage, rounds::Rounds};
 
 /// Somebody takes the finalizer off a move, and deletes it.
 async fn forced(at: impl Fn(&Stage) -> bool) -> World {

@@ -8,7 +8,7 @@ use crate::{
     api::volume_move::{MoveRequest, MoveTarget},
     cluster::{ApiError, Cluster},
     fleet::{NodeKind, Remote, Unreachable},
-    reconcile::moves::{Context, follow::Trouble},
+    moves::{Context, follow::Trouble},
     topology::Node,
     volume::ClusterId,
 };

@@ -13,6 +13,7 @@ use tokio::time;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
+    Metrics, Settings,
     api::volume_move::{MoveRequest, VolumeMove},
     cluster::{
         Cluster, Rights,
@@ -20,23 +21,18 @@ use crate::{
         testing::{FakeApi, Life},
     },
     fleet::{Link, Registry},
+    gate::{Applied, GateError, MovedVolume, Movers, Place, ReadsOn},
+    movers::{Cold, CopyProgress, MoveHelpers},
     moves::{
-        gate::{Applied, GateError, MovedVolume, Movers, Place, ReadsOn},
-        movers::{Cold, CopyProgress, MoveHelpers},
+        Context,
+        follow::{Following, Looked, MoveKey, Trouble},
     },
     placement::{
         Declared,
         moving::{ClaimStep, Copied, Helpers, Live, Outcome, Pass, Roots, Side, Stage},
     },
-    reconcile::{
-        Metrics, Settings,
-        moves::{
-            Context,
-            follow::{Following, Looked, MoveKey, Trouble},
-        },
-        watched::Watched,
-    },
     volume::{ClaimMark, Epoch, Marks, VolumeName, mark},
+    watched::Watched,
 };
 
 pub(super) const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";

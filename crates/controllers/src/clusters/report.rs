@@ -3,16 +3,18 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
+    Settings,
     api::volume_move::VolumeMove,
     cluster::{Cluster, slim::Twin},
     fleet::{Link, Remote},
     placement::Fabric,
-    reconcile::{Settings, unserved::unserved, watched::Watched},
     topology::Node,
+    unserved::unserved,
     volume::{
         ClusterId,
         moving::{MoveUid, SourceMark},
     },
+    watched::Watched,
 };
 
 /// As many volumes as a message names.

@@ -31,10 +31,8 @@ use crate::{
         slim::{SeenMove, Volume},
         unless_conflict,
     },
-    moves::{
-        gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
-        movers::MoveHelpers,
-    },
+    gate::{Applied, ClaimObjects, GateError, MovedVolume, Movers, Place, ReadsOn, Records},
+    movers::MoveHelpers,
     observe::crash::{self, Step},
     placement::moving::{
         BackTo, ClaimFacts, ClaimStep, Helpers, Live, MoveFacts, MoveStep, Outcome, Side, Stage,

@@ -1,11 +1,7 @@
 //! What people are told of a volume: by events, and by a condition of its claim.
 
 use super::{Health, volume_status::VolumeStatus, words::name_of_twin};
-use crate::{
-    cluster::ApiError,
-    reconcile::{mirror, twin_condition::TwinCondition},
-    volume::ClaimMark,
-};
+use crate::{cluster::ApiError, mirror, twin_condition::TwinCondition, volume::ClaimMark};
 
 impl Health<'_> {
     /// Tells the user: by an event, and by the condition of the claim.

@@ -5,17 +5,16 @@ use std::sync::Mutex;
 use super::{ByNeed, Health, Settled, volume_status::VolumeStatus};
 use crate::{
     cluster::{ApiError, slim::Twin},
+    imported, mirror,
     placement::{
         ClaimNews, Diagnosis, Phase, PolicyFacts, PolicyStep, ReclaimPolicy, SeenSize, claim_news,
         has_finished, policy_step, shows_less,
     },
-    reconcile::{
-        imported, mirror, retention,
-        sync::sync,
-        watched::{Claim, VirtualVolume},
-    },
+    retention,
     rounds::each,
+    sync::sync,
     twin::{Site, add_finalizer, finish_expansion, holder_uid, mark_holder},
+    watched::{Claim, VirtualVolume},
 };
 
 /// How often others may write on a PV at the very same time.

@@ -19,7 +19,7 @@ const SECONDS: [f64; 11] = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 
 /// The families of moves. Cheap to clone.
 #[derive(Clone)]
-pub(in crate::reconcile) struct MoveMetrics {
+pub(crate) struct MoveMetrics {
     active: Family<Phase, Gauge>,
     retained: Gauge,
     downtime: Histogram,
@@ -55,7 +55,7 @@ impl Default for MoveMetrics {
 }
 
 impl MoveMetrics {
-    pub(in crate::reconcile) fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "liqo_csi_move_active",
             "Moves of volumes that are under way, by phase",
@@ -124,7 +124,7 @@ impl MoveMetrics {
     }
 
     /// Whoever leads now knows better.
-    pub(in crate::reconcile) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.lock().clear();
         self.count();
     }

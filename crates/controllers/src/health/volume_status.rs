@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::{
     cluster::{ApiError, slim::Twin},
     placement::Diagnosis,
-    reconcile::watched::{Claim, VirtualVolume},
     twin::{Site, is_seen_of_move},
+    watched::{Claim, VirtualVolume},
 };
 
 /// A volume as it is seen now.

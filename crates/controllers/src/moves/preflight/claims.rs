@@ -10,7 +10,7 @@ use crate::{
     api::volume_move::{Loss, MoveRequest, PlannedClaim, PlannedTwin},
     cluster::{Cause, Cluster, facts, snapshots::VolumeSnapshotContent},
     fleet::{NodeKind, Remote},
-    reconcile::moves::Context,
+    moves::Context,
     topology::Node,
     twin::{TWIN_CLASS, is_bound_to, twin_in},
     volume::{ClaimName, DRIVER_NAME, VolumeId, moving::MovedClaim, parse_quantity},

@@ -11,10 +11,10 @@ use crate::{
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     placement::{Class, Original, SourcePlace},
-    reconcile::watched::ClaimSource,
     topology::Node,
     twin::source_affinity,
     volume::{ClusterId, DRIVER_NAME, Parameters, SnapshotId, SnapshotMarks, VolumeId},
+    watched::ClaimSource,
 };
 
 /// What was found of a source.

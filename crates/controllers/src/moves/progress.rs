@@ -7,7 +7,8 @@ use mover::control::{Lost, LostKind};
 
 use crate::{
     api::volume_move::{ClaimStatus, Downtime, Progress, RootHashes, VolumeMoveStatus},
-    moves::{gate::ReadsOn, movers::CopyProgress},
+    gate::ReadsOn,
+    movers::CopyProgress,
 };
 
 /// Shorter passes say nothing about how fast the data travels.
@@ -193,7 +194,7 @@ mod tests {
     use mover::control::Passed;
 
     use super::*;
-    use crate::moves::movers::RunningPass;
+    use crate::movers::RunningPass;
 
     fn status() -> VolumeMoveStatus {
         let claim = ClaimStatus {

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::world::*;
 use crate::{
-    moves::movers::Cold,
+    movers::Cold,
     placement::moving::{Outcome, Pass, Stage},
     volume::{mark, moving::GateNumber},
 };

@@ -15,10 +15,8 @@ use self::claims::{choose_nodes, look_at};
 use super::{Context, follow::Trouble, status::checked, volumes::side};
 use crate::{
     api::volume_move::{ClaimStatus, MoveRequest, PlannedClaim, VolumeMove, VolumeMoveStatus},
-    moves::{
-        gate::{ClaimObjects, GateError, MovedVolume, Records},
-        movers::{MoveHelpers, TargetError, target_class},
-    },
+    gate::{ClaimObjects, GateError, MovedVolume, Records},
+    movers::{MoveHelpers, TargetError, target_class},
     placement::moving::{ClaimNow, HeldBy, Live, Lock, Quiesce, Serves, SourceTwin, TargetTwin, VolumeNow},
     twin::Policy,
     volume::moving::{SourceMark, VolumeMark},

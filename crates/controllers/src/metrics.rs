@@ -11,10 +11,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use liqo_csi_cluster::rounds::LoopMetrics;
-
 use super::moves::MoveMetrics;
-use crate::volume::ClusterId;
+use crate::{rounds::LoopMetrics, volume::ClusterId};
 
 /// The families of the controllers. Cheap to clone.
 #[derive(Clone, Default)]

@@ -20,6 +20,8 @@
 //! `orphans`, `health` and `snapshots` have a loop for each cluster, `moves` one for each move, so that a slow
 //! one delays only itself.
 
+#![allow(missing_docs, reason = "internal: a comment says why, not what the name says")]
+
 mod attachments;
 mod by_cluster;
 mod capacity;
@@ -46,6 +48,12 @@ mod watched;
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
+use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_model::{placement, topology, volume};
+use liqo_csi_moves::{gate, movers};
+use liqo_csi_observe as observe;
+use liqo_csi_twin as twin;
+
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 
@@ -60,7 +68,7 @@ use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
     lease::Lease,
-    moves::movers::HelperSettings,
+    movers::HelperSettings,
     rounds::drive,
 };
 

@@ -36,7 +36,7 @@ use crate::{
     cluster::{Cluster, events::Events},
     fleet::Registry,
     keyed::drive_keyed,
-    moves::movers::{ClusterHelpers, MoveHelpers},
+    movers::{ClusterHelpers, MoveHelpers},
     rounds::drive,
 };
 

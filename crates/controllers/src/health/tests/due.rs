@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::{
     cluster::Rights,
-    reconcile::health::due::{Due, Scope},
+    health::due::{Due, Scope},
 };
 
 /// One volume that is well, watched.
