@@ -8,13 +8,13 @@ pub mod cli;
 pub mod csi;
 mod inspect;
 
-pub use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
 use liqo_csi_controllers as controllers;
 use liqo_csi_fabric as fabric;
-pub use liqo_csi_model::{offload, placement, topology, volume};
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_moves as moves;
 use liqo_csi_node as node;
-pub use liqo_csi_observe as observe;
+use liqo_csi_observe as observe;
 use liqo_csi_transfer as transfer;
 use liqo_csi_twin as twin;
-pub use liqo_csi_wire as wire;
+use liqo_csi_wire as wire;

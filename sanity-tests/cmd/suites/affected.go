@@ -56,7 +56,7 @@ var coreOnly []someOf
 var table = []tableLine{
 	{prefix: "crates/fabric/src/streams/", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
-	{prefix: "crates/fabric/crates/node/src/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
+	{prefix: "crates/fabric/src/node/", tests: []someOf{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}}},
 	{prefix: "crates/fabric/src/pods/", tests: []someOf{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}}},
 	{prefix: "crates/fabric/src/rights", tests: []someOf{{"offload", "Fence|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
