@@ -8,7 +8,7 @@ pub mod cli;
 pub mod csi;
 mod inspect;
 
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_cluster::{api, cluster, fleet, rounds};
 use liqo_csi_controllers as controllers;
 use liqo_csi_fabric as fabric;
 use liqo_csi_model::{offload, placement, topology, volume};
