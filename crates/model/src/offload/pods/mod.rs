@@ -17,6 +17,7 @@
 
 mod changes;
 mod decision;
+mod kept;
 mod spec;
 mod status;
 mod volumes;
@@ -24,6 +25,7 @@ mod volumes;
 pub use self::{
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, There, Waiting, decide_pod},
+    kept::not_kept,
     spec::{PodRefused, RemoteMarks, RemoteSettings, claims, remote_pod},
     status::{
         STARTED, UNSCHEDULABLE, final_status, is_transition, least_final_status, remote_status,

@@ -35,7 +35,7 @@ const CARRIED: [&str; 22] = [
     "vsphereVolume",
 ];
 /// What a projected volume may be made of.
-const CARRIED_SOURCES: [&str; 4] = ["clusterTrustBundle", "configMap", "downwardAPI", "secret"];
+const CARRIED_SOURCES: [&str; 3] = ["configMap", "downwardAPI", "secret"];
 
 /// The volumes of the remote pod, and the names of those that are left out: tokens that
 /// Kubernetes has mounted, which would be worth nothing there.
@@ -105,7 +105,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                     let source_name = described(&format!("projected.{source}"));
                     match source.as_str() {
                         known if CARRIED_SOURCES.contains(&known) => {}
-                        "serviceAccountToken" | "podCertificate" => {
+                        "clusterTrustBundle" | "podCertificate" | "serviceAccountToken" => {
                             return Err(PodRefused::AtHomeOnly(source_name));
                         }
                         _ => return Err(PodRefused::Unknown(source_name)),
