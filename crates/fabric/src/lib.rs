@@ -26,9 +26,7 @@ mod scheduling;
 mod streams;
 
 use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-#[cfg(test)]
-use liqo_csi_model::placement;
-use liqo_csi_model::{offload, topology, volume};
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_observe as observe;
 
 use std::{collections::BTreeSet, net::IpAddr};

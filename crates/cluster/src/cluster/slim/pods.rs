@@ -61,7 +61,7 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
 }
 
 /// One of a kind that is not known tolerates nothing.
-fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
+pub fn toleration(toleration: &KubeToleration) -> Option<Toleration> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let key = given(&toleration.key);
     let value = match toleration.operator.as_deref() {
