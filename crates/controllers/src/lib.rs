@@ -9,6 +9,7 @@
 //! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
+//! | `claim_gates` | lets pods of offloaded namespaces be scheduled when it knows where their claims can be |
 //! | `pinned` | gives claims of pods that bypass the scheduler their node |
 //! | `sources` | gives claims of copies a node where their source is |
 //! | `orphans` | deletes twins nobody was given, reports what else looks forgotten |
@@ -25,6 +26,7 @@
 mod attachments;
 mod by_cluster;
 mod capacity;
+mod claim_gates;
 mod clusters;
 mod fabric_nodes;
 mod health;
@@ -49,7 +51,7 @@ mod watched;
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-use liqo_csi_model::{placement, topology, volume};
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_moves::{gate, movers};
 use liqo_csi_observe as observe;
 use liqo_csi_twin as twin;
@@ -59,10 +61,10 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::Metrics;
 use self::{
-    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, clusters::Clusters,
-    fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans, pinned::Pinned,
-    reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources, virtual_nodes::VirtualNodes,
-    watched::Watched,
+    attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
+    clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
+    pinned::Pinned, reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources,
+    virtual_nodes::VirtualNodes, watched::Watched,
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -136,6 +138,7 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
             unserved::MissingClasses::new(home, registry, &watched, settings, reports()),
             loops
         ),
+        drive(ClaimGates::new(home, &watched), loops),
         drive(Pinned::new(home, &watched, events), loops),
         drive(Sources::new(home, &watched, events, reports()), loops),
         drive_each(

@@ -317,6 +317,8 @@ steps! {
     FabricNodeDelete = "fabric-node-delete",
     /// The controller says for the API server which nodes are the fabric's.
     FabricNodeList = "fabric-node-list",
+    /// The gate is taken off a pod whose claims were looked up.
+    OpenClaimsGate = "open-claims-gate",
     /// A home pod gets the finalizer, and is told where it is to run.
     PodClaim = "pod-claim",
     /// The remote pod of a home pod is made, gated.

@@ -152,7 +152,7 @@ func (w *walk) carriedOut(t *testing.T, n *user.Namespace, orders ...order) {
 // unit tests die there.
 var unreached = both(
 	"offload-hold", "offload-label", "offload-status", "offload-create", "offload-evict", "offload-delete", "offload-let-go", "fabric-hold",
-	"offload-bind", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "fabric-node-delete", "fabric-node-list",
+	"offload-bind", "fabric-node-make", "fabric-node-write", "fabric-node-remember", "fabric-node-lease", "fabric-node-delete", "fabric-node-list", "open-claims-gate",
 	"pod-claim", "pod-make", "pod-started", "pod-ungate", "pod-status", "pod-change", "pod-delete-there", "pod-end", "pod-let-go", "pod-free",
 	"serving-request", "serving-approve",
 	"reflect-bind", "reflect-unbind", "reflect-create", "reflect-patch", "reflect-delete")

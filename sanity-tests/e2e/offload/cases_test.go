@@ -92,6 +92,40 @@ func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	}
 }
 
+// Claims of other drivers are in this cluster alone.
+func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
+	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	const class = "reference"
+	n.Claim("theirs", class, "64Mi")
+	n.Claim("ours", "liqo-reference", "64Mi")
+	// The virtual node is the only one that it may run on, but for its claim.
+	preferring := func(pod *corev1.Pod) {
+		there(pod)
+		pod.Spec.NodeSelector = nil
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: term(needs(typeLabel, corev1.NodeSelectorOpIn, "virtual-node")),
+			}},
+		}}
+	}
+	n.Pod("late", "absent", preferring)
+	n.Pod("tied", "theirs", preferring)
+	n.Pod("free", "ours", preferring)
+	if tied := n.WaitReady("tied"); tied.Spec.NodeName == node {
+		t.Error("it was sent where its claim is not")
+	}
+	if free := n.WaitReady("free"); free.Spec.NodeName != node {
+		t.Errorf("it runs on %s, although it may and wants to run there", free.Spec.NodeName)
+	}
+	if late := n.pod("late"); len(late.Spec.SchedulingGates) != 1 {
+		t.Errorf("its claim does not exist, and its gates are %v", late.Spec.SchedulingGates)
+	}
+	n.Claim("absent", class, "64Mi")
+	if late := n.WaitReady("late"); late.Spec.NodeName == node {
+		t.Error("it was sent where its claim is not")
+	}
+}
+
 // tokens adds a projected token to the pods of a namespace that tolerate virtual nodes, as the webhook of a
 // service mesh does that comes after all policies: it runs again when the driver's own policy was later.
 const tokens = `
