@@ -15,6 +15,7 @@ mod finalizers;
 mod lean;
 mod namespaced;
 mod owners;
+mod pages;
 mod recent;
 mod rights;
 pub mod slim;
@@ -69,6 +70,8 @@ use crate::{
     volume::{CarriedAnnotations, ClusterId},
 };
 
+/// Objects in one page of a list of the cluster we live in.
+const HOME_PAGE: u32 = 250;
 /// Objects in one page of a list of a remote cluster. A page must not be too large for us,
 /// however fat the objects are that honest clusters have.
 const REMOTE_PAGE: u32 = 50;

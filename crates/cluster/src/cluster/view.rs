@@ -60,6 +60,8 @@ struct Shared<S> {
     version: watch::Sender<u64>,
     feeds: Feeds<S>,
     counters: Mutex<Vec<Counter<S>>>,
+    /// The keys of objects that are too large to be read.
+    too_large: RwLock<BTreeSet<String>>,
     /// Since when what is kept may not be what is there.
     outdated: RwLock<Option<Instant>>,
     /// How many objects were given out.
@@ -110,6 +112,7 @@ impl<S: Slim> View<S> {
             version: watch::Sender::new(0),
             feeds: Feeds::default(),
             counters: Mutex::default(),
+            too_large: RwLock::default(),
             outdated: RwLock::new(Some(Instant::now())),
             #[cfg(any(test, feature = "testkit"))]
             given: std::sync::atomic::AtomicUsize::default(),
@@ -140,6 +143,13 @@ impl<S: Slim> View<S> {
     fn set_outdated(&self, outdated: bool) {
         let mut since = self.0.outdated.write().unwrap_or_else(PoisonError::into_inner);
         *since = outdated.then(|| since.unwrap_or_else(Instant::now));
+    }
+
+    /// Whether there is an object of this key that is not shown, because it is too large to be read.
+    #[must_use]
+    pub fn is_too_large(&self, key: &str) -> bool {
+        let keys = self.0.too_large.read().unwrap_or_else(PoisonError::into_inner);
+        keys.contains(key)
     }
 
     /// As if it had been outdated for so long.

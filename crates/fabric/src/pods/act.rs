@@ -134,6 +134,9 @@ impl Writer<'_> {
             self.write_status(home, &unreachable_status(&home.json(), &now()))
                 .await?;
         }
+        if self.look.place.is_ok() {
+            self.pods.tell_unknown(home, why).await;
+        }
         Ok(Some(POLL))
     }
 

@@ -1,4 +1,4 @@
-//! The addresses of remote pods: which are believed, and who hears of those that are not.
+//! The addresses of remote pods: which are believed; and what pods are told that no status says.
 
 use std::{
     collections::BTreeMap,
@@ -6,11 +6,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::ResourceExt;
 use tokio::time::Instant;
 
-use super::Pods;
+use super::{Pods, changes::reference};
 use crate::{
     offload::{NotRouted, PodNetwork},
     raw::RawPod,
@@ -44,16 +42,22 @@ impl Pods<'_> {
              pods there have such addresses"
         );
         tracing::warn!(pod = home.key(), cluster = %cluster, "{note}");
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: home.namespace(),
-            name: Some(home.name_any()),
-            uid: Some(home.uid().to_owned()),
-            ..ObjectReference::default()
-        };
-        let reason = "AddressNotRouted";
-        self.events.warn_object(about, reason, &note).await;
+        self.events
+            .warn_object(reference(home), "AddressNotRouted", &note)
+            .await;
+    }
+
+    /// Says on a pod why it is not known how it is although its cluster answers.
+    pub(super) async fn tell_unknown(&self, home: &RawPod, why: &str) {
+        if self.is_news(home.uid(), why) {
+            let note = format!(
+                "it is not known how its pod in the cluster {} is: {why}",
+                self.cluster
+            );
+            self.events
+                .warn_object(reference(home), "RemotePodUnknown", &note)
+                .await;
+        }
     }
 
     fn is_news(&self, uid: &str, addresses: &str) -> bool {

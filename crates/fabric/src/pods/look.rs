@@ -138,7 +138,9 @@ impl Pods<'_> {
         }
         // Whatever was seen before, or elsewhere, frees no name.
         let found = match live(place, namespace, &home.name_any()).await {
-            Err(error) if error.is_forbidden() => return Ok(There::Unknown(error.to_string())),
+            Err(error) if error.is_forbidden() || matches!(error.cause, Cause::Malformed(_)) => {
+                return Ok(There::Unknown(error.to_string()));
+            }
             found => found?,
         };
         look.remote = found.map(Arc::new);

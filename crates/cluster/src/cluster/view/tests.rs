@@ -6,7 +6,10 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::cluster::testing::{Act, FakeApi, Fault};
+use crate::cluster::{
+    Rights,
+    testing::{Act, FakeApi, Fault},
+};
 
 const LONG: Duration = Duration::from_mins(1);
 
@@ -327,4 +330,52 @@ async fn an_object_is_found_under_all_its_topics_and_changes_are_counted_for_who
         (names("red"), names("blue"), names("square"), names("round")),
         (1, 1, 2, 0)
     );
+}
+
+/// A config map with this colour, and so many bytes beside it.
+fn paint_large(api: &FakeApi, name: &str, color: &str, bytes: usize) {
+    let path = format!("/api/v1/namespaces/ns/configmaps/{name}");
+    api.put(
+        &path,
+        json!({"data": {"color": color, "large": "x".repeat(bytes)}}),
+    );
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_large_is_made_smaller() {
+    let api = FakeApi::start().await;
+    for number in 0..40 {
+        paint_large(&api, &format!("large-{number}"), "blue", 1 << 20);
+    }
+    let view = tokio::time::timeout(LONG, colors(&api)).await;
+    let (view, _stop) = view.expect("the list was never read");
+    assert_eq!(view.all().len(), 40);
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_by_itself_hides_no_other() {
+    let api = FakeApi::start().await;
+    let cluster = api.remote_cluster("milan", Rights::ALL).await;
+    for name in ["a", "c"] {
+        paint(&api, name, "blue");
+    }
+    paint_large(&api, "b", "blue", 5 << 20);
+    let stop = CancellationToken::new();
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let (all, everything) = (Api::all(cluster.client().clone()), watcher::Config::default());
+    let view = View::start_within(all, everything, slim, cluster.budget(), &stop);
+    tokio::time::timeout(LONG, view.complete())
+        .await
+        .expect("one object keeps all others from being seen");
+    assert_eq!(view.all().len(), 2);
+    assert!(view.is_too_large("ns/b") && !view.is_too_large("ns/a"));
+
+    // A watch is told of one, and everything has to be told after it.
+    paint_large(&api, "c", "blue", 5 << 20);
+    paint(&api, "d", "red");
+    until(&view, "red", 1).await;
+    assert!(view.is_too_large("ns/c"));
+    paint(&api, "b", "blue");
+    paint(&api, "c", "blue");
+    until(&view, "blue", 3).await;
 }

@@ -198,3 +198,32 @@ async fn no_namespace_is_watched_because_a_pod_names_it() {
     let asked = world.there.requests();
     assert!(!asked.iter().any(|it| it.contains("nowhere")), "{asked:?}");
 }
+
+#[tokio::test]
+async fn one_remote_pod_that_is_too_large_hides_no_other() {
+    let world = World::with_pod(true).await;
+    world.run_until(World::is_running).await;
+    let other = "/api/v1/namespaces/shop/pods/other";
+    let mut pod = world.home_pod();
+    pod["metadata"] = json!({"labels": {"app": "web"}});
+    pod["status"] = json!({"phase": "Pending"});
+    world.home.put(other, pod);
+    world
+        .there
+        .change(THERE, |it| it["status"]["message"] = json!("x".repeat(5 << 20)));
+    let made = |world: &World| {
+        world
+            .there
+            .object("/api/v1/namespaces/shop-home/pods/other")
+            .is_some()
+    };
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let is_told = |world: &World| {
+        let events = world.home.store().below(events);
+        events
+            .iter()
+            .any(|it| it["reason"] == "RemotePodUnknown" && it["regarding"]["name"] == "web")
+    };
+    world.run_until(|world| made(world) && is_told(world)).await;
+    assert!(world.home.object(POD).is_some());
+}
