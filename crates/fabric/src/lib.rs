@@ -25,7 +25,7 @@ mod rights;
 mod scheduling;
 mod streams;
 
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
+use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
 #[cfg(test)]
 use liqo_csi_model::placement;
 use liqo_csi_model::{offload, topology, volume};
@@ -40,8 +40,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
-    meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
-    reflect::Reflection,
+    meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
 };
 use crate::{
     cluster::Cluster,
@@ -97,7 +96,7 @@ pub async fn run(
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&places, &idle, &reserved), &metrics),
+            namespaces::run(&places, &idle, &reserved, &metrics),
             drive(reflection, &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
