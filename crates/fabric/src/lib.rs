@@ -23,6 +23,7 @@ mod reflect;
 mod remote;
 mod rights;
 mod scheduling;
+mod seen;
 mod streams;
 
 use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
@@ -147,7 +148,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
             swept.subscribe(),
         );
         let pods = Pods::new(places, cluster, &node, meters, &swept);
-        tokio::join!(drive(keeper, metrics), pods.run());
+        tokio::join!(drive(keeper, metrics), pods.run(metrics));
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;
 }

@@ -20,8 +20,8 @@ const MOST_TOLD: usize = 10_000;
 /// However often the addresses change, it is told so often.
 const EACH: Duration = Duration::from_mins(1);
 
-/// Which pods were told that their addresses are not believed: by uid, with the addresses, and when.
-pub(super) type Told = Mutex<BTreeMap<String, (String, Instant)>>;
+/// What pods were told: by pod, with its uid, what, and when.
+pub(super) type Told = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
 impl Pods<'_> {
     /// The pod network of the cluster, if there are routes to it.
@@ -32,7 +32,7 @@ impl Pods<'_> {
     /// Says on a pod, once for the addresses that it has, why it has none here.
     pub(super) async fn tell_outside(&self, home: &RawPod, outside: &NotRouted, network: &PodNetwork) {
         let addresses = outside.to_string();
-        if !self.is_news(home.uid(), &addresses) {
+        if !self.is_news(home, &addresses) {
             return;
         }
         let cluster = &self.cluster;
@@ -49,7 +49,7 @@ impl Pods<'_> {
 
     /// Says on a pod why it is not known how it is although its cluster answers.
     pub(super) async fn tell_unknown(&self, home: &RawPod, why: &str) {
-        if self.is_news(home.uid(), why) {
+        if self.is_news(home, why) {
             let note = format!(
                 "it is not known how its pod in the cluster {} is: {why}",
                 self.cluster
@@ -60,16 +60,19 @@ impl Pods<'_> {
         }
     }
 
-    fn is_news(&self, uid: &str, addresses: &str) -> bool {
+    fn is_news(&self, home: &RawPod, what: &str) -> bool {
         let mut told = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() >= MOST_TOLD {
-            told.retain(|uid, _| self.home.count_of_topic(uid) > 0);
+            told.retain(|key, _| self.home.get(key).is_some());
         }
-        let is_known = |(before, when): &(String, Instant)| before == addresses || when.elapsed() < EACH;
-        if told.get(uid).is_some_and(is_known) {
+        let is_known = |(uid, before, when): &(String, String, Instant)| {
+            uid == home.uid() && (before == what || when.elapsed() < EACH)
+        };
+        let key = home.key();
+        if told.get(&key).is_some_and(is_known) {
             return false;
         }
-        told.insert(uid.to_owned(), (addresses.to_owned(), Instant::now()));
+        told.insert(key, (home.uid().to_owned(), what.to_owned(), Instant::now()));
         true
     }
 }

@@ -94,7 +94,8 @@ impl World {
     }
 
     async fn run(&self) {
-        self.with_pods(async |pods| pods.run().await).await;
+        let metrics = LoopMetrics::default();
+        self.with_pods(async |pods| pods.run(&metrics).await).await;
     }
 
     /// Does this with the pods of the node.

@@ -16,7 +16,7 @@ use crate::{
         view::{Changed, Feed, View},
     },
     marks::HOME,
-    raw::RawPod,
+    seen::{SeenPod, SentPod},
     volume::ClusterId,
 };
 
@@ -34,8 +34,8 @@ struct State {
 }
 
 struct Watched {
-    view: View<RawPod>,
-    feed: Feed<RawPod>,
+    view: View<SeenPod>,
+    feed: Feed<SeenPod>,
     _stops: DropGuard,
 }
 
@@ -74,14 +74,8 @@ impl Watches {
     fn watch(&self, cluster: &Cluster, namespace: &str) -> Watched {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
-        let pods: Api<Lean<RawPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        let view = View::start_within(
-            pods,
-            ours,
-            |pod| pod.is_plausible().then_some(pod),
-            cluster.budget(),
-            &stop,
-        );
+        let pods: Api<Lean<SentPod>> = Api::namespaced(cluster.client().clone(), namespace);
+        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), cluster.budget(), &stop);
         Watched {
             feed: view.feed(),
             view,
@@ -90,7 +84,7 @@ impl Watches {
     }
 
     /// The pod of this name, as it was seen last.
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<RawPod>> {
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
             .namespaces
@@ -100,7 +94,7 @@ impl Watches {
     }
 
     /// The pods of this name in all namespaces.
-    pub(super) fn named(&self, name: &str) -> Vec<Arc<RawPod>> {
+    pub(super) fn named(&self, name: &str) -> Vec<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces = state.namespaces.iter();
         namespaces
@@ -110,7 +104,7 @@ impl Watches {
 
     /// What has changed since the last call, each as it was and as it is; `None` if all have to be
     /// looked at, also those that are not there any more.
-    pub(super) fn changed(&self) -> Option<Vec<Arc<RawPod>>> {
+    pub(super) fn changed(&self) -> Option<Vec<Arc<SeenPod>>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut all, mut everything) = (Vec::new(), false);
         for watched in state.namespaces.values() {
@@ -123,7 +117,7 @@ impl Watches {
     }
 
     /// All pods that were seen.
-    pub(super) fn all(&self) -> Vec<Arc<RawPod>> {
+    pub(super) fn all(&self) -> Vec<Arc<SeenPod>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
             .namespaces

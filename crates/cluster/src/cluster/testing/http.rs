@@ -307,7 +307,11 @@ fn line(happened: &Happened, query: &Parameters) -> Option<String> {
         (false, "MODIFIED") => "DELETED",
         (false, _) => return None,
     };
-    Some(format!("{}\n", json!({"type": kind, "object": happened.object})))
+    // In the order of API servers: what is sent is read as it comes.
+    Some(format!(
+        "{{\"type\":\"{kind}\",\"object\":{}}}\n",
+        happened.object
+    ))
 }
 
 fn wanted(object: &Value, query: &Parameters) -> bool {
