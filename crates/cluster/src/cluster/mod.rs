@@ -48,6 +48,7 @@ pub use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client,
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     awaited::AwaitedVolumes,
+    budget::Budget,
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings, client_for},
     evict::Eviction,
@@ -59,7 +60,6 @@ pub use self::{
     views::Views,
 };
 use self::{
-    budget::Budget,
     recent::Recent,
     view::{Slim, View},
     warnings::Warnings,

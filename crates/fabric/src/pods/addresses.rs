@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Pods, changes::reference};
+use super::{Pods, UNWATCHED, changes::reference};
 use crate::{
     offload::{NotRouted, PodNetwork},
     raw::RawPod,
@@ -56,6 +56,21 @@ impl Pods<'_> {
             );
             self.events
                 .warn_object(reference(home), "RemotePodUnknown", &note)
+                .await;
+        }
+    }
+
+    /// Says on a pod that its remote pod is not watched.
+    pub(super) async fn tell_unwatched(&self, home: &RawPod) {
+        let note = format!(
+            "the namespace of its pod in the cluster {} has more pods of this namespace than are watched there: how it is \
+             is read every {} s. Offload fewer pods of one namespace",
+            self.cluster,
+            UNWATCHED.as_secs()
+        );
+        if self.is_news(home, &note) {
+            self.events
+                .warn_object(reference(home), "RemotePodNotWatched", &note)
                 .await;
         }
     }

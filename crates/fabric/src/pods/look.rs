@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    POLL, Pods, SOON,
+    POLL, Pods, SOON, UNWATCHED,
     act::Writer,
     waits::{CLAIM_NOT_READY, Prints},
 };
@@ -45,6 +45,8 @@ impl Pods<'_> {
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
         let remote = namespace.as_ref().ok();
+        let is_hidden = |namespace: &String| self.there.may_hide(namespace, seen.name());
+        let is_hidden = remote.is_some_and(is_hidden);
         let remote = remote.and_then(|namespace| self.there.get(namespace, seen.name()));
         let prints = self.prints(&seen, remote.as_deref(), &namespace, &place);
         if seen.state.deleting.is_none()
@@ -78,6 +80,14 @@ impl Pods<'_> {
         let act = decide_pod(&facts);
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Rest);
         let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
+        if remote.is_none() && matches!(facts.there, There::Ours { .. }) {
+            // No watch tells of it, or not yet.
+            if is_hidden {
+                self.tell_unwatched(&home).await;
+            }
+            let pause = if seen.runs { UNWATCHED } else { UNWATCHED / 6 };
+            return Ok(Some(again.map_or(pause, |it| it.min(pause))));
+        }
         if may_rest && again.is_none() {
             // Whatever was written is seen in a moment, and looked at then.
             self.waits.settle(key, prints);

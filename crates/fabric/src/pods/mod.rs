@@ -62,6 +62,8 @@ const SOON: Duration = Duration::from_secs(1);
 const LONGEST_LIST: Duration = Duration::from_secs(30);
 /// Before it is asked again whether a cluster answers.
 const RETRY: Duration = Duration::from_secs(2);
+/// What is not watched is read so often.
+const UNWATCHED: Duration = Duration::from_secs(30);
 /// So many remote pods are read whole at the same time: what their cluster sends may be large.
 const READS: usize = 8;
 
@@ -142,9 +144,10 @@ impl<'a> Pods<'a> {
         let stop = CancellationToken::new();
         let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
         let all: Api<Lean<SentPod>> = Api::all(places.home.client().clone());
+        let home = View::start(all, of_node, |it| Some(SeenPod::at_home(&it)), &stop);
         Self {
-            home: View::start(all, of_node, |it| Some(SeenPod::at_home(&it)), &stop),
-            there: Watches::new(places.home.id()),
+            there: Watches::new(places.home.id(), &home),
+            home,
             state: Mutex::new(State {
                 feed: None,
                 resync: Instant::now(),

@@ -12,18 +12,24 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     cluster::{
-        Cluster, Lean,
-        view::{Changed, Feed, View},
+        Budget, Cluster, Lean,
+        view::{Changed, Feed, Room, View},
     },
     marks::HOME,
     seen::{SeenPod, SentPod},
     volume::ClusterId,
 };
 
+/// So many pods of a namespace are watched. Of more, each is read now and then.
+const MOST_PODS: usize = 5000;
+
 /// The watches.
 pub(super) struct Watches {
     /// The cluster whose pods are selected.
     home: ClusterId,
+    pods: View<SeenPod>,
+    /// So many pods are watched of each namespace.
+    most: usize,
     state: Mutex<State>,
 }
 
@@ -40,9 +46,11 @@ struct Watched {
 }
 
 impl Watches {
-    pub(super) fn new(home: &ClusterId) -> Self {
+    pub(super) fn new(home: &ClusterId, pods: &View<SeenPod>) -> Self {
         Self {
             home: home.clone(),
+            pods: pods.clone(),
+            most: MOST_PODS,
             state: Mutex::default(),
         }
     }
@@ -75,7 +83,11 @@ impl Watches {
         let stop = CancellationToken::new();
         let ours = watcher::Config::default().labels(&format!("{HOME}={}", self.home));
         let pods: Api<Lean<SentPod>> = Api::namespaced(cluster.client().clone(), namespace);
-        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), cluster.budget(), &stop);
+        // What the cluster invents is its own.
+        let home = self.pods.clone();
+        let is_own = move |it: &SeenPod| it.home_key().is_some_and(|key| home.get(key).is_some());
+        let room = Room::from(cluster.budget()).and_own(Budget::of_namespace(self.most), is_own);
+        let view = View::start_within(pods, ours, |pod| SeenPod::remote(&pod), room, &stop);
         Watched {
             feed: view.feed(),
             view,
@@ -91,6 +103,18 @@ impl Watches {
             .get(namespace)?
             .view
             .get(&format!("{namespace}/{name}"))
+    }
+
+    /// Whether a pod may be there although it is not seen.
+    pub(super) fn may_hide(&self, namespace: &str, name: &str) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = state.namespaces.get(namespace);
+        watched.is_some_and(|it| it.view.is_full() || it.view.is_too_large(&format!("{namespace}/{name}")))
+    }
+
+    #[cfg(test)]
+    pub(super) fn watch_at_most(&mut self, most: usize) {
+        self.most = most;
     }
 
     /// The pods of this name in all namespaces.

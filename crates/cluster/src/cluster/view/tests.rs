@@ -379,3 +379,38 @@ async fn an_object_that_is_too_large_by_itself_hides_no_other() {
     paint(&api, "c", "blue");
     until(&view, "blue", 3).await;
 }
+
+#[tokio::test]
+async fn what_has_a_room_of_its_own_takes_none_of_others() {
+    let api = FakeApi::start().await;
+    for name in ["a", "b", "c"] {
+        paint(&api, name, "blue");
+    }
+    paint(&api, "d", "red");
+    let client = api.cluster_unwatched().await.client().clone();
+    let (stop, cluster) = (CancellationToken::new(), Budget::new(100, usize::MAX));
+    let slim = |map: ConfigMap| Some(Color(map.data?.get("color")?.clone()));
+    let (known, is_known) = tokio::sync::oneshot::channel::<()>();
+    let room = Room::from(&cluster)
+        .and_own(Budget::of_namespace(2), |it: &Color| it.0 == "blue")
+        .once(async { drop(is_known.await) });
+    let everything = watcher::Config::default();
+    let view = View::start_within(Api::all(client), everything, slim, room, &stop);
+    assert_eq!(*view.version().borrow(), 0);
+    drop(known);
+    view.complete().await;
+    assert_eq!((view.of_topic("blue").len(), view.of_topic("red").len()), (2, 1));
+    assert!(view.is_full());
+    paint(&api, "e", "blue");
+    paint(&api, "f", "red");
+    until(&view, "red", 2).await;
+    assert_eq!(view.of_topic("blue").len(), 2);
+    assert_eq!(cluster.objects(), 2, "what is blue counts elsewhere");
+    // When there is room again, it is used.
+    api.remove("/api/v1/namespaces/ns/configmaps/a");
+    until(&view, "blue", 1).await;
+    paint(&api, "e", "blue");
+    api.fault(Fault::new("GET", "configmaps", Act::Gone).times(1));
+    api.cut_watches();
+    until(&view, "blue", 2).await;
+}

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Exhausted, Kept, Slim, View};
+use super::{Exhausted, Room, Slim, View};
 use crate::cluster::{
     HOME_PAGE, REMOTE_PAGE,
     api::is_unserved,
@@ -54,7 +54,8 @@ impl<S: Slim> View<S> {
         let config = config.timeout(WATCH_SECONDS).page_size(HOME_PAGE);
         Self::begun_with(stop, move |keeper: Self| async move {
             loop {
-                let Exhausted = keeper.keep(&api, &config, &slim, &Budget::home()).await;
+                let room = Room::from(&Budget::home());
+                let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
                 tracing::warn!(
                     url = api.resource_url(),
                     "a list is longer than what is kept of a cluster: it is not used"
@@ -65,14 +66,14 @@ impl<S: Slim> View<S> {
         })
     }
 
-    /// Watches a remote cluster while it has room. When it has none, what is known of it
+    /// Watches a remote cluster while there is room. When there is none, what is known of it
     /// stays as it is, and whoever looks after the cluster hears of it. Pages may be asked for that
     /// are smaller than others.
     pub fn start_within<K, F>(
         api: Api<Lean<K>>,
         config: watcher::Config,
         slim: F,
-        budget: &Budget,
+        room: impl Into<Room<S>>,
         stop: &CancellationToken,
     ) -> Self
     where
@@ -82,11 +83,15 @@ impl<S: Slim> View<S> {
     {
         let page = config.page_size.map_or(REMOTE_PAGE, |it| it.min(REMOTE_PAGE));
         let config = config.timeout(WATCH_SECONDS).page_size(page);
-        let budget = budget.clone();
+        let room = room.into();
         Self::begun_with(stop, move |keeper: Self| async move {
-            let Exhausted = keeper.keep(&api, &config, &slim, &budget).await;
+            let ready = room.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(ready) = ready {
+                ready.await;
+            }
+            let Exhausted = keeper.keep(&api, &config, &slim, &room).await;
             let kind = api.resource_url();
-            budget.exhaust(kind.rsplit('/').next().unwrap_or_default());
+            room.cluster.exhaust(kind.rsplit('/').next().unwrap_or_default());
         })
     }
 
@@ -110,7 +115,7 @@ impl<S: Slim> View<S> {
         api: &Api<Lean<K>>,
         config: &watcher::Config,
         slim: &F,
-        budget: &Budget,
+        room: &Room<S>,
     ) -> Exhausted
     where
         K: Resource + Clone + Debug + DeserializeOwned + 'static,
@@ -118,7 +123,7 @@ impl<S: Slim> View<S> {
     {
         let mut trouble = Trouble::default();
         loop {
-            let version = match self.list(api, config, slim, budget).await {
+            let version = match self.list(api, config, slim, room).await {
                 Ok(Ok(version)) => version,
                 Ok(Err(error)) => {
                     self.interrupted(&mut trouble, &error).await;
@@ -128,7 +133,7 @@ impl<S: Slim> View<S> {
             };
             self.set_outdated(false);
             trouble.is_over();
-            if let Err(exhausted) = self.watch(api, config, version, slim, budget, &mut trouble).await {
+            if let Err(exhausted) = self.watch(api, config, version, slim, room, &mut trouble).await {
                 return exhausted;
             }
         }
@@ -141,7 +146,7 @@ impl<S: Slim> View<S> {
         api: &Api<Lean<K>>,
         config: &watcher::Config,
         slim: &F,
-        budget: &Budget,
+        room: &Room<S>,
     ) -> Result<Result<String, kube::Error>, Exhausted>
     where
         K: Resource + Clone + Debug + DeserializeOwned,
@@ -155,7 +160,7 @@ impl<S: Slim> View<S> {
         };
         let (mut listed, mut too_large) = (HashMap::new(), BTreeSet::new());
         // A list may also be endless with objects that nobody wants.
-        let mut seen = 0;
+        let (mut seen, mut is_full) = (0, false);
         loop {
             let page = match next_page(api, &mut params).await {
                 Ok(Some(page)) => page,
@@ -163,20 +168,23 @@ impl<S: Slim> View<S> {
                 Err(error) => return Ok(Err(error)),
             };
             seen += page.objects.len().max(1);
-            if seen > budget.most_objects() {
+            if seen > room.cluster.most_objects() {
                 return Err(Exhausted);
             }
             too_large.extend(page.too_large);
             for Lean(object) in page.objects {
                 let key = key(&object);
                 if let Some(value) = slim(object) {
-                    let kept = self.kept(budget, &key, value)?;
-                    listed.insert(key, kept);
+                    match self.kept(room, &key, value)? {
+                        Some(kept) => drop(listed.insert(key, kept)),
+                        None => is_full = true,
+                    }
                 }
             }
             params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
             if params.continue_token.is_none() {
                 self.note_too_large(api.resource_url(), too_large);
+                self.set_full(is_full);
                 self.replace(listed);
                 return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
             }
@@ -204,7 +212,7 @@ impl<S: Slim> View<S> {
         config: &watcher::Config,
         mut version: String,
         slim: &F,
-        budget: &Budget,
+        room: &Room<S>,
         trouble: &mut Trouble,
     ) -> Result<(), Exhausted>
     where
@@ -240,7 +248,7 @@ impl<S: Slim> View<S> {
                         self.set_outdated(false);
                         if let Some(event) = event {
                             trouble.was_refused = false;
-                            let now = self.apply(event, slim, budget)?;
+                            let now = self.apply(event, slim, room)?;
                             version = now.filter(|it| !it.is_empty()).unwrap_or(version);
                         }
                     }
@@ -265,7 +273,7 @@ impl<S: Slim> View<S> {
         &self,
         event: WatchEvent<Lean<K>>,
         slim: &impl Fn(K) -> Option<S>,
-        budget: &Budget,
+        room: &Room<S>,
     ) -> Result<Option<String>, Exhausted> {
         let (Lean(object), is_there) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
@@ -275,8 +283,11 @@ impl<S: Slim> View<S> {
         };
         let (key, version) = (key(&object), object.meta().resource_version.clone());
         let value = is_there.then(|| slim(object)).flatten();
-        let kept = value.map(|value| Kept::new(budget, &key, value));
-        self.set(&key, kept.transpose()?);
+        let kept = value.map(|value| room.keep(&key, value)).transpose()?;
+        if matches!(kept, Some(None)) {
+            self.set_full(true);
+        }
+        self.set(&key, kept.flatten());
         Ok(version)
     }
 

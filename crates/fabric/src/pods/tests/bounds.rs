@@ -227,3 +227,19 @@ async fn one_remote_pod_that_is_too_large_hides_no_other() {
     world.run_until(|world| made(world) && is_told(world)).await;
     assert!(world.home.object(POD).is_some());
 }
+
+#[tokio::test]
+async fn pods_that_are_not_watched_run_and_say_so() {
+    let mut world = World::with_pod(true).await;
+    world.watched = Some(0);
+    world.run_until(World::is_running).await;
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    let is_told = |world: &World| {
+        let events = world.home.store().below(events);
+        events.iter().any(|it| it["reason"] == "RemotePodNotWatched")
+    };
+    world.run_until(is_told).await;
+    world.delete();
+    world.run_until(World::is_gone).await;
+    assert!(world.ran_at_most_once_each());
+}
