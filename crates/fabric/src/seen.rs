@@ -19,6 +19,7 @@ use crate::{
     offload::{
         Labels, is_name, is_uid,
         pods::{GATE, HomePod, STARTED},
+        requests::Requesting,
     },
     raw::{RawPod, home_key, home_pod, is_held, place},
 };
@@ -84,6 +85,9 @@ struct Running {
     started_at: Option<String>,
 }
 
+/// Amounts in billionths, by resource.
+type Asks = Box<[(Box<str>, i128)]>;
+
 /// What is kept of a pod.
 #[derive(Debug, PartialEq)]
 pub(super) struct SeenPod {
@@ -104,6 +108,8 @@ pub(super) struct SeenPod {
     /// Of a home pod that was given to a cluster, as the following.
     pub(super) labels: Labels,
     pub(super) containers: Box<[Box<str>]>,
+    /// What it asks of its node; nothing if it has ended.
+    pub(super) requests: Option<Asks>,
     /// The containers of a remote pod that run, and since when, in milliseconds.
     pub(super) since: Box<[(Box<str>, i64)]>,
     pub(super) digests: Digests,
@@ -139,6 +145,13 @@ impl SeenPod {
             let lists = [spec.containers, spec.ephemeral_containers, spec.init_containers];
             let names = lists.into_iter().flatten().map(|it| it.name);
             seen.containers = names.take(MOST_CONTAINERS).collect();
+            let asks = || {
+                read::<Requesting>(pod.spec.as_deref())
+                    .requests()
+                    .into_iter()
+                    .collect()
+            };
+            seen.requests = (!seen.state.ended).then(asks);
             seen.labels = pod.metadata.labels.clone().unwrap_or_default();
             let place = place(&pod.metadata);
             seen.place = place.map(|(cluster, namespace)| (cluster.into(), namespace.into()));
@@ -206,6 +219,7 @@ impl SeenPod {
             home_pod_uid: None,
             labels: BTreeMap::new(),
             containers: Box::default(),
+            requests: None,
             since: Box::default(),
             digests: Digests {
                 metadata: digest((
@@ -288,10 +302,12 @@ impl Slim for SeenPod {
             .map(|(key, value)| 2 * (48 + key.len() + value.len()));
         let containers = self.containers.iter().map(|it| 16 + it.len());
         let since = self.since.iter().map(|(name, _)| 24 + name.len());
+        let requests = self.requests.iter().flatten().map(|(name, _)| 32 + name.len());
         let parts: usize = optional
             .chain(place)
             .chain(labels)
             .chain(containers)
+            .chain(requests)
             .chain(since)
             .sum();
         self.key.len() + self.uid.len() + parts

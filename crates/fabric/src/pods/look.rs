@@ -78,6 +78,9 @@ impl Pods<'_> {
             there,
         };
         let act = decide_pod(&facts);
+        if matches!(act, Act::Say(_)) && !state.claimed {
+            self.state().admitted.give_back(key);
+        }
         let may_rest = state.deleting.is_none() && matches!(act, Act::Reflect | Act::Rest);
         let again = Writer { pods: self, look }.carry_out(&facts, act).await?;
         if remote.is_none() && matches!(facts.there, There::Ours { .. }) {
@@ -294,7 +297,11 @@ impl Pods<'_> {
             return waiting("RemoteUnreachable", why);
         };
         if !state.claimed {
-            return Ok(None);
+            return if state.ended {
+                Ok(None)
+            } else {
+                self.admit(home).await
+            };
         }
         for claim in claims(&home.json()) {
             if let Some(why) = self.claim_is_missing(place, home, namespace, &claim).await? {

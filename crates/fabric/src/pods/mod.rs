@@ -4,6 +4,7 @@
 
 mod act;
 mod addresses;
+mod admitted;
 mod changes;
 mod look;
 mod services;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     addresses::Told,
+    admitted::Admitted,
     changes::Sent,
     turns::{Swept, Turns},
     waits::Waits,
@@ -103,6 +105,7 @@ struct State {
     /// The namespaces there that the status of a `NamespaceOffloading` names.
     mapped: BTreeSet<String>,
     placed: Placed,
+    admitted: Admitted,
 }
 
 /// In which namespaces there pods may run, whatever became of their `NamespaceOffloading`. What others
@@ -157,6 +160,7 @@ impl<'a> Pods<'a> {
                 network: None,
                 mapped: BTreeSet::new(),
                 placed: Placed::default(),
+                admitted: Admitted::default(),
             }),
             reads: Semaphore::new(READS),
             outside: Told::default(),
@@ -226,15 +230,16 @@ impl<'a> Pods<'a> {
         named.collect()
     }
 
-    /// Notes where this home pod may run now.
-    fn note_place(&self, placed: &mut Placed, key: &str) {
+    /// Notes where this home pod may run now, and what it asks for.
+    fn note_pod(&self, state: &mut State, key: &str) {
         let pod = self.home.get(key);
         let place = pod
             .as_ref()
             .filter(|it| it.state.may_run())
             .and_then(|it| it.place());
         let here = place.filter(|(cluster, _)| *cluster == self.cluster.as_str());
-        placed.note(key, here.map(|(_, namespace)| namespace));
+        state.placed.note(key, here.map(|(_, namespace)| namespace));
+        state.admitted.note(key, pod.as_deref());
     }
 
     /// Adds the home pods that have changed.
@@ -242,14 +247,14 @@ impl<'a> Pods<'a> {
         match state.feed.as_ref().map(Feed::take) {
             Some(Changed::These(pods)) => {
                 for pod in pods {
-                    self.note_place(&mut state.placed, pod.key());
+                    self.note_pod(state, pod.key());
                     queue.add(pod.key());
                 }
             }
             Some(Changed::Everything) => {
-                state.placed = Placed::default();
+                (state.placed, state.admitted) = (Placed::default(), Admitted::default());
                 for pod in self.home.all() {
-                    self.note_place(&mut state.placed, pod.key());
+                    self.note_pod(state, pod.key());
                 }
                 state.resync = Instant::now();
             }
