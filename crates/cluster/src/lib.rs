@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod cluster;
+pub mod controller;
 pub mod fleet;
 pub mod keyed;
 pub mod lease;

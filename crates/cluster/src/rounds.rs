@@ -86,7 +86,7 @@ impl LoopMetrics {
         self.leads.set(leads.into());
     }
 
-    fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
+    pub(crate) fn round(&self, controller: &'static str, succeeded: bool, took: Duration) {
         let outcome = if succeeded { "success" } else { "error" };
         self.reconciled
             .get_or_create(&Outcome { controller, outcome })

@@ -23,10 +23,18 @@ mod reflect;
 mod remote;
 mod rights;
 mod scheduling;
+mod seen;
 mod streams;
 
+<<<<<<< HEAD
 use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
 use liqo_csi_model::{offload, placement, topology, volume};
+=======
+use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
+#[cfg(test)]
+use liqo_csi_model::placement;
+use liqo_csi_model::{offload, topology, volume};
+>>>>>>> fabric-limits
 use liqo_csi_observe as observe;
 
 use std::{collections::BTreeSet, net::IpAddr};
@@ -38,8 +46,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
 use self::{
-    meters::Meters, namespaces::Namespaces, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints,
-    reflect::Reflection,
+    meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
 };
 use crate::{
     cluster::Cluster,
@@ -95,7 +102,7 @@ pub async fn run(
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(
-            drive(Namespaces::new(&places, &idle, &reserved), &metrics),
+            namespaces::run(&places, &idle, &reserved, &metrics),
             drive(reflection, &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
@@ -146,7 +153,7 @@ async fn virtual_nodes(places: &Places<'_>, endpoints: &Endpoints, meters: &Mete
             swept.subscribe(),
         );
         let pods = Pods::new(places, cluster, &node, meters, &swept);
-        tokio::join!(drive(keeper, metrics), pods.run());
+        tokio::join!(drive(keeper, metrics), pods.run(metrics));
     };
     drive_keyed(served, vec![clusters.version()], start, |_| ()).await;
 }

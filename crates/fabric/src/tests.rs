@@ -28,6 +28,8 @@ const MOST_WRITES: usize = 20;
 struct World {
     home: FakeApi,
     there: FakeApi,
+    /// Another cluster, `turin`, if there is one.
+    other: Option<FakeApi>,
 }
 
 impl World {
@@ -35,6 +37,7 @@ impl World {
         let world = Self {
             home: FakeApi::start().await,
             there: FakeApi::start().await,
+            other: None,
         };
         let home = &world.home;
         for namespace in ["kube-system", "shop"] {
@@ -61,6 +64,23 @@ impl World {
         world
     }
 
+    /// In which there is a second cluster that answers nothing, once it is connected.
+    async fn with_a_cluster_that_hangs(mut self) -> Self {
+        for (path, from) in [(CLUSTER, "milan"), (NODE, "to-milan")] {
+            let object = self.home.object(path).unwrap();
+            let spec = object["spec"].to_string().replace("milan", "turin");
+            let labels = object["metadata"]["labels"].to_string().replace("milan", "turin");
+            let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+            let copy = json!({"metadata": {"labels": parsed(&labels)}, "spec": parsed(&spec)});
+            self.home
+                .put(&path.replace(from, &from.replace("milan", "turin")), copy);
+        }
+        let other = FakeApi::start().await;
+        other.fault(Fault::new("GET", "/api/v1/namespaces", Act::Hang));
+        self.other = Some(other);
+        self
+    }
+
     /// In which the namespace is there.
     async fn offloaded() -> Self {
         let world = Self::asked(json!({})).await;
@@ -70,18 +90,22 @@ impl World {
 
     async fn run(&self, idle: &Idle) {
         let home = self.home.cluster_unwatched().await;
-        let link = Link::up(&self.there, Rights::ALL).await;
-        let nodes = crate::placement::NodeRule::Labels(crate::topology::LabelSelector(vec![
-            crate::topology::Requirement::is_in("to", ["milan"]),
-        ]));
-        let declared = Declared {
-            nodes,
-            ..Declared::plain("milan")
-        };
-        let registry = Registry::fixed([(declared, link)]);
+        let mut declared = Vec::new();
+        for (id, api) in [("milan", Some(&self.there)), ("turin", self.other.as_ref())] {
+            let Some(api) = api else { continue };
+            let nodes = crate::placement::NodeRule::Labels(crate::topology::LabelSelector(vec![
+                crate::topology::Requirement::is_in("to", [id]),
+            ]));
+            let one = Declared {
+                nodes,
+                ..Declared::plain(id)
+            };
+            declared.push((one, Link::up(api, Rights::ALL).await));
+        }
+        let registry = Registry::fixed(declared);
         let places = Places::new(&home, &registry);
         let reserved = ["liqo-csi".to_owned()].into();
-        drive(Namespaces::new(&places, idle, &reserved), &LoopMetrics::default()).await;
+        namespaces::run(&places, idle, &reserved, &LoopMetrics::default()).await;
     }
 
     /// Lets the loop run until this is so.
@@ -211,6 +235,29 @@ async fn a_namespace_is_made_and_said_to_be_there() {
         json!(["fabric.storage.liqo.io/remote-namespaces"])
     );
     assert_eq!(held(CLUSTER), json!(["fabric.storage.liqo.io/remote-namespaces"]));
+}
+
+#[tokio::test]
+async fn a_cluster_that_hangs_delays_no_other() {
+    let world = World::asked(json!({})).await.with_a_cluster_that_hangs().await;
+    world
+        .run_until(|world| world.ready().0 == "NamespaceCreated")
+        .await;
+    let said = &world.status()["remoteNamespacesConditions"]["turin"];
+    assert_eq!(
+        said.as_array().map(Vec::len),
+        Some(1),
+        "it was waited for: {said}"
+    );
+    assert_eq!(world.phase(), "InProgress");
+    // Nor is it waited for where nothing was ever said to be.
+    world.unoffload();
+    world
+        .run_until(|world| {
+            world.let_time_pass();
+            world.is_gone()
+        })
+        .await;
 }
 
 #[tokio::test]

@@ -7,15 +7,13 @@ use kube::{
     Api, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
-    runtime::watcher,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{Calls, Cluster, REMOTE_PAGE, lean::Lean};
+use super::{Calls, Cluster, HOME_PAGE, REMOTE_PAGE, lean::Lean, pages::next_page};
 use crate::volume::DRIVER_NAME;
 
-const PAGE: u32 = 250;
 /// More than any cluster has of what we list: a list that does not end is none.
 const MOST_OBJECTS: u32 = 250_000;
 /// What a list of a remote cluster may hold, as JSON: tens of thousands of claims.
@@ -235,13 +233,28 @@ where
         };
         let limited = self.lists.is_some();
         let (mut found, mut held) = (Vec::new(), 0);
-        let size = if limited { REMOTE_PAGE } else { PAGE };
-        let mut page = ListParams::default().limit(size);
-        page.label_selector = labels.map(str::to_owned);
-        page.field_selector = fields.map(str::to_owned);
-        for _ in 0..MOST_OBJECTS / size {
-            let list = self.bounded("list", "", || self.api.list(&page)).await?;
-            for Lean(object) in list.items {
+        let size = if limited { REMOTE_PAGE } else { HOME_PAGE };
+        let mut params = ListParams::default().limit(size);
+        params.label_selector = labels.map(str::to_owned);
+        params.field_selector = fields.map(str::to_owned);
+        let mut seen = 0;
+        while seen < MOST_OBJECTS {
+            let asked = params.clone();
+            let page = self.bounded("list", "", || async {
+                let mut params = asked.clone();
+                let page = next_page(&self.api, &mut params).await?;
+                Ok((page, params.limit))
+            });
+            let (page, limit) = page.await?;
+            params.limit = limit;
+            let Some(page) = page else { continue };
+            if let Some(name) = page.too_large {
+                // Whoever acts on a list must not take what is not in it for what is not there.
+                let why = format!("{name} is larger than what is read of one");
+                return Err(self.error("list", "", Cause::Malformed(why)));
+            }
+            seen += limit.unwrap_or(size);
+            for Lean(object) in page.objects {
                 let size = if limited { length(&object) } else { 0 };
                 if let Some(object) = wanted(object) {
                     held = size.saturating_add(held);
@@ -252,8 +265,8 @@ where
                 let why = format!("the list is longer than {} MiB", MOST_LISTED >> 20);
                 return Err(self.error("list", "", Cause::Malformed(why)));
             }
-            match list.metadata.continue_ {
-                Some(next) if !next.is_empty() => page.continue_token = Some(next),
+            match page.metadata.continue_ {
+                Some(next) if !next.is_empty() => params.continue_token = Some(next),
                 _ => return Ok(found),
             }
         }
@@ -544,7 +557,7 @@ pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
             }));
             break;
         }
-        let wraps = error.is::<kube::Error>() || error.is::<watcher::Error>();
+        let wraps = error.is::<kube::Error>();
         let text = error.to_string();
         let is_said = said.iter().any(|known| known.contains(&text));
         let is_wrapper = wraps && next.is_some();
@@ -557,11 +570,8 @@ pub fn plain(error: &(dyn std::error::Error + 'static)) -> String {
 
 /// The answer of the API server that an error wraps.
 fn answer<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
-    if let Some(kube::Error::Api(status)) = error.downcast_ref() {
-        return Some(status);
-    }
     match error.downcast_ref() {
-        Some(watcher::Error::WatchError(status)) => Some(status),
+        Some(kube::Error::Api(status)) => Some(status),
         _ => None,
     }
 }

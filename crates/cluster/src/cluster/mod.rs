@@ -15,6 +15,7 @@ mod finalizers;
 mod lean;
 mod namespaced;
 mod owners;
+mod pages;
 mod recent;
 mod rights;
 pub mod slim;
@@ -47,6 +48,7 @@ pub use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client,
 pub use self::{
     api::{ApiError, Cause, Objects, Precondition, plain, short, unless_conflict},
     awaited::AwaitedVolumes,
+    budget::Budget,
     calls::{Calls, Metrics},
     connect::{ConnectError, Settings, client_for},
     evict::Eviction,
@@ -58,7 +60,6 @@ pub use self::{
     views::Views,
 };
 use self::{
-    budget::Budget,
     recent::Recent,
     view::{Slim, View},
     warnings::Warnings,
@@ -69,6 +70,8 @@ use crate::{
     volume::{CarriedAnnotations, ClusterId},
 };
 
+/// Objects in one page of a list of the cluster we live in.
+const HOME_PAGE: u32 = 250;
 /// Objects in one page of a list of a remote cluster. A page must not be too large for us,
 /// however fat the objects are that honest clusters have.
 const REMOTE_PAGE: u32 = 50;

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    POLL, Pods,
+    POLL, Pods, SOON,
     changes::reference,
     look::{Look, plausible},
 };
@@ -32,8 +32,6 @@ use crate::{
 
 /// Label of home pods that may run in a remote cluster, as Liqo has it.
 const SHADOWED: &str = "liqo.io/shadowPod";
-/// After a write whose effect a watch is about to tell.
-const SOON: Duration = Duration::from_secs(1);
 
 /// Writes about one pod.
 pub(super) struct Writer<'a> {
@@ -75,7 +73,7 @@ impl Writer<'_> {
     }
 
     async fn act(&self, facts: &PodFacts, act: Act) -> Result<Option<Duration>, ApiError> {
-        if !matches!(act, Act::Say(_)) {
+        if !matches!(act, Act::Say(_) | Act::Rest) {
             self.pods.waits.forget(self.look.key);
         }
         if let Act::DeleteThere(grace) = act {
@@ -113,7 +111,7 @@ impl Writer<'_> {
         Ok(self
             .pods
             .waits
-            .note(self.look.key, self.look.print, waiting.reason))
+            .note(self.look.key, self.look.prints, waiting.reason))
     }
 
     /// Tells in an event why a home pod, as it was, now waits, if that is new.
@@ -133,6 +131,17 @@ impl Writer<'_> {
         if self.look.place.is_err() && !home.as_home().ended {
             self.write_status(home, &unreachable_status(&home.json(), &now()))
                 .await?;
+            if home.as_home().deleting.is_none() {
+                let waits = &self.pods.waits;
+                return Ok(Some(waits.note(
+                    self.look.key,
+                    self.look.prints,
+                    "RemoteUnreachable",
+                )));
+            }
+        }
+        if self.look.place.is_ok() {
+            self.pods.tell_unknown(home, why).await;
         }
         Ok(Some(POLL))
     }

@@ -43,6 +43,8 @@ struct World {
     ran: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Whether the other cluster does not answer.
     is_silent: AtomicBool,
+    /// How many pods of a namespace are watched, if not as many as ever.
+    watched: Option<usize>,
     meters: Meters,
 }
 
@@ -69,6 +71,7 @@ impl World {
             there,
             ran: Mutex::default(),
             is_silent: AtomicBool::new(false),
+            watched: None,
             meters: Meters::default(),
         }
     }
@@ -94,7 +97,8 @@ impl World {
     }
 
     async fn run(&self) {
-        self.with_pods(async |pods| pods.run().await).await;
+        let metrics = LoopMetrics::default();
+        self.with_pods(async |pods| pods.run(&metrics).await).await;
     }
 
     /// Does this with the pods of the node.
@@ -124,7 +128,10 @@ impl World {
         places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
-        let pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        let mut pods = Pods::new(&places, "milan".parse().unwrap(), "milan", &self.meters, &swept);
+        if let Some(most) = self.watched {
+            pods.there.watch_at_most(most);
+        }
         act(pods).await;
     }
 

@@ -172,6 +172,7 @@ impl<'a> Reflection<'a> {
             there: there.clone(),
             remote: place.remote.clone(),
             owner,
+            offloading: place.offloading.clone(),
             marks,
             source: Arc::clone(source),
             routed: place.routed,

@@ -503,12 +503,12 @@ async fn bodies_are_not_kept() {
         labels: [("fabric.storage.liqo.io/home".to_owned(), "home".to_owned())].into(),
         annotations: [].into(),
     };
-    let source = Source::new(&home, "shop", &marks);
+    let source = Arc::new(Source::new(&home, "shop", &marks));
     let source::Of::Objects(secrets) = source.of(Kind::Secret) else {
         panic!("they are kept as digests")
     };
     secrets.complete().await;
-    let copies = source::copies(&remote, "shop-home", &marks);
+    let copies = source::copies(&remote, "shop-home", &marks, &source);
     copies.of(Kind::Secret).complete().await;
     let (kept, copy) = (secrets.all(), copies.of(Kind::Secret).all());
     let text = format!("{kept:?}{copy:?}");

@@ -11,6 +11,7 @@ mod network;
 pub mod pods;
 mod ports;
 pub mod reflection;
+pub mod requests;
 mod selector;
 mod status;
 mod ties;

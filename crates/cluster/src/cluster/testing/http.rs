@@ -10,7 +10,10 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{Method, Request, StatusCode, header::CONTENT_TYPE},
+    http::{
+        Method, Request, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
@@ -42,6 +45,8 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     let path = request.uri().path().to_owned();
     let content = request.headers().get(CONTENT_TYPE);
     let is_strategic = content.is_some_and(|kind| kind == "application/strategic-merge-patch+json");
+    let accepted = request.headers().get(ACCEPT).and_then(|it| it.to_str().ok());
+    let only_metadata = accepted.is_some_and(|it| it.contains("as=PartialObjectMetadataList"));
     let lists = if is_strategic { Lists::ByType } else { Lists::Whole };
     let query = request.uri().query().unwrap_or_default();
     let query: Parameters = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
@@ -62,6 +67,13 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     }
     match server.faults.hit(method.as_str(), &path, watch) {
         None if watch => follow(server, path, query),
+        None if only_metadata => {
+            let mut list = list(&server.store, &path, &query);
+            for item in list["items"].as_array_mut().into_iter().flatten() {
+                *item = json!({"apiVersion": "v1", "kind": "PartialObjectMetadata", "metadata": item["metadata"]});
+            }
+            Json(list).into_response()
+        }
         Some(Act::TooLarge(text)) if String::from_utf8_lossy(&body).contains(text) => {
             refusal(413, "Request entity too large: limit is 3145728")
         }
@@ -295,7 +307,11 @@ fn line(happened: &Happened, query: &Parameters) -> Option<String> {
         (false, "MODIFIED") => "DELETED",
         (false, _) => return None,
     };
-    Some(format!("{}\n", json!({"type": kind, "object": happened.object})))
+    // In the order of API servers: what is sent is read as it comes.
+    Some(format!(
+        "{{\"type\":\"{kind}\",\"object\":{}}}\n",
+        happened.object
+    ))
 }
 
 fn wanted(object: &Value, query: &Parameters) -> bool {

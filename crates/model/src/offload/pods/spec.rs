@@ -75,6 +75,9 @@ const LEFT_OUT: [&str; 13] = [
     "automountServiceAccountToken",
 ];
 
+/// The largest pod, in KiB. Those with sidecars have 15.
+const LARGEST: usize = 256;
+
 /// Why a pod cannot run in a remote cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodRefused {
@@ -88,6 +91,12 @@ pub enum PodRefused {
         "it has spec.{0}, which this version of the fabric does not know: keep the pod on nodes of this cluster"
     )]
     Unknown(String),
+    /// It is larger than what anybody means by a pod: it would weigh on all that know of it.
+    #[error(
+        "it has {0} KiB, and pods of more than {LARGEST} KiB are not sent: put large values into ConfigMaps or Secrets, or \
+         keep the pod on nodes of this cluster"
+    )]
+    TooLarge(usize),
 }
 
 /// By what the remote pod is known as ours.
@@ -164,12 +173,17 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     let mut annotations = carried_annotations(home);
     annotations.insert(RECORD.to_owned(), changes::record(home));
     annotations.extend(marks.annotations.clone());
-    Ok(json!({
+    let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": home["metadata"]["name"], "labels": labels, "annotations": annotations},
         "spec": remote,
-    }))
+    });
+    let bytes = pod.to_string().len();
+    if bytes > LARGEST << 10 {
+        return Err(PodRefused::TooLarge(bytes >> 10));
+    }
+    Ok(pod)
 }
 
 /// The labels of a home pod that its remote pod has.
