@@ -26,15 +26,8 @@ mod scheduling;
 mod seen;
 mod streams;
 
-<<<<<<< HEAD
-use liqo_csi_cluster::{api, cluster, fleet, keyed, lease, queue, rounds};
-use liqo_csi_model::{offload, placement, topology, volume};
-=======
 use liqo_csi_cluster::{api, cluster, controller, fleet, keyed, lease, queue, rounds};
-#[cfg(test)]
-use liqo_csi_model::placement;
-use liqo_csi_model::{offload, topology, volume};
->>>>>>> fabric-limits
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_observe as observe;
 
 use std::{collections::BTreeSet, net::IpAddr};

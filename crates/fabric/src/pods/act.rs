@@ -22,9 +22,9 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, There, UNSCHEDULABLE, Waiting, decide_pod,
-        final_status, is_transition, least_final_status, remote_pod, remote_status, started_status,
-        unreachable_status, waiting_status,
+        Act, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemoteSettings, There, UNSCHEDULABLE, Waiting,
+        decide_pod, final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status,
+        started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -183,7 +183,11 @@ impl Writer<'_> {
                 (HOME_POD_UID, home.uid()),
             ]),
         };
-        let mut pod = match remote_pod(&home.json(), &marks, &self.pods.settings()) {
+        let settings = RemoteSettings {
+            claims: self.look.claims.clone(),
+            ..self.pods.settings()
+        };
+        let mut pod = match remote_pod(&home.json(), &marks, &settings) {
             Ok(pod) => pod,
             Err(refused) => {
                 let message = refused.to_string();
@@ -200,7 +204,12 @@ impl Writer<'_> {
         let pod: RawPod = serde_json::from_value(pod)
             .map_err(|error| pods.failure("make", crate::cluster::Cause::Malformed(error.to_string())))?;
         match crash::around(Step::PodMake, pods.create(&pod)).await {
-            Ok(Some(_)) => {
+            Ok(Some(stored)) => {
+                if let Some(field) = not_kept(&pod.json(), &stored.json()) {
+                    let deleted = pods.delete(&name, exactly(&stored)).await;
+                    unless_conflict(deleted.map(Some))?;
+                    return Ok(Made::Refused(self.pods.drops(&field)));
+                }
                 tracing::info!(pod = self.look.key, cluster = %self.pods.cluster, namespace, "made a pod");
                 Ok(Made::Now)
             }

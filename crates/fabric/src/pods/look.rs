@@ -1,24 +1,26 @@
 //! What is known of one pod: the home pod, what its cluster has under its name, and what is in
 //! the way.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt;
 
 use super::{
     POLL, Pods, SOON, UNWATCHED,
     act::Writer,
+    claims::ClaimThere,
     waits::{CLAIM_NOT_READY, Prints},
 };
 use crate::{
     cluster::{ApiError, Cause, Objects, short},
     marks::{HOME_UID, REMOTE_CLUSTER_UID},
     node::{is_out_of_service, is_ready},
-    offload::pods::{Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
+    offload::pods::{
+        Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+    },
     places::Place,
     raw::RawPod,
-    volume::mark,
 };
 
 /// A pod, and all that its writes need.
@@ -30,6 +32,8 @@ pub(super) struct Look<'a> {
     pub(super) namespace: Result<String, String>,
     pub(super) place: Result<Place, String>,
     pub(super) home_uid: &'a str,
+    /// The names that the pod's claims have there.
+    pub(super) claims: BTreeMap<String, String>,
     /// What was known without asking.
     pub(super) prints: Prints,
 }
@@ -68,12 +72,13 @@ impl Pods<'_> {
             home: Some(Arc::clone(&home)),
             remote: None,
             home_uid,
+            claims: BTreeMap::new(),
             prints,
         };
         let there = self.there(&mut look, &home, remote.is_some()).await?;
         let facts = PodFacts {
             home: Some(state),
-            obstacle: self.obstacle(&look, &home, &there).await?,
+            obstacle: self.obstacle(&mut look, &home, &there).await?,
             out_of_service: self.is_declared_out_of_service(&look, &home, &there).await?,
             there,
         };
@@ -236,6 +241,7 @@ impl Pods<'_> {
                 remote: Some(Arc::new(found)),
                 place: place.clone(),
                 home_uid,
+                claims: BTreeMap::new(),
                 prints: Prints { waiting: 0, whole: 0 },
             };
             let facts = PodFacts {
@@ -250,6 +256,18 @@ impl Pods<'_> {
             outcome = outcome.or(again);
         }
         Ok(outcome)
+    }
+
+    /// What a pod says of which the cluster does not keep a field.
+    pub(super) fn drops(&self, field: &str) -> Waiting {
+        Waiting {
+            reason: "RemoteRefused",
+            message: format!(
+                "the cluster {} does not keep {field}, which protects this pod or others from it: its API server may be older \
+                 than this one, or have that feature switched off. Keep the pod on nodes of this cluster",
+                self.cluster
+            ),
+        }
     }
 
     /// Whether an administrator has marked the node of a pod that ends as one on which nothing runs
@@ -272,12 +290,30 @@ impl Pods<'_> {
     /// What is in the way of a pod that was not made yet.
     async fn obstacle(
         &self,
-        look: &Look<'_>,
+        look: &mut Look<'_>,
         home: &RawPod,
         there: &There,
     ) -> Result<Option<Waiting>, ApiError> {
         let state = home.as_home();
-        if state.started || state.deleting.is_some() || *there != There::Unseen {
+        if state.started || state.deleting.is_some() {
+            return Ok(None);
+        }
+        if let (
+            There::Ours {
+                gated: true,
+                deleting: None,
+                ..
+            },
+            Some(remote),
+            true,
+        ) = (there, &look.remote, state.claimed)
+        {
+            // The process that made it may have ended before it read what became of it.
+            let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
+            let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
+            return Ok(lost.map(|field| self.drops(&field)));
+        }
+        if *there != There::Unseen {
             return Ok(None);
         }
         let waiting = |reason, message| Ok(Some(Waiting { reason, message }));
@@ -303,46 +339,18 @@ impl Pods<'_> {
                 self.admit(home).await
             };
         }
+        if let Some(why) = self.cannot_have(home, place).await? {
+            return waiting("PodNotSupported", why);
+        }
         for claim in claims(&home.json()) {
-            if let Some(why) = self.claim_is_missing(place, home, namespace, &claim).await? {
-                return waiting(CLAIM_NOT_READY, why);
+            match self.claim_there(place, home, namespace, &claim).await? {
+                ClaimThere::Named(there) => {
+                    look.claims.insert(claim, there);
+                }
+                ClaimThere::Missing(why) => return waiting(CLAIM_NOT_READY, why),
             }
         }
         Ok(None)
-    }
-
-    /// Why the claim of this name there is not the one that the pod means, if it is not.
-    async fn claim_is_missing(
-        &self,
-        place: &Place,
-        home: &RawPod,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<String>, ApiError> {
-        let own = home.namespace().unwrap_or_default();
-        let here = self.places.home.within::<PersistentVolumeClaim>(&own);
-        let there = place.cluster.within::<PersistentVolumeClaim>(namespace);
-        let (here, there) = tokio::try_join!(here.get(name), there.get(name))?;
-        let cluster = &self.cluster;
-        Ok(match (here, there) {
-            (_, None) => Some(format!(
-                "the cluster {cluster} has no claim {namespace}/{name} (yet): use a storage class of this driver, or make \
-                 the claim there"
-            )),
-            (_, Some(there)) if there.metadata.deletion_timestamp.is_some() => Some(format!(
-                "the claim {namespace}/{name} of the cluster {cluster} is being deleted"
-            )),
-            (None, Some(_)) => None,
-            (Some(here), Some(there)) => {
-                let of = there.annotations().get(mark::CLAIM_UID);
-                (of != here.metadata.uid.as_ref()).then(|| {
-                    format!(
-                        "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of \
-                         this pod are not there"
-                    )
-                })
-            }
-        })
     }
 }
 

@@ -6,6 +6,7 @@ mod act;
 mod addresses;
 mod admitted;
 mod changes;
+mod claims;
 mod look;
 mod services;
 mod turns;
@@ -398,6 +399,7 @@ fn remote_settings(pods: &RemotePods, home: &ClusterId) -> RemoteSettings {
         node_selector: pods.node_selector.clone(),
         tolerations: tolerations.collect(),
         priority_class: pods.priority_class_name.clone(),
+        claims: BTreeMap::new(),
         runtime_class: pods.runtime_class_name.clone(),
     }
 }

@@ -27,6 +27,7 @@ use crate::{
 
 mod bounds;
 mod changes;
+mod claims;
 mod services;
 mod usage;
 mod waits;

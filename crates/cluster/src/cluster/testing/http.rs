@@ -78,6 +78,21 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
             refusal(413, "Request entity too large: limit is 3145728")
         }
         None | Some(Act::TooLarge(_)) => act(&server.store, &method, &path, &query, lists, &body),
+        Some(Act::Drop(pointer)) => {
+            let mut sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
+            if let Some(parent) = sent.pointer_mut(parent).and_then(Value::as_object_mut) {
+                parent.remove(field);
+            }
+            act(
+                &server.store,
+                &method,
+                &path,
+                &query,
+                lists,
+                &sent.to_string().into(),
+            )
+        }
         Some(Act::Refuse(code) | Act::RefuseWatch(code)) => refusal(code, "scripted"),
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()

@@ -3,7 +3,7 @@
 //! because typed definitions drop what they do not know; what a remote API server does not know is
 //! found by [`super::kept`] before the pod starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -119,6 +119,8 @@ pub struct RemoteSettings {
     pub priority_class: Option<String>,
     /// The id of the home cluster: the copy of its certificates is named after it.
     pub home: String,
+    /// The names that claims have there, where they are others.
+    pub claims: BTreeMap<String, String>,
     /// Their runtime class, unless the pod has one of its own other than `liqo`.
     pub runtime_class: Option<String>,
 }
@@ -137,7 +139,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             remote.insert(field.clone(), value.clone());
         }
     }
-    let (kept, tokens) = volumes::remote(spec.get("volumes"), &settings.home)?;
+    let (kept, tokens) = volumes::remote(spec.get("volumes"), settings)?;
     set(&mut remote, "volumes", kept);
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
@@ -231,6 +233,43 @@ pub fn claims(home: &Value) -> Vec<String> {
     let volumes = home["spec"]["volumes"].as_array().into_iter().flatten();
     volumes
         .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The names of the Secrets that a pod cannot do without.
+#[must_use]
+pub fn secrets(home: &Value) -> BTreeSet<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let spec = &home["spec"];
+    let containers = ["containers", "initContainers"]
+        .map(|field| list(&spec[field]))
+        .concat();
+    let variables = containers.iter().flat_map(|one| list(&one["env"]));
+    let sources = containers.iter().flat_map(|one| list(&one["envFrom"]));
+    let volumes = list(&spec["volumes"]);
+    let projected = volumes.iter().flat_map(|one| list(&one["projected"]["sources"]));
+    variables
+        .map(|one| one["valueFrom"]["secretKeyRef"].clone())
+        .chain(sources.map(|one| one["secretRef"].clone()))
+        .chain(projected.map(|one| one["secret"].clone()))
+        .chain(volumes.iter().map(|one| one["secret"].clone()))
+        .filter(|source| source["optional"] != true)
+        .filter_map(|source| {
+            source["name"]
+                .as_str()
+                .or(source["secretName"].as_str())
+                .map(str::to_owned)
+        })
+        .collect()
+}
+
+/// The CSI drivers of a pod's inline volumes.
+#[must_use]
+pub fn inline_drivers(home: &Value) -> BTreeSet<String> {
+    let volumes = home["spec"]["volumes"].as_array().into_iter().flatten();
+    volumes
+        .filter_map(|volume| volume["csi"]["driver"].as_str())
         .map(str::to_owned)
         .collect()
 }
@@ -572,6 +611,7 @@ mod tests {
             tolerations: vec![json!({"key": "guests", "operator": "Exists"})],
             priority_class: Some("low".into()),
             home: "home".into(),
+            claims: BTreeMap::new(),
             runtime_class: Some("gvisor".into()),
         };
         let spec = |class| {
