@@ -92,6 +92,61 @@ func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	}
 }
 
+// A volume is its handle: retained, it is used again by a claim of the same name, then by another.
+func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
+	n, remote := renamedTenant(t)
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("one", "data", there)
+	n.WaitReady("one")
+	remote.Exec("one", "echo precious > "+user.DataPath+"/file && sync")
+	volume := n.WaitBound("data").Name
+	patch := func(text string) {
+		t.Helper()
+		if out, err := n.Kubectl("patch", "pv", volume, "--type=merge", "-p", text); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+	n.DeletePod("one")
+	claim := "data"
+	for _, next := range []string{"data", "renamed"} {
+		if out, err := n.Kubectl("delete", "pvc", claim); err != nil {
+			t.Fatal(err, out)
+		}
+		n.Eventually("the volume to be released", func(ctx context.Context) (string, error) {
+			found, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+			if err != nil || found.Status.Phase == corev1.VolumeReleased {
+				return "", err
+			}
+			return "it is " + string(found.Status.Phase), nil
+		})
+		patch(`{"spec":{"claimRef":null}}`)
+		n.Claim(next, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume })
+		pod := "of-" + next
+		n.Pod(pod, next, there)
+		n.WaitReady(pod)
+		if text := remote.Exec(pod, "cat "+user.DataPath+"/file"); strings.TrimSpace(text) != "precious" {
+			user.Violated(t, "the file has %q", text)
+		}
+		n.DeletePod(pod)
+		claim = next
+	}
+	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+}
+
+func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
+	n, _ := renamedTenant(t)
+	n.Apply(`{apiVersion: v1, kind: Secret, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}},
+  type: kubernetes.io/service-account-token}`)
+	n.Pod("web", "", bare, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "token"},
+		}}}
+	})
+	n.WaitEvent("web", "PodNotSupported", "the Secret token")
+	n.DeletePod("web")
+}
+
 // Claims of other drivers are in this cluster alone.
 func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
