@@ -6,14 +6,12 @@ package chart
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"storage.liqo.io/sanity-tests/components"
@@ -40,44 +38,11 @@ func New(ctx context.Context) (*Helm, error) {
 
 // NewFor is New for the chart in another folder.
 func NewFor(ctx context.Context, chart string) (*Helm, error) {
-	root, err := components.ModuleRoot(ctx)
-	if err != nil {
-		return nil, err
-	}
-	program, err := build(ctx, filepath.Join(root, "components", "helm"))
+	program, err := components.Tool(ctx, "helm", "helm.sh/helm/v4/cmd/helm")
 	if err != nil {
 		return nil, err
 	}
 	return &Helm{program: program, chart: chart}, nil
-}
-
-// build keeps the program under a name made of what it is built from.
-func build(ctx context.Context, module string) (string, error) {
-	pins, err := os.ReadFile(filepath.Join(module, "go.sum"))
-	if err != nil {
-		return "", fmt.Errorf("read what Helm is built from: %w", err)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find the user's cache: %w", err)
-	}
-	key := sha256.Sum256(append(pins, runtime.Version()...))
-	program := filepath.Join(cache, "liqo-csi-lab", fmt.Sprintf("helm-%x", key[:8]))
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
-		return "", fmt.Errorf("create the cache: %w", err)
-	}
-	// Built aside, so that a program of that name is always whole.
-	aside := fmt.Sprintf("%s.%d", program, os.Getpid())
-	if err := components.GoBuild(ctx, module, "helm.sh/helm/v4/cmd/helm", aside); err != nil {
-		return "", err
-	}
-	if err := os.Rename(aside, program); err != nil {
-		return "", fmt.Errorf("put Helm into the cache: %w", err)
-	}
-	return program, nil
 }
 
 // Render is `helm template`: the manifests, without asking any cluster.

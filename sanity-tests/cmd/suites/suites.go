@@ -109,6 +109,8 @@ var suites = []suite{
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 	labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
 	only(whole, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
+	// Of that program; it is refused if it is too large, or a program in it does not run.
+	only(whole, check("release image", nothing, "make", "image")),
 	only(whole, onRelease(goTest("release", "sanity-tests", sharedLab, 15*time.Minute, "-run="+smokeTests, "./e2e/driver"))),
 	only(whole, check("Liqo build", root, "go", "-C", "sanity-tests", "run", "./cmd/lab", "build", "liqo")),
 	labTestsOf(whole, goTest("liqo", "sanity-tests", sharedLab, 55*time.Minute, "./e2e/liqo")),
