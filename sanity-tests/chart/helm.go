@@ -80,6 +80,12 @@ func (h *Helm) Lint(ctx context.Context) error {
 	return err
 }
 
+// Package is `helm package`: it writes the chart's archive into a folder.
+func (h *Helm) Package(ctx context.Context, folder string) error {
+	_, err := h.run(ctx, nil, "package", h.chart, "--destination", folder)
+	return err
+}
+
 // Install is `helm upgrade --install`: it installs the release or changes it to
 // the values, and waits until it is ready.
 func (h *Helm) Install(ctx context.Context, release, namespace string, values Values) error {

@@ -133,14 +133,29 @@ func runIn(ctx context.Context, root, program string, args ...string) ([]byte, e
 	return bytes.TrimSpace(out), err
 }
 
-// Push has crane push the archive of an image. Credentials are those of `docker login`.
-func Push(ctx context.Context, archive, name string) error {
-	crane, err := components.Tool(ctx, "registry", "github.com/google/go-containerregistry/cmd/crane")
+// Push pushes images with crane, under one name if there are several. Credentials are those of
+// `docker login`.
+func Push(ctx context.Context, name string, built ...*BuiltImage) error {
+	program, err := components.Tool(ctx, "registry", "github.com/google/go-containerregistry/cmd/crane")
 	if err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, crane, "push", archive, name).CombinedOutput(); err != nil {
-		return fmt.Errorf("push %s: %w: %s", name, err, bytes.TrimSpace(out))
+	crane := func(args ...string) error {
+		if out, err := exec.CommandContext(ctx, program, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("push %s: crane %s: %w: %s", name, args[0], err, bytes.TrimSpace(out))
+		}
+		return nil
 	}
-	return nil
+	if len(built) == 1 {
+		return crane("push", built[0].Archive, name)
+	}
+	index := []string{"index", "append", "--tag", name}
+	for _, image := range built {
+		part := name + "-" + image.Architecture
+		if err := crane("push", image.Archive, part); err != nil {
+			return err
+		}
+		index = append(index, "--manifest", part)
+	}
+	return crane(index...)
 }

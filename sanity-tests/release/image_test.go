@@ -3,7 +3,6 @@ package release
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -202,16 +201,18 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 	name := address + "/some/liqo-csi:v1"
 	image := images.New(name, "/program").AddFile("/program", 0o755, []byte("content"))
 	image.Compressed, image.User = true, "65532:65532"
-	archive := filepath.Join(t.TempDir(), "image.tar")
-	out, err := os.Create(archive)
-	if err != nil {
-		t.Fatal(err)
+	folder := t.TempDir()
+	write := func(architecture string) *BuiltImage {
+		image.Architecture = architecture
+		built := &BuiltImage{Architecture: architecture, Archive: filepath.Join(folder, architecture+".tar")}
+		out, err := os.Create(built.Archive)
+		if err := errors.Join(err, images.WriteArchive(out, image), out.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return built
 	}
-	defer out.Close()
-	if err := images.WriteArchive(out, image); err != nil {
-		t.Fatal(err)
-	}
-	if err := Push(t.Context(), archive, name); err != nil {
+	amd, arm := write("amd64"), write("arm64")
+	if err := Push(t.Context(), name, amd); err != nil {
 		t.Fatal(err)
 	}
 	ask := func(args ...string) string {
@@ -222,12 +223,20 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 		return string(said)
 	}
 	ask("validate", "--remote", name)
-	for _, want := range []string{`"User":"65532:65532"`, `"Entrypoint":["/program"]`, fmt.Sprintf("%q:%q", "architecture", runtime.GOARCH)} {
+	for _, want := range []string{`"User":"65532:65532"`, `"Entrypoint":["/program"]`, `"architecture":"amd64"`} {
 		if config := ask("config", name); !strings.Contains(config, want) {
 			t.Errorf("%s is not in %s", want, config)
 		}
 	}
-	if err := Push(t.Context(), archive, freeAddress(t)+"/some/liqo-csi:v1"); err == nil || !strings.Contains(err.Error(), "push ") {
+	if err := Push(t.Context(), name, amd, arm); err != nil {
+		t.Fatal(err)
+	}
+	for _, architecture := range []string{"amd64", "arm64"} {
+		if config := ask("config", "--platform", "linux/"+architecture, name); !strings.Contains(config, `"architecture":"`+architecture+`"`) {
+			t.Errorf("for %s there is %s", architecture, config)
+		}
+	}
+	if err := Push(t.Context(), freeAddress(t)+"/some/liqo-csi:v1", amd); err == nil || !strings.Contains(err.Error(), "push ") {
 		t.Errorf("without a registry: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,8 @@ type Release struct {
 	Root, Dist string
 	// Version is the chart's appVersion, and ImageName the image that the chart names.
 	Version, ImageName string
+	// Architectures are those that are built, if this machine can; it always builds its own.
+	Architectures []string
 	// Time is that of the commit, so that the same commit gives the same files.
 	Time time.Time
 }
@@ -31,7 +34,7 @@ func Read(ctx context.Context) (*Release, error) {
 	if err != nil {
 		return nil, err
 	}
-	release := &Release{Root: filepath.Dir(module), Time: time.Unix(0, 0)}
+	release := &Release{Root: filepath.Dir(module), Architectures: architectures(), Time: time.Unix(0, 0)}
 	release.Dist = filepath.Join(release.Root, "dist")
 	var chart struct{ AppVersion string }
 	var values struct{ Image struct{ Repository string } }
@@ -53,6 +56,17 @@ func Read(ctx context.Context) (*Release, error) {
 		}
 	}
 	return release, os.MkdirAll(release.Dist, 0o755)
+}
+
+// architectures are those of releases, this machine's first: what fails, fails for that.
+func architectures() []string {
+	all := []string{runtime.GOARCH}
+	for _, other := range []string{"amd64", "arm64"} {
+		if other != runtime.GOARCH {
+			all = append(all, other)
+		}
+	}
+	return all
 }
 
 func (r *Release) chart() string { return filepath.Join(r.Root, "deploy", "chart", "liqo-csi") }

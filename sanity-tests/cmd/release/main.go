@@ -47,10 +47,25 @@ func run(ctx context.Context, args []string) error {
 	if slash, colon := strings.LastIndexByte(made.ImageName, '/'), strings.LastIndexByte(made.ImageName, ':'); slash < 1 || colon < slash {
 		return fmt.Errorf("%s is no full name of an image: it must be registry/repository:tag", made.ImageName)
 	}
-	if !alone {
-		return errors.New("say what to make: image")
+	if alone {
+		return image(ctx, made, *push)
 	}
-	return image(ctx, made, *push)
+	built, err := made.Everything(ctx, os.Stdout)
+	if err != nil {
+		return err
+	}
+	fmt.Println("all files of the release are in", made.Dist)
+	if *push {
+		return pushed(release.Push(ctx, made.ImageName, built...), made.ImageName)
+	}
+	return nil
+}
+
+func pushed(err error, name string) error {
+	if err == nil {
+		fmt.Println("pushed", name)
+	}
+	return err
 }
 
 func image(ctx context.Context, made *release.Release, push bool) error {
@@ -64,11 +79,7 @@ func image(ctx context.Context, made *release.Release, push bool) error {
 	}
 	fmt.Printf("image %s, %d MiB unpacked: %s\n", made.ImageName, built.Size>>20, built.Archive)
 	if push {
-		if err := release.Push(ctx, built.Archive, made.ImageName); err != nil {
-			return err
-		}
-		fmt.Println("pushed", made.ImageName)
-		return nil
+		return pushed(release.Push(ctx, made.ImageName, built), made.ImageName)
 	}
 	fmt.Printf(`Load it into the nodes of a cluster, one of:
   kind load image-archive %[1]s
