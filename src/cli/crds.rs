@@ -56,8 +56,18 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_of_offloading_is_beside_the_manifests() {
-        let path = "deploy/manifests/namespaceoffloadings.yaml";
+    fn no_enum_has_null() {
+        for text in [super::text(), super::offloading()] {
+            assert!(
+                !text.unwrap().lines().any(|line| line.trim() == "- null"),
+                "kubectl apply of a List refuses it: #[schemars(with = …)] names the type without Option"
+            );
+        }
+    }
+
+    #[test]
+    fn the_chart_carries_the_definition_of_offloading_apart() {
+        let path = "deploy/chart/liqo-csi/files/namespaceoffloadings.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/deploy/manifests/namespaceoffloadings.yaml"

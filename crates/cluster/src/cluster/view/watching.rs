@@ -14,7 +14,10 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use super::{Exhausted, Kept, Slim, View};
-use crate::cluster::{REMOTE_PAGE, budget::Budget, lean::Lean, plain};
+use crate::{
+    cluster::{REMOTE_PAGE, budget::Budget, lean::Lean, plain},
+    observe::log::Ongoing,
+};
 
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
 /// looks for himself, and whoever deletes or answers that nothing is there reads live.
@@ -111,7 +114,9 @@ impl<S: Slim> View<S> {
         let mut events = watch();
         let mut pauses = watcher::DefaultBackoff::default();
         let (mut is_listing, mut was_refused) = (true, false);
-        let mut was_unserved = false;
+        let kind = api.resource_url();
+        let kind = kind.rsplit('/').next().unwrap_or_default();
+        let mut trouble = Ongoing::default();
         loop {
             let Ok(event) = time::timeout(RUNS_AGAIN, events.try_next()).await else {
                 if !is_listing {
@@ -137,7 +142,8 @@ impl<S: Slim> View<S> {
                     }
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
-                    (is_listing, was_unserved) = (false, false);
+                    is_listing = false;
+                    trouble.is_over();
                     self.replace(std::mem::take(&mut listed));
                     self.set_outdated(false);
                     // What may be listed and not watched must not be listed again and again.
@@ -148,6 +154,7 @@ impl<S: Slim> View<S> {
                 Ok(Some(watcher::Event::Apply(Lean(object)))) => {
                     let key = key(&object);
                     (was_refused, is_listing) = (false, false);
+                    trouble.is_over();
                     let kept = slim(object).map(|value| Kept::new(budget, &key, value));
                     self.set(&key, kept.transpose()?);
                     self.set_outdated(false);
@@ -158,11 +165,15 @@ impl<S: Slim> View<S> {
                 }
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    let is_unserved = status(&error).is_some_and(|it| it.code == 404);
-                    if !(is_unserved && was_unserved) {
-                        tracing::warn!(error = plain(&error), "a watch was interrupted");
+                    let said = plain(&error);
+                    if trouble.is_news(&said) {
+                        if is_not_served(&error) {
+                            // Nothing is wrong with that; whoever needs the kind says so.
+                            tracing::debug!(kind, "a kind is not defined: it is looked for again");
+                        } else {
+                            tracing::warn!(kind, error = said, "a watch was interrupted");
+                        }
                     }
-                    was_unserved = is_unserved;
                     self.set_outdated(true);
                     time::sleep(pause(&error, &mut pauses)).await;
                     was_refused = is_refused(&error);
@@ -178,10 +189,15 @@ impl<S: Slim> View<S> {
 
 /// Before it is tried again.
 fn pause(error: &watcher::Error, pauses: &mut impl Backoff) -> Duration {
-    if status(error).is_some_and(|it| it.code == 404) {
+    if is_not_served(error) {
         return PAUSE_WHILE_NOT_SERVED;
     }
     pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)
+}
+
+/// Whether the API server answered that it does not have the kind.
+fn is_not_served(error: &watcher::Error) -> bool {
+    status(error).is_some_and(|it| it.code == 404)
 }
 
 /// Whether the API server answered that this must not, or cannot, be watched.
