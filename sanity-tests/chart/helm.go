@@ -55,6 +55,12 @@ func (h *Helm) RenderFor(ctx context.Context, release, namespace, apiVersions st
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--api-versions", apiVersions)
 }
 
+// RenderAt is Render as for an installation in the cluster of the kubeconfig, which is asked what it has.
+func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
+	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--dry-run=server",
+		"--disable-openapi-validation")
+}
+
 // RenderWithCRDs is Render preceded by the definitions that Helm would install.
 func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds")

@@ -1,5 +1,6 @@
 //! `liqo-csi crds`: the custom resource definitions, ready for `kubectl apply`.
-//! The chart carries the same text, but for the kind that is Liqo's as well.
+//! The chart carries the same texts; that of the kind which is Liqo's as well it applies only where
+//! there is none.
 
 use std::io::Write;
 
@@ -70,7 +71,7 @@ mod tests {
         let path = "deploy/chart/liqo-csi/files/namespaceoffloadings.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/deploy/manifests/namespaceoffloadings.yaml"
+            "/deploy/chart/liqo-csi/files/namespaceoffloadings.yaml"
         ))
         .unwrap_or_default();
         assert!(

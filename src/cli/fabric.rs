@@ -103,10 +103,13 @@ async fn serve(args: Args) -> Outcome {
     let home = Cluster::connect(args.kubeconfig.as_deref(), settings, &stop).await?;
     tracing::info!(cluster = %home.id(), "connected");
 
-    let (idle, why_idle) = watch::channel(None::<String>);
+    let (idle, rests) = watch::channel(None);
     let ready = move || {
-        let why = why_idle.borrow().clone();
-        Box::pin(async move { why.map_or(Ok(()), Err) }) as _
+        let outcome = match &*rests.borrow() {
+            Some(fabric::Rest::Unready(why)) => Err(why.clone()),
+            Some(fabric::Rest::Undefined) | None => Ok(()),
+        };
+        Box::pin(async move { outcome }) as _
     };
     let health = Health::new(metrics, || Box::pin(async { Ok(()) }), ready);
     let health = tokio::spawn(health.serve(args.metrics_address, stop.clone()));

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Idle,
+    Idle, Rest,
     leaving::{self, Leaving},
     liqo,
     node::{is_out_of_service, is_ready},
@@ -68,6 +68,8 @@ pub(super) struct Namespaces<'a> {
     ask: Instant,
     /// How it shows that Liqo is installed, if it is.
     liqo: Option<String>,
+    /// Whether `NamespaceOffloading`s were defined when that was asked last.
+    is_defined: bool,
     queue: Queue,
     has_failed: bool,
 }
@@ -100,6 +102,7 @@ impl<'a> Namespaces<'a> {
             all: Instant::now(),
             ask: Instant::now(),
             liqo: None,
+            is_defined: true,
             queue: Queue::default(),
             has_failed: false,
             reconciler: Reconciler {
@@ -141,36 +144,44 @@ impl<'a> Namespaces<'a> {
             return Ok(());
         }
         let home = self.reconciler.home;
-        self.liqo = liqo::installed(home).await.map_err(|why| {
+        let unknown = |why| {
             home.all::<NamespaceOffloading>()
                 .failure("tell who owns", Cause::Unavailable(why))
-        })?;
+        };
+        self.liqo = liqo::installed(home).await.map_err(unknown)?;
+        self.is_defined = is_read(&home.views().offloadings.version())
+            || liqo::defines_offloadings(home).await.map_err(unknown)?;
         self.ask = Instant::now() + ASK_FOR_LIQO;
         Ok(())
     }
 
     /// Why nothing is done, if nothing is.
-    fn idle(&self) -> Option<String> {
+    fn idle(&self) -> Option<Rest> {
         let views = self.reconciler.home.views();
         if let Some(how) = &self.liqo {
-            return Some(format!(
+            return Some(Rest::Unready(format!(
                 "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing. What it made \
                  stays as it is"
-            ));
+            )));
         }
-        if *views.offloadings.version().borrow() == 0 {
-            return Some(
-                "NamespaceOffloadings were not read yet; if this lasts, define them: liqo-csi crds --offloading | \
-                 kubectl create -f -"
-                    .to_owned(),
-            );
+        if !is_read(&views.offloadings.version()) {
+            return Some(if self.is_defined {
+                Rest::Unready("NamespaceOffloadings were not read yet".to_owned())
+            } else {
+                Rest::Undefined
+            });
         }
         // A cluster that was not read yet may well be there.
-        let is_read = self.reconciler.places.registry().unread().is_some()
-            && *views.remote_clusters.version().borrow() > 0
-            && *views.nodes.version().borrow() > 0;
-        (!is_read).then(|| "the RemoteClusters and the nodes were not read yet".to_owned())
+        let all_read = self.reconciler.places.registry().unread().is_some()
+            && is_read(&views.remote_clusters.version())
+            && is_read(&views.nodes.version());
+        (!all_read).then(|| Rest::Unready("the RemoteClusters and the nodes were not read yet".to_owned()))
     }
+}
+
+/// Whether the first list of a view is complete.
+fn is_read(version: &watch::Receiver<u64>) -> bool {
+    *version.borrow() > 0
 }
 
 impl Reconciler<'_> {
@@ -641,8 +652,13 @@ impl Rounds for Namespaces<'_> {
         self.look_for_liqo().await?;
         let idle = self.idle();
         if *self.idle.borrow() != idle {
-            if let Some(why) = &idle {
-                tracing::warn!("{why}");
+            match &idle {
+                Some(Rest::Unready(why)) => tracing::warn!("{why}"),
+                Some(Rest::Undefined) => tracing::info!(
+                    "NamespaceOffloadings are not defined here, so no namespace is offloaded; to define them: \
+                     liqo-csi crds --offloading | kubectl create -f -"
+                ),
+                None => {}
             }
             self.idle.send_replace(idle.clone());
         }

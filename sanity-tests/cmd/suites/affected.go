@@ -173,7 +173,7 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor"}, {"remote", rights}, {"offload", rights}}},
+	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},

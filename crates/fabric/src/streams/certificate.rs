@@ -31,7 +31,8 @@ use crate::{
     volume::mark,
 };
 
-const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Who signs it.
+pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// The group of those whom the signer signs for.
 const NODES: &str = "system:nodes";
 /// Between the first two looks at a request that is not decided, and twice as long each time.

@@ -51,6 +51,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::BoxError;
 
+pub use self::certificate::SIGNER as SERVING_SIGNER;
 pub use self::metrics::Metrics;
 use self::{
     asked::Asked,
