@@ -108,6 +108,12 @@ func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags .
 	return err
 }
 
+// Command is Helm with these arguments, as documentation has them.
+func (h *Helm) Command(ctx context.Context, args ...string) error {
+	_, err := h.run(ctx, nil, args...)
+	return err
+}
+
 func (h *Helm) run(ctx context.Context, values Values, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, h.program, args...)
 	cmd.Env = os.Environ()

@@ -42,6 +42,7 @@ func versionFlag(program string) string {
 
 // BuiltImage is the image of one architecture.
 type BuiltImage struct {
+	*images.Image
 	Architecture, Archive string
 	// Size is that of the unpacked files.
 	Size int64
@@ -56,7 +57,7 @@ func (r *Release) Image(ctx context.Context, architecture, binary string) (*Buil
 		return nil, err
 	}
 	image.Created = r.Time
-	built := &BuiltImage{Architecture: architecture, Archive: r.ImageArchive(architecture), Packages: packages}
+	built := &BuiltImage{Image: image, Architecture: architecture, Archive: r.ImageArchive(architecture), Packages: packages}
 	if built.Size, err = check(ctx, image); err != nil {
 		return nil, err
 	}

@@ -191,6 +191,7 @@ var table = []tableLine{
 	{prefix: "sanity-tests/nodes/", tests: theLab},
 	{prefix: "sanity-tests/pki/", tests: theLab},
 	{prefix: "sanity-tests/images/", tests: theLab},
+	{prefix: "sanity-tests/release/", tests: []someOf{{"driver", "Readme"}}},
 	{prefix: "sanity-tests/clusters/", tests: theLab},
 	{prefix: "sanity-tests/faults/", tests: []someOf{{"lab", ""}, {"faults", "Trouble"}, {"remote", "Slow|Hostile"}}},
 	{prefix: "sanity-tests/cmd/lab/", tests: []someOf{{"lab", ""}}},

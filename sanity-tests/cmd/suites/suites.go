@@ -131,8 +131,8 @@ func useDriverBuild(repository string) error {
 }
 
 // smokeTests are run with the release, too: that a pod gets a volume, keeps its data, and moves
-// with them.
-const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints)$"
+// with them. The last one installs it as the README says.
+const smokeTests = "^(TestDeletingAClaimDeletesEverything|TestRetainKeepsTheData|TestMoveToAnotherNode|TestOnlyDevelopmentBuildsHaveCrashPoints|TestReadmeInstallsARelease)$"
 
 // onRelease is the suite with a release of the driver in the lab. What is installed next replaces it.
 func onRelease(s suite) suite {
