@@ -837,7 +837,7 @@ async fn a_fabric_without_offloadings_to_read_is_ready_and_goes_on_once_they_are
             })
             .await;
     };
-    let outcome = time::timeout(Duration::from_secs(60), async {
+    let outcome = time::timeout(Duration::from_mins(1), async {
         tokio::select! {
             () = world.run(&idle) => unreachable!("it runs for ever"),
             () = story => {}

@@ -179,6 +179,30 @@ fn the_fabric_is_checked() {
             ],
         ),
         (
+            "a cluster that is not ready",
+            |it| {
+                with(it, |it| {
+                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Denied", "message": "no right.",
+                        "lastTransitionTime": LONG_AGO}]);
+                    it.clusters = told([cluster(&unmet)]);
+                });
+            },
+            E,
+            ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
+        ),
+        (
+            "a cluster that nobody looked at",
+            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
+            E,
+            ["RemoteCluster milan", "not looked at it", "clusters"],
+        ),
+    ]);
+}
+
+#[test]
+fn what_the_fabric_waits_for_is_noted() {
+    assert_found(&[
+        (
             "a kind that is not defined",
             |it| with(it, |it| (it.asked, it.is_undefined) = (Listing::default(), true)),
             N,
@@ -201,24 +225,6 @@ fn the_fabric_is_checked() {
                 "have no logs",
                 "kubectl certificate approve one two;",
             ],
-        ),
-        (
-            "a cluster that is not ready",
-            |it| {
-                with(it, |it| {
-                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Denied", "message": "no right.",
-                        "lastTransitionTime": LONG_AGO}]);
-                    it.clusters = told([cluster(&unmet)]);
-                });
-            },
-            E,
-            ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
-        ),
-        (
-            "a cluster that nobody looked at",
-            |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
-            E,
-            ["RemoteCluster milan", "not looked at it", "clusters"],
         ),
     ]);
 }
