@@ -53,9 +53,6 @@ pub(super) struct Args {
     /// Address by which API servers call this pod; its serving certificate is for that.
     #[arg(long, env = "POD_IP")]
     pod_ip: Option<IpAddr>,
-    /// Approve the requests for that certificate that this process makes itself.
-    #[arg(long)]
-    approve_serving_certificates: bool,
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
@@ -131,7 +128,6 @@ async fn serve(args: Args) -> Outcome {
         ports: args.streams_ports,
         pod_ip: args.pod_ip,
         name: identity.clone(),
-        approve: args.approve_serving_certificates,
     };
     let streams = fabric::Streams::bind(streams, stream_metrics).await?;
     let settings = fabric::Settings {

@@ -896,7 +896,6 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         ports: 1,
         pod_ip: None,
         name: "a".into(),
-        approve: false,
     };
     let streams = Streams::bind(streams, StreamMetrics::default()).await.unwrap();
     let stop = CancellationToken::new();

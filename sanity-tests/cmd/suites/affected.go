@@ -156,6 +156,7 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/mirror", tests: otherSide},
 	{prefix: "crates/controllers/src/attachments", tests: []someOf{{"driver", ""}, {"faults", "attached|OutOfService|Kills"}}},
 	{prefix: "crates/controllers/src/health", tests: []someOf{{"driver", "Doctor|VolumesShows"}, {"remote", "Shown"}}},
+	{prefix: "crates/controllers/src/serving", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
 	{prefix: "src/inspect/", tests: []someOf{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
 	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},

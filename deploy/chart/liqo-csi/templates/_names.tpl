@@ -121,3 +121,8 @@ extraArgs, resources), args (its own flags).
   volumeMounts:
     - {name: socket, mountPath: /csi}
 {{- end }}
+
+{{/* "true" if the controller approves the serving certificates of the fabric. */}}
+{{- define "liqo-csi.approvesCertificates" -}}
+{{- if and .Values.fabric.enabled .Values.fabric.streams.approveCertificates }}true{{ end }}
+{{- end }}
