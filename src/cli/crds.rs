@@ -67,6 +67,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_formats_that_kubernetes_knows() {
+        for text in [super::text(), super::offloading()] {
+            assert!(
+                !text.unwrap().contains("format: uint"),
+                "the API server warns of it at each installation: #[schemars(with = …)] names a signed type"
+            );
+        }
+    }
+
+    #[test]
     fn the_chart_carries_the_definition_of_offloading_apart() {
         let path = "deploy/chart/liqo-csi/files/namespaceoffloadings.yaml";
         let kept = std::fs::read_to_string(concat!(
