@@ -17,7 +17,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     cluster::{ApiError, Cluster, Objects},
-    observe::crash::{self, Step},
+    observe::{
+        crash::{self, Step},
+        log::Ongoing,
+    },
 };
 
 const NAME: &str = "storage-liqo-io-reconcilers";
@@ -56,11 +59,15 @@ impl Lease {
 
     /// Waits for the lease, then does `work` for as long as it can be renewed.
     pub async fn lead(&self, work: impl AsyncFn()) {
+        let mut trouble = Ongoing::default();
         loop {
             match self.take().await {
                 Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "the lease of the background loops cannot be taken"),
+                Ok(false) => trouble.is_over(),
+                Err(error) if trouble.is_news(error.to_string()) => {
+                    tracing::warn!(%error, "the lease of the background loops cannot be taken");
+                }
+                Err(_) => {}
             }
             sleep(RETRY).await;
         }

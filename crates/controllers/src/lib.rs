@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `virtual_nodes` | makes nodes that stand for remote clusters usable |
 //! | `fabric_nodes` | gives the fabric rights on the pods of its nodes, and of no others |
+//! | `serving` | approves the serving certificates that the fabric asks for, if that is asked for |
 //! | `clusters` | makes and deletes `RemoteCluster`s of clusters that are found, writes the status of all, holds one that still has volumes or snapshots |
 //! | `capacity` | tells the scheduler which nodes can have volumes of our classes |
 //! | `unserved` | tells claims that no remote cluster has a real class for them |
@@ -39,6 +40,7 @@ mod pinned;
 mod recovery;
 mod reports;
 mod retention;
+mod serving;
 mod snapshot_twins;
 mod snapshots;
 mod sources;
@@ -63,8 +65,8 @@ pub use self::metrics::Metrics;
 use self::{
     attachments::Attachments, by_cluster::drive_each, capacity::Capacities, claim_gates::ClaimGates,
     clusters::Clusters, fabric_nodes::FabricNodes, health::Health, moves::drive_moves, orphans::Orphans,
-    pinned::Pinned, reports::Reports, snapshot_twins::SnapshotTwins, sources::Sources,
-    virtual_nodes::VirtualNodes, watched::Watched,
+    pinned::Pinned, reports::Reports, serving::ServingCertificates, snapshot_twins::SnapshotTwins,
+    sources::Sources, virtual_nodes::VirtualNodes, watched::Watched,
 };
 use crate::{
     cluster::{Cluster, events::Events},
@@ -87,6 +89,8 @@ pub struct Settings {
     pub allowed_classes: BTreeSet<String>,
     /// How movers are made; without it nothing is moved.
     pub movers: Option<HelperSettings>,
+    /// Whether the serving certificates of the fabric are approved.
+    pub approves_serving: bool,
 }
 
 /// Runs the loops whenever this replica holds the lease, until `stop`. To be
@@ -132,6 +136,11 @@ async fn loops(home: &Cluster, registry: &Registry, events: &Events, settings: &
     tokio::join!(
         drive(VirtualNodes::new(home, registry), loops),
         drive(FabricNodes::new(home, &settings.namespace), loops),
+        async {
+            if settings.approves_serving {
+                drive(ServingCertificates::new(home, &settings.namespace), loops).await;
+            }
+        },
         drive(Clusters::new(home, registry, &watched, settings, metrics), loops),
         drive(Capacities::new(home, registry, &watched, settings), loops),
         drive(
@@ -192,6 +201,7 @@ mod tests {
             grace: Duration::from_mins(10),
             allowed_classes: BTreeSet::new(),
             movers: None,
+            approves_serving: false,
         };
         let stop = CancellationToken::new();
         let watching = async {

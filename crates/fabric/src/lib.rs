@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::liqo::installed as liqo;
-pub use self::streams::{Metrics as StreamMetrics, Settings as StreamSettings, Streams};
+pub use self::streams::{Metrics as StreamMetrics, SERVING_SIGNER, Settings as StreamSettings, Streams};
 use self::{
     meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
 };
@@ -54,7 +54,16 @@ use crate::{
 pub const LEASE: &str = "storage-liqo-io-fabric";
 
 /// Why the fabric offloads no namespaces, while it does not.
-pub type Idle = watch::Sender<Option<String>>;
+pub type Idle = watch::Sender<Option<Rest>>;
+
+/// Why it offloads none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It does not know yet what there is, or may not do what it is there for: it is not ready.
+    Unready(String),
+    /// There are none, because the kind is not defined. All else of the fabric works: it is ready.
+    Undefined,
+}
 
 /// How it runs.
 #[derive(Clone, Debug)]
@@ -91,7 +100,8 @@ pub async fn run(
     let turn = async || {
         metrics.leads(true);
         // Until it was asked for the first time.
-        idle.send_replace(Some("it was not asked yet whether Liqo is installed".to_owned()));
+        let unasked = "it was not asked yet whether Liqo is installed";
+        idle.send_replace(Some(Rest::Unready(unasked.to_owned())));
         let places = Places::new(&home, &registry);
         let reflection = Reflection::new(&places, &settings.namespace, &metrics, &idle);
         tokio::join!(

@@ -847,14 +847,50 @@ async fn where_liqo_is_installed_nothing_is_done() {
         world.home.put(path, object);
         let idle = watch::Sender::new(None);
         let mut told = idle.subscribe();
-        let is_liqo =
-            |why: &Option<String>| why.as_ref().is_some_and(|why| why.contains("Liqo is installed"));
+        let is_liqo = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(why)) if why.contains("Liqo is installed"));
         tokio::select! {
             () = world.run(&idle) => {}
             told = told.wait_for(is_liqo) => assert!(told.is_ok()),
         }
         assert_eq!((world.home.writes(), world.there.writes()), (0, 0), "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_fabric_without_offloadings_to_read_is_ready_and_goes_on_once_they_are_defined() {
+    let world = World::asked(json!({})).await;
+    world
+        .home
+        .fault(Fault::new("GET", "/namespaceoffloadings", Act::Refuse(404)).at_the_end());
+    let idle = watch::Sender::new(None);
+    let mut told = idle.subscribe();
+    let unready = |rest: &Option<Rest>| matches!(rest, Some(Rest::Unready(_)));
+    let story = async {
+        told.wait_for(|rest| *rest == Some(Rest::Undefined))
+            .await
+            .unwrap();
+        assert_eq!((world.home.writes(), world.there.writes()), (0, 0));
+        world.home.heal();
+        while told.borrow_and_update().is_some() {
+            assert!(!unready(&told.borrow()), "{:?}", *told.borrow());
+            told.changed().await.unwrap();
+        }
+        world
+            .home
+            .until(|store| {
+                store
+                    .get(OFFLOADING)
+                    .is_some_and(|it| it["status"]["offloadingPhase"] == "Ready")
+            })
+            .await;
+    };
+    let outcome = time::timeout(Duration::from_mins(1), async {
+        tokio::select! {
+            () = world.run(&idle) => unreachable!("it runs for ever"),
+            () = story => {}
+        }
+    });
+    assert!(outcome.await.is_ok(), "{:?}", *idle.borrow());
 }
 
 #[tokio::test]
@@ -907,7 +943,6 @@ async fn the_loop_runs_under_its_lease_and_gives_it_back() {
         ports: 1,
         pod_ip: None,
         name: "a".into(),
-        approve: false,
     };
     let streams = Streams::bind(streams, StreamMetrics::default()).await.unwrap();
     let stop = CancellationToken::new();

@@ -156,6 +156,7 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/mirror", tests: otherSide},
 	{prefix: "crates/controllers/src/attachments", tests: []someOf{{"driver", ""}, {"faults", "attached|OutOfService|Kills"}}},
 	{prefix: "crates/controllers/src/health", tests: []someOf{{"driver", "Doctor|VolumesShows"}, {"remote", "Shown"}}},
+	{prefix: "crates/controllers/src/serving", tests: []someOf{{"offload", "UsersReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
 	{prefix: "src/inspect/", tests: []someOf{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
 	{prefix: "src/cli/doctor", tests: []someOf{{"driver", "Doctor"}}},
@@ -173,7 +174,7 @@ var table = []tableLine{
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
 
-	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor"}, {"remote", rights}, {"offload", rights}}},
+	{prefix: "deploy/chart/", tests: []someOf{{"driver", "Reinstall|Doctor|OneValue"}, {"remote", rights}, {"offload", rights}}},
 
 	{prefix: "sanity-tests/e2e/user/", tests: coreOnly},
 	{prefix: "sanity-tests/e2e/", own: true},
@@ -191,6 +192,7 @@ var table = []tableLine{
 	{prefix: "sanity-tests/nodes/", tests: theLab},
 	{prefix: "sanity-tests/pki/", tests: theLab},
 	{prefix: "sanity-tests/images/", tests: theLab},
+	{prefix: "sanity-tests/release/", tests: []someOf{{"driver", "Readme"}}},
 	{prefix: "sanity-tests/clusters/", tests: theLab},
 	{prefix: "sanity-tests/faults/", tests: []someOf{{"lab", ""}, {"faults", "Trouble"}, {"remote", "Slow|Hostile"}}},
 	{prefix: "sanity-tests/cmd/lab/", tests: []someOf{{"lab", ""}}},

@@ -112,6 +112,8 @@ pub(crate) const ALL: &[Check] = &[
     volumes::failed_mounts,
     offloading::carried_out,
     offloading::liqo_beside,
+    offloading::defined,
+    offloading::certificates,
     offloading::namespaces,
     offloading::clusters,
     offloading::networks,

@@ -10,6 +10,7 @@ use crate::{
         namespace_offloading::{NamespaceOffloading, READY, RemoteCondition},
         remote_cluster::{self, RemoteCluster},
     },
+    fabric,
     inspect::{offloading::Offloading, words::full_name},
     offload::{Phase, PodNetwork},
 };
@@ -117,6 +118,46 @@ pub(super) fn liqo_beside(installation: &Installation) -> Vec<Finding> {
         )
     })
     .collect()
+}
+
+/// A fabric has the kind that asks it for namespaces.
+pub(super) fn defined(installation: &Installation) -> Vec<Finding> {
+    let offloading = &installation.offloading;
+    let fabrics = offloading.fabrics.iter();
+    let missing = fabrics.filter(|_| offloading.is_undefined);
+    missing
+        .map(|fabric| {
+            Finding::note(
+                format!("Deployment {}", full_name(fabric)),
+                "NamespaceOffloadings are not defined here, so no namespace is offloaded.",
+                "If one is to be: helm upgrade, with the chart's value fabric.definition not false; or \
+                 liqo-csi crds --offloading | kubectl create -f -",
+            )
+        })
+        .collect()
+}
+
+/// The serving certificates that the fabric asks for are approved.
+pub(super) fn certificates(installation: &Installation) -> Vec<Finding> {
+    let all = installation.offloading.certificates.iter();
+    let undecided = all.filter(|request| {
+        let status = request.status.as_ref();
+        let is_decided = status.is_some_and(|it| it.conditions.iter().flatten().next().is_some());
+        request.spec.signer_name == fabric::SERVING_SIGNER && !is_decided
+    });
+    let names: Vec<String> = undecided.map(ResourceExt::name_any).collect();
+    let Some(first) = names.first() else {
+        return Vec::new();
+    };
+    vec![Finding::note(
+        format!("CertificateSigningRequest {first}"),
+        "Nobody has approved the serving certificate of the fabric. Where the API server verifies those of kubelets \
+         (--kubelet-certificate-authority), pods of virtual nodes have no logs, exec, attach and port-forward until then.",
+        format!(
+            "kubectl certificate approve {}; or set the chart's value fabric.streams.approveCertificates.",
+            names.join(" ")
+        ),
+    )]
 }
 
 /// Each offloaded namespace is where it is to be.

@@ -9,10 +9,11 @@ use std::{
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{AT_ONCE, FINALIZER, News, Offloadings, conditions};
 use crate::{
+    Rest,
     api::{
         namespace_offloading::{NAME, NamespaceOffloading, NamespaceOffloadingStatus, READY},
         remote_cluster::RemoteCluster,
@@ -35,13 +36,16 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct Statuses<'a> {
     all: &'a Offloadings<'a>,
     news: News,
-    liqo: Mutex<Asked>,
+    asked: Mutex<Asked>,
 }
 
-/// What was answered when it was asked last whether Liqo is installed.
+/// What was answered when it was asked last who serves `NamespaceOffloading`s.
+#[derive(Clone)]
 struct Asked {
     /// How it shows that Liqo is installed, if it is.
-    found: Option<String>,
+    liqo: Option<String>,
+    /// Whether the kind is defined.
+    is_defined: bool,
     /// When it is asked next.
     next: Instant,
 }
@@ -50,56 +54,59 @@ impl<'a> Statuses<'a> {
     pub(super) fn new(all: &'a Offloadings<'a>) -> Self {
         Self {
             news: News::new(all),
-            liqo: Mutex::new(Asked {
-                found: None,
+            asked: Mutex::new(Asked {
+                liqo: None,
+                is_defined: true,
                 next: Instant::now(),
             }),
             all,
         }
     }
 
-    /// Asks now and then whether Liqo is installed. What was found last counts until then.
-    async fn look_for_liqo(&self) -> Result<Option<String>, ApiError> {
-        let asked = |now: &Mutex<Asked>| {
-            let asked = now.lock().unwrap_or_else(PoisonError::into_inner);
-            (asked.next > Instant::now()).then(|| asked.found.clone())
-        };
-        if let Some(found) = asked(&self.liqo) {
-            return Ok(found);
+    /// Asks now and then whether Liqo is installed, and whether the kind is defined. What was found last
+    /// counts until then.
+    async fn ask(&self) -> Result<Asked, ApiError> {
+        let known = |now: &Mutex<Asked>| now.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = known(&self.asked);
+        if known.next > Instant::now() {
+            return Ok(known);
         }
         let home = self.all.home;
-        let found = liqo::installed(home).await.map_err(|why| {
+        let unknown = |why| {
             home.all::<NamespaceOffloading>()
                 .failure("tell who owns", Cause::Unavailable(why))
-        })?;
-        *self.liqo.lock().unwrap_or_else(PoisonError::into_inner) = Asked {
-            found: found.clone(),
+        };
+        let asked = Asked {
+            liqo: liqo::installed(home).await.map_err(unknown)?,
+            is_defined: is_read(&home.views().offloadings.version())
+                || liqo::defines_offloadings(home).await.map_err(unknown)?,
             next: Instant::now() + ASK_FOR_LIQO,
         };
-        Ok(found)
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = asked.clone();
+        Ok(asked)
     }
 
     /// Why nothing is done, if nothing is.
-    fn idle(&self, liqo: Option<&String>) -> Option<String> {
+    fn idle(&self, asked: &Asked) -> Option<Rest> {
         let views = self.all.home.views();
-        if let Some(how) = liqo {
-            return Some(format!(
+        if let Some(how) = &asked.liqo {
+            return Some(Rest::Unready(format!(
                 "Liqo is installed ({how}), and NamespaceOffloadings are Liqo's: this fabric does nothing. What it made \
                  stays as it is"
-            ));
+            )));
         }
-        if *views.offloadings.version().borrow() == 0 {
-            return Some(
-                "NamespaceOffloadings were not read yet; if this lasts, define them: liqo-csi crds --offloading | \
-                 kubectl create -f -"
-                    .to_owned(),
-            );
+        if !is_read(&views.offloadings.version()) {
+            return Some(if asked.is_defined {
+                Rest::Unready("NamespaceOffloadings were not read yet".to_owned())
+            } else {
+                Rest::Undefined
+            });
         }
         // A cluster that was not read yet may well be there.
-        let is_read = self.all.places.registry().unread().is_some()
-            && *views.remote_clusters.version().borrow() > 0
-            && *views.nodes.version().borrow() > 0;
-        (!is_read).then(|| "the RemoteClusters and the nodes were not read yet".to_owned())
+        let all_read = self.all.places.registry().unread().is_some()
+            && is_read(&views.remote_clusters.version())
+            && is_read(&views.nodes.version());
+        (!all_read).then(|| Rest::Unready("the RemoteClusters and the nodes were not read yet".to_owned()))
     }
 
     /// What is said of a namespace in one cluster: what was decided there. Until the cluster has answered
@@ -126,6 +133,11 @@ impl<'a> Statuses<'a> {
     }
 }
 
+/// Whether the first list of a view is complete.
+fn is_read(version: &watch::Receiver<u64>) -> bool {
+    *version.borrow() > 0
+}
+
 impl Controller for Statuses<'_> {
     const NAME: &'static str = "namespaces";
     const AT_ONCE: usize = AT_ONCE;
@@ -133,22 +145,27 @@ impl Controller for Statuses<'_> {
     async fn changes(&self, queue: &mut Queue) -> Next {
         let mut triggers = News::triggers(self.all);
         triggers.push(self.all.news.subscribe());
-        let liqo = self.look_for_liqo().await;
-        if let Err(error) = &liqo {
+        let asked = self.ask().await;
+        if let Err(error) = &asked {
             tracing::warn!(%error, "nothing is done before it is known whether Liqo is installed");
         }
-        let idle = match &liqo {
-            Ok(found) => self.idle(found.as_ref()),
+        let idle = match &asked {
+            Ok(asked) => self.idle(asked),
             Err(_) => self.all.idle.borrow().clone(),
         };
         if *self.all.idle.borrow() != idle {
-            if let Some(why) = &idle {
-                tracing::warn!("{why}");
+            match &idle {
+                Some(Rest::Unready(why)) => tracing::warn!("{why}"),
+                Some(Rest::Undefined) => tracing::info!(
+                    "NamespaceOffloadings are not defined here, so no namespace is offloaded; to define them: \
+                     liqo-csi crds --offloading | kubectl create -f -"
+                ),
+                None => {}
             }
             self.all.idle.send_replace(idle.clone());
         }
-        let works = liqo.is_ok() && idle.is_none();
-        let mut at = Instant::now() + if liqo.is_ok() { ASK_FOR_LIQO } else { SOON };
+        let works = asked.is_ok() && idle.is_none();
+        let mut at = Instant::now() + if asked.is_ok() { ASK_FOR_LIQO } else { SOON };
         if works {
             at = at.min(self.news.take(self.all, queue).0);
             for namespace in std::mem::take(&mut self.all.decided().changed) {

@@ -30,7 +30,7 @@ use self::{
     routes::{Current, is_routed, routes},
 };
 use super::{
-    Idle,
+    Idle, Rest,
     marks::{HOME, HOME_UID},
     places::Places,
     remote::Owner,
@@ -50,7 +50,7 @@ pub(super) struct Reflection<'a> {
     places: &'a Places<'a>,
     metrics: &'a LoopMetrics,
     events: Events,
-    idle: watch::Receiver<Option<String>>,
+    idle: watch::Receiver<Option<Rest>>,
     /// Changes whenever `idle` does.
     wakes: watch::Receiver<u64>,
     _waking: AbortOnDropHandle<()>,

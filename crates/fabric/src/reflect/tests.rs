@@ -628,7 +628,7 @@ async fn while_something_is_in_the_way_nothing_is_done() {
     world
         .home
         .put(&here("configmaps", "settings"), json!({"data": {"color": "red"}}));
-    let idle = watch::Sender::new(Some("Liqo is installed".to_owned()));
+    let idle = watch::Sender::new(Some(Rest::Unready("Liqo is installed".to_owned())));
     let until = async {
         let home = || {
             world
@@ -668,7 +668,7 @@ async fn what_comes_in_the_way_ends_all_loops() {
         time::sleep(Duration::from_millis(20)).await;
     }
     let wakes = reflection.wakes.clone();
-    idle.send_replace(Some("Liqo is installed".to_owned()));
+    idle.send_replace(Some(Rest::Unready("Liqo is installed".to_owned())));
     reflection.wakes.changed().await.unwrap();
     assert!(wakes.has_changed().unwrap(), "it is looked at at once");
     reflection.round().await.unwrap();

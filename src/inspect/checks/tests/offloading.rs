@@ -55,7 +55,18 @@ fn good() -> Offloading {
         fabrics: told([json!({"metadata": {"name": "liqo-csi-fabric", "namespace": "liqo-csi"}})]),
         leases: told([lease("a", "2026-01-01T11:59:50.000000Z")]),
         liqo: Ok(None),
+        is_undefined: false,
+        certificates: told([request(
+            "decided",
+            &json!({"conditions": [{"type": "Approved", "status": "True"}]}),
+        )]),
     }
+}
+
+fn request(name: &str, status: &Value) -> Value {
+    let spec =
+        json!({"request": "", "signerName": "kubernetes.io/kubelet-serving", "usages": ["server auth"]});
+    json!({"metadata": {"name": name}, "spec": spec, "status": status})
 }
 
 fn with(installation: &mut Installation, change: impl FnOnce(&mut Offloading)) {
@@ -184,6 +195,36 @@ fn the_fabric_is_checked() {
             |it| with(it, |it| it.clusters = told([cluster(&json!([]))])),
             E,
             ["RemoteCluster milan", "not looked at it", "clusters"],
+        ),
+    ]);
+}
+
+#[test]
+fn what_the_fabric_waits_for_is_noted() {
+    assert_found(&[
+        (
+            "a kind that is not defined",
+            |it| with(it, |it| (it.asked, it.is_undefined) = (Listing::default(), true)),
+            N,
+            [
+                "Deployment liqo-csi/liqo-csi-fabric",
+                "not defined",
+                "liqo-csi crds --offloading | kubectl create -f -",
+            ],
+        ),
+        (
+            "certificates that wait",
+            |it| {
+                with(it, |it| {
+                    it.certificates = told(["one", "two"].map(|name| request(name, &json!({}))));
+                });
+            },
+            N,
+            [
+                "CertificateSigningRequest one",
+                "have no logs",
+                "kubectl certificate approve one two;",
+            ],
         ),
     ]);
 }

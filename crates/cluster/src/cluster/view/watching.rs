@@ -19,14 +19,17 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{Exhausted, Room, Slim, View};
-use crate::cluster::{
-    HOME_PAGE, REMOTE_PAGE,
-    api::is_unserved,
-    budget::Budget,
-    cap::is_too_much,
-    lean::Lean,
-    pages::{key, next_page},
-    plain,
+use crate::{
+    cluster::{
+        HOME_PAGE, REMOTE_PAGE,
+        api::is_unserved,
+        budget::Budget,
+        cap::is_too_much,
+        lean::Lean,
+        pages::{key, next_page},
+        plain,
+    },
+    observe::log::Ongoing,
 };
 
 /// A watch that goes silent is noticed this much later, plus a few seconds. Whoever waits also
@@ -126,7 +129,7 @@ impl<S: Slim> View<S> {
             let version = match self.list(api, config, slim, room).await {
                 Ok(Ok(version)) => version,
                 Ok(Err(error)) => {
-                    self.interrupted(&mut trouble, &error).await;
+                    self.interrupted(api.resource_url(), &mut trouble, &error).await;
                     continue;
                 }
                 Err(exhausted) => return exhausted,
@@ -257,7 +260,7 @@ impl<S: Slim> View<S> {
             };
             let Some(error) = error else { continue };
             failed = Some(Instant::now());
-            self.interrupted(trouble, &error).await;
+            self.interrupted(api.resource_url(), trouble, &error).await;
             // A new list says when it is allowed again, which a resumed watch would not, and it gets past
             // an object that is too large.
             let gone = matches!(&error, kube::Error::Api(status) if status.code == 410);
@@ -292,12 +295,17 @@ impl<S: Slim> View<S> {
     }
 
     /// What is shown is outdated from now on; returns when it may be tried again.
-    async fn interrupted(&self, trouble: &mut Trouble, error: &kube::Error) {
-        let is_unserved = is_unserved(error);
-        if !(is_unserved && trouble.was_unserved) {
-            tracing::warn!(error = plain(error), "a watch was interrupted");
+    async fn interrupted(&self, url: &str, trouble: &mut Trouble, error: &kube::Error) {
+        let said = plain(error);
+        if trouble.news.is_news(&said) {
+            let kind = url.rsplit('/').next().unwrap_or_default();
+            if is_unserved(error) {
+                // Nothing is wrong with that; whoever needs the kind says so.
+                tracing::debug!(kind, "a kind is not defined: it is looked for again");
+            } else {
+                tracing::warn!(kind, error = said, "a watch was interrupted");
+            }
         }
-        trouble.was_unserved = is_unserved;
         self.set_outdated(true);
         time::sleep(pause(error, &mut trouble.pauses)).await;
     }
@@ -308,13 +316,13 @@ impl<S: Slim> View<S> {
 struct Trouble {
     pauses: watcher::DefaultBackoff,
     was_refused: bool,
-    was_unserved: bool,
+    news: Ongoing,
 }
 
 impl Trouble {
     /// Everything was listed.
     fn is_over(&mut self) {
-        self.was_unserved = false;
+        self.news.is_over();
         // What may be listed and not watched must not be listed again and again.
         if !self.was_refused {
             self.pauses.reset();

@@ -140,7 +140,6 @@ impl World {
             ports: 2,
             pod_ip: Some([127, 0, 0, 1].into()),
             name: "liqo-csi-fabric-0".into(),
-            approve: true,
         };
         let metrics = Metrics::default();
         let mut streams = Streams::bind(settings, metrics.clone()).await.unwrap();
