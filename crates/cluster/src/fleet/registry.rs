@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::link::{Changes, Link, config_of};
 use crate::{
+    access::TokenFacts,
     cluster::{Cluster, plain, stream_client},
     placement::{Behind, Declared, behind},
     topology::Node,
@@ -58,6 +59,17 @@ pub struct Remote {
     /// Why no new volumes are made there, if they are not.
     pub(super) closed: Option<Closed>,
     pub(super) link: watch::Receiver<Link>,
+    pub(super) access: Option<Arc<AccessFacts>>,
+}
+
+/// What is known of the credentials by which a cluster is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessFacts {
+    /// Which kubeconfig somebody has written: its fingerprint.
+    pub seed: String,
+    /// What the token says of itself that is used now, which the driver may have renewed; `None` if it is
+    /// none of a service account.
+    pub token: Option<TokenFacts>,
 }
 
 impl Deref for Remote {
@@ -177,6 +189,12 @@ impl Remote {
     #[must_use]
     pub fn closed(&self) -> Option<Closed> {
         self.closed
+    }
+
+    /// What is known of its credentials; `None` while there are none.
+    #[must_use]
+    pub fn access(&self) -> Option<&AccessFacts> {
+        self.access.as_deref()
     }
 
     /// How it is with the connection.
@@ -316,6 +334,7 @@ impl Registry {
             declared: remote.declared.clone(),
             closed: Some(Closed::Leaving),
             link: remote.link.clone(),
+            access: remote.access.clone(),
         };
         let remotes = self.all().into_iter().map(leaving);
         let remotes = remotes.map(|remote| (remote.id.clone(), Arc::new(remote)));
@@ -333,6 +352,7 @@ impl Registry {
             let remote = Remote {
                 declared,
                 closed: None,
+                access: None,
                 link: watch::Sender::new(link).subscribe(),
             };
             (remote.id.clone(), Arc::new(remote))

@@ -1,0 +1,170 @@
+//! Whether a cluster may be disconnected: not while data of this home cluster is there, in whatever state.
+
+/// Something that is there, or that nothing is known of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holding {
+    /// A volume of a claim at home.
+    Volume { claim: String, state: String },
+    /// The data of a volume whose claim is gone at home; its PV at home keeps it.
+    Kept { volume: String },
+    /// A claim there that this driver has made, whatever it is now: bound, or left by a move.
+    Twin { claim: String, superseded: bool },
+    /// A `PersistentVolume` there that holds data of this home cluster and has no claim any more.
+    Released { volume: String, data_of: String },
+    /// A snapshot, here or there.
+    Snapshot { name: String },
+    /// The data of a snapshot there whose object is gone.
+    Content { name: String },
+    /// A namespace that is offloaded there.
+    Namespace { name: String },
+    /// A namespace there that the fabric of this home cluster made.
+    RemoteNamespace { name: String },
+    /// What is not known, and why.
+    Unknown { what: String },
+}
+
+/// What holds a cluster: what it is, and the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What it is.
+    pub what: String,
+    /// What to do about it.
+    pub way_out: String,
+}
+
+impl Holding {
+    fn held(&self, cluster: &str) -> Held {
+        let (what, way_out) = match self {
+            Self::Volume { claim, state } => (
+                format!("the volume of the claim {claim} ({state})"),
+                "move it (liqo-csi move volume), or delete the claim".to_owned(),
+            ),
+            Self::Kept { volume } => (
+                format!("data that the PersistentVolume {volume} here keeps (Retain)"),
+                format!("set its reclaim policy to Delete to give the data up, or give it to a claim: kubectl describe pv {volume}"),
+            ),
+            Self::Twin { claim, superseded: true } => (
+                format!("the claim {claim} there, which a move has left with its data"),
+                format!("see that its volume is well where it is now, then in {cluster}: kubectl delete pvc {}", in_namespace(claim)),
+            ),
+            Self::Twin { claim, superseded: false } => (
+                format!("the claim {claim} there, which serves this home cluster"),
+                "liqo-csi volumes -A says which claim here it serves; one that serves none goes after the grace period of \
+                 the driver"
+                    .to_owned(),
+            ),
+            Self::Released { volume, data_of } => (
+                format!("the PersistentVolume {volume} there, with data of {data_of}"),
+                format!("if nobody needs the data, in {cluster}: kubectl delete pv {volume}, and delete it in the real storage"),
+            ),
+            Self::Snapshot { name } => (
+                format!("the snapshot {name}"),
+                "delete it, or restore it elsewhere first".to_owned(),
+            ),
+            Self::Content { name } => (
+                format!("the VolumeSnapshotContent {name} there, with data of this home cluster"),
+                format!("if nobody needs the data, in {cluster}: kubectl delete volumesnapshotcontent {name}"),
+            ),
+            Self::Namespace { name } => (
+                format!("the namespace {name}, which is offloaded there"),
+                format!("liqo-csi unoffload namespace {name}, or take the cluster out of the selector of its NamespaceOffloading"),
+            ),
+            Self::RemoteNamespace { name } => (
+                format!("the namespace {name} there, which the fabric of this home cluster made"),
+                "unoffload the namespace here that it was made for; if there is none, see what is in it and delete it there"
+                    .to_owned(),
+            ),
+            Self::Unknown { what } => (
+                format!("it is not known {what}"),
+                "mend that and run this again; for a cluster that is gone for good: --local-only".to_owned(),
+            ),
+        };
+        Held { what, way_out }
+    }
+}
+
+/// `-n namespace name`, as kubectl wants it.
+fn in_namespace(name: &str) -> String {
+    match name.split_once('/') {
+        Some((namespace, name)) => format!("-n {namespace} {name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Whether both sides may be removed; if not, what holds them and the way out of each.
+pub fn may_disconnect(cluster: &str, mut found: Vec<Holding>) -> Result<(), Vec<Held>> {
+    found.sort();
+    found.dedup();
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(found.iter().map(|one| one.held(cluster)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_holds_what_is_empty() {
+        assert_eq!(may_disconnect("milan", Vec::new()), Ok(()));
+    }
+
+    #[test]
+    fn whatever_is_there_holds_it_and_has_a_way_out() {
+        let all = [
+            Holding::Volume {
+                claim: "shop/data".into(),
+                state: "Bound".into(),
+            },
+            Holding::Kept {
+                volume: "pvc-1".into(),
+            },
+            Holding::Twin {
+                claim: "shop/data".into(),
+                superseded: false,
+            },
+            Holding::Twin {
+                claim: "shop/old".into(),
+                superseded: true,
+            },
+            Holding::Released {
+                volume: "real-1".into(),
+                data_of: "home/pvc-1".into(),
+            },
+            Holding::Snapshot {
+                name: "shop/before".into(),
+            },
+            Holding::Content {
+                name: "content-1".into(),
+            },
+            Holding::Namespace { name: "shop".into() },
+            Holding::RemoteNamespace {
+                name: "shop-home".into(),
+            },
+            Holding::Unknown {
+                what: "which volumes there are".into(),
+            },
+        ];
+        for one in all {
+            let held = may_disconnect("milan", vec![one.clone(), one.clone()]).unwrap_err();
+            assert_eq!(held.len(), 1, "{one:?} is named once");
+            assert!(!held[0].what.is_empty() && !held[0].way_out.is_empty(), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn commands_are_as_kubectl_wants_them() {
+        let old = Holding::Twin {
+            claim: "shop/old".into(),
+            superseded: true,
+        };
+        let held = may_disconnect("milan", vec![old]).unwrap_err();
+        assert!(
+            held[0]
+                .way_out
+                .ends_with("in milan: kubectl delete pvc -n shop old"),
+            "{held:?}"
+        );
+    }
+}

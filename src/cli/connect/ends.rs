@@ -1,0 +1,329 @@
+//! The two clusters, and the way from one to the other.
+
+use std::{path::PathBuf, time::Duration};
+
+use k8s_openapi::{ByteString, api::core::v1::Namespace};
+use kube::{
+    Config,
+    config::{AuthInfo, Cluster as Entry, KubeConfigOptions, Kubeconfig},
+};
+use serde_json::json;
+
+use super::{Outcome, remote::Remote};
+use crate::{
+    access::{self, ACCOUNT, NamespaceName},
+    cli::common::{ClusterArgs, place},
+    cluster::Cluster,
+    fleet::kubeconfig::{Allowed, of_server, vet},
+    inspect::{Setup, home_id},
+    volume::ClusterId,
+};
+
+/// A page of a large cluster takes a while.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Lives as long as its cluster, in every cluster.
+pub(super) const ETERNAL_NAMESPACE: &str = "kube-system";
+
+/// How the remote cluster is found, with the rights of whoever calls.
+#[derive(clap::Args)]
+pub(in crate::cli) struct RemoteArgs {
+    /// Your kubeconfig of the other cluster [default: found as kubectl does].
+    #[arg(long, required_unless_present_any = ["remote_context", "output", "local_only"])]
+    remote_kubeconfig: Option<PathBuf>,
+    /// Its context for the other cluster [default: its current one].
+    #[arg(long)]
+    remote_context: Option<String>,
+}
+
+/// This cluster.
+pub(in crate::cli) struct Home {
+    pub(in crate::cli) cluster: Cluster,
+    /// Namespace of the driver.
+    pub(in crate::cli) namespace: String,
+    pub(in crate::cli) id: ClusterId,
+    /// Namespace of the twins of this cluster's own claims.
+    pub(in crate::cli) storage_namespace: String,
+}
+
+impl Home {
+    pub(in crate::cli) async fn find(
+        args: &ClusterArgs,
+        namespace: Option<&str>,
+        id: Option<ClusterId>,
+    ) -> Outcome<Self> {
+        Self::of(args.visit().await?, namespace, id).await
+    }
+
+    pub(in crate::cli) async fn of(
+        cluster: Cluster,
+        namespace: Option<&str>,
+        id: Option<ClusterId>,
+    ) -> Outcome<Self> {
+        let place = place(cluster, None, id).await;
+        let namespace = match namespace {
+            Some(namespace) => namespace.to_owned(),
+            None => place.setup.namespace().map_err(|why| {
+                format!("{why}. Install it first, or name its namespace by --driver-namespace")
+            })?,
+        };
+        let id = home_id(&place.cluster, place.id).await;
+        Ok(Self {
+            id: id.ok_or("the id of this cluster is not known: the namespace kube-system cannot be read; pass --cluster-id")?,
+            cluster: place.cluster,
+            namespace,
+            storage_namespace: place.storage_namespace,
+        })
+    }
+
+    pub(super) async fn setup(&self) -> Setup {
+        Setup::read(&self.cluster).await
+    }
+}
+
+impl RemoteArgs {
+    pub(in crate::cli) fn read(&self) -> Outcome<Kubeconfig> {
+        let read = match &self.remote_kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None => Kubeconfig::read(),
+        };
+        Ok(read.map_err(|error| format!("the kubeconfig of the remote cluster cannot be used: {error}"))?)
+    }
+
+    /// The cluster, and the way by which pods reach it.
+    pub(super) async fn connect(&self, name: &ClusterId, server: Option<&str>) -> Outcome<(Remote, Way)> {
+        let file = self.read()?;
+        let (entry_name, entry, _) = entries(&file, self.remote_context.as_deref())?;
+        // Before anything is asked: what pods cannot use is no matter of rights.
+        let way = Way::of(&entry_name, &entry, server)?;
+        Ok((self.visit(file, name).await?, way))
+    }
+
+    /// The cluster.
+    pub(in crate::cli) async fn visit(&self, file: Kubeconfig, name: &ClusterId) -> Outcome<Remote> {
+        let (_, _, user) = entries(&file, self.remote_context.as_deref())?;
+        let command = user.exec.as_ref().and_then(|exec| exec.command.clone());
+        let with = |error: &dyn std::fmt::Display| {
+            let by = command.as_ref().map_or_else(String::new, |command| {
+                format!(" Your credentials for it come from the command {command}: run it, or kubectl, to see what it says.")
+            });
+            format!("the remote cluster {name} cannot be reached with your kubeconfig: {error}.{by}")
+        };
+        let entry = KubeConfigOptions {
+            context: self.remote_context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let config = Config::from_custom_kubeconfig(file, &entry).await;
+        let config = config.map_err(|error| with(&error))?;
+        let cluster = Cluster::visit_by(config, name.as_str(), CALL_TIMEOUT).await;
+        Ok(Remote {
+            cluster: cluster.map_err(|error| with(&error))?,
+        })
+    }
+}
+
+/// The cluster and the user of the context.
+fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, AuthInfo)> {
+    let name = context
+        .or(file.current_context.as_deref())
+        .filter(|it| !it.is_empty());
+    let context = match (name, file.contexts.as_slice()) {
+        (Some(name), all) => all.iter().find(|it| it.name == name).ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|it| it.name.as_str()).collect();
+            format!(
+                "the kubeconfig of the remote cluster has no context {name}: it has {}",
+                if known.is_empty() {
+                    "none".to_owned()
+                } else {
+                    known.join(", ")
+                }
+            )
+        })?,
+        (None, [only]) => only,
+        (None, _) => {
+            return Err(
+                "the kubeconfig of the remote cluster names no current context: pass --remote-context".into(),
+            );
+        }
+    };
+    let inner = context.context.clone();
+    let inner = inner.ok_or_else(|| format!("the context {} of the kubeconfig is empty", context.name))?;
+    let cluster = file.clusters.iter().find(|it| it.name == inner.cluster);
+    let cluster = cluster.and_then(|it| it.cluster.clone());
+    let cluster = cluster.ok_or_else(|| format!("the kubeconfig has no cluster {}", inner.cluster))?;
+    let user = inner.user.as_deref().unwrap_or_default();
+    let user = file.auth_infos.iter().find(|it| it.name == user);
+    let user = user.and_then(|it| it.auth_info.clone()).unwrap_or_default();
+    Ok((inner.cluster, cluster, user))
+}
+
+/// How pods reach the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Way {
+    pub(super) server: String,
+    /// Who vouches for it, in base64; what the cluster itself says, if it is not known.
+    pub(super) authority: Option<String>,
+    pub(super) tls_server_name: Option<String>,
+}
+
+const OTHER_URL: &str = "--server names the URL by which the pods of the controller reach it";
+
+impl Way {
+    fn of(name: &str, entry: &Entry, server: Option<&str>) -> Outcome<Self> {
+        let given = |text: &Option<String>| text.clone().filter(|it| !it.is_empty());
+        let authority = match (
+            given(&entry.certificate_authority_data),
+            given(&entry.certificate_authority),
+        ) {
+            (Some(data), _) => Some(data),
+            (None, Some(path)) => {
+                let text = std::fs::read(&path).map_err(|error| {
+                    format!("the certificate authority {path} of the kubeconfig cannot be read: {error}")
+                })?;
+                // As it stands in a Secret: base64.
+                json!(ByteString(text)).as_str().map(str::to_owned)
+            }
+            (None, None) => None,
+        };
+        if let Some(server) = server {
+            of_server(server).map_err(|why| format!("--server: it {why}"))?;
+            let same = entry.server.as_deref() == Some(server);
+            return Ok(Self {
+                server: server.to_owned(),
+                authority,
+                tls_server_name: given(&entry.tls_server_name).filter(|_| same),
+            });
+        }
+        if given(&entry.proxy_url).is_some() {
+            return Err(format!(
+                "the cluster {name} of your kubeconfig is reached through a proxy (proxy-url), and pods use none: {OTHER_URL} \
+                 without it"
+            )
+            .into());
+        }
+        let server = entry.server.clone().unwrap_or_default();
+        of_server(&server).map_err(|why| {
+            format!("the address of the cluster {name} in your kubeconfig {why}. That is where you are, and not where pods are: {OTHER_URL}")
+        })?;
+        access::for_pods(&server).map_err(|why| {
+            format!(
+                "the address of the cluster {name} in your kubeconfig is none for pods: {why}. {OTHER_URL}"
+            )
+        })?;
+        Ok(Self {
+            server,
+            authority,
+            tls_server_name: given(&entry.tls_server_name),
+        })
+    }
+
+    /// The kubeconfig of the identity. Its context has the namespace of the account, so that the next run
+    /// finds it.
+    pub(super) fn kubeconfig(
+        &self,
+        namespace: &NamespaceName,
+        token: &str,
+        authority: &str,
+    ) -> Outcome<String> {
+        let mut cluster = json!({"server": self.server, "certificate-authority-data": authority});
+        if let Some(name) = &self.tls_server_name {
+            cluster["tls-server-name"] = name.clone().into();
+        }
+        let context = json!({"cluster": "remote", "user": ACCOUNT, "namespace": namespace.as_str()});
+        let text = serde_saphyr::to_string(&json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "remote",
+            "clusters": [{"name": "remote", "cluster": cluster}],
+            "users": [{"name": ACCOUNT, "user": {"token": token}}],
+            "contexts": [{"name": "remote", "context": context}],
+        }))?;
+        // Whatever the driver would refuse is refused before it is written.
+        vet(text.as_bytes(), Allowed::default())
+            .map_err(|why| format!("the driver would refuse the kubeconfig that was made for it: {why}"))?;
+        Ok(text)
+    }
+}
+
+/// The uid of the namespace that every cluster has for as long as it lives.
+pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
+    let found = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
+    Ok(found.and_then(|it| it.metadata.uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(change: serde_json::Value) -> Entry {
+        let mut entry = json!({"server": "https://192.0.2.1:6443", "certificate-authority-data": "Y2E="});
+        entry
+            .as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn what_pods_cannot_use_is_named_and_server_is_the_way_out() {
+        for (change, word) in [
+            (json!({"server": "https://127.0.0.1:6443"}), "means the machine"),
+            (json!({"server": "https://localhost:6443"}), "means the machine"),
+            (json!({"server": "https://169.254.1.1"}), "link-local"),
+            (json!({"server": "https://0.0.0.0:6443"}), "unspecified"),
+            (
+                json!({"server": "https://kubernetes.docker.internal:6443"}),
+                "docker",
+            ),
+            (
+                json!({"server": "https://rancher.example.com/k8s/clusters/c-1"}),
+                "/k8s/clusters/c-1",
+            ),
+            (json!({"proxy-url": "http://192.0.2.9:3128"}), "proxy"),
+        ] {
+            let why = Way::of("kind", &entry(change.clone()), None)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                why.contains(word) && why.contains("--server") && why.contains("kind"),
+                "{why}"
+            );
+            let told = Way::of("kind", &entry(change), Some("https://192.0.2.7:6443")).unwrap();
+            assert_eq!(told.server, "https://192.0.2.7:6443");
+        }
+        let why = Way::of("kind", &entry(json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
+        assert!(why.to_string().starts_with("--server"), "{why}");
+    }
+
+    #[test]
+    fn the_kubeconfig_is_one_that_the_driver_takes() {
+        let way = Way::of("kind", &entry(json!({"tls-server-name": "api"})), None).unwrap();
+        let text = way
+            .kubeconfig(&"access".parse().unwrap(), "a.b.c", "Y2E=")
+            .unwrap();
+        let vetted = vet(text.as_bytes(), Allowed::default()).unwrap();
+        let context = vetted.contexts[0].context.as_ref().unwrap();
+        assert_eq!(context.namespace.as_deref(), Some("access"));
+        let cluster = vetted.clusters[0].cluster.as_ref().unwrap();
+        assert_eq!(cluster.tls_server_name.as_deref(), Some("api"));
+        assert!(
+            way.kubeconfig(&"access".parse().unwrap(), "", "Y2E=").is_err(),
+            "no token"
+        );
+    }
+
+    #[test]
+    fn a_context_that_is_not_there_is_named_with_those_that_are() {
+        let file: Kubeconfig = serde_json::from_value(json!({
+            "contexts": [{"name": "rome", "context": {"cluster": "rome", "user": "me"}}, {"name": "x", "context": null}],
+            "clusters": [{"name": "rome", "cluster": {"server": "https://192.0.2.1"}}],
+        }))
+        .unwrap();
+        assert_eq!(entries(&file, Some("rome")).unwrap().0, "rome");
+        let why = entries(&file, Some("milan")).unwrap_err().to_string();
+        assert!(why.contains("milan") && why.contains("rome, x"), "{why}");
+        assert!(
+            entries(&file, None)
+                .unwrap_err()
+                .to_string()
+                .contains("--remote-context")
+        );
+    }
+}

@@ -1,0 +1,96 @@
+//! What is said about what was done, and what comes next.
+
+use k8s_openapi::api::apps::v1::Deployment;
+
+use super::{Home, Outcome, Wish};
+use crate::{
+    access::{ACCOUNT, Identity, Level, TokenFacts},
+    api::remote_cluster::RemoteCluster,
+    controllers,
+};
+
+const FABRIC: &str = "app.kubernetes.io/name=liqo-csi,app.kubernetes.io/component=fabric";
+
+/// What was made.
+pub(super) fn made(secret: &str, wish: &Wish, level: Level, identity: &Identity, token: &str) {
+    let name = &wish.name;
+    let account = format!("{}/{ACCOUNT}", identity.namespace);
+    if wish.token_only {
+        println!("In {name}: the rights of {account} are left as they are.");
+    } else {
+        println!("In {name}: {account} has the rights of the level {level}.");
+    }
+    let expires = TokenFacts::read(token).and_then(|it| it.expires);
+    let until = expires.and_then(|it| jiff::Timestamp::from_second(it).ok());
+    let until = until.map_or_else(String::new, |it| {
+        format!(", with a token that is valid until {}", it.strftime("%F %TZ"))
+    });
+    println!("Here: Secret {secret}{until}, and RemoteCluster {name}.");
+}
+
+/// What the identity may do, and what the driver says it lacks.
+pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster) {
+    let status = cluster.status.clone().unwrap_or_default();
+    println!(
+        "Reached: Kubernetes {}.",
+        status.server_version.unwrap_or_default()
+    );
+    println!("There the driver may:");
+    for one in level.may() {
+        println!("  - {one}");
+    }
+    if level.is_listed() {
+        let listed: Vec<&str> = identity.listed.iter().map(|it| it.as_str()).collect();
+        println!("    (listed: {})", listed.join(", "));
+    }
+    println!("It may not:");
+    for one in level.may_not() {
+        println!("  - {one}");
+    }
+    for limit in &status.limits {
+        println!("  └ {limit}");
+    }
+    println!("Each right is in docs/remote/security.md. --level gives it others.");
+}
+
+/// The next command.
+pub(super) async fn next(home: &Home, cluster: &RemoteCluster, wish: &Wish) -> Outcome {
+    if cluster.spec.fabric.is_none() {
+        println!(
+            "Next: the nodes that stand for {0}. kubectl get nodes -l topology.storage.liqo.io/cluster={0} shows them.",
+            wish.name
+        );
+        return Ok(());
+    }
+    let fabrics = home
+        .cluster
+        .within::<Deployment>(&home.namespace)
+        .list(Some(FABRIC))
+        .await?;
+    if fabrics.is_empty() {
+        println!(
+            "Next: the fabric, which is not installed. With the values that you installed the driver with:\n  helm upgrade … \
+             --set fabric.enabled=true --wait"
+        );
+        return Ok(());
+    }
+    match controllers::approve_serving(&home.cluster, &home.namespace).await {
+        Ok(decided) => {
+            for name in &decided.approved {
+                println!(
+                    "Approved: the serving certificate of the fabric, CertificateSigningRequest {name}."
+                );
+            }
+            for why in &decided.refused {
+                eprintln!("Not approved: the CertificateSigningRequest {why}");
+            }
+        }
+        // Logs of pods there need it, and nothing else does.
+        Err(error) => eprintln!(
+            "The serving certificate of the fabric, for logs and exec of pods there, is not approved: {error}. `liqo-csi doctor` \
+             prints the command."
+        ),
+    }
+    println!("Next: extend a namespace into it.\n  liqo-csi offload namespace NAMESPACE");
+    Ok(())
+}

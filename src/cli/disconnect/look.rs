@@ -1,0 +1,144 @@
+//! What of this home cluster is in a remote one: as it looks here, and as it looks there.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use crate::{
+    access::Holding,
+    api::namespace_offloading::{NAME, NamespaceOffloading, READY},
+    cli::connect::{Home, fabric_namespaces},
+    cluster::{
+        ApiError, Cause, Cluster,
+        snapshots::{VolumeSnapshot, VolumeSnapshotContent},
+    },
+    inspect::{Scope, Snapshots, State, Storage, rows::rows, snapshot_rows},
+    volume::{ClusterId, mark, moving::TwinMarks},
+};
+
+/// Kinds that nobody need have installed.
+fn installed<T>(found: Result<Vec<T>, ApiError>) -> Result<Vec<T>, ApiError> {
+    match found {
+        Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<Holding> {
+    let what = format!("{what}: {why}");
+    vec![Holding::Unknown { what }]
+}
+
+/// What the objects here say. Whatever may not be read holds the cluster as well.
+pub(super) async fn at_home(home: &Home, name: &ClusterId) -> Vec<Holding> {
+    let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
+    let (storage, snapshots) = tokio::join!(
+        Storage::read(cluster, &Scope::All, namespace, id.clone()),
+        Snapshots::read(cluster, &Scope::All, namespace, id),
+    );
+    let mut found: Vec<Holding> = Vec::new();
+    for what in storage.unknown().into_iter().chain(snapshots.unknown()) {
+        found.push(Holding::Unknown { what });
+    }
+    let is_there = |cluster: Option<&str>| cluster == Some(name.as_str());
+    for row in rows(&storage, &Scope::All) {
+        // One that has no twin yet has no data either.
+        if !is_there(row.cluster.as_deref()) || row.twin.is_none() && row.state == State::Waiting {
+            continue;
+        }
+        found.push(match row.claim {
+            Some(claim) if row.state != State::Retained => Holding::Volume {
+                claim: format!("{}/{}", claim.namespace, claim.name),
+                state: row.state.name().to_owned(),
+            },
+            _ => Holding::Kept { volume: row.volume },
+        });
+    }
+    for row in snapshot_rows(&snapshots, &Scope::All) {
+        if is_there(row.cluster.as_deref()) {
+            let name = row.snapshot.map(|it| format!("{}/{}", it.namespace, it.name));
+            let name = name.or(row.id).unwrap_or_default();
+            found.push(Holding::Snapshot { name });
+        }
+    }
+    let offloaded = cluster.all::<NamespaceOffloading>().select(None, None).await;
+    match installed(offloaded) {
+        Ok(all) => {
+            let ours = all.iter().filter(|one| one.name_any() == NAME);
+            let there = ours.filter(|one| one.condition(name.as_str(), READY).is_some());
+            found.extend(
+                there
+                    .filter_map(ResourceExt::namespace)
+                    .map(|name| Holding::Namespace { name }),
+            );
+        }
+        Err(error) => found.extend(unknown("which namespaces are offloaded", &error)),
+    }
+    found
+}
+
+/// What is there, whoever remembers it here.
+pub(super) async fn there(remote: &Cluster, home: &ClusterId, name: &ClusterId) -> Vec<Holding> {
+    let ours = format!(
+        "{}={},{}={home}",
+        mark::MANAGED_BY,
+        mark::MANAGED_BY_US,
+        mark::HOME_CLUSTER
+    );
+    let mut found = Vec::new();
+    match remote.all::<PersistentVolumeClaim>().list(Some(&ours)).await {
+        Ok(twins) => found.extend(twins.iter().map(twin)),
+        Err(error) => found.extend(unknown("which claims of this home cluster are there", &error)),
+    }
+    let kept = format!("{home}/");
+    let released = |volume: PersistentVolume| {
+        let data_of = volume.annotations().get(mark::DATA_OF)?;
+        let phase = volume.status.as_ref().and_then(|it| it.phase.as_deref());
+        // The claim of a bound one is named already.
+        (data_of.starts_with(&kept) && phase != Some("Bound")).then(|| Holding::Released {
+            volume: volume.name_any(),
+            data_of: data_of.clone(),
+        })
+    };
+    match remote.all::<PersistentVolume>().pick(None, None, released).await {
+        Ok(volumes) => found.extend(volumes),
+        Err(error) => found.extend(unknown("which volumes are there", &error)),
+    }
+    match installed(remote.all::<VolumeSnapshot>().list(Some(&ours)).await) {
+        Ok(snapshots) => found.extend(snapshots.iter().map(|it| Holding::Snapshot {
+            name: format!("{}/{} there", it.namespace().unwrap_or_default(), it.name_any()),
+        })),
+        Err(error) => found.extend(unknown("which snapshots are there", &error)),
+    }
+    // The id of a snapshot has the name that this home cluster has for that one.
+    let retained = |content: VolumeSnapshotContent| {
+        let data_of = content.annotations().get(mark::DATA_OF)?;
+        let is_ours = data_of.split(':').nth(1) == Some(name.as_str());
+        is_ours.then(|| Holding::Content {
+            name: content.name_any(),
+        })
+    };
+    match installed(
+        remote
+            .all::<VolumeSnapshotContent>()
+            .pick(None, None, retained)
+            .await,
+    ) {
+        Ok(contents) => found.extend(contents),
+        Err(error) => found.extend(unknown("which contents of snapshots are there", &error)),
+    }
+    match fabric_namespaces(remote, home).await {
+        Ok(names) => found.extend(names.into_iter().map(|name| Holding::RemoteNamespace { name })),
+        Err(error) => found.extend(unknown("which namespaces are there", &error)),
+    }
+    found
+}
+
+/// A claim there that the driver has made.
+fn twin(twin: &PersistentVolumeClaim) -> Holding {
+    // What cannot be read may be anything but gone.
+    let superseded = TwinMarks::read(twin.labels(), twin.annotations()).is_ok_and(|it| it.source.is_some());
+    Holding::Twin {
+        claim: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
+        superseded,
+    }
+}
