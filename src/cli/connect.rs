@@ -130,7 +130,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 /// What is asked for.
 #[derive(Clone)]
-struct Wish {
+pub(super) struct Wish {
     name: ClusterId,
     level: Option<Level>,
     fabric: bool,

@@ -202,3 +202,155 @@ impl Rounds for Sessions<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        access::{ACCOUNT, SESSION, fingerprint},
+        cluster::{
+            Rights,
+            testing::{Act, FakeApi, Fault},
+        },
+        fleet::{AccessFacts, Connected, Link},
+        placement::Declared,
+    };
+
+    const KEPT: &str = "/api/v1/namespaces/ours/secrets/liqo-csi-sessions";
+    const TOKEN: &str = "/api/v1/namespaces/access/serviceaccounts/liqo-csi-remote/token";
+    const SEED: &[u8] = b"seed";
+    /// Thirty days.
+    const LIFE: i64 = 2_592_000;
+
+    struct World {
+        home: FakeApi,
+        there: FakeApi,
+        registry: Registry,
+    }
+
+    /// A cluster that is reached by a token of this age.
+    async fn world(age: i64) -> World {
+        let (home, there) = (FakeApi::start().await, FakeApi::start().await);
+        home.put(KEPT, json!({"metadata": {"labels": {"a": "b"}}}));
+        there.put(
+            "/api/v1/namespaces/access/serviceaccounts/liqo-csi-remote",
+            json!({}),
+        );
+        there.put("/api/v1/namespaces/access/secrets/liqo-csi-session", json!({}));
+        let kubeconfig = json!({
+            "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "before"}}],
+            "current-context": "c",
+        });
+        let link = Link::Up(Arc::new(Connected {
+            cluster: there.remote_cluster("milan", Rights::ALL).await,
+            version: "v1.36.3".into(),
+            kubeconfig: Some(kubeconfig.to_string().into()),
+        }));
+        let issued = jiff::Timestamp::now().as_second() - age;
+        let registry = Registry::fixed([(Declared::plain("milan"), link)]).with_access(&AccessFacts {
+            seed: fingerprint(SEED),
+            token: Some(TokenFacts {
+                namespace: "access".into(),
+                account: ACCOUNT.into(),
+                issued,
+                expires: Some(issued + LIFE),
+                bound_to: Some(SESSION.into()),
+            }),
+        });
+        World {
+            home,
+            there,
+            registry,
+        }
+    }
+
+    impl World {
+        async fn round(&self) {
+            let home = self.home.cluster_unwatched().await;
+            Sessions::new(&home, &self.registry, "ours")
+                .round()
+                .await
+                .unwrap();
+        }
+
+        fn kept(&self) -> BTreeMap<String, ByteString> {
+            let data = self.home.object(KEPT).unwrap()["data"].clone();
+            serde_json::from_value(data).unwrap_or_default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_renewed_after_a_third_of_its_life() {
+        let world = world(LIFE / 3 + 60).await;
+        world.round().await;
+        let kept = world.kept();
+        assert_eq!(kept[&seed_key("milan")].0, fingerprint(SEED).into_bytes());
+        let file: Value = serde_json::from_slice(&kept[&renewed_key("milan")].0).unwrap();
+        assert_eq!(file["clusters"][0]["cluster"]["server"], "https://192.0.2.1");
+        let token = TokenFacts::read(file["users"][0]["user"]["token"].as_str().unwrap()).unwrap();
+        assert_eq!(token.bound_to.as_deref(), Some(SESSION));
+        assert_eq!(token.lifetime(), Some(LIFE));
+    }
+
+    #[tokio::test]
+    async fn a_young_token_is_left_alone() {
+        let world = world(LIFE / 3 - 60).await;
+        world.round().await;
+        assert!(world.kept().is_empty());
+        assert_eq!(world.there.writes(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_token_of_liqo_is_liqos_to_renew() {
+        let mut world = world(LIFE).await;
+        let declared = Declared {
+            fabric: Some(&crate::fleet::KOSMOS),
+            ..Declared::plain("milan")
+        };
+        let remote = world.registry.get(&"milan".parse().unwrap()).unwrap();
+        let access = remote.access().unwrap().clone();
+        world.registry = Registry::fixed([(declared, remote.link())]).with_access(&access);
+        world.round().await;
+        assert_eq!(world.there.writes(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_be_renewed_is_tried_again_and_keeps_what_is_there() {
+        for fault in [
+            Fault::new("POST", TOKEN, Act::Forbid("the policy says no")),
+            Fault::new("POST", TOKEN, Act::Refuse(404)),
+        ] {
+            let world = world(LIFE / 2).await;
+            world.there.fault(fault);
+            world.round().await;
+            assert!(world.kept().is_empty());
+            world.there.heal();
+            world.round().await;
+            assert!(world.kept().contains_key(&renewed_key("milan")));
+        }
+        let world = world(LIFE / 2).await;
+        world.home.remove(KEPT);
+        world.round().await;
+        assert_eq!(world.home.object(KEPT), None, "the chart makes it");
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_of_clusters_that_are_gone_is_taken_out() {
+        let world = world(0).await;
+        let kept = BTreeMap::from([
+            (renewed_key("rome"), ByteString(b"x".to_vec())),
+            (seed_key("rome"), ByteString(b"x".to_vec())),
+            (renewed_key("milan"), ByteString(b"x".to_vec())),
+        ]);
+        world.home.change(KEPT, |it| it["data"] = json!(kept));
+        world.round().await;
+        assert_eq!(
+            world.kept().into_keys().collect::<Vec<_>>(),
+            [renewed_key("milan")]
+        );
+    }
+}

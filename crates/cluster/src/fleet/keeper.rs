@@ -462,8 +462,11 @@ fn text(secret: Secret) -> Text {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::{
+        cluster::testing::FakeApi,
         fleet::liqo::LIQO,
         placement::{ClassMap, Fabric},
         volume::BindingPolicy,
@@ -510,5 +513,76 @@ mod tests {
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
         let (declared, closed) = with_settings(found(None), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (true, None));
+    }
+
+    fn kubeconfig(account: &str, expires: i64) -> String {
+        let token = liqo_csi_model::access::token_saying(&json!({
+            "sub": format!("system:serviceaccount:access:{account}"), "iat": 0, "exp": expires,
+        }));
+        json!({
+            "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "current-context": "c",
+        })
+        .to_string()
+    }
+
+    #[tokio::test]
+    async fn what_was_renewed_counts_until_somebody_writes_another_kubeconfig() {
+        const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
+        let api = FakeApi::start().await;
+        api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({"spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}}}),
+        );
+        let of = |text: &str| json!({"kubeconfig": ByteString(text.as_bytes().to_vec())});
+        let written = kubeconfig("a", 1000);
+        api.put(SEED, json!({"data": of(&written)}));
+        let (registry, home) = (Registry::default(), api.cluster().await);
+        let settings = Settings {
+            namespace: "ours".into(),
+            allow_proxy: false,
+            liqo_tenants: BTreeSet::new(),
+        };
+        let keeping = tokio::spawn(keep(registry.clone(), home, settings));
+        let id: ClusterId = "milan".parse().unwrap();
+        let until = async |expires: i64| {
+            let mut changes = registry.changes();
+            let wait = async {
+                loop {
+                    let remote = registry.get(&id).ok();
+                    let facts = remote.as_ref().and_then(|remote| remote.access());
+                    let token = facts.and_then(|facts| facts.token.as_ref()?.expires);
+                    if token == Some(expires) {
+                        return facts.unwrap().seed.clone();
+                    }
+                    changes.changed().await.unwrap();
+                }
+            };
+            time::timeout(Duration::from_secs(20), wait).await.unwrap()
+        };
+        assert_eq!(until(1000).await, fingerprint(written.as_bytes()));
+
+        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+        let renewed = BTreeMap::from([
+            (renewed_key("milan"), bytes(&kubeconfig("a", 2000))),
+            (seed_key("milan"), bytes(&fingerprint(written.as_bytes()))),
+        ]);
+        api.put(
+            "/api/v1/namespaces/ours/secrets/liqo-csi-sessions",
+            json!({"data": renewed}),
+        );
+        assert_eq!(
+            until(2000).await,
+            fingerprint(written.as_bytes()),
+            "it says what it was renewed from"
+        );
+
+        let another = kubeconfig("a", 3000);
+        api.put(SEED, json!({"data": of(&another)}));
+        assert_eq!(until(3000).await, fingerprint(another.as_bytes()));
+        keeping.abort();
     }
 }

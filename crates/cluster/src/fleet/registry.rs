@@ -342,6 +342,21 @@ impl Registry {
         self
     }
 
+    /// The same clusters, reached by credentials like these.
+    #[must_use]
+    pub fn with_access(self, access: &AccessFacts) -> Self {
+        let reached = |remote: Arc<Remote>| Remote {
+            declared: remote.declared.clone(),
+            closed: remote.closed,
+            link: remote.link.clone(),
+            access: Some(Arc::new(access.clone())),
+        };
+        let remotes = self.all().into_iter().map(reached);
+        let remotes = remotes.map(|remote| (remote.id.clone(), Arc::new(remote)));
+        self.replace(remotes.collect(), BTreeSet::new());
+        self
+    }
+
     /// Such a registry where some fabrics cannot be read.
     pub fn partial(
         remotes: impl IntoIterator<Item = (Declared, Link)>,
