@@ -115,11 +115,14 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, wish: &Wish) -> Outcom
         (None, Some(known)) => known,
         (None, None) => DEFAULT_NAMESPACE.parse()?,
     };
-    let mut holding = look::at_home(home, name).await;
+    let look::AtHome {
+        mut holding,
+        elsewhere,
+    } = look::at_home(home, name).await;
     match remote {
         Some(remote) => {
             remote.is_the_one(name, secret.as_ref(), object.as_ref()).await?;
-            holding.extend(look::there(&remote.cluster, &home.id, name).await);
+            holding.extend(look::there(&remote.cluster, &home.id, name, &elsewhere).await);
             if let Err(held) = access::may_disconnect(name.as_str(), holding) {
                 eprintln!("{name} is not disconnected. It holds:");
                 for one in held {

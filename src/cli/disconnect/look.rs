@@ -1,5 +1,7 @@
 //! What of this home cluster is in a remote one: as it looks here, and as it looks there.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
@@ -28,21 +30,33 @@ fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<Holding> {
     vec![Holding::Unknown { what }]
 }
 
+/// What is known here.
+pub(super) struct AtHome {
+    pub(super) holding: Vec<Holding>,
+    /// Volumes that are in other clusters: another name may lead to the same API server.
+    pub(super) elsewhere: BTreeSet<String>,
+}
+
 /// What the objects here say. Whatever may not be read holds the cluster as well.
-pub(super) async fn at_home(home: &Home, name: &ClusterId) -> Vec<Holding> {
+pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
     let (storage, snapshots) = tokio::join!(
         Storage::read(cluster, &Scope::All, namespace, id.clone()),
         Snapshots::read(cluster, &Scope::All, namespace, id),
     );
     let mut found: Vec<Holding> = Vec::new();
+    let mut elsewhere = BTreeSet::new();
     for what in storage.unknown().into_iter().chain(snapshots.unknown()) {
         found.push(Holding::Unknown { what });
     }
     let is_there = |cluster: Option<&str>| cluster == Some(name.as_str());
     for row in rows(&storage, &Scope::All) {
         // One that has no twin yet has no data either.
-        if !is_there(row.cluster.as_deref()) || row.twin.is_none() && row.state == State::Waiting {
+        if !is_there(row.cluster.as_deref()) {
+            elsewhere.extend(row.cluster.map(|_| row.volume));
+            continue;
+        }
+        if row.twin.is_none() && row.state == State::Waiting {
             continue;
         }
         found.push(match row.claim {
@@ -73,11 +87,19 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> Vec<Holding> {
         }
         Err(error) => found.extend(unknown("which namespaces are offloaded", &error)),
     }
-    found
+    AtHome {
+        holding: found,
+        elsewhere,
+    }
 }
 
 /// What is there, whoever remembers it here.
-pub(super) async fn there(remote: &Cluster, home: &ClusterId, name: &ClusterId) -> Vec<Holding> {
+pub(super) async fn there(
+    remote: &Cluster,
+    home: &ClusterId,
+    name: &ClusterId,
+    elsewhere: &BTreeSet<String>,
+) -> Vec<Holding> {
     let ours = format!(
         "{}={},{}={home}",
         mark::MANAGED_BY,
@@ -86,7 +108,7 @@ pub(super) async fn there(remote: &Cluster, home: &ClusterId, name: &ClusterId) 
     );
     let mut found = Vec::new();
     match remote.all::<PersistentVolumeClaim>().list(Some(&ours)).await {
-        Ok(twins) => found.extend(twins.iter().map(twin)),
+        Ok(twins) => found.extend(twins.iter().filter_map(|it| twin(it, elsewhere))),
         Err(error) => found.extend(unknown("which claims of this home cluster are there", &error)),
     }
     let kept = format!("{home}/");
@@ -133,12 +155,17 @@ pub(super) async fn there(remote: &Cluster, home: &ClusterId, name: &ClusterId) 
     found
 }
 
-/// A claim there that the driver has made.
-fn twin(twin: &PersistentVolumeClaim) -> Holding {
+/// A claim there that the driver has made, unless it is known to be of another name of the same cluster.
+fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<Holding> {
     // What cannot be read may be anything but gone.
     let superseded = TwinMarks::read(twin.labels(), twin.annotations()).is_ok_and(|it| it.source.is_some());
-    Holding::Twin {
+    let is_of_another = !superseded
+        && twin
+            .labels()
+            .get(mark::VOLUME)
+            .is_some_and(|it| elsewhere.contains(it));
+    (!is_of_another).then(|| Holding::Twin {
         claim: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
         superseded,
-    }
+    })
 }

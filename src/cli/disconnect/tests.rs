@@ -176,6 +176,34 @@ async fn a_volume_that_only_home_knows_holds_it() {
 }
 
 #[tokio::test]
+async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
+    let two = connected().await;
+    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home",
+        "storage.liqo.io/volume": volume,
+    });
+    two.remote.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"labels": labels}}),
+    );
+    two.home.put(
+        &format!("/api/v1/persistentvolumes/{volume}"),
+        json!({
+            "spec": {
+                "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:other:{volume}"), "volumeAttributes": {
+                    "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
+                }},
+            },
+            "status": {"phase": "Released"},
+        }),
+    );
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+}
+
+#[tokio::test]
 async fn what_is_not_known_holds_it() {
     for path in ["/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"] {
         let two = connected().await;
