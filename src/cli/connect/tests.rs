@@ -496,3 +496,68 @@ fn what_is_printed_has_no_credentials() {
         "classes have to be named"
     );
 }
+
+/// What the roles of each level say, as a table.
+fn rights() -> String {
+    let identity = Identity {
+        namespace: "access".parse().unwrap(),
+        home: "home".parse().unwrap(),
+        listed: ["listed".parse().unwrap()].into(),
+    };
+    let mut rows: BTreeMap<(String, String, String), [bool; 4]> = BTreeMap::new();
+    for (at, level) in Level::ALL.into_iter().enumerate() {
+        for (object, text) in access::render(level, &identity) {
+            let place = match (object.kind.as_str(), object.namespace.as_deref()) {
+                ("ClusterRole", _) if object.name.ends_with("-workloads") => "namespaces of the fabric",
+                ("ClusterRole", _) => "the whole cluster",
+                ("Role", Some("listed")) => "namespaces that are listed",
+                ("Role", _) => "its own namespace",
+                _ => continue,
+            };
+            let role: Value = serde_saphyr::from_str(&text).unwrap();
+            for rule in role["rules"].as_array().unwrap() {
+                let words = |key: &str| -> Vec<String> {
+                    let all = rule[key].as_array().cloned().unwrap_or_default();
+                    all.iter()
+                        .map(|it| it.as_str().unwrap().replace(".access", ""))
+                        .collect()
+                };
+                let only = words("resourceNames");
+                let only = if only.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", only.join(", "))
+                };
+                for resource in words("resources") {
+                    let key = (
+                        place.to_owned(),
+                        format!("{resource}{only}"),
+                        words("verbs").join(", "),
+                    );
+                    rows.entry(key).or_default()[at] = true;
+                }
+            }
+        }
+    }
+    let mut table =
+        "| in | of | may | fabric | full | namespaced | minimal |\n|---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for ((place, resource, verbs), levels) in rows {
+        let marks = levels.map(|has| if has { "x" } else { "" });
+        table += &format!("| {place} | {resource} | {verbs} | {} |\n", marks.join(" | "));
+    }
+    table
+}
+
+#[test]
+fn the_documentation_has_the_rights_of_each_level() {
+    const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/remote/security.md");
+    let page = std::fs::read_to_string(PATH).unwrap();
+    let after = page.split("<!-- rights: begin -->\n").nth(1).unwrap();
+    let written = after.split("<!-- rights: end -->").next().unwrap();
+    let rights = rights();
+    assert!(
+        written == rights,
+        "docs/remote/security.md does not say what the roles do; between its marks belongs:\n{rights}"
+    );
+}
