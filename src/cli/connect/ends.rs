@@ -27,8 +27,8 @@ pub(super) const ETERNAL_NAMESPACE: &str = "kube-system";
 /// How the remote cluster is found, with the rights of whoever calls.
 #[derive(clap::Args)]
 pub(in crate::cli) struct RemoteArgs {
-    /// Your kubeconfig of the other cluster [default: found as kubectl does].
-    #[arg(long, required_unless_present_any = ["remote_context", "output", "local_only"])]
+    /// Your kubeconfig of the other cluster [default: with --remote-context found as kubectl does].
+    #[arg(long)]
     remote_kubeconfig: Option<PathBuf>,
     /// Its context for the other cluster [default: its current one].
     #[arg(long)]
@@ -82,10 +82,15 @@ impl Home {
 
 impl RemoteArgs {
     pub(in crate::cli) fn read(&self) -> Outcome<Kubeconfig> {
-        let read = match &self.remote_kubeconfig {
-            Some(path) => Kubeconfig::read_from(path),
-            None => Kubeconfig::read(),
-        };
+        let read =
+            match &self.remote_kubeconfig {
+                Some(path) => Kubeconfig::read_from(path),
+                None if self.remote_context.is_some() => Kubeconfig::read(),
+                None => return Err(
+                    "which is the other cluster? --remote-kubeconfig FILE, --remote-context NAME, or both"
+                        .into(),
+                ),
+            };
         Ok(read.map_err(|error| format!("the kubeconfig of the remote cluster cannot be used: {error}"))?)
     }
 

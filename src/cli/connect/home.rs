@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{ResourceExt, api::ObjectMeta, config::Kubeconfig};
+use kube::{
+    ResourceExt,
+    api::{ApiResource, DynamicObject, ObjectMeta},
+    config::Kubeconfig,
+};
 use serde_json::{Value, json};
 
 use super::{Home, Level, Outcome, Wish, ends::uid, remote_cluster};
@@ -230,8 +234,10 @@ impl Home {
         let all = self.cluster.all::<RemoteCluster>();
         let name = wish.name.as_str();
         let Some(object) = &there.object else {
-            let object: RemoteCluster = serde_json::from_value(declaration(wish, level)?)?;
-            let made = all.create(&object).await?;
+            // No more is written than is said: what is left out may have another default one day.
+            let kind = ApiResource::erase::<RemoteCluster>(&());
+            let object: DynamicObject = serde_json::from_value(declaration(wish, level)?)?;
+            let made = self.cluster.dynamic(&kind, None).create(&object).await?;
             return made
                 .map(drop)
                 .ok_or_else(|| self.meanwhile("RemoteCluster", name));

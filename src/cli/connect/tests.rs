@@ -181,7 +181,7 @@ async fn two_clusters_are_connected() {
     assert_eq!(token.lifetime(), Some(LONGEST_TOKEN.try_into().unwrap()));
     let account = two.remote.object(ACCOUNT).unwrap();
     let annotations = &account["metadata"]["annotations"];
-    assert_eq!(annotations["storage.liqo.io/home-cluster"], "home");
+    assert_eq!(annotations["storage.liqo.io/home-cluster"], "home-uid");
     assert_eq!(annotations["storage.liqo.io/level"], "fabric");
     assert!(
         two.identity()
@@ -325,7 +325,7 @@ async fn the_level_of_a_fabric_with_namespaces_is_not_lowered() {
     two.connect(&first).await.unwrap();
     two.remote.put(
         "/api/v1/namespaces/shop-home",
-        json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home"}}}),
+        json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home-uid"}}}),
     );
     let why = said(two.connect(&leveled(Level::Full)).await);
     assert!(why.contains("shop-home") && why.contains("unoffload"), "{why}");
@@ -528,10 +528,16 @@ fn rights() -> String {
                 } else {
                     format!(" ({})", only.join(", "))
                 };
+                let group = words("apiGroups").remove(0);
+                let group = if group.is_empty() {
+                    group
+                } else {
+                    format!(".{group}")
+                };
                 for resource in words("resources") {
                     let key = (
                         place.to_owned(),
-                        format!("{resource}{only}"),
+                        format!("{resource}{group}{only}"),
                         words("verbs").join(", "),
                     );
                     rows.entry(key).or_default()[at] = true;

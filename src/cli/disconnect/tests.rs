@@ -94,7 +94,7 @@ async fn a_run_that_died_is_finished_by_the_next() {
 #[tokio::test]
 async fn whatever_is_there_holds_it() {
     let ours = json!({
-        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home",
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
         "storage.liqo.io/volume": "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111",
     });
     let cases = [
@@ -105,7 +105,7 @@ async fn whatever_is_there_holds_it() {
         (
             "/api/v1/persistentvolumes/real-1",
             json!({
-                "metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}}, "status": {"phase": "Released"},
+                "metadata": {"annotations": {"storage.liqo.io/data-of": "home-uid/pvc-1"}}, "status": {"phase": "Released"},
             }),
         ),
         (
@@ -118,7 +118,7 @@ async fn whatever_is_there_holds_it() {
         ),
         (
             "/api/v1/namespaces/shop-home",
-            json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home"}}}),
+            json!({"metadata": {"labels": {"fabric.storage.liqo.io/home": "home-uid"}}}),
         ),
     ];
     for (path, object) in cases {
@@ -180,7 +180,7 @@ async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
     let two = connected().await;
     let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
     let labels = json!({
-        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home",
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
         "storage.liqo.io/volume": volume,
     });
     two.remote.put(

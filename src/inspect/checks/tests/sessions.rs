@@ -20,7 +20,7 @@ fn found(expires: &str, renews: Option<&str>) -> Vec<Finding> {
         },
         ..Installation::default()
     };
-    sessions::expiry(&installation)
+    crate::inspect::checks::sessions::expiry(&installation)
 }
 
 #[test]
