@@ -5,14 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -237,5 +243,61 @@ func (c *connection) tidy() {
 	defer cancel()
 	if said, code := c.liqoCSI(ctx, "disconnect"); code != 0 {
 		fmt.Fprintf(os.Stderr, "%s is not disconnected (%d): %s\n", c.cluster, code, said)
+	}
+}
+
+// What the command prints for GitOps, and makes, is what the chart renders with the same names.
+func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
+	program, err := driver.Compile(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	helm, err := chart.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, level := range chart.Levels {
+		t.Run(level, func(t *testing.T) {
+			args := []string{"connect", "milan", "--cluster-id", "rome.1", "--remote-namespace", "access", "--level", level,
+				"--node-selector", "a=b", "--storage-class", "fast", "-o", "yaml", "--only", "remote"}
+			var listed []string
+			if level == "namespaced" || level == "minimal" {
+				listed = []string{"apps", "more"}
+				args = append(args, "--namespaces", strings.Join(listed, ","))
+			}
+			printed, err := exec.CommandContext(t.Context(), program, args...).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rendered, err := helm.Render(t.Context(), "home", "access", chart.RemoteValues(level, "rome.1", listed...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := manifests(t, printed), manifests(t, chart.AsConnectMakesIt(rendered))
+			// Helm makes it by --create-namespace.
+			delete(got, "Namespace /access")
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("connect prints\n%v\nand the chart renders\n%v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+			}
+		})
+	}
+}
+
+// manifests are the objects of a text, by kind and name.
+func manifests(t *testing.T, text []byte) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		var content map[string]any
+		if err := decoder.Decode(&content); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if content != nil {
+			object := unstructured.Unstructured{Object: content}
+			all[fmt.Sprintf("%s %s/%s", object.GetKind(), object.GetNamespace(), object.GetName())] = content
+		}
 	}
 }
