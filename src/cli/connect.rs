@@ -49,7 +49,6 @@ Exit codes: 0 the pods of the controller reach the cluster; 1 something failed, 
 /// Connects another cluster with your own rights at both ends, and waits until the driver reaches it.
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(super) struct Args {
     /// How the cluster is called here: the name of its `RemoteCluster`, and its id.
     name: ClusterId,
@@ -84,7 +83,7 @@ pub(super) struct Args {
     /// For how long a token is valid. The driver renews it after a third of that.
     #[arg(long, default_value = "720h", value_parser = duration)]
     token_lifetime: Duration,
-    /// Leave the rights there as they are, because Helm or GitOps looks after them: only make a token.
+    /// Leave the rights there as they are, because a Helm release or a repository looks after them: only make a token.
     #[arg(long)]
     token_only: bool,
     /// How long to wait for the pods of the controller to reach it.

@@ -119,32 +119,26 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, wish: &Wish) -> Outcom
         mut holding,
         elsewhere,
     } = look::at_home(home, name).await;
-    match remote {
-        Some(remote) => {
-            remote.is_the_one(name, secret.as_ref(), object.as_ref()).await?;
-            holding.extend(look::there(&remote.cluster, &home.id, name, &elsewhere).await);
-            if let Err(held) = access::may_disconnect(name.as_str(), holding) {
-                eprintln!("{name} is not disconnected. It holds:");
-                for one in held {
-                    eprintln!("  - {}\n    → {}", one.what, one.way_out);
-                }
-                return Ok(ExitCode::from(REFUSED));
+    if let Some(remote) = remote {
+        remote.is_the_one(name, secret.as_ref(), object.as_ref()).await?;
+        holding.extend(look::there(&remote.cluster, &home.id, name, &elsewhere).await);
+    } else if object.as_ref().is_some_and(answers) {
+        return Err(format!(
+            "the pods of the controller reach {name}: it is not gone. Leave --local-only out"
+        )
+        .into());
+    }
+    if let Err(held) = access::may_disconnect(name.as_str(), holding) {
+        if remote.is_some() {
+            eprintln!("{name} is not disconnected. It holds:");
+            for one in held {
+                eprintln!("  - {}\n    → {}", one.what, one.way_out);
             }
+            return Ok(ExitCode::from(REFUSED));
         }
-        None => {
-            let answers = object.as_ref().is_some_and(answers);
-            if answers {
-                return Err(format!(
-                    "the pods of the controller reach {name}: it is not gone. Leave --local-only out"
-                )
-                .into());
-            }
-            if let Err(held) = access::may_disconnect(name.as_str(), holding) {
-                eprintln!("Lost with {name}, as you say that it is gone:");
-                for one in held {
-                    eprintln!("  - {}", one.what);
-                }
-            }
+        eprintln!("Lost with {name}, as you say that it is gone:");
+        for one in held {
+            eprintln!("  - {}", one.what);
         }
     }
     let until = Instant::now() + wish.timeout;
@@ -186,7 +180,7 @@ async fn clear(home: &Home, remote: &Remote, namespace: &NamespaceName) -> Outco
     match tidy.deleted {
         0 => println!("There: nothing of {namespace}/{ACCOUNT} is left that this command has made."),
         many => {
-            println!("There: {namespace}/{ACCOUNT}, its rights and its tokens are gone ({many} objects).")
+            println!("There: {namespace}/{ACCOUNT}, its rights and its tokens are gone ({many} objects).");
         }
     }
     Ok(())

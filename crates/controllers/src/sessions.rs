@@ -89,7 +89,7 @@ impl<'a> Sessions<'a> {
         let text = remote.kubeconfig().ok_or(NotRenewed::Unreadable)?;
         let vetted: Kubeconfig =
             serde_json::from_str(text.expose_secret()).map_err(|_| NotRenewed::Unreadable)?;
-        let renewed = kubeconfig::with_token(vetted, given.token.into());
+        let renewed = kubeconfig::with_token(vetted, &given.token.into());
         let renewed = serde_json::to_vec(&renewed).map_err(|_| NotRenewed::Unreadable)?;
         let data = BTreeMap::from([
             (renewed_key(remote.id.as_str()), ByteString(renewed)),

@@ -257,7 +257,7 @@ pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
 mod tests {
     use super::*;
 
-    fn entry(change: serde_json::Value) -> Entry {
+    fn entry(change: &serde_json::Value) -> Entry {
         let mut entry = json!({"server": "https://192.0.2.1:6443", "certificate-authority-data": "Y2E="});
         entry
             .as_object_mut()
@@ -283,23 +283,21 @@ mod tests {
             ),
             (json!({"proxy-url": "http://192.0.2.9:3128"}), "proxy"),
         ] {
-            let why = Way::of("kind", &entry(change.clone()), None)
-                .unwrap_err()
-                .to_string();
+            let why = Way::of("kind", &entry(&change), None).unwrap_err().to_string();
             assert!(
                 why.contains(word) && why.contains("--server") && why.contains("kind"),
                 "{why}"
             );
-            let told = Way::of("kind", &entry(change), Some("https://192.0.2.7:6443")).unwrap();
+            let told = Way::of("kind", &entry(&change), Some("https://192.0.2.7:6443")).unwrap();
             assert_eq!(told.server, "https://192.0.2.7:6443");
         }
-        let why = Way::of("kind", &entry(json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
+        let why = Way::of("kind", &entry(&json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
         assert!(why.to_string().starts_with("--server"), "{why}");
     }
 
     #[test]
     fn the_kubeconfig_is_one_that_the_driver_takes() {
-        let way = Way::of("kind", &entry(json!({"tls-server-name": "api"})), None).unwrap();
+        let way = Way::of("kind", &entry(&json!({"tls-server-name": "api"})), None).unwrap();
         let text = way
             .kubeconfig(&"access".parse().unwrap(), "a.b.c", "Y2E=")
             .unwrap();

@@ -33,12 +33,12 @@ use crate::{
 
 /// The Secret with a token for ever, as the chart makes it where nobody asks for sessions.
 const PERMANENT_TOKEN: &str = "liqo-csi-remote-token";
-/// Kubernetes puts the certificate of its API server into this ConfigMap of every namespace.
+/// Kubernetes puts the certificate of its API server into this `ConfigMap` of every namespace.
 const ROOT_CA: &str = "kube-root-ca.crt";
 /// Label of namespaces that the fabric of a home cluster has made.
 const FABRIC_HOME: &str = "fabric.storage.liqo.io/home";
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// A controller of Kubernetes writes that ConfigMap; it takes a moment in a new namespace.
+/// A controller of Kubernetes writes that `ConfigMap`; it takes a moment in a new namespace.
 const ROOT_CA_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The remote cluster, with the rights of whoever calls.
@@ -91,6 +91,7 @@ pub(in crate::cli) async fn fabric_namespaces(
 }
 
 /// What the API server said, with what it means for whoever calls.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn explained(error: ApiError) -> String {
     match &error.cause {
         Cause::Forbidden(_) => format!(

@@ -1,3 +1,5 @@
+use std::fmt::Write;
+
 use serde_json::{Value, json};
 
 use super::{ends::Way, *};
@@ -208,7 +210,7 @@ async fn the_second_run_repairs_and_gives_another_token() {
         .remove(&format!("{NAMESPACE}/secrets/liqo-csi-session"));
     // What somebody has said of it since stays.
     two.home.change(DECLARED, |it| {
-        it["spec"]["storageClasses"] = json!({"default": "fast"})
+        it["spec"]["storageClasses"] = json!({"default": "fast"});
     });
     let again = Wish {
         fabric: false,
@@ -550,7 +552,12 @@ fn rights() -> String {
             .to_owned();
     for ((place, resource, verbs), levels) in rows {
         let marks = levels.map(|has| if has { "x" } else { "" });
-        table += &format!("| {place} | {resource} | {verbs} | {} |\n", marks.join(" | "));
+        writeln!(
+            table,
+            "| {place} | {resource} | {verbs} | {} |",
+            marks.join(" | ")
+        )
+        .unwrap();
     }
     table
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 
 use super::{Home, Outcome, Wish};
 use crate::{
-    access::{ACCOUNT, Identity, Level, TokenFacts},
+    access::{ACCOUNT, Identity, Level, NamespaceName, TokenFacts},
     api::remote_cluster::RemoteCluster,
     controllers,
 };
@@ -40,7 +40,7 @@ pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster)
         println!("  - {one}");
     }
     if level.is_listed() {
-        let listed: Vec<&str> = identity.listed.iter().map(|it| it.as_str()).collect();
+        let listed: Vec<&str> = identity.listed.iter().map(NamespaceName::as_str).collect();
         println!("    (listed: {})", listed.join(", "));
     }
     println!("It may not:");

@@ -76,7 +76,7 @@ pub fn token(vetted: &Kubeconfig) -> Option<&SecretString> {
 
 /// The same kubeconfig with another token.
 #[must_use]
-pub fn with_token(mut vetted: Kubeconfig, token: SecretString) -> Kubeconfig {
+pub fn with_token(mut vetted: Kubeconfig, token: &SecretString) -> Kubeconfig {
     for user in &mut vetted.auth_infos {
         if let Some(user) = &mut user.auth_info {
             user.token = Some(token.clone());
