@@ -19,14 +19,28 @@ const TRANSITIONS: u32 = 10;
 
 /// Whose status was written of late, by uid.
 #[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<String, Pace>>);
+pub(super) struct Turns(Mutex<Taken>);
+
+#[derive(Default)]
+struct Taken {
+    paces: HashMap<String, Pace>,
+    /// When those that are over were forgotten: that takes as long as there are.
+    forgot: Option<time::Instant>,
+}
 
 impl Turns {
     /// Takes a turn, or says in what time there is one.
     pub(super) fn take(&self, uid: &str, is_transition: bool) -> Result<(), Duration> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, pace| !pace.is_idle());
-        let pace = all.entry(uid.to_owned()).or_insert_with(|| Pace::new(EACH));
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = time::Instant::now();
+        if taken.forgot.is_none_or(|it| it + EACH <= now) {
+            taken.forgot = Some(now);
+            taken.paces.retain(|_, pace| !pace.is_idle());
+        }
+        let pace = taken
+            .paces
+            .entry(uid.to_owned())
+            .or_insert_with(|| Pace::new(EACH));
         pace.take(if is_transition { TRANSITIONS } else { 1 })
     }
 }
@@ -100,6 +114,6 @@ mod tests {
         assert!(turns.take("a", false).is_err());
         time::sleep(Duration::from_mins(1)).await;
         assert_eq!(turns.take("c", false), Ok(()));
-        assert_eq!(turns.0.lock().unwrap().len(), 1, "others are forgotten");
+        assert_eq!(turns.0.lock().unwrap().paces.len(), 1, "others are forgotten");
     }
 }
