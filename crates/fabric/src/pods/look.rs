@@ -45,6 +45,7 @@ impl Pods<'_> {
         let place = self.places.reach(&self.cluster).await;
         let Some(seen) = self.home.get(key) else {
             self.waits.forget(key);
+            self.looks.forget(key);
             return self.sweep(key, home_uid, place).await;
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
@@ -59,6 +60,7 @@ impl Pods<'_> {
             return Ok(Some(left));
         }
         // Something has changed: what it is, the bodies say.
+        self.may_read(&seen).await;
         let pods = self.places.home.within::<RawPod>(seen.namespace());
         let home = pods.get_or_gone(seen.name()).await?;
         let Some(home) = home.filter(|it| it.uid() == seen.uid()).map(Arc::new) else {
