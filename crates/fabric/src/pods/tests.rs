@@ -22,7 +22,7 @@ use crate::{
     fleet::{Link, Registry},
     offload::reflection::Marks,
     placement::{Declared, Mapped, Namespaces},
-    reflect::Source,
+    reflect::{MOST_COPIED, Source},
 };
 
 mod bounds;
@@ -125,7 +125,7 @@ impl World {
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
         };
-        let source = Source::new(&home, "shop", &marks);
+        let source = Source::new(&home, "shop", &marks, MOST_COPIED);
         places.show_sources(&[("shop".to_owned(), Arc::new(source))].into());
         let swept = watch::Sender::new(false);
         home.views().offloadings.complete().await;
