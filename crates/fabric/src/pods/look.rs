@@ -18,9 +18,11 @@ use crate::{
     cluster::{ApiError, Cause, Objects, short},
     marks::{HOME_UID, REMOTE_CLUSTER_UID},
     node::{is_out_of_service, is_ready},
-    offload::Readiness,
-    offload::pods::{
-        Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+    offload::{
+        Readiness,
+        pods::{
+            Act, HomePod, PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, not_kept, remote_pod,
+        },
     },
     places::Place,
     raw::RawPod,
