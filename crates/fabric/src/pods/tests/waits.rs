@@ -112,7 +112,7 @@ async fn who_comes_just_after_the_namespace_was_offloaded_is_not_warned() {
     world.run_until(asked).await;
     assert_eq!(world.home_pod()["status"]["reason"], Value::Null);
     world.home.change(POD, |pod| {
-        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z")
+        pod["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
     });
     world
         .run_until(|world| world.home_pod()["status"]["reason"] == "OffloadingBackOff")
