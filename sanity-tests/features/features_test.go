@@ -47,7 +47,7 @@ var advertised = map[string]string{
 
 func table(t *testing.T) []Row {
 	t.Helper()
-	found, err := Read(root + "README.md")
+	found, err := Read(root + "docs/capabilities.md")
 	if err != nil {
 		t.Fatal(err)
 	}
