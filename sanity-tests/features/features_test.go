@@ -34,7 +34,7 @@ var advertised = map[string]string{
 	"PublishUnpublishVolume": "attached volumes",
 	"StageUnstageVolume":     "data stays when pods go",
 	"SingleNodeMultiWriter":  "ReadWriteOncePod",
-	"GetCapacity":            "room told to the scheduler",
+	"GetCapacity":            "storage capacity for the scheduler",
 	"ExpandVolume":           "expansion",
 	"ModifyVolume":           "VolumeAttributesClass",
 	"CreateDeleteSnapshot":   "snapshots and restore",
