@@ -69,8 +69,8 @@ pub enum Obstacle {
     Twin,
     /// It is a virtual volume of somebody else.
     #[error(
-        "the class {class} of the claim is virtual itself (provisioner {provisioner}): its data is that of another claim, which is the one to import. \
-         A claim that is in another cluster cannot be imported yet"
+        "the class {class} of the claim is virtual itself (provisioner {provisioner}), and its data is that of another claim: it \
+         cannot be imported, and importing the other claim would not give this one its data. Make a new claim and copy the data"
     )]
     Virtual {
         /// The class.
