@@ -583,7 +583,7 @@ mod tests {
             (|it, _| it.mode = VolumeMode::Block, "volume mode"),
             (
                 |it, _| it.class = Some(("liqo".into(), "liqo.io/storage".into())),
-                "cannot be imported yet",
+                "cannot be imported",
             ),
         ];
         for (at, (break_it, expected)) in table.into_iter().enumerate() {
