@@ -19,7 +19,6 @@ use super::{
     Idle,
     leaving::{self, Leaving},
     liqo,
-    node::{is_out_of_service, is_ready},
     places::{Place, Places},
     remote::{Owner, Question},
     scheduling,
@@ -32,7 +31,9 @@ use crate::{
         remote_cluster::RemoteCluster,
     },
     cluster::{
-        ApiError, Cause, Cluster, Objects, has_finalizer, short, unless_conflict,
+        ApiError, Cause, Cluster, Objects,
+        facts::{is_out_of_service, is_ready},
+        has_finalizer, short, unless_conflict,
         view::{Changed, Feed, Slim},
     },
     fleet::NodeKind,

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::ResourceExt;
 use tokio::time::{Instant, timeout};
 
-use super::object::{KIND, VIRTUAL, is_ready};
+use super::object::{KIND, VIRTUAL};
 use crate::{
     api::fabric::{CapacitySource, Fabric, LabelSource},
-    cluster::ApiError,
+    cluster::{ApiError, facts::is_ready},
     offload::{Amounts, is_label, share_of, stated, suggested},
     places::Place,
 };

@@ -8,9 +8,12 @@ use kube::ResourceExt;
 
 use super::{POLL, Pods, act::Writer, waits::CLAIM_NOT_READY};
 use crate::{
-    cluster::{ApiError, Cause, Objects, short},
+    cluster::{
+        ApiError, Cause, Objects,
+        facts::{is_out_of_service, is_ready},
+        short,
+    },
     marks::{HOME_POD_UID, HOME_UID, REMOTE_CLUSTER_UID},
-    node::{is_out_of_service, is_ready},
     offload::pods::{PodFacts, RemoteMarks, There, Waiting, claims, decide_pod, remote_pod},
     places::Place,
     raw::RawPod,
