@@ -1,5 +1,5 @@
 //! What is to be looked at: each key by one at a time, again when it changed meanwhile, and after
-//! a pause of its own when that failed. Unlike in [`crate::queue::Queue`] nobody waits for the
+//! a pause of its own when that failed. Unlike in [`crate::queue::Queue`], no key waits for the
 //! slowest.
 
 use std::{
