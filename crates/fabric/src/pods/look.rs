@@ -15,9 +15,12 @@ use super::{
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
-    cluster::{ApiError, Cause, Objects, short},
+    cluster::{
+        ApiError, Cause, Objects,
+        facts::{is_out_of_service, is_ready},
+        short,
+    },
     marks::{HOME_UID, REMOTE_CLUSTER_UID},
-    node::{is_out_of_service, is_ready},
     offload::{
         Readiness,
         pods::{
