@@ -112,7 +112,7 @@ impl node_server::Node for Node {
         let asked = parse::stats(request.into_inner())?;
         let usage = self.volumes.stats(asked).await.map_err(Coded::status)?;
         Ok(Response::new(wire::NodeGetVolumeStatsResponse {
-            usage: usage.into_iter().map(in_wire).collect(),
+            usage: usage.into_iter().map(to_wire).collect(),
         }))
     }
 
@@ -167,7 +167,7 @@ impl node_server::Node for Node {
     }
 }
 
-fn in_wire(usage: Usage) -> wire::VolumeUsage {
+fn to_wire(usage: Usage) -> wire::VolumeUsage {
     let unit = match usage.unit {
         Unit::Bytes => wire::volume_usage::Unit::Bytes,
         Unit::Inodes => wire::volume_usage::Unit::Inodes,
