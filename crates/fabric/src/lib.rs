@@ -40,6 +40,7 @@ pub use self::liqo::installed as liqo;
 pub use self::streams::{Metrics as StreamMetrics, SERVING_SIGNER, Settings as StreamSettings, Streams};
 use self::{
     meters::Meters, node::NodeKeeper, places::Places, pods::Pods, ports::Endpoints, reflect::Reflection,
+    scheduling::ForgottenLabels,
 };
 use crate::{
     cluster::Cluster,
@@ -107,6 +108,7 @@ pub async fn run(
         tokio::join!(
             namespaces::run(&places, &idle, &reserved, &metrics),
             drive(reflection, &metrics),
+            drive(ForgottenLabels::new(&home, &idle), &metrics),
             virtual_nodes(&places, &endpoints, &meters, &metrics),
         );
     };

@@ -105,7 +105,11 @@ impl World {
         let registry = Registry::fixed(declared);
         let places = Places::new(&home, &registry);
         let reserved = ["liqo-csi".to_owned()].into();
-        namespaces::run(&places, idle, &reserved, &LoopMetrics::default()).await;
+        let metrics = LoopMetrics::default();
+        tokio::join!(
+            namespaces::run(&places, idle, &reserved, &metrics),
+            drive(scheduling::ForgottenLabels::new(&home, idle), &metrics),
+        );
     }
 
     /// Lets the loop run until this is so.
@@ -825,6 +829,28 @@ async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
         .run_until(|world| world.condition("OffloadingRequired")["reason"] == "ClusterNotAdmitted")
         .await;
     assert_eq!(world.there.writes(), 0);
+}
+
+#[tokio::test]
+async fn a_label_that_has_outlived_its_offloading_goes_and_one_of_a_user_stays() {
+    let world = World::asked(json!({})).await;
+    let labelled = |name: &str, notes: Value| {
+        let path = format!("/api/v1/namespaces/{name}");
+        world.home.put(
+            &path,
+            json!({"metadata": {"labels": {LABEL: "true"}, "annotations": notes}}),
+        );
+        path
+    };
+    let forgotten = labelled(
+        "restored",
+        json!({"fabric.storage.liqo.io/scheduling-enabled": "true"}),
+    );
+    let users = labelled("beforehand", json!({}));
+    let is_labelled =
+        |world: &World, path: &str| world.home.object(path).unwrap()["metadata"]["labels"][LABEL] == "true";
+    world.run_until(|world| !is_labelled(world, &forgotten)).await;
+    assert!(is_labelled(&world, &users));
 }
 
 #[tokio::test]

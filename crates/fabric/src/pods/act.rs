@@ -125,7 +125,8 @@ impl Writer<'_> {
     /// What waits for its cluster is not ready meanwhile, and is looked at again.
     async fn rest(&self, home: &RawPod, facts: &PodFacts) -> Result<Option<Duration>, ApiError> {
         let There::Unknown(why) = &facts.there else {
-            return Ok(matches!(facts.there, There::Unseen).then_some(POLL));
+            let may_come = facts.there == There::Unseen && !home.as_home().ended;
+            return Ok(may_come.then_some(POLL));
         };
         tracing::debug!(pod = self.look.key, why, "it is not known how a pod is");
         if self.look.place.is_err() && !home.as_home().ended {

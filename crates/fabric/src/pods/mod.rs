@@ -31,7 +31,7 @@ use self::{
     addresses::Told,
     admitted::Admitted,
     changes::Sent,
-    turns::{Swept, Turns},
+    turns::{Looks, Swept, Turns},
     waits::Waits,
     watches::Watches,
 };
@@ -83,6 +83,7 @@ pub(super) struct Pods<'a> {
     reads: Semaphore,
     outside: Told,
     turns: Turns,
+    looks: Looks,
     sweeps: Swept,
     /// Which remote pods were deleted of late, by home pod: uid and grace.
     deleted: Mutex<Brake<(String, u32)>>,
@@ -166,6 +167,7 @@ impl<'a> Pods<'a> {
             reads: Semaphore::new(READS),
             outside: Told::default(),
             turns: Turns::default(),
+            looks: Looks::default(),
             sweeps: Swept::default(),
             deleted: Mutex::default(),
             places,

@@ -3,15 +3,14 @@
 //! changes of what can be seen without asking.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use super::Pods;
 use crate::{
+    brake::Brake,
     places::Place,
     seen::{SeenPod, digest},
 };
@@ -41,30 +40,23 @@ pub(super) struct Prints {
     pub(super) whole: u64,
 }
 
-/// Those that wait, by `namespace/name`.
+/// Those of which nothing is read for a while, by `namespace/name`.
 #[derive(Default)]
-pub(super) struct Waits(Mutex<HashMap<String, Wait>>);
+pub(super) struct Waits(Mutex<Known>);
 
-struct Wait {
-    print: u64,
-    /// Whether it is as it should be.
-    is_settled: bool,
-    pause: Duration,
-    until: Instant,
+#[derive(Default)]
+struct Known {
+    waiting: Brake<u64>,
+    /// Those that are as they should be.
+    settled: Brake<u64>,
 }
 
 impl Waits {
     /// For how long a pod is left alone, of which this was known when it was looked at.
     pub(super) fn holds(&self, key: &str, prints: Prints) -> Option<Duration> {
-        let waits = self.lock();
-        let wait = waits.get(key)?;
-        let now = if wait.is_settled {
-            prints.whole
-        } else {
-            prints.waiting
-        };
-        let left = wait.until.saturating_duration_since(Instant::now());
-        (wait.print == now && !left.is_zero()).then_some(left)
+        let known = self.lock();
+        let waits = known.waiting.holds(key, &prints.waiting);
+        waits.or_else(|| known.settled.holds(key, &prints.whole))
     }
 
     /// A pod waits for this reason, of which this is known; for how long it is left alone.
@@ -74,23 +66,11 @@ impl Waits {
             seen if SEEN.contains(&seen) => SETTLED,
             _ => LONGEST_PAUSE,
         };
-        let print = prints.waiting;
-        let mut waits = self.lock();
-        let before = waits
-            .get(key)
-            .filter(|wait| !wait.is_settled && wait.print == print);
-        let pause = before.map_or(FIRST_PAUSE, |wait| (wait.pause * 2).min(longest));
-        let until = Instant::now() + pause;
-        waits.insert(
-            key.to_owned(),
-            Wait {
-                print,
-                is_settled: false,
-                pause,
-                until,
-            },
-        );
-        pause
+        let mut known = self.lock();
+        known.settled.forget(key);
+        known
+            .waiting
+            .pause(key.to_owned(), prints.waiting, FIRST_PAUSE, longest)
     }
 
     /// A pod is as it should be, as far as this is known.
@@ -98,30 +78,24 @@ impl Waits {
         // What was seen together is not read together.
         let share = u32::try_from(digest(key) % 100).unwrap_or_default();
         let pause = SETTLED + SETTLED * share / 200;
-        self.lock().insert(
-            key.to_owned(),
-            Wait {
-                print: prints.whole,
-                is_settled: true,
-                pause,
-                until: Instant::now() + pause,
-            },
-        );
+        let mut known = self.lock();
+        known.waiting.forget(key);
+        known.settled.pause(key.to_owned(), prints.whole, pause, pause);
     }
 
     /// It waits no more.
     pub(super) fn forget(&self, key: &str) {
-        self.lock().remove(key);
+        let mut known = self.lock();
+        known.waiting.forget(key);
+        known.settled.forget(key);
     }
 
     /// Those that wait.
     pub(super) fn keys(&self) -> BTreeSet<String> {
-        let waits = self.lock();
-        let waiting = waits.iter().filter(|(_, wait)| !wait.is_settled);
-        waiting.map(|(key, _)| key.clone()).collect()
+        self.lock().waiting.keys().cloned().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Wait>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     routes::Current,
-    source::{self, Copied, MOST_COPIED, Of, PerKind, Source, json, kinds},
+    source::{self, Copied, Of, PerKind, Source, json, kinds},
 };
 use crate::{
     api::namespace_offloading::{NAME, NamespaceOffloading},
@@ -377,9 +377,11 @@ impl Copies {
         }
         self.memory().too_many = Some(Instant::now());
         let note = format!(
-            "the namespace has more {} than are copied, which are {MOST_COPIED} of a kind: those that come after them, in \
-             the order of their names, are not in the cluster {}. Delete some, or label those that pods need no copy of",
+            "the namespace has more {} than are copied, which are {} of a kind: those that come after them, in the order \
+             of their names, are not in the cluster {}. Delete some, or set liqo.io/skip-reflection on those that no pod \
+             there needs",
             kinds.join(" and "),
+            self.ends.source.most,
             self.ends.there.id()
         );
         let about = ObjectReference {

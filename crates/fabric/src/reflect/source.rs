@@ -74,7 +74,7 @@ impl Copied for EndpointSlice {
 const PAGE: u32 = 10;
 /// So many objects of each kind are copied. Those that come after them, in the order of their names, are
 /// left where they are: whoever makes more must not use up what is kept of a cluster for all others.
-pub(super) const MOST_COPIED: usize = 5000;
+pub(crate) const MOST_COPIED: usize = 5000;
 /// All kinds that are copied, with routes or without.
 pub(super) const fn kinds(routed: bool) -> &'static [Kind] {
     const ALL: [Kind; 4] = [Kind::ConfigMap, Kind::Secret, Kind::Service, Kind::EndpointSlice];
@@ -87,6 +87,8 @@ pub(crate) struct Source {
     namespace: String,
     /// The id of this cluster.
     home: String,
+    /// So many objects of a kind are copied.
+    pub(super) most: usize,
     /// How fast events are made in it.
     pace: Mutex<Pace>,
 }
@@ -147,30 +149,36 @@ impl Changes {
 }
 
 impl Source {
-    pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks) -> Self {
-        fn own<S: Slim>(room: Room<S>) -> Room<S> {
-            room.and_own(Budget::of_namespace(MOST_COPIED), |_| true)
+    pub(crate) fn new(home: &Cluster, namespace: &str, marks: &Marks, most: usize) -> Self {
+        fn own<S: Slim>(room: Room<S>, most: usize) -> Room<S> {
+            room.and_own(Budget::of_namespace(most), |_| true)
         }
-        fn watch<K: Copied>(home: &Cluster, namespace: &str, marks: &Marks) -> Watched<Original> {
+        fn watch<K: Copied>(
+            home: &Cluster,
+            namespace: &str,
+            marks: &Marks,
+            most: usize,
+        ) -> Watched<Original> {
             let marks = marks.clone();
             let original = move |it: K| Some(wanted(K::KIND, json(it), &marks).ok()?.original);
             let those = watcher::Config::default().page_size(PAGE);
-            home.watch_in(namespace, those, original, own)
+            home.watch_in(namespace, those, original, |room| own(room, most))
         }
         Self {
             objects: PerKind {
-                config_maps: watch::<ConfigMap>(home, namespace, marks),
-                secrets: watch::<Secret>(home, namespace, marks),
-                services: watch::<Service>(home, namespace, marks),
+                config_maps: watch::<ConfigMap>(home, namespace, marks, most),
+                secrets: watch::<Secret>(home, namespace, marks, most),
+                services: watch::<Service>(home, namespace, marks, most),
                 slices: home.watch_in(
                     namespace,
                     watcher::Config::default(),
                     |it: EndpointSlice| Slice::read(&json(it)),
-                    own,
+                    |room| own(room, most),
                 ),
             },
             namespace: namespace.to_owned(),
             home: marks.home.clone(),
+            most,
             pace: Mutex::new(Pace::new(EACH_EVENT)),
         }
     }
@@ -272,7 +280,7 @@ pub(super) fn copies(
         };
         let (here, whose) = (Arc::clone(source), Arc::clone(source));
         // There is at most one for each original.
-        let own = Budget::of_namespace(2 * MOST_COPIED);
+        let own = Budget::of_namespace(2 * source.most);
         there.watch_in(namespace, ours, glimpse, |room| {
             room.and_own(own, move |it: &Glimpse| whose.has(K::KIND, &it.name))
                 .once(async move { here.complete(K::KIND).await })

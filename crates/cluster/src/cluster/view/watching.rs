@@ -40,6 +40,8 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 
 /// A kind that is not served may be defined at any moment, and somebody wait for it. To be told so
 /// costs next to nothing.
 const PAUSE_WHILE_NOT_SERVED: Duration = Duration::from_secs(5);
+/// A watch that ends sooner is begun again after so long.
+const SHORTEST_WATCH: Duration = Duration::from_millis(250);
 /// Before it is tried again.
 const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
 /// A watch that has not failed for longer than an attempt can be silent runs again.
@@ -230,6 +232,7 @@ impl<S: Slim> View<S> {
         };
         let mut failed = None::<Instant>;
         loop {
+            let began = Instant::now();
             let error = match api.watch(&params, &version).await {
                 Ok(events) => {
                     let mut events = Box::pin(events);
@@ -258,7 +261,11 @@ impl<S: Slim> View<S> {
                 }
                 Err(error) => Some(error),
             };
-            let Some(error) = error else { continue };
+            let Some(error) = error else {
+                // Whoever ends each at once is not asked as fast as it answers.
+                time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
+                continue;
+            };
             failed = Some(Instant::now());
             self.interrupted(api.resource_url(), trouble, &error).await;
             // A new list says when it is allowed again, which a resumed watch would not, and it gets past

@@ -301,3 +301,43 @@ async fn a_node_takes_no_more_pods_than_it_offers() {
     world.home.remove(&path(other));
     world.run_until(|world| is_claimed(world, waiting)).await;
 }
+
+#[tokio::test]
+async fn what_changes_on_one_pod_costs_that_pod() {
+    let world = World::new().await;
+    let path = |at: usize| format!("/api/v1/namespaces/shop/pods/ended-{at}");
+    let pods = 200;
+    for at in 0..pods {
+        let spec = json!({"nodeName": "milan", "containers": []});
+        world
+            .home
+            .put(&path(at), json!({"spec": spec, "status": {"phase": "Succeeded"}}));
+    }
+    let reads = |at: usize| {
+        let read = format!("GET {}", path(at));
+        world.home.requests().iter().filter(|it| **it == read).count()
+    };
+    let metrics = LoopMetrics::default();
+    let looked = world.with_pods(async |node| {
+        let change = async {
+            while (0..pods).any(|at| reads(at) == 0) {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            let before = node.home.objects_given();
+            world
+                .home
+                .change(&path(7), |it| it["metadata"]["labels"] = json!({"new": "label"}));
+            while reads(7) == 1 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            node.home.objects_given() - before
+        };
+        tokio::select! {
+            () = node.look_after(&metrics) => unreachable!("it runs for ever"),
+            given = change => assert!(given < 10, "{given} pods were looked at"),
+        }
+    });
+    time::timeout(Duration::from_secs(40), looked).await.unwrap();
+    let read: usize = (0..pods).map(reads).sum();
+    assert_eq!(read, pods + 1, "what is as it should be is read once");
+}

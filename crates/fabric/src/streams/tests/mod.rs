@@ -35,7 +35,7 @@ use super::*;
 use crate::{
     cluster::{Rights, testing::FakeApi},
     fleet::{Connected, Link},
-    placement::{Declared, NodeRule},
+    placement::{Declared, Mapped, Namespaces, NodeRule},
     topology::LabelSelector,
 };
 
@@ -249,6 +249,10 @@ async fn registry(there: &FakeApi, remote: &Remote) -> Registry {
     }));
     let declared = Declared {
         nodes: NodeRule::Labels(LabelSelector(Vec::new())),
+        namespaces: Namespaces {
+            mapping: [("shop".to_owned(), Mapped::To("shop-home".to_owned()))].into(),
+            same_name: false,
+        },
         ..Declared::plain("milan")
     };
     Registry::fixed([(declared, link)])
