@@ -1,6 +1,6 @@
-//! Renews the tokens by which remote clusters are reached: those that are bound to the Secret of a session
-//! there, after a third of their life. What is renewed is kept in a Secret of the driver's own; the one that
-//! somebody has written stays as it is, and counts again once it says something else.
+//! Renews the tokens with which the driver reaches remote clusters, after a third of their life: those that
+//! are bound to the Secret of a session there. The renewed kubeconfig is in a Secret of the driver's own. The
+//! Secret that a user or a repository wrote stays as it is, and is used again as soon as its content changes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::{
     ByteString,
     api::{
-        authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
+        authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec, TokenRequestStatus},
         core::v1::Secret,
     },
 };
@@ -31,14 +31,18 @@ use crate::{
     volume::ClusterId,
 };
 
+/// Tokens of Kubernetes have about 1 KiB. All clusters share one Secret, of at most 1 MiB: one of them may
+/// not fill it.
+const MOST_BYTES: usize = 16 * 1024;
+
 /// The loop.
 pub(super) struct Sessions<'a> {
     home: &'a Cluster,
     registry: &'a Registry,
     namespace: String,
     trouble: HashMap<ClusterId, Ongoing>,
-    /// The clusters of which what is kept was looked through last.
-    looked: Option<Vec<ClusterId>>,
+    /// The clusters at the last time when renewed kubeconfigs of others were deleted.
+    pruned: Option<Vec<ClusterId>>,
 }
 
 /// Why a token was not renewed.
@@ -52,10 +56,14 @@ enum NotRenewed {
     Unreadable,
     #[error("the Secret {0}/{RENEWED}, which the chart makes, is missing")]
     NoSecret(String),
-    #[error("the API server there gave an empty token")]
-    Empty,
-    #[error("the API server there gave a token that ends no later ({0})")]
-    NoLater(i64),
+    #[error("the API server there answered without a token")]
+    NoToken,
+    #[error("the API server there gave a token of {0} bytes: at most {MOST_BYTES} are accepted")]
+    TooLong(usize),
+    #[error("the API server there gave a token that is not of this account and session")]
+    NotOurs,
+    #[error("the API server there gave a token that expires no later than the one in use, at {0}")]
+    NoLater(jiff::Timestamp),
 }
 
 impl<'a> Sessions<'a> {
@@ -66,7 +74,7 @@ impl<'a> Sessions<'a> {
             registry,
             namespace: namespace.to_owned(),
             trouble: HashMap::new(),
-            looked: None,
+            pruned: None,
         }
     }
 
@@ -77,15 +85,8 @@ impl<'a> Sessions<'a> {
             Step::TokenRenew,
             there.request_token(&token.namespace, &token.account, &wanted),
         );
-        let given = given.await?.status.ok_or(NotRenewed::Empty)?;
-        // The server may give less than was asked for: what it says is what counts.
-        let ends = given.expiration_timestamp.0.as_second();
-        if given.token.is_empty() {
-            return Err(NotRenewed::Empty);
-        }
-        if token.expires.is_some_and(|before| ends <= before) {
-            return Err(NotRenewed::NoLater(ends));
-        }
+        let given = given.await?.status.ok_or(NotRenewed::NoToken)?;
+        check(&given, token)?;
         let text = remote.kubeconfig().ok_or(NotRenewed::Unreadable)?;
         let vetted: Kubeconfig =
             serde_json::from_str(text.expose_secret()).map_err(|_| NotRenewed::Unreadable)?;
@@ -96,7 +97,8 @@ impl<'a> Sessions<'a> {
             (seed_key(remote.id.as_str()), ByteString(seed.as_bytes().to_vec())),
         ]);
         self.write(json!(data)).await?;
-        tracing::info!(cluster = %remote.id, until = %given.expiration_timestamp.0, "the token of a remote cluster was renewed");
+        let expires = given.expiration_timestamp.0;
+        tracing::info!(cluster = %remote.id, %expires, "the token of a remote cluster was renewed");
         Ok(())
     }
 
@@ -110,8 +112,8 @@ impl<'a> Sessions<'a> {
             .ok_or_else(|| NotRenewed::NoSecret(self.namespace.clone()))
     }
 
-    /// What is kept of clusters that are not declared any more is taken out.
-    async fn forget(&self) -> Result<(), ApiError> {
+    /// Deletes the renewed kubeconfigs of clusters that are not declared any more.
+    async fn prune(&self) -> Result<(), ApiError> {
         let all = self.home.within::<Secret>(&self.namespace);
         let Some(secret) = all.get(RENEWED).await? else {
             return Ok(());
@@ -135,7 +137,7 @@ impl<'a> Sessions<'a> {
     }
 }
 
-/// A token that lives as long as this one.
+/// A request for a token that lives as long as this one.
 fn wanted(token: &TokenFacts) -> TokenRequest {
     let longest = i64::try_from(LONGEST_TOKEN).unwrap_or(i64::MAX);
     TokenRequest {
@@ -153,6 +155,24 @@ fn wanted(token: &TokenFacts) -> TokenRequest {
     }
 }
 
+/// Whether the answer of a remote cluster may take the place of the token in use.
+fn check(given: &TokenRequestStatus, used: &TokenFacts) -> Result<(), NotRenewed> {
+    if given.token.len() > MOST_BYTES {
+        return Err(NotRenewed::TooLong(given.token.len()));
+    }
+    let facts = TokenFacts::read(&given.token).filter(TokenFacts::is_renewed);
+    // Another one would be used until it expires, and not be renewed.
+    if facts.is_none_or(|it| (it.namespace, it.account) != (used.namespace.clone(), used.account.clone())) {
+        return Err(NotRenewed::NotOurs);
+    }
+    // The API server may give a shorter life than was asked for, so its answer counts.
+    let expires = given.expiration_timestamp.0;
+    if used.expires.is_some_and(|before| expires.as_second() <= before) {
+        return Err(NotRenewed::NoLater(expires));
+    }
+    Ok(())
+}
+
 impl Rounds for Sessions<'_> {
     const NAME: &'static str = "sessions";
     const RESYNC: Duration = Duration::from_mins(1);
@@ -162,7 +182,7 @@ impl Rounds for Sessions<'_> {
     }
 
     async fn round(&mut self) -> Result<(), ApiError> {
-        // Nothing is known of who is declared before that was read.
+        // Before all declarations were read, a cluster that is missing may be declared.
         if self.registry.unread().is_none_or(|unread| !unread.is_empty()) {
             return Ok(());
         }
@@ -175,7 +195,7 @@ impl Rounds for Sessions<'_> {
             let Some(token) = access.token.as_ref().filter(|token| token.is_due(now)) else {
                 continue;
             };
-            // Liqo renews its own.
+            // A discovered cluster has its kubeconfig from Liqo or Kosmos, which renew it.
             if remote.fabric.is_some() {
                 continue;
             }
@@ -185,9 +205,9 @@ impl Rounds for Sessions<'_> {
                 Ok(()) => trouble.is_over(),
                 Err(error) => {
                     if trouble.is_news(error.to_string()) {
-                        let until = token.expires.and_then(|at| jiff::Timestamp::from_second(at).ok());
+                        let expires = token.expires.and_then(|at| jiff::Timestamp::from_second(at).ok());
                         tracing::warn!(
-                            cluster = %remote.id, %error, until = ?until,
+                            cluster = %remote.id, %error, expires = expires.map(|at| at.to_string()),
                             "the token of a remote cluster cannot be renewed; `liqo-csi connect` gives it another one"
                         );
                     }
@@ -195,9 +215,9 @@ impl Rounds for Sessions<'_> {
             }
         }
         let ids: Vec<ClusterId> = remotes.iter().map(|remote| remote.id.clone()).collect();
-        if self.looked.as_ref() != Some(&ids) {
-            self.forget().await?;
-            self.looked = Some(ids);
+        if self.pruned.as_ref() != Some(&ids) {
+            self.prune().await?;
+            self.pruned = Some(ids);
         }
         Ok(())
     }
@@ -207,12 +227,14 @@ impl Rounds for Sessions<'_> {
 mod tests {
     use std::sync::Arc;
 
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::{
-        access::{ACCOUNT, SESSION, fingerprint},
+        access::{ACCOUNT, SESSION, fingerprint, token_saying},
         cluster::{
             Rights,
-            testing::{Act, FakeApi, Fault},
+            testing::{Act, FakeApi, Fault, Life},
         },
         fleet::{AccessFacts, Connected, Link},
         placement::Declared,
@@ -336,6 +358,67 @@ mod tests {
         world.home.remove(KEPT);
         world.round().await;
         assert_eq!(world.home.object(KEPT), None, "the chart makes it");
+    }
+
+    #[test]
+    fn an_answer_that_would_not_do_is_refused() {
+        let of = |subject: &str, bound: &str| {
+            token_saying(&json!({
+                "sub": format!("system:serviceaccount:{subject}"), "iat": 0, "exp": 2000,
+                "kubernetes.io": {"secret": {"name": bound}},
+            }))
+        };
+        let ours = of("access:liqo-csi-remote", SESSION);
+        let used = TokenFacts {
+            expires: Some(1000),
+            ..TokenFacts::read(&ours).unwrap()
+        };
+        for (token, expires, is_refused) in [
+            (ours.clone(), 2000, false),
+            (ours.clone(), 1000, true),
+            (format!("{ours}{}", "x".repeat(MOST_BYTES)), 2000, true),
+            (String::new(), 2000, true),
+            (of("access:liqo-csi-remote", "other"), 2000, true),
+            (of("access:other", SESSION), 2000, true),
+        ] {
+            let given = TokenRequestStatus {
+                token,
+                expiration_timestamp: Time(jiff::Timestamp::from_second(expires).unwrap()),
+            };
+            assert_eq!(
+                check(&given, &used).is_err(),
+                is_refused,
+                "{expires} {:.60}",
+                given.token
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_renewal_that_died_is_done_again() {
+        for writes in 0..3 {
+            let world = world(LIFE / 2).await;
+            world.home.change(KEPT, |it| {
+                it["data"] = json!({renewed_key("rome"): ByteString(b"x".to_vec())});
+            });
+            let life = Life::of_writes(writes);
+            world.home.live(Some(life.clone()));
+            world.there.live(Some(life.clone()));
+            let died = tokio::select! {
+                () = world.round() => false,
+                () = life.over() => true,
+            };
+            assert!(died, "a round makes three writes");
+            world.home.live(None);
+            world.there.live(None);
+            world.round().await;
+            let kept: Vec<String> = world.kept().into_keys().collect();
+            assert_eq!(
+                kept,
+                [renewed_key("milan"), seed_key("milan")],
+                "after {writes} writes"
+            );
+        }
     }
 
     #[tokio::test]

@@ -47,7 +47,7 @@ impl TokenFacts {
     /// How long it is valid from its beginning, in seconds.
     #[must_use]
     pub fn lifetime(&self) -> Option<i64> {
-        Some((self.expires? - self.issued).max(0))
+        Some(self.expires?.saturating_sub(self.issued).max(0))
     }
 
     /// When it is time to renew it: after a third of its life. Two thirds are left for clusters that cannot
@@ -55,7 +55,7 @@ impl TokenFacts {
     #[must_use]
     pub fn due(&self) -> Option<i64> {
         let lifetime = self.lifetime().filter(|_| self.is_renewed())?;
-        Some(self.issued + lifetime / 3)
+        Some(self.issued.saturating_add(lifetime / 3))
     }
 
     /// Whether it is time.
@@ -108,6 +108,14 @@ mod tests {
             facts.is_due(5000),
             "one that has ended may be renewed by a clock that is wrong"
         );
+    }
+
+    #[test]
+    fn dates_beyond_all_time_are_no_reason_to_panic() {
+        let mut endless = session();
+        (endless["iat"], endless["exp"]) = (i64::MIN.into(), i64::MAX.into());
+        let facts = TokenFacts::read(&token(&endless)).unwrap();
+        assert_eq!(facts.lifetime(), Some(i64::MAX));
     }
 
     #[test]
