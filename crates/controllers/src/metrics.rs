@@ -68,7 +68,7 @@ impl Metrics {
         );
         registry.register(
             "liqo_csi_remote_token_expiry_timestamp_seconds",
-            "When the token by which a remote cluster is reached expires, in seconds since 1970, if it does",
+            "When the token with which the driver reaches a remote cluster expires, in seconds since 1970, if it does",
             metrics.expiry.clone(),
         );
         registry.register(

@@ -1,4 +1,4 @@
-//! The tokens by which remote clusters are reached.
+//! The tokens with which the driver reaches remote clusters.
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
@@ -6,12 +6,12 @@ use kube::ResourceExt;
 use super::Finding;
 use crate::{api::remote_cluster::RemoteCluster, inspect::Installation};
 
-/// Renewed when it is due, whatever is slow.
+/// Renewal may be slow, but not as late as this.
 const LATE: SignedDuration = SignedDuration::from_hours(1);
-/// Long enough for whoever has to write another one.
+/// Enough time for an administrator to write another one.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// They are valid, and renewed in time.
+/// Tokens that are not valid, or were not renewed in time.
 pub(super) fn expiry(installation: &Installation) -> Vec<Finding> {
     let all = installation.offloading.clusters.iter();
     all.filter_map(|cluster| of_cluster(cluster, installation.now))
@@ -19,7 +19,7 @@ pub(super) fn expiry(installation: &Installation) -> Vec<Finding> {
 }
 
 fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
-    // Whoever declares a cluster that was found gives new ones in time.
+    // Liqo or Kosmos renew those of discovered clusters.
     if cluster.spec.discovered_from.is_some() {
         return None;
     }
@@ -30,12 +30,12 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
     let name = cluster.name_any();
     let object = format!("RemoteCluster {name}");
     let mend = format!(
-        "liqo-csi connect {name} gives the driver another one. Pods and volumes there are not touched by it."
+        "liqo-csi connect {name} gives the driver another one. Pods and volumes there are not affected."
     );
     if expires <= now {
         return Some(Finding::error(
             object,
-            format!("The token by which the cluster is reached has expired: {told}."),
+            format!("The token with which the driver reaches the cluster expired at {told}."),
             mend,
         ));
     }
@@ -43,7 +43,7 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
         Some(renews) if now.duration_since(renews) > LATE => Some(Finding::warning(
             object,
             format!(
-                "The token by which the cluster is reached was to be renewed and could not be; it expires {told}. The log of the \
+                "The token with which the driver reaches the cluster was not renewed in time; it expires at {told}. The log of the \
                  controller says why (token of a remote cluster)."
             ),
             mend,
@@ -51,8 +51,8 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
         None if expires.duration_since(now) < SOON => Some(Finding::warning(
             object,
             format!(
-                "The token by which the cluster is reached expires {told}, and the driver cannot renew it: it is not bound to the \
-                 Secret liqo-csi-session there."
+                "The token with which the driver reaches the cluster expires at {told}, and the driver cannot renew it: it is not \
+                 bound to the Secret liqo-csi-session there."
             ),
             mend,
         )),

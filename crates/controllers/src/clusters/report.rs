@@ -46,7 +46,7 @@ pub(super) struct ClusterReport {
     pub(super) classes: Vec<String>,
     /// What we may not do there, and what that costs.
     pub(super) limits: Vec<String>,
-    /// The credentials by which it is reached.
+    /// The credentials with which the driver reaches it.
     pub(super) credentials: Option<CredentialsStatus>,
 }
 
@@ -106,11 +106,11 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
             let ended = remote.access().and_then(|access| access.token.as_ref()?.expires);
             let ended = ended.filter(|at| *at <= jiff::Timestamp::now().as_second());
             let because = ended.map_or_else(String::new, |at| {
-                format!(
-                    ". Its token has expired ({}): liqo-csi connect {} gives it another one",
-                    moment(at),
-                    remote.id
-                )
+                let way_out = match &remote.fabric {
+                    None => format!("liqo-csi connect {} gives the driver another one", remote.id),
+                    Some(fabric) => format!("{} has to renew it", fabric.name),
+                };
+                format!(". Its token expired at {}: {way_out}", moment(at))
             });
             (report.state, report.message) = (State::Unreachable, format!("{why}{because}"));
         }
@@ -131,7 +131,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
     report
 }
 
-/// What there is to say of credentials.
+/// The status of the credentials.
 fn credentials(access: &AccessFacts) -> CredentialsStatus {
     let token = access.token.as_ref();
     let renewed = token.filter(|token| token.is_renewed());

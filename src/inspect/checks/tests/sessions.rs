@@ -1,4 +1,4 @@
-//! The tokens by which remote clusters are reached.
+//! The tokens with which the driver reaches remote clusters.
 
 use serde_json::json;
 
@@ -41,13 +41,13 @@ fn tokens_that_end_are_named_with_the_way_out() {
             "2026-01-01T11:59:00Z",
             Some("2025-12-01T12:00:00Z"),
             Severity::Error,
-            "has expired",
+            "expired at",
         ),
         (
             "2026-01-20T12:00:00Z",
             Some("2026-01-01T10:00:00Z"),
             Severity::Warning,
-            "could not be",
+            "not renewed in time",
         ),
         ("2026-01-03T12:00:00Z", None, Severity::Warning, "cannot renew"),
     ] {
