@@ -48,20 +48,20 @@ func namesTheChart(line []byte) bool {
 // Levels are the rights that a remote cluster can give.
 var Levels = []string{"fabric", "full", "namespaced", "minimal"}
 
-// What `liqo-csi connect` puts in place of these (crates/model/src/access/manifests.rs).
+// Placeholders that `liqo-csi connect` replaces (crates/model/src/access/manifests.rs).
 const (
 	RemoteNamespace = "placeholder-namespace"
 	HomeCluster     = "placeholder-home"
 	ListedNamespace = "placeholder-listed"
 )
 
-const remoteHeader = `# What liqo-csi connect makes in a remote cluster, with these in place of names:
-# placeholder-namespace is where the identity is, placeholder-home the id of the home cluster,
-# and objects in placeholder-listed are made in each namespace that is listed.
+const remoteHeader = `# What liqo-csi connect creates in a remote cluster, with placeholders for names:
+# placeholder-namespace is the namespace of the identity, placeholder-home the id of the home cluster.
+# Objects in placeholder-listed are created in each listed namespace.
 # Rendered from deploy/chart/liqo-csi by "make chart-manifests"; do not edit.
 `
 
-// RemoteValues are the values by which the chart renders what liqo-csi connect makes.
+// RemoteValues are the values with which the chart renders what liqo-csi connect creates.
 func RemoteValues(level, home string, namespaces ...string) Values {
 	access := Values{"only": true, "level": level, "token": "session", "homeClusterID": home}
 	if len(namespaces) > 0 {

@@ -58,7 +58,7 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 
 func TestHomeSideHasNothingOfTheRemoteOne(t *testing.T) {
 	for _, name := range names(t, everything) {
-		// What the controller keeps in that Secret it writes itself.
+		// The chart creates that Secret empty; the controller writes it.
 		isSecret := strings.HasPrefix(name, "Secret ") && name != "Secret liqo-csi/liqo-csi-sessions"
 		if strings.Contains(name, "liqo-csi-remote") || isSecret {
 			t.Errorf("%s is of the remote side", name)
@@ -130,8 +130,8 @@ func names(t *testing.T, values Values) []string {
 	return names
 }
 
-// The chart and liqo-csi connect render the same: what the program embeds is the chart's, and names in it
-// are put where the chart puts its values.
+// The chart and liqo-csi connect render the same: the program embeds what the chart renders, with placeholders
+// where the chart puts its values.
 func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 	h := helm(t)
 	for _, level := range Levels {
@@ -164,7 +164,7 @@ func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// A session can be ended, and its token renewed, but for no longer than the policy says.
+// The identity may renew its token, with a Secret that ends it, and for no longer than the policy allows.
 func TestSessionHasNoTokenThatLasts(t *testing.T) {
 	for _, level := range Levels {
 		var listed []string
@@ -178,6 +178,9 @@ func TestSessionHasNoTokenThatLasts(t *testing.T) {
 			if secret, is := object.(*corev1.Secret); is && (secret.Type != corev1.SecretTypeOpaque || secret.Name != "liqo-csi-session") {
 				t.Errorf("%s has the Secret %s of the type %s", level, secret.Name, secret.Type)
 			}
+		}
+		if got := named[*corev1.ServiceAccount](t, objects, "liqo-csi-remote").Annotations["storage.liqo.io/token-seconds"]; got != "86400" {
+			t.Errorf("%s: the annotation that connect reads says %q", level, got)
 		}
 		account := rights{"liqo-csi-remote", objects}
 		account.check(t, true, "create serviceaccounts:token/liqo-csi-remote -n "+Namespace)

@@ -1,6 +1,6 @@
 //! The objects of the identity in a remote cluster, as the chart renders them. `make chart-manifests`
-//! keeps a file for each level, with placeholders for what differs between clusters; a test of the
-//! chart compares.
+//! writes a file for each level, with placeholders for what differs between clusters; a test of the
+//! chart compares them.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -19,14 +19,14 @@ const LISTED: &str = "placeholder-listed";
 const SEPARATOR: &str = "\n---\n";
 const SOURCE: &str = "# Source: ";
 
-/// Words that YAML does not take for texts.
+/// Words that YAML does not read as strings.
 const NO_TEXTS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
 
 /// The name of a namespace that can stand in a manifest as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamespaceName(String);
 
-/// A text that cannot be one.
+/// Not the name of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} cannot be the name of a namespace here: at most 63 lower-case letters, digits and hyphens, the first a letter, the \
@@ -63,7 +63,7 @@ impl fmt::Display for NamespaceName {
     }
 }
 
-/// Whose identity it is, and where.
+/// The identity of a home cluster in a remote one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Its namespace in the remote cluster.
@@ -109,7 +109,7 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// What is made first: the fence stands before there are rights.
+/// The order of creation: policies come before the rights that they limit.
 fn rank(kind: &str) -> u8 {
     match kind {
         "Namespace" => 0,
@@ -122,7 +122,7 @@ fn rank(kind: &str) -> u8 {
     }
 }
 
-/// The manifests of a level, each with what it is of, in the order in which they are to be applied.
+/// The manifests of a level, each with its object, in the order in which they are applied.
 #[must_use]
 pub fn render(level: Level, identity: &Identity) -> Vec<(ObjectRef, String)> {
     let text = match level {
@@ -138,7 +138,7 @@ pub fn render(level: Level, identity: &Identity) -> Vec<(ObjectRef, String)> {
         &nowhere
     };
     let mut all = vec![namespace(identity)];
-    // What stands before the first is about the file.
+    // The text before the first separator describes the file.
     for document in text.split(SEPARATOR).skip(1) {
         let document = document
             .replace(NAMESPACE, identity.namespace.as_str())
@@ -171,15 +171,15 @@ pub fn document(manifests: &[(ObjectRef, String)]) -> String {
 
 fn namespace(identity: &Identity) -> String {
     format!(
-        "# Where the identity of the home cluster is; nothing runs here.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: \
+        "# For the identity of the home cluster; nothing runs here.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: \
          {}\n  labels:\n    app.kubernetes.io/managed-by: {}\n",
         identity.namespace,
         super::MANAGED_BY_CONNECT
     )
 }
 
-/// Every object that any level has, the last to be made first: what gives rights goes before its fence.
-/// Those of listed namespaces are of the ones that are given.
+/// Every object of any level, in the order of deletion: rights before the policies that limit them.
+/// Of listed namespaces, those that `identity` lists.
 #[must_use]
 pub fn every(identity: &Identity) -> Vec<ObjectRef> {
     let mut all: Vec<ObjectRef> = Level::ALL
@@ -274,6 +274,12 @@ mod tests {
             let text = document(&render(level, &identity()));
             assert!(!text.contains("kubernetes.io/service-account-token\n"), "{level}");
             assert!(text.contains("name: liqo-csi-session"), "{level}");
+            let longest = super::super::LONGEST_TOKEN;
+            assert!(text.contains(&format!("orValue(3600) <= {longest}\n")), "{level}");
+            assert!(
+                text.contains(&format!("storage.liqo.io/token-seconds: \"{longest}\"")),
+                "{level}"
+            );
         }
     }
 
