@@ -1,7 +1,7 @@
-//! `liqo-csi disconnect`: takes back at both ends what `liqo-csi connect` made, unless data of this cluster
-//! would be out of reach.
+//! `liqo-csi disconnect`: deletes at both ends what `liqo-csi connect` created, unless this cluster still has
+//! data there.
 
-mod look;
+mod holdings;
 #[cfg(test)]
 mod tests;
 
@@ -15,57 +15,56 @@ use tokio::time::{Instant, sleep};
 use super::{
     Outcome,
     common::{ClusterArgs, block_on},
-    connect::{DEFAULT_NAMESPACE, Home, Remote, RemoteArgs, namespace_in, secret_of},
+    connect::{DEFAULT_NAMESPACE, Home, Remote, RemoteArgs, namespace_in, other_uid, secret_of},
     process::duration,
 };
 use crate::{
-    access::{self, ACCOUNT, Identity, MANAGED_BY_CONNECT, NamespaceName},
+    access::{self, ACCOUNT, CLUSTER_UID, Identity, MANAGED_BY_CONNECT, NamespaceName},
     api::remote_cluster::{REACHABLE, READY, RemoteCluster},
     cluster::Precondition,
     volume::{ClusterId, mark},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Said with a list of what holds it.
+const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
+/// Exit code if something of this cluster is in the other one.
 const REFUSED: u8 = 2;
-/// By which the controller holds a `RemoteCluster` while something is in its cluster.
+/// The controller's, on a `RemoteCluster` while volumes or snapshots are in its cluster.
 const FINALIZER: &str = "storage.liqo.io/volumes";
 
-/// Takes a cluster off: the `RemoteCluster` and its Secret here, and the identity there with its rights and
-/// tokens. Refused, with exit code 2, while volumes, snapshots or offloaded namespaces are there, also such
-/// that nobody uses any more. Run again, it goes on where it ended.
+/// Deletes the `RemoteCluster` and its Secret here, and the identity there with its rights and tokens.
+/// Refused, with exit code 2, while volumes, snapshots or offloaded namespaces are there, also those that
+/// nobody uses any more. Run again, it continues.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Name of the cluster.
     name: ClusterId,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// Only take it off here, because the cluster there does not exist any more. Its volumes are lost with
-    /// it.
+    /// Only delete what is here, because the other cluster does not exist any more. Its volumes are lost.
     #[arg(long, requires = "the_cluster_is_gone", conflicts_with_all = ["remote_kubeconfig", "remote_context"])]
     local_only: bool,
-    /// With --local-only: your word that the cluster is gone, and will not come back.
+    /// With --local-only: you declare that the cluster is gone, and will not come back.
     #[arg(long, requires = "local_only")]
     the_cluster_is_gone: bool,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or
     /// liqo-csi-remote].
     #[arg(long)]
     remote_namespace: Option<NamespaceName>,
-    /// How long to wait for the controller to let it go.
+    /// How long to wait until the controller removes its finalizer.
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
     /// Namespace of the driver here [default: where its controller is].
     #[arg(long)]
     driver_namespace: Option<String>,
-    /// Id of this cluster [default: what the controller was told, or the uid of the namespace kube-system].
+    /// Id of this cluster [default: that of the controller, or the uid of the namespace kube-system].
     #[arg(long)]
     cluster_id: Option<ClusterId>,
     #[command(flatten)]
     home: ClusterArgs,
 }
 
-/// What is asked for.
-struct Wish {
+/// What the user asks for.
+struct Request {
     name: ClusterId,
     remote_namespace: Option<NamespaceName>,
     timeout: Duration,
@@ -84,22 +83,22 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
         } else {
             Some(args.remote.visit(args.remote.read()?, &args.name).await?)
         };
-        let wish = Wish {
+        let request = Request {
             name: args.name,
             remote_namespace: args.remote_namespace,
             timeout: args.timeout,
         };
-        disconnect(&home, remote.as_ref(), &wish).await
+        disconnect(&home, remote.as_ref(), &request).await
     })
 }
 
-/// Takes it off. Without a remote cluster, that one is gone: its user says so.
-async fn disconnect(home: &Home, remote: Option<&Remote>, wish: &Wish) -> Outcome<ExitCode> {
-    let name = &wish.name;
+/// Disconnects the cluster; without `remote`, one of which the user declares that it is gone.
+async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> Outcome<ExitCode> {
+    let name = &request.name;
     let all = home.cluster.all::<RemoteCluster>();
     let object = all.get(name.as_str()).await?;
     if let Some(from) = object.as_ref().and_then(|it| it.spec.discovered_from.as_ref()) {
-        return Err(format!("{name} is a cluster of {:?}: take it off there", from.fabric).into());
+        return Err(format!("{:?} declares the cluster {name}: remove it there", from.fabric).into());
     }
     let reference = secret_of(name, object.as_ref());
     let secret = home
@@ -108,85 +107,126 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, wish: &Wish) -> Outcom
         .get(&reference.name)
         .await?;
     let namespace = match (
-        &wish.remote_namespace,
+        &request.remote_namespace,
         secret.as_ref().and_then(|it| namespace_in(it, &reference.key)),
     ) {
         (Some(asked), _) => asked.clone(),
         (None, Some(known)) => known,
         (None, None) => DEFAULT_NAMESPACE.parse()?,
     };
-    let look::AtHome {
+    let holdings::AtHome {
         mut holding,
         elsewhere,
-    } = look::at_home(home, name).await;
+    } = holdings::at_home(home, name).await;
+    let mut users = Vec::new();
     if let Some(remote) = remote {
-        remote.is_the_one(name, secret.as_ref(), object.as_ref()).await?;
-        holding.extend(look::there(&remote.cluster, &home.id, name, &elsewhere).await);
+        let uid = remote.uid().await?;
+        if let Some(known) = other_uid(secret.as_ref(), object.as_ref(), &uid) {
+            return Err(format!(
+                "the name {name} belongs to another cluster than the one of this kubeconfig: the uid of its namespace kube-system is \
+                 {known}, here it is {uid}"
+            )
+            .into());
+        }
+        remote.is_of(&namespace, &home.id).await?;
+        users = other_users(home, name, &namespace, &uid).await?;
+        holding.extend(holdings::in_remote(&remote.cluster, &home.id, name, &elsewhere).await);
     } else if object.as_ref().is_some_and(answers) {
         return Err(format!(
-            "the pods of the controller reach {name}: it is not gone. Leave --local-only out"
+            "the pods of the controller reach {name}, so it is not gone: leave --local-only out"
         )
         .into());
     }
     if let Err(held) = access::may_disconnect(name.as_str(), holding) {
         if remote.is_some() {
-            eprintln!("{name} is not disconnected. It holds:");
+            eprintln!("{name} is not disconnected. This cluster still has there:");
             for one in held {
                 eprintln!("  - {}\n    → {}", one.what, one.way_out);
             }
             return Ok(ExitCode::from(REFUSED));
         }
-        eprintln!("Lost with {name}, as you say that it is gone:");
+        eprintln!("Lost with {name}, because you declare that it is gone:");
         for one in held {
             eprintln!("  - {}", one.what);
         }
     }
-    let until = Instant::now() + wish.timeout;
+    let until = Instant::now() + request.timeout;
     if let Some(object) = object
-        && !let_go(home, &object, remote.is_none(), until).await?
+        && !delete_declaration(home, &object, remote.is_none(), until).await?
     {
         return Ok(ExitCode::FAILURE);
     }
-    println!("Here: {name} is not declared any more.");
+    println!("Here: there is no RemoteCluster {name} any more.");
     match remote {
-        Some(remote) => clear(home, remote, &namespace).await?,
+        Some(_) if !users.is_empty() => println!(
+            "There: {namespace}/{ACCOUNT} stays, because the RemoteCluster {} uses it too.",
+            users.join(", ")
+        ),
+        Some(remote) => delete_identity(home, remote, &namespace).await?,
         None => println!(
-            "Should the cluster come back: its volumes are found again if it is connected under this very name, {name}; and the \
-             identity {namespace}/{ACCOUNT} there is valid until its tokens expire."
+            "Should the cluster come back: the driver finds its volumes again if it is connected under the same name, {name}; and \
+             the identity {namespace}/{ACCOUNT} there is valid until its tokens expire."
         ),
     }
-    // The last: it says where the identity is, for a run that has to go on.
+    // Last, because a run that continues finds the namespace of the identity in it.
     if let Some(secret) = secret {
-        forget(home, &secret).await?;
+        delete_secret(home, &secret).await?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes the identity away there, the tokens first.
-async fn clear(home: &Home, remote: &Remote, namespace: &NamespaceName) -> Outcome {
-    remote.is_of(namespace, &home.id).await?;
+/// The other `RemoteCluster`s that use this identity of this cluster.
+async fn other_users(
+    home: &Home,
+    name: &ClusterId,
+    namespace: &NamespaceName,
+    uid: &str,
+) -> Outcome<Vec<String>> {
+    let secrets = home.cluster.within::<Secret>(&home.namespace);
+    let mut users = Vec::new();
+    for other in home.cluster.all::<RemoteCluster>().list(None).await? {
+        let Some(reference) = &other.spec.kubeconfig_secret_ref else {
+            continue;
+        };
+        if other.name_any() == name.as_str() {
+            continue;
+        }
+        let secret = secrets.get(&reference.name).await?;
+        let uses_it = |it: &Secret| {
+            it.annotations().get(CLUSTER_UID).map(String::as_str) == Some(uid)
+                && namespace_in(it, &reference.key).as_ref() == Some(namespace)
+        };
+        if secret.is_some_and(|it| uses_it(&it)) {
+            users.push(other.name_any());
+        }
+    }
+    Ok(users)
+}
+
+/// Deletes the identity there, the tokens first.
+async fn delete_identity(home: &Home, remote: &Remote, namespace: &NamespaceName) -> Outcome {
     let identity = Identity {
         listed: remote.listed(namespace).await?,
         namespace: namespace.clone(),
         home: home.id.clone(),
     };
     let mut objects = access::every(&identity);
-    // From this moment on no token of it is valid, whoever has one.
+    // Without this Secret no token of the identity is valid.
     objects.sort_by_key(|object| object.name != access::SESSION || object.kind != "Secret");
-    let tidy = remote.take(&objects).await?;
-    for left in &tidy.left {
+    let deletion = remote.delete(&objects).await?;
+    for left in &deletion.left {
         eprintln!("Left there: {left}");
     }
-    match tidy.deleted {
-        0 => println!("There: nothing of {namespace}/{ACCOUNT} is left that this command has made."),
+    match deletion.deleted {
+        0 => println!("There: nothing that liqo-csi connect created for {namespace}/{ACCOUNT}."),
         many => {
-            println!("There: {namespace}/{ACCOUNT}, its rights and its tokens are gone ({many} objects).");
+            println!("There: {namespace}/{ACCOUNT}, its rights and its tokens are deleted ({many} objects).");
         }
     }
     Ok(())
 }
 
-/// Whether the controller says that the cluster answers.
+/// Whether the controller reports that the cluster answers.
 fn answers(object: &RemoteCluster) -> bool {
     let conditions = object.status.iter().flat_map(|it| &it.conditions);
     conditions
@@ -194,8 +234,13 @@ fn answers(object: &RemoteCluster) -> bool {
         .any(|it| it.type_ == REACHABLE && it.status == "True")
 }
 
-/// Deletes the declaration, and waits until the controller has let it go.
-async fn let_go(home: &Home, object: &RemoteCluster, is_gone: bool, until: Instant) -> Outcome<bool> {
+/// Deletes the `RemoteCluster`, and waits until its finalizers are removed.
+async fn delete_declaration(
+    home: &Home,
+    object: &RemoteCluster,
+    is_gone: bool,
+    until: Instant,
+) -> Outcome<bool> {
     let all = home.cluster.all::<RemoteCluster>();
     let name = object.name_any();
     let exactly = Precondition {
@@ -210,7 +255,7 @@ async fn let_go(home: &Home, object: &RemoteCluster, is_gone: bool, until: Insta
             return Ok(true);
         };
         if is_gone && now.finalizers().iter().any(|it| it == FINALIZER) {
-            // The controller would hold it for what nobody can reach any more.
+            // The controller would keep its finalizer for volumes that nobody can reach any more.
             let others: Vec<&String> = now.finalizers().iter().filter(|it| *it != FINALIZER).collect();
             let patch = json!({"metadata": {
                 "uid": now.metadata.uid, "resourceVersion": now.metadata.resource_version, "finalizers": others,
@@ -229,27 +274,27 @@ async fn let_go(home: &Home, object: &RemoteCluster, is_gone: bool, until: Insta
         }
         if Instant::now() >= until {
             eprintln!(
-                "{name}: its RemoteCluster is being deleted, and is held by {}. It goes when those are off: `liqo-csi doctor` \
-                 says what they wait for. Run this again then{}.",
+                "{name}: its RemoteCluster is being deleted, and has the finalizers {}. `liqo-csi doctor` says what they wait for. \
+                 Run this again when it is gone{}.",
                 now.finalizers().join(", "),
                 if is_gone {
                     ""
                 } else {
-                    "; until then the driver has its rights there, to end what is there"
+                    "; until then the driver keeps its rights there, to delete what is there"
                 },
             );
             return Ok(false);
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL).await;
     }
 }
 
-/// Deletes the Secret with the kubeconfig, if `connect` has made it.
-async fn forget(home: &Home, secret: &Secret) -> Outcome {
+/// Deletes the Secret with the kubeconfig, if `connect` created it.
+async fn delete_secret(home: &Home, secret: &Secret) -> Outcome {
     let name = secret.name_any();
     if secret.labels().get(mark::MANAGED_BY).map(String::as_str) != Some(MANAGED_BY_CONNECT) {
         eprintln!(
-            "Left here: the Secret {}/{name}, which liqo-csi connect has not made.",
+            "Left here: the Secret {}/{name}, which liqo-csi connect did not create.",
             home.namespace
         );
         return Ok(());

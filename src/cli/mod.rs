@@ -39,9 +39,9 @@ enum Command {
     Node(node::Args),
     /// List the volumes of the driver: claim, twin, real class, place and health.
     Volumes(volumes::Args),
-    /// Connect another cluster, or repair or change what connects it.
+    /// Connect another cluster, or repair its connection or change its rights.
     Connect(connect::Args),
-    /// Take a cluster off again, at both ends, unless volumes are there.
+    /// Disconnect a cluster at both ends, unless volumes are there.
     Disconnect(disconnect::Args),
     /// List the remote clusters, and the pods that wait for them.
     Clusters(clusters::Args),

@@ -1,4 +1,4 @@
-//! The two clusters, and the way from one to the other.
+//! The two clusters, and how pods of the one reach the API server of the other.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Outcome, remote::Remote};
 use crate::{
-    access::{self, ACCOUNT, NamespaceName},
+    access::{self, ACCOUNT},
     cli::common::{ClusterArgs, place},
     cluster::Cluster,
     fleet::kubeconfig::{Allowed, of_server, vet},
@@ -21,10 +21,10 @@ use crate::{
 
 /// A page of a large cluster takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Lives as long as its cluster, in every cluster.
+/// Every cluster has this namespace for as long as it exists, so its uid identifies the cluster.
 pub(super) const ETERNAL_NAMESPACE: &str = "kube-system";
 
-/// How the remote cluster is found, with the rights of whoever calls.
+/// How the user reaches the remote cluster.
 #[derive(clap::Args)]
 pub(in crate::cli) struct RemoteArgs {
     /// Your kubeconfig of the other cluster [default: with --remote-context found as kubectl does].
@@ -41,7 +41,7 @@ pub(in crate::cli) struct Home {
     /// Namespace of the driver.
     pub(in crate::cli) namespace: String,
     pub(in crate::cli) id: ClusterId,
-    /// Namespace of the twins of this cluster's own claims.
+    /// Namespace of the twins at home.
     pub(in crate::cli) storage_namespace: String,
 }
 
@@ -82,25 +82,29 @@ impl Home {
 
 impl RemoteArgs {
     pub(in crate::cli) fn read(&self) -> Outcome<Kubeconfig> {
-        let read =
-            match &self.remote_kubeconfig {
-                Some(path) => Kubeconfig::read_from(path),
-                None if self.remote_context.is_some() => Kubeconfig::read(),
-                None => return Err(
-                    "which is the other cluster? --remote-kubeconfig FILE, --remote-context NAME, or both"
-                        .into(),
-                ),
-            };
+        let read = match &self.remote_kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None if self.remote_context.is_some() => Kubeconfig::read(),
+            None => {
+                return Err(
+                    "name the other cluster: --remote-kubeconfig FILE, --remote-context NAME, or both".into(),
+                );
+            }
+        };
         Ok(read.map_err(|error| format!("the kubeconfig of the remote cluster cannot be used: {error}"))?)
     }
 
-    /// The cluster, and the way by which pods reach it.
-    pub(super) async fn connect(&self, name: &ClusterId, server: Option<&str>) -> Outcome<(Remote, Way)> {
+    /// The cluster, and how pods reach it.
+    pub(super) async fn connect(
+        &self,
+        name: &ClusterId,
+        server: Option<&str>,
+    ) -> Outcome<(Remote, Endpoint)> {
         let file = self.read()?;
         let (entry_name, entry, _) = entries(&file, self.remote_context.as_deref())?;
-        // Before anything is asked: what pods cannot use is no matter of rights.
-        let way = Way::of(&entry_name, &entry, server)?;
-        Ok((self.visit(file, name).await?, way))
+        // First, because no right at either end makes an address usable for pods.
+        let endpoint = Endpoint::of(&entry_name, &entry, server)?;
+        Ok((self.visit(file, name).await?, endpoint))
     }
 
     /// The cluster.
@@ -109,7 +113,7 @@ impl RemoteArgs {
         let command = user.exec.as_ref().and_then(|exec| exec.command.clone());
         let with = |error: &dyn std::fmt::Display| {
             let by = command.as_ref().map_or_else(String::new, |command| {
-                format!(" Your credentials for it come from the command {command}: run it, or kubectl, to see what it says.")
+                format!(" Your credentials for it come from the command {command}: run it, or kubectl, to see its error.")
             });
             format!("the remote cluster {name} cannot be reached with your kubeconfig: {error}.{by}")
         };
@@ -163,16 +167,16 @@ fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, 
 
 /// How pods reach the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Way {
+pub(in crate::cli) struct Endpoint {
     pub(super) server: String,
-    /// Who vouches for it, in base64; what the cluster itself says, if it is not known.
+    /// The certificate authority of the server, in base64; if it is not known, that which the cluster publishes.
     pub(super) authority: Option<String>,
     pub(super) tls_server_name: Option<String>,
 }
 
 const OTHER_URL: &str = "--server names the URL by which the pods of the controller reach it";
 
-impl Way {
+impl Endpoint {
     fn of(name: &str, entry: &Entry, server: Option<&str>) -> Outcome<Self> {
         let given = |text: &Option<String>| text.clone().filter(|it| !it.is_empty());
         let authority = match (
@@ -184,7 +188,7 @@ impl Way {
                 let text = std::fs::read(&path).map_err(|error| {
                     format!("the certificate authority {path} of the kubeconfig cannot be read: {error}")
                 })?;
-                // As it stands in a Secret: base64.
+                // A kubeconfig has it in base64, as a Secret does.
                 json!(ByteString(text)).as_str().map(str::to_owned)
             }
             (None, None) => None,
@@ -192,26 +196,29 @@ impl Way {
         if let Some(server) = server {
             of_server(server).map_err(|why| format!("--server: it {why}"))?;
             let same = entry.server.as_deref() == Some(server);
+            // That of what stands before the API server is not that of the API server itself.
+            let judged = access::for_pods(entry.server.as_deref().unwrap_or_default());
+            let is_direct = !matches!(judged, Err(access::Unusable::Path(_)));
             return Ok(Self {
                 server: server.to_owned(),
-                authority,
+                authority: authority.filter(|_| same || is_direct),
                 tls_server_name: given(&entry.tls_server_name).filter(|_| same),
             });
         }
         if given(&entry.proxy_url).is_some() {
             return Err(format!(
-                "the cluster {name} of your kubeconfig is reached through a proxy (proxy-url), and pods use none: {OTHER_URL} \
-                 without it"
+                "your kubeconfig reaches the cluster {name} through a proxy (proxy-url), and the pods of the controller use \
+                 none: {OTHER_URL} without it"
             )
             .into());
         }
         let server = entry.server.clone().unwrap_or_default();
         of_server(&server).map_err(|why| {
-            format!("the address of the cluster {name} in your kubeconfig {why}. That is where you are, and not where pods are: {OTHER_URL}")
+            format!("the address of the cluster {name} in your kubeconfig {why}. It is valid for you, but not for pods: {OTHER_URL}")
         })?;
         access::for_pods(&server).map_err(|why| {
             format!(
-                "the address of the cluster {name} in your kubeconfig is none for pods: {why}. {OTHER_URL}"
+                "pods cannot use the address of the cluster {name} in your kubeconfig: {why}. {OTHER_URL}"
             )
         })?;
         Ok(Self {
@@ -221,33 +228,26 @@ impl Way {
         })
     }
 
-    /// The kubeconfig of the identity. Its context has the namespace of the account, so that the next run
-    /// finds it.
-    pub(super) fn kubeconfig(
-        &self,
-        namespace: &NamespaceName,
-        token: &str,
-        authority: &str,
-    ) -> Outcome<String> {
+    /// The kubeconfig of the identity.
+    pub(super) fn kubeconfig(&self, token: &str, authority: &str) -> Outcome<String> {
         let mut cluster = json!({"server": self.server, "certificate-authority-data": authority});
         if let Some(name) = &self.tls_server_name {
             cluster["tls-server-name"] = name.clone().into();
         }
-        let context = json!({"cluster": "remote", "user": ACCOUNT, "namespace": namespace.as_str()});
         let text = serde_saphyr::to_string(&json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "remote",
             "clusters": [{"name": "remote", "cluster": cluster}],
             "users": [{"name": ACCOUNT, "user": {"token": token}}],
-            "contexts": [{"name": "remote", "context": context}],
+            "contexts": [{"name": "remote", "context": {"cluster": "remote", "user": ACCOUNT}}],
         }))?;
-        // Whatever the driver would refuse is refused before it is written.
+        // What the driver would refuse is not written.
         vet(text.as_bytes(), Allowed::default())
-            .map_err(|why| format!("the driver would refuse the kubeconfig that was made for it: {why}"))?;
+            .map_err(|why| format!("the driver would refuse its new kubeconfig: {why}"))?;
         Ok(text)
     }
 }
 
-/// The uid of the namespace that every cluster has for as long as it lives.
+/// The uid that identifies a cluster.
 pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
     let found = cluster.all::<Namespace>().get(ETERNAL_NAMESPACE).await?;
     Ok(found.and_then(|it| it.metadata.uid))
@@ -283,33 +283,30 @@ mod tests {
             ),
             (json!({"proxy-url": "http://192.0.2.9:3128"}), "proxy"),
         ] {
-            let why = Way::of("kind", &entry(&change), None).unwrap_err().to_string();
+            let why = Endpoint::of("kind", &entry(&change), None)
+                .unwrap_err()
+                .to_string();
             assert!(
                 why.contains(word) && why.contains("--server") && why.contains("kind"),
                 "{why}"
             );
-            let told = Way::of("kind", &entry(&change), Some("https://192.0.2.7:6443")).unwrap();
+            let told = Endpoint::of("kind", &entry(&change), Some("https://192.0.2.7:6443")).unwrap();
             assert_eq!(told.server, "https://192.0.2.7:6443");
+            let is_rancher = change["server"].as_str().is_some_and(|it| it.contains("rancher"));
+            assert_eq!(told.authority.is_none(), is_rancher, "{change}");
         }
-        let why = Way::of("kind", &entry(&json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
+        let why = Endpoint::of("kind", &entry(&json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
         assert!(why.to_string().starts_with("--server"), "{why}");
     }
 
     #[test]
     fn the_kubeconfig_is_one_that_the_driver_takes() {
-        let way = Way::of("kind", &entry(&json!({"tls-server-name": "api"})), None).unwrap();
-        let text = way
-            .kubeconfig(&"access".parse().unwrap(), "a.b.c", "Y2E=")
-            .unwrap();
+        let endpoint = Endpoint::of("kind", &entry(&json!({"tls-server-name": "api"})), None).unwrap();
+        let text = endpoint.kubeconfig("a.b.c", "Y2E=").unwrap();
         let vetted = vet(text.as_bytes(), Allowed::default()).unwrap();
-        let context = vetted.contexts[0].context.as_ref().unwrap();
-        assert_eq!(context.namespace.as_deref(), Some("access"));
         let cluster = vetted.clusters[0].cluster.as_ref().unwrap();
         assert_eq!(cluster.tls_server_name.as_deref(), Some("api"));
-        assert!(
-            way.kubeconfig(&"access".parse().unwrap(), "", "Y2E=").is_err(),
-            "no token"
-        );
+        assert!(endpoint.kubeconfig("", "Y2E=").is_err(), "no token");
     }
 
     #[test]

@@ -1,9 +1,6 @@
-//! The side of the remote cluster: the identity, its rights and its tokens.
+//! The remote cluster: the identity, its rights and its tokens.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::api::{
     admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
@@ -19,51 +16,54 @@ use serde_json::{Value, json};
 
 use super::{
     Outcome,
-    ends::{ETERNAL_NAMESPACE, Way, uid},
-    home::other_uid,
+    ends::{ETERNAL_NAMESPACE, Endpoint, uid},
 };
 use crate::{
     access::{
         self, ACCOUNT, HOME, Identity, LEVEL, Level, MANAGED_BY_CONNECT, NamespaceName, ObjectRef, SESSION,
+        TOKEN_SECONDS,
     },
-    api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster, Objects, Precondition},
     volume::{ClusterId, mark},
 };
 
-/// The Secret with a token for ever, as the chart makes it where nobody asks for sessions.
+/// The Secret with a token that never expires, which the chart creates with `remoteAccess.token=permanent`.
 const PERMANENT_TOKEN: &str = "liqo-csi-remote-token";
-/// Kubernetes puts the certificate of its API server into this `ConfigMap` of every namespace.
+/// Kubernetes publishes the certificate authority of its API server in this `ConfigMap` of every namespace.
 const ROOT_CA: &str = "kube-root-ca.crt";
-/// Label of namespaces that the fabric of a home cluster has made.
+/// As Helm labels what it manages.
+const HELM: &str = "Helm";
+/// Label of namespaces that the fabric of a home cluster created.
 const FABRIC_HOME: &str = "fabric.storage.liqo.io/home";
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// A controller of Kubernetes writes that `ConfigMap`; it takes a moment in a new namespace.
-const ROOT_CA_PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(200);
+/// A controller of Kubernetes writes that `ConfigMap` some time after a namespace is created.
+const ROOT_CA_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The remote cluster, with the rights of whoever calls.
+/// The remote cluster, with the rights of the user.
 pub(in crate::cli) struct Remote {
     pub(in crate::cli) cluster: Cluster,
 }
 
-/// What is there already.
+/// The identity as it is before this run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Now {
+pub(super) struct Current {
     pub(super) level: Option<Level>,
     pub(super) listed: BTreeSet<NamespaceName>,
-    /// Whether the namespace is there and was not made by this command.
+    /// The longest life of a token, in seconds, that the policy allows.
+    pub(super) longest_token: Option<u64>,
+    /// Whether the namespace exists and this command did not create it.
     pub(super) namespace_of_others: bool,
 }
 
-/// What became of what is not wanted any more.
+/// The outcome of deleting objects.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Tidy {
+pub(in crate::cli) struct Deletion {
     pub(in crate::cli) deleted: usize,
     /// What is left, and why.
     pub(in crate::cli) left: Vec<String>,
 }
 
-/// How an API server calls objects of a kind that an identity has.
+/// The resource of a kind that an identity consists of.
 pub(in crate::cli) fn resource(kind: &str) -> Option<ApiResource> {
     Some(match kind {
         "Namespace" => ApiResource::erase::<Namespace>(&()),
@@ -80,7 +80,7 @@ pub(in crate::cli) fn resource(kind: &str) -> Option<ApiResource> {
     })
 }
 
-/// The namespaces there that the fabric of a home cluster has made.
+/// The namespaces there that the fabric of a home cluster created.
 pub(in crate::cli) async fn fabric_namespaces(
     cluster: &Cluster,
     home: &ClusterId,
@@ -90,20 +90,48 @@ pub(in crate::cli) async fn fabric_namespaces(
     Ok(found.iter().map(ResourceExt::name_any).collect())
 }
 
-/// What the API server said, with what it means for whoever calls.
+/// The error of the API server, with what the user can do about it.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn explained(error: ApiError) -> String {
     match &error.cause {
-        Cause::Forbidden(_) => format!(
-            "{error} (this command works with your own rights there, and needs those of an administrator)"
-        ),
+        Cause::Forbidden(_) => {
+            format!("{error} (this command uses your own rights there, and needs those of an administrator)")
+        }
         _ => error.to_string(),
     }
 }
 
+/// Which tool manages an object.
+fn manager<K: kube::Resource>(object: &K) -> Option<&str> {
+    let labels = object.meta().labels.as_ref()?;
+    labels.get(mark::MANAGED_BY).map(String::as_str)
+}
+
+/// Selects the twins of a home cluster, in all namespaces.
+pub(in crate::cli) fn twins_of(home: &ClusterId) -> String {
+    format!(
+        "{}={},{}={home}",
+        mark::MANAGED_BY,
+        mark::MANAGED_BY_US,
+        mark::HOME_CLUSTER
+    )
+}
+
+/// An error if the account belongs to another home cluster.
+fn is_of(account: &ServiceAccount, namespace: &NamespaceName, home: &ClusterId) -> Outcome {
+    match account.annotations().get(HOME).filter(|it| *it != home.as_str()) {
+        Some(other) => Err(format!(
+            "the ServiceAccount {namespace}/{ACCOUNT} there belongs to the home cluster {other}, and this one is {home}: name \
+             another namespace by --remote-namespace"
+        )
+        .into()),
+        None => Ok(()),
+    }
+}
+
 impl Remote {
-    /// Which cluster it is, whatever its address.
-    pub(super) async fn uid(&self) -> Outcome<String> {
+    /// The uid that identifies the cluster, at whatever address.
+    pub(in crate::cli) async fn uid(&self) -> Outcome<String> {
         let uid = uid(&self.cluster).await?;
         Ok(uid.ok_or_else(|| {
             format!("the remote cluster has no namespace {ETERNAL_NAMESPACE}: is it a Kubernetes cluster?")
@@ -116,30 +144,32 @@ impl Remote {
         Ok(self.cluster.dynamic(&kind, object.namespace.as_deref()))
     }
 
-    /// What of the identity is there; an error if it is somebody else's.
-    pub(super) async fn look(
+    /// The identity as it is; an error if it belongs to another home cluster, or to Helm.
+    pub(super) async fn identity(
         &self,
         namespace: &NamespaceName,
         home: &ClusterId,
         token_only: bool,
-    ) -> Outcome<Now> {
+    ) -> Outcome<Current> {
         let in_it = namespace.as_str();
         let accounts = self.cluster.within::<ServiceAccount>(in_it);
         let account = accounts.get(ACCOUNT).await.map_err(explained)?;
-        let listed = self.listed(namespace).await?;
+        let mut current = Current {
+            listed: self.listed(namespace).await?,
+            ..Current::default()
+        };
         let found = self
             .cluster
             .all::<Namespace>()
             .get(in_it)
             .await
             .map_err(explained)?;
-        let is_ours = |labels: &BTreeMap<String, String>| {
-            labels.get(mark::MANAGED_BY).map(String::as_str) == Some(MANAGED_BY_CONNECT)
-        };
-        let namespace_of_others = found.as_ref().is_some_and(|it| !is_ours(it.labels()));
+        current.namespace_of_others = found
+            .as_ref()
+            .is_some_and(|it| manager(it) != Some(MANAGED_BY_CONNECT));
         if found.is_some_and(|it| it.metadata.deletion_timestamp.is_some()) {
             return Err(format!(
-                "the namespace {namespace} there is being deleted: try again when it is gone"
+                "the namespace {namespace} there is being deleted: run this again when it is gone"
             )
             .into());
         }
@@ -151,65 +181,27 @@ impl Remote {
                 )
                 .into());
             }
-            return Ok(Now {
-                namespace_of_others,
-                listed,
-                level: None,
-            });
+            return Ok(current);
         };
-        if let Some(other) = account.annotations().get(HOME).filter(|it| **it != home.as_str()) {
+        is_of(&account, namespace, home)?;
+        if manager(&account) == Some(HELM) && !token_only {
             return Err(format!(
-                "the ServiceAccount {namespace}/{ACCOUNT} there is that of another home cluster, {other}, and this one is \
-                 {home}: --remote-namespace names another namespace for this one"
+                "Helm manages the identity in the namespace {namespace} there. Set its level there (remoteAccess.level) and \
+                 remoteAccess.token=session, and pass --token-only; or name another namespace by --remote-namespace"
             )
             .into());
         }
-        if account.labels().get(mark::MANAGED_BY).map(String::as_str) == Some("Helm") && !token_only {
-            return Err(format!(
-                "the identity in the namespace {namespace} there is of a Helm release. Change its level there (remoteAccess.level), with \
-                 remoteAccess.token=session, and pass --token-only; or name another namespace: --remote-namespace"
-            )
-            .into());
-        }
-        let level = account.annotations().get(LEVEL).and_then(|it| it.parse().ok());
-        Ok(Now {
-            level,
-            listed,
-            namespace_of_others,
-        })
+        let said = |key: &str| account.annotations().get(key);
+        current.level = said(LEVEL).and_then(|it| it.parse().ok());
+        current.longest_token = said(TOKEN_SECONDS).and_then(|it| it.parse().ok());
+        Ok(current)
     }
 
-    /// An error if this is not the cluster that the name stands for.
-    pub(in crate::cli) async fn is_the_one(
-        &self,
-        name: &ClusterId,
-        secret: Option<&Secret>,
-        object: Option<&RemoteCluster>,
-    ) -> Outcome {
-        let uid = self.uid().await?;
-        match other_uid(secret, object, &uid) {
-            Some(known) => Err(format!(
-                "{name} is another cluster than this kubeconfig leads to: its namespace kube-system has the uid {known}, and here it \
-                 is {uid}"
-            )
-            .into()),
-            None => Ok(()),
-        }
-    }
-
-    /// An error if the identity there is that of another home cluster.
+    /// An error if the identity there belongs to another home cluster.
     pub(in crate::cli) async fn is_of(&self, namespace: &NamespaceName, home: &ClusterId) -> Outcome {
         let accounts = self.cluster.within::<ServiceAccount>(namespace.as_str());
         let account = accounts.get(ACCOUNT).await.map_err(explained)?;
-        let other = account.and_then(|it| it.annotations().get(HOME).cloned());
-        match other.filter(|it| it != home.as_str()) {
-            Some(other) => Err(format!(
-                "the ServiceAccount {namespace}/{ACCOUNT} there is that of another home cluster, {other}, and is left as it is: \
-                 --remote-namespace names that of this one"
-            )
-            .into()),
-            None => Ok(()),
-        }
+        account.map_or(Ok(()), |it| is_of(&it, namespace, home))
     }
 
     /// The namespaces in which the identity has a role of its own.
@@ -226,8 +218,8 @@ impl Remote {
         Ok(named.filter_map(|role| role.namespace()?.parse().ok()).collect())
     }
 
-    /// Gives the identity the rights of a level, and takes those of others away.
-    pub(super) async fn give(&self, level: Level, identity: &Identity, now: &Now) -> Outcome {
+    /// Creates or repairs the identity with the rights of a level, and deletes those of other levels.
+    pub(super) async fn apply(&self, level: Level, identity: &Identity, current: &Current) -> Outcome {
         if level != Level::Fabric {
             let held = fabric_namespaces(&self.cluster, &identity.home)
                 .await
@@ -235,7 +227,7 @@ impl Remote {
             if !held.is_empty() {
                 return Err(format!(
                     "the fabric has namespaces there ({}), and with the level {level} it could neither run their pods nor delete \
-                     them: unoffload the namespaces here that they were made for (liqo-csi unoffload namespace)",
+                     them: first unoffload their namespaces here (liqo-csi unoffload namespace)",
                     held.join(", ")
                 )
                 .into());
@@ -255,10 +247,13 @@ impl Remote {
                 );
             }
         }
+        if level.is_listed() {
+            self.warn_of_twins_elsewhere(level, identity).await?;
+        }
         let wanted = access::render(level, identity);
         for (object, text) in &wanted {
-            // One that was there before is not ours, and not to be deleted by us one day.
-            if object.kind == "Namespace" && now.namespace_of_others {
+            // Without our label, disconnect will not delete a namespace that existed before.
+            if object.kind == "Namespace" && current.namespace_of_others {
                 continue;
             }
             let manifest: Value = serde_saphyr::from_str(text)
@@ -268,20 +263,20 @@ impl Remote {
                 .await
                 .map_err(|error| match &error.cause {
                     Cause::NotFound(_) if object.kind.starts_with("ValidatingAdmissionPolicy") => {
-                        format!("{error}: the fence of the identity needs Kubernetes 1.30 or later there")
+                        format!("{error}: the policies that limit the identity need Kubernetes 1.30 or later there")
                     }
                     _ => explained(error),
                 })?;
         }
         let wanted: BTreeSet<&ObjectRef> = wanted.iter().map(|(object, _)| object).collect();
         let everywhere = Identity {
-            listed: now.listed.union(&identity.listed).cloned().collect(),
+            listed: current.listed.union(&identity.listed).cloned().collect(),
             ..identity.clone()
         };
         let mut outdated = access::every(&everywhere);
         outdated.retain(|object| !wanted.contains(object) && object.kind != "Namespace");
-        for left in self.take(&outdated).await?.left {
-            eprintln!("not taken away: {left}");
+        for left in self.delete(&outdated).await?.left {
+            eprintln!("Not deleted: {left}");
         }
         let secrets = self.cluster.within::<Secret>(identity.namespace.as_str());
         if secrets.get(PERMANENT_TOKEN).await.map_err(explained)?.is_some() {
@@ -294,37 +289,64 @@ impl Remote {
         Ok(())
     }
 
-    /// Deletes those of the objects that this command has made.
-    pub(in crate::cli) async fn take(&self, objects: &[ObjectRef]) -> Outcome<Tidy> {
-        let mut tidy = Tidy::default();
+    /// Says which twins the driver could not serve at a level with a list of namespaces.
+    async fn warn_of_twins_elsewhere(&self, level: Level, identity: &Identity) -> Outcome {
+        let ours = twins_of(&identity.home);
+        let twins = self
+            .cluster
+            .all::<PersistentVolumeClaim>()
+            .list(Some(&ours))
+            .await;
+        let namespaces: BTreeSet<String> = twins
+            .map_err(explained)?
+            .iter()
+            .filter_map(ResourceExt::namespace)
+            .filter(|it| !identity.listed.iter().any(|listed| listed.as_str() == it))
+            .collect();
+        if !namespaces.is_empty() {
+            let named: Vec<String> = namespaces.into_iter().collect();
+            eprintln!(
+                "Claims of this home cluster are also in the namespaces {} there, which --namespaces does not list: with the level \
+                 {level} the driver can neither create nor delete claims in them.",
+                named.join(", ")
+            );
+        }
+        Ok(())
+    }
+
+    /// Deletes those of the objects that this command created.
+    pub(in crate::cli) async fn delete(&self, objects: &[ObjectRef]) -> Outcome<Deletion> {
+        let mut deletion = Deletion::default();
         for object in objects {
             let all = self.objects(object)?;
             let found = match all.get(&object.name).await {
                 Ok(found) => found,
-                // No such kind there: none of them either.
+                // The API server does not know the kind, so there are no objects of it.
                 Err(error) if matches!(error.cause, Cause::NotFound(_)) => None,
                 Err(error) => return Err(explained(error).into()),
             };
             let Some(found) = found else { continue };
-            match found.labels().get(mark::MANAGED_BY).map(String::as_str) {
+            match manager(&found) {
                 Some(MANAGED_BY_CONNECT) => {}
-                Some("Helm") => {
-                    tidy.left
-                        .push(format!("{object} (of a Helm release: helm uninstall)"));
+                // It existed before; its owner knows.
+                _ if object.kind == "Namespace" => continue,
+                Some(HELM) => {
+                    deletion
+                        .left
+                        .push(format!("{object} (Helm manages it: helm uninstall)"));
                     continue;
                 }
                 _ => {
-                    // A namespace that somebody had before is simply not ours.
-                    if object.kind != "Namespace" {
-                        tidy.left.push(format!("{object} (not made by liqo-csi connect)"));
-                    }
+                    deletion
+                        .left
+                        .push(format!("{object} (liqo-csi connect did not create it)"));
                     continue;
                 }
             }
             if object.kind == "Namespace"
                 && let Some(why) = self.is_used(&object.name).await?
             {
-                tidy.left.push(format!("{object} ({why})"));
+                deletion.left.push(format!("{object} ({why})"));
                 continue;
             }
             let exactly = Precondition {
@@ -332,12 +354,12 @@ impl Remote {
                 resource_version: None,
             };
             all.delete(&object.name, exactly).await.map_err(explained)?;
-            tidy.deleted += 1;
+            deletion.deleted += 1;
         }
-        Ok(tidy)
+        Ok(deletion)
     }
 
-    /// What of others is in a namespace that this command made.
+    /// What is in a namespace that this command created, if anything is.
     async fn is_used(&self, namespace: &str) -> Outcome<Option<String>> {
         let pods = self.cluster.within::<Pod>(namespace).list(None).await?;
         let claims = self
@@ -345,16 +367,11 @@ impl Remote {
             .within::<PersistentVolumeClaim>(namespace)
             .list(None)
             .await?;
-        Ok((!pods.is_empty() || !claims.is_empty()).then(|| {
-            format!(
-                "{} pods and {} claims of others are in it",
-                pods.len(),
-                claims.len()
-            )
-        }))
+        Ok((!pods.is_empty() || !claims.is_empty())
+            .then(|| format!("{} pods and {} claims are in it", pods.len(), claims.len())))
     }
 
-    /// A token of the identity that ends, and is bound to the Secret of its session.
+    /// Requests a token of the identity that expires, and is bound to the Secret of its session.
     pub(super) async fn token(&self, namespace: &NamespaceName, lifetime: Duration) -> Outcome<String> {
         let wanted = TokenRequest {
             spec: TokenRequestSpec {
@@ -375,22 +392,23 @@ impl Remote {
             .await;
         let given = given.map_err(|error| match &error.cause {
             Cause::NotFound(_) => format!(
-                "{error}: the Secret {namespace}/{SESSION}, to which tokens are bound, may be missing there: with Helm, set \
-                 remoteAccess.token=session"
+                "{error}: check whether the Secret {namespace}/{SESSION} there exists, to which tokens are bound; with Helm, \
+                 remoteAccess.token=session creates it"
             ),
             _ => explained(error),
         })?;
         let token = given.status.map(|it| it.token).filter(|it| !it.is_empty());
-        Ok(token.ok_or("the remote cluster gave an empty token")?)
+        Ok(token.ok_or("the remote cluster answered without a token")?)
     }
 
-    /// Who vouches for the API server: as your own kubeconfig says, or else as the cluster does.
-    pub(super) async fn authority(&self, namespace: &NamespaceName, way: &Way) -> Outcome<String> {
-        if let Some(known) = &way.authority {
+    /// The certificate authority of the API server, in base64: that of the user's kubeconfig, or else that
+    /// which the cluster publishes.
+    pub(super) async fn authority(&self, namespace: &NamespaceName, endpoint: &Endpoint) -> Outcome<String> {
+        if let Some(known) = &endpoint.authority {
             return Ok(known.clone());
         }
         let maps = self.cluster.within::<ConfigMap>(namespace.as_str());
-        let until = tokio::time::Instant::now() + ROOT_CA_PATIENCE;
+        let until = tokio::time::Instant::now() + ROOT_CA_TIMEOUT;
         loop {
             let found = maps.get(ROOT_CA).await.map_err(explained)?;
             let text = found.and_then(|it| it.data?.get("ca.crt").cloned());
@@ -402,12 +420,12 @@ impl Remote {
             }
             if tokio::time::Instant::now() >= until {
                 return Err(format!(
-                    "your kubeconfig names no certificate authority, and the ConfigMap {namespace}/{ROOT_CA} there, which has that \
-                     of the cluster, is missing: put certificate-authority-data into your kubeconfig"
+                    "the certificate authority of the API server is not known: your kubeconfig has none for this address, and the \
+                     ConfigMap {namespace}/{ROOT_CA} there is missing. Put certificate-authority-data into your kubeconfig"
                 )
                 .into());
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 }

@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{ends::Way, *};
+use super::{ends::Endpoint, *};
 use crate::{
     access::{SESSION, TokenFacts},
     cluster::testing::{Act, FakeApi, Fault, Life},
@@ -76,10 +76,10 @@ impl Two {
     }
 
     /// Connects, while the controller says this of what is there.
-    async fn connect_as(&self, wish: &Wish, said: (&str, &str, &str)) -> Outcome<ExitCode> {
+    async fn connect_as(&self, request: &Request, said: (&str, &str, &str)) -> Outcome<ExitCode> {
         let (home, remote) = self.ends().await;
-        let way = way();
-        let connecting = connect(&home, &remote, &way, wish);
+        let endpoint = endpoint();
+        let connecting = connect(&home, &remote, &endpoint, request);
         tokio::pin!(connecting);
         let mut changes = self.home.store().changes();
         loop {
@@ -104,8 +104,8 @@ impl Two {
         object["status"]["credentials"]["kubeconfig"] == json!(access::fingerprint(&text.0))
     }
 
-    pub(in crate::cli) async fn connect(&self, wish: &Wish) -> Outcome<ExitCode> {
-        self.connect_as(wish, ("True", "Usable", "")).await
+    pub(in crate::cli) async fn connect(&self, request: &Request) -> Outcome<ExitCode> {
+        self.connect_as(request, ("True", "Usable", "")).await
     }
 
     /// The token of the kubeconfig at home.
@@ -135,16 +135,16 @@ impl Two {
     }
 }
 
-fn way() -> Way {
-    Way {
+fn endpoint() -> Endpoint {
+    Endpoint {
         server: "https://192.0.2.1:6443".into(),
         authority: Some("Y2E=".into()),
         tls_server_name: None,
     }
 }
 
-pub(in crate::cli) fn wish() -> Wish {
-    Wish {
+pub(in crate::cli) fn request() -> Request {
+    Request {
         name: NAME.parse().unwrap(),
         level: None,
         fabric: true,
@@ -152,18 +152,18 @@ pub(in crate::cli) fn wish() -> Wish {
         listed: BTreeSet::new(),
         storage_class: None,
         remote_namespace: None,
-        lifetime: Duration::from_secs(LONGEST_TOKEN),
+        lifetime: None,
         token_only: false,
         timeout: Duration::from_secs(10),
     }
 }
 
-fn leveled(level: Level) -> Wish {
-    Wish {
+fn leveled(level: Level) -> Request {
+    Request {
         level: Some(level),
         fabric: false,
         nodes: [("cluster".to_owned(), "milan".to_owned())].into(),
-        ..wish()
+        ..request()
     }
 }
 
@@ -174,7 +174,7 @@ fn said(outcome: Outcome<ExitCode>) -> String {
 #[tokio::test]
 async fn two_clusters_are_connected() {
     let two = Two::new().await;
-    assert_eq!(two.connect(&wish()).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!(two.connect(&request()).await.unwrap(), ExitCode::SUCCESS);
     let object = two.home.object(DECLARED).unwrap();
     assert_eq!(object["spec"]["fabric"], json!({}));
     assert_eq!(object["spec"]["kubeconfigSecretRef"]["name"], "remote-milan");
@@ -202,7 +202,7 @@ async fn two_clusters_are_connected() {
 #[tokio::test]
 async fn the_second_run_repairs_and_gives_another_token() {
     let two = Two::new().await;
-    two.connect(&wish()).await.unwrap();
+    two.connect(&request()).await.unwrap();
     let (before, token) = (two.identity(), two.token());
     let role = format!("{RBAC}clusterroles/liqo-csi-remote.liqo-csi-remote");
     two.remote.remove(&role);
@@ -212,9 +212,9 @@ async fn the_second_run_repairs_and_gives_another_token() {
     two.home.change(DECLARED, |it| {
         it["spec"]["storageClasses"] = json!({"default": "fast"});
     });
-    let again = Wish {
+    let again = Request {
         fabric: false,
-        ..wish()
+        ..request()
     };
     two.connect(&again).await.unwrap();
     assert_eq!(two.identity(), before);
@@ -227,20 +227,33 @@ async fn the_second_run_repairs_and_gives_another_token() {
 }
 
 #[tokio::test]
+async fn another_selector_takes_the_place_of_the_first() {
+    let two = Two::new().await;
+    two.connect(&leveled(Level::Full)).await.unwrap();
+    let again = Request {
+        nodes: [("zone".to_owned(), "b".to_owned())].into(),
+        ..leveled(Level::Full)
+    };
+    two.connect(&again).await.unwrap();
+    let spec = &two.home.object(DECLARED).unwrap()["spec"];
+    assert_eq!(spec["nodeSelector"]["matchLabels"], json!({"zone": "b"}));
+}
+
+#[tokio::test]
 async fn a_run_that_died_is_finished_by_the_next() {
     let mut writes = 0;
     let whole = {
         let two = Two::new().await;
-        two.connect(&wish()).await.unwrap();
+        two.connect(&request()).await.unwrap();
         two.identity()
     };
     loop {
         let two = Two::new().await;
-        let (life, wish) = (Life::of_writes(writes), wish());
+        let (life, request) = (Life::of_writes(writes), request());
         two.home.live(Some(life.clone()));
         two.remote.live(Some(life.clone()));
         let died = tokio::select! {
-            outcome = two.connect(&wish) => {
+            outcome = two.connect(&request) => {
                 outcome.unwrap();
                 false
             }
@@ -248,7 +261,7 @@ async fn a_run_that_died_is_finished_by_the_next() {
         };
         two.home.live(None);
         two.remote.live(None);
-        two.connect(&wish).await.unwrap();
+        two.connect(&request).await.unwrap();
         assert_eq!(two.identity(), whole, "after {writes} writes");
         if !died {
             break;
@@ -265,7 +278,7 @@ async fn another_level_takes_away_what_the_first_gave() {
         two.remote.put(&format!("/api/v1/namespaces/{one}"), json!({}));
     }
     let listed = |names: &[&str]| names.iter().map(|it| it.parse().unwrap()).collect();
-    two.connect(&Wish {
+    two.connect(&Request {
         listed: listed(&["apps", "more"]),
         ..leveled(Level::Namespaced)
     })
@@ -276,7 +289,7 @@ async fn another_level_takes_away_what_the_first_gave() {
     assert!(two.remote.object(&role("apps")).is_some());
 
     // Without the flags it stays as it is.
-    two.connect(&Wish {
+    two.connect(&Request {
         level: None,
         ..leveled(Level::Namespaced)
     })
@@ -284,7 +297,7 @@ async fn another_level_takes_away_what_the_first_gave() {
     .unwrap();
     assert!(two.remote.object(&role("more")).is_some());
 
-    two.connect(&Wish {
+    two.connect(&Request {
         listed: listed(&["more"]),
         ..leveled(Level::Namespaced)
     })
@@ -306,7 +319,7 @@ async fn another_level_takes_away_what_the_first_gave() {
             .is_some()
     );
 
-    let minimal = Wish {
+    let minimal = Request {
         storage_class: Some("fast".into()),
         listed: listed(&["apps"]),
         ..leveled(Level::Minimal)
@@ -320,7 +333,7 @@ async fn another_level_takes_away_what_the_first_gave() {
 #[tokio::test]
 async fn the_level_of_a_fabric_with_namespaces_is_not_lowered() {
     let two = Two::new().await;
-    let first = Wish {
+    let first = Request {
         level: Some(Level::Fabric),
         ..leveled(Level::Fabric)
     };
@@ -341,7 +354,7 @@ async fn what_is_not_to_be_touched_is_named() {
         "/api/v1/namespaces/kube-system",
         json!({"metadata": {"uid": "home-uid"}}),
     );
-    assert!(said(two.connect(&wish()).await).contains("the same cluster"));
+    assert!(said(two.connect(&request()).await).contains("the same cluster"));
 
     // The identity is that of another home cluster.
     let two = Two::new().await;
@@ -349,7 +362,7 @@ async fn what_is_not_to_be_touched_is_named() {
         ACCOUNT,
         json!({"metadata": {"annotations": {"storage.liqo.io/home-cluster": "rome"}}}),
     );
-    let why = said(two.connect(&wish()).await);
+    let why = said(two.connect(&request()).await);
     assert!(
         why.contains("rome") && why.contains("--remote-namespace"),
         "{why}"
@@ -361,20 +374,20 @@ async fn what_is_not_to_be_touched_is_named() {
         ACCOUNT,
         json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}}),
     );
-    let why = said(two.connect(&wish()).await);
+    let why = said(two.connect(&request()).await);
     assert!(why.contains("Helm") && why.contains("--token-only"), "{why}");
 
     // A Secret that somebody else has made.
     let two = Two::new().await;
     two.home.put(SECRET, json!({"data": {}}));
-    assert!(said(two.connect(&wish()).await).contains("has not made"));
+    assert!(said(two.connect(&request()).await).contains("liqo-csi/remote-milan"));
 
     // Nothing says which nodes it has.
     let two = Two::new().await;
     let why = said(
-        two.connect(&Wish {
+        two.connect(&Request {
             fabric: false,
-            ..wish()
+            ..request()
         })
         .await,
     );
@@ -382,17 +395,56 @@ async fn what_is_not_to_be_touched_is_named() {
     for (api, which) in [(&two.home, "here"), (&two.remote, "there")] {
         assert_eq!(api.writes(), 0, "nothing was made {which}");
     }
+
+    // The fabric makes its node.
+    two.connect(&request()).await.unwrap();
+    let writes = two.home.writes() + two.remote.writes();
+    let why = said(
+        two.connect(&Request {
+            level: None,
+            ..leveled(Level::Fabric)
+        })
+        .await,
+    );
+    assert!(why.contains("--node-selector"), "{why}");
+    assert_eq!(two.home.writes() + two.remote.writes(), writes);
+}
+
+#[tokio::test]
+async fn a_cluster_that_was_connected_by_hand_keeps_its_namespace() {
+    let two = Two::new().await;
+    let token = access::token_saying(&json!({"sub": "system:serviceaccount:by-hand:liqo-csi-remote"}));
+    let file = json!({
+        "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+    });
+    let file = k8s_openapi::ByteString(file.to_string().into_bytes());
+    two.home.put(
+        "/api/v1/namespaces/liqo-csi/secrets/mine",
+        json!({"data": {"kubeconfig": file}}),
+    );
+    two.home.put(
+        DECLARED,
+        json!({"spec": {"kubeconfigSecretRef": {"name": "mine"}, "fabric": {}}}),
+    );
+    two.remote.put(
+        "/api/v1/namespaces/by-hand/serviceaccounts/liqo-csi-remote",
+        json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}}),
+    );
+    let why = said(two.connect(&request()).await);
+    assert!(why.contains("by-hand") && why.contains("--token-only"), "{why}");
 }
 
 #[tokio::test]
 async fn another_cluster_does_not_take_the_place_of_the_first() {
     let two = Two::new().await;
-    two.connect(&wish()).await.unwrap();
+    two.connect(&request()).await.unwrap();
     two.remote.put(
         "/api/v1/namespaces/kube-system",
         json!({"metadata": {"uid": "another"}}),
     );
-    let why = said(two.connect(&wish()).await);
+    let why = said(two.connect(&request()).await);
     assert!(why.contains("remote-uid") && why.contains("another"), "{why}");
 }
 
@@ -401,7 +453,7 @@ async fn a_namespace_that_was_there_before_stays_its_owners() {
     let two = Two::new().await;
     two.remote
         .put(NAMESPACE, json!({"metadata": {"labels": {"team": "a"}}}));
-    two.connect(&wish()).await.unwrap();
+    two.connect(&request()).await.unwrap();
     assert_eq!(
         two.remote.object(NAMESPACE).unwrap()["metadata"]["labels"],
         json!({"team": "a"})
@@ -412,9 +464,9 @@ async fn a_namespace_that_was_there_before_stays_its_owners() {
 async fn with_helm_only_the_token_is_made() {
     let two = Two::new().await;
     let helm = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}});
-    let only = Wish {
+    let only = Request {
         token_only: true,
-        ..wish()
+        ..request()
     };
     let why = said(two.connect(&only).await);
     assert!(why.contains("--token-only"), "{why}");
@@ -425,14 +477,67 @@ async fn with_helm_only_the_token_is_made() {
         .put(&format!("{NAMESPACE}/secrets/liqo-csi-session"), helm);
     assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!(two.identity(), Vec::<String>::new());
+
+    // A token that the policy of the release would not let the driver renew is of no use.
+    two.remote.change(ACCOUNT, |it| {
+        it["metadata"]["annotations"] = json!({access::TOKEN_SECONDS: "86400", access::LEVEL: "fabric"});
+    });
+    two.connect(&only).await.unwrap();
+    let lifetime = || TokenFacts::read(&two.token()).unwrap().lifetime();
+    assert_eq!(lifetime(), Some(86400));
+    let longer = Request {
+        lifetime: Some(Duration::from_hours(48)),
+        ..only
+    };
+    let why = said(two.connect(&longer).await);
+    assert!(
+        why.contains("86400s") && why.contains("remoteAccess.tokenSeconds"),
+        "{why}"
+    );
+    two.connect(&Request {
+        token_only: false,
+        ..longer.clone()
+    })
+    .await
+    .unwrap_err();
+    assert_eq!(lifetime(), Some(86400));
+}
+
+#[tokio::test]
+async fn whoever_manages_the_rights_lists_the_namespaces() {
+    let two = Two::new().await;
+    two.remote.put(
+        ACCOUNT,
+        json!({"metadata": {
+            "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {access::LEVEL: "namespaced"},
+        }}),
+    );
+    two.remote
+        .put(&format!("{NAMESPACE}/secrets/liqo-csi-session"), json!({}));
+    let only = Request {
+        token_only: true,
+        level: None,
+        ..leveled(Level::Namespaced)
+    };
+    assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
+    let why = said(
+        two.connect(&Request {
+            fabric: true,
+            nodes: BTreeMap::new(),
+            name: "rome".parse().unwrap(),
+            ..only
+        })
+        .await,
+    );
+    assert!(why.contains("remoteAccess.level=fabric"), "{why}");
 }
 
 #[tokio::test]
 async fn what_pods_do_not_reach_is_a_failure_in_time() {
     let two = Two::new().await;
-    let impatient = Wish {
+    let impatient = Request {
         timeout: Duration::ZERO,
-        ..wish()
+        ..request()
     };
     let refused = (
         "False",
@@ -444,9 +549,9 @@ async fn what_pods_do_not_reach_is_a_failure_in_time() {
         ExitCode::FAILURE
     );
     // A kubeconfig that cannot be used will not be by waiting.
-    let patient = Wish {
+    let patient = Request {
         timeout: Duration::from_mins(10),
-        ..wish()
+        ..request()
     };
     let refused = ("False", "Refused", "it is declared more than once");
     assert_eq!(
@@ -463,7 +568,7 @@ async fn clusters_without_policies_are_too_old() {
         "/validatingadmissionpolicies/",
         Act::Refuse(404),
     ));
-    let why = said(two.connect(&wish()).await);
+    let why = said(two.connect(&request()).await);
     assert!(why.contains("1.30"), "{why}");
     let granted =
         |request: &String| request.contains("rbac.authorization.k8s.io") && request.starts_with("PATCH");
@@ -476,21 +581,24 @@ async fn clusters_without_policies_are_too_old() {
 #[test]
 fn a_fabric_needs_its_level() {
     assert!(
-        Wish {
+        Request {
             level: Some(Level::Full),
-            ..wish()
+            ..request()
         }
         .level(None, true)
         .is_err()
     );
-    assert_eq!(wish().level(None, true).unwrap(), Level::Fabric);
-    assert_eq!(wish().level(None, false).unwrap(), Level::Full);
-    assert_eq!(wish().level(Some(Level::Minimal), false).unwrap(), Level::Minimal);
+    assert_eq!(request().level(None, true).unwrap(), Level::Fabric);
+    assert_eq!(request().level(None, false).unwrap(), Level::Full);
+    assert_eq!(
+        request().level(Some(Level::Minimal), false).unwrap(),
+        Level::Minimal
+    );
 }
 
 #[test]
 fn what_is_printed_has_no_credentials() {
-    let here = serde_saphyr::to_string(&home::declaration(&wish(), Level::Fabric).unwrap()).unwrap();
+    let here = serde_saphyr::to_string(&home::declaration(&request(), Level::Fabric).unwrap()).unwrap();
     let read: RemoteCluster = serde_saphyr::from_str(&here).unwrap();
     assert!(read.spec.fabric.is_some() && !here.contains("token"));
     assert!(

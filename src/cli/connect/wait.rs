@@ -1,100 +1,116 @@
-//! Waits until the pods of the controller reach a cluster: only what they say counts, for what is reached
-//! from here may not be reached from there.
+//! Waits until the controller reports that its pods reach a cluster. Whether the user's machine reaches it
+//! says nothing about them.
 
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::time::{Instant, sleep};
 
-use super::{Home, Outcome, ends::Way, remote_cluster};
+use super::{Home, Outcome, ends::Endpoint, remote_cluster};
 use crate::{
     access::fingerprint,
     api::remote_cluster::{READY, RemoteCluster},
     volume::ClusterId,
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 
-/// What the controller says, as far as it is about this very kubeconfig.
-fn said<'a>(object: &'a RemoteCluster, fingerprint: &str) -> Option<(bool, &'a str, &'a str)> {
+/// What the controller reports, if it is about this kubeconfig.
+fn reported<'a>(object: &'a RemoteCluster, fingerprint: &str) -> Option<&'a Condition> {
     let status = object.status.as_ref()?;
     let credentials = status.credentials.as_ref()?;
-    let ready = status.conditions.iter().find(|it| it.type_ == READY)?;
-    (credentials.kubeconfig == fingerprint && status.observed_generation >= object.metadata.generation)
-        .then_some((
-            ready.status == "True",
-            ready.reason.as_str(),
-            ready.message.as_str(),
-        ))
+    let is_current =
+        credentials.kubeconfig == fingerprint && status.observed_generation >= object.metadata.generation;
+    condition(object).filter(|_| is_current)
 }
 
-/// The object, once its cluster is reached by this kubeconfig; `None` if that takes too long, which has
-/// been said then.
+/// The condition Ready, whatever it is about.
+fn condition(object: &RemoteCluster) -> Option<&Condition> {
+    let conditions = &object.status.as_ref()?.conditions;
+    conditions.iter().find(|it| it.type_ == READY)
+}
+
+/// The object, once the controller reaches its cluster by this kubeconfig; `None` if it does not in time,
+/// after saying why.
 pub(super) async fn until_reached(
     home: &Home,
     name: &ClusterId,
     kubeconfig: &str,
-    way: &Way,
+    endpoint: &Endpoint,
     until: Instant,
 ) -> Outcome<Option<RemoteCluster>> {
     let fingerprint = fingerprint(kubeconfig.as_bytes());
     let mut shown = String::new();
-    println!("Waiting until the pods of the controller reach {} …", way.server);
+    println!(
+        "Waiting until the pods of the controller reach {} …",
+        endpoint.server
+    );
     loop {
         let Some(object) = remote_cluster(home, name).await? else {
-            return Err(format!("somebody has deleted the RemoteCluster {name} just now").into());
+            return Err(format!("the RemoteCluster {name} was deleted while this command waited").into());
         };
-        let now = said(&object, &fingerprint);
-        if let Some((true, _, _)) = now {
+        let now = reported(&object, &fingerprint);
+        if now.is_some_and(|it| it.status == "True") {
             return Ok(Some(object));
         }
         let words = match now {
-            Some((_, reason, message)) => format!("{reason}: {message}"),
-            None => "the controller has not looked at it yet".to_owned(),
+            Some(ready) => format!("{}: {}", ready.reason, ready.message),
+            None => "the controller has not tried it yet".to_owned(),
         };
         if words != shown {
             println!("  {words}");
             shown = words;
         }
-        let is_refused = matches!(now, Some((_, "Refused", _)));
+        let is_refused = now.is_some_and(|it| it.reason == "Refused");
         if is_refused || Instant::now() >= until {
-            eprint!("{}", trouble(home, name, way, now).await);
+            eprint!("{}", explain(home, name, endpoint, &object, now).await);
             return Ok(None);
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL).await;
     }
 }
 
 /// Why it is not reached, and what to do.
-async fn trouble(home: &Home, name: &ClusterId, way: &Way, now: Option<(bool, &str, &str)>) -> String {
+async fn explain(
+    home: &Home,
+    name: &ClusterId,
+    endpoint: &Endpoint,
+    object: &RemoteCluster,
+    now: Option<&Condition>,
+) -> String {
     let namespace = &home.namespace;
-    let Some((_, _, message)) = now else {
-        let why = if home.setup().await.is_ready() {
-            format!(
-                "kubectl -n {namespace} logs -l app.kubernetes.io/component=controller -c liqo-csi says what it does"
-            )
+    let Some(Condition { message, .. }) = now else {
+        let why = if !home.setup().await.is_ready() {
+            format!("No pod of it is ready: kubectl -n {namespace} get pods")
+        } else if let Some(ready) = condition(object).filter(|it| it.status != "True") {
+            format!("It reports {}: {}", ready.reason, ready.message)
         } else {
-            format!("no pod of it is ready: kubectl -n {namespace} get pods")
+            format!(
+                "See its log: kubectl -n {namespace} logs -l app.kubernetes.io/component=controller -c liqo-csi"
+            )
         };
-        return format!("{name}: all is made, but the controller has not looked at it in time. {why}\n");
+        return format!(
+            "{name}: all objects exist, but the controller has not tried the new kubeconfig in time. {why}\n"
+        );
     };
     let lower = message.to_ascii_lowercase();
     let hint = if lower.contains("certificate") {
         format!(
-            "The certificate of {} is not what your kubeconfig vouches for: it names another host, or is of another \
-             authority. --server names a URL that is in it.",
-            way.server
+            "The certificate of {} is for another host, or of another certificate authority than the one in your kubeconfig. \
+             --server names a URL that the certificate is for.",
+            endpoint.server
         )
     } else if lower.contains("unauthorized") {
-        "It is reached, and does not know the token: is the server that of the same cluster as your kubeconfig?".to_owned()
+        "The server answers, but does not know the token: is it the API server of the same cluster as your kubeconfig?".to_owned()
     } else {
         format!(
-            "Pods here reach {} by their own network: see firewalls and DNS, or name another URL by --server.",
-            way.server
+            "Pods here reach {} by their own network: check firewalls and DNS, or name another URL by --server.",
+            endpoint.server
         )
     };
     format!(
-        "{name}: all is made, but the pods of the controller do not reach it: {message}\n{hint}\nRun this again when it is \
-         mended; or `liqo-csi disconnect {name}` takes everything back.\n"
+        "{name}: all objects exist, but the pods of the controller do not reach the cluster: {message}\n{hint}\nThen run this \
+         again; or `liqo-csi disconnect {name}` deletes everything.\n"
     )
 }
 
@@ -121,8 +137,9 @@ mod tests {
             }))
             .unwrap()
         };
-        assert_eq!(said(&object("new", 2), "new"), Some((true, "Usable", "")));
-        assert_eq!(said(&object("old", 2), "new"), None);
-        assert_eq!(said(&object("new", 1), "new"), None, "about an older spec");
+        let reason = |object: &RemoteCluster| reported(object, "new").map(|it| it.reason.clone());
+        assert_eq!(reason(&object("new", 2)).as_deref(), Some("Usable"));
+        assert_eq!(reason(&object("old", 2)), None);
+        assert_eq!(reason(&object("new", 1)), None, "about an older spec");
     }
 }

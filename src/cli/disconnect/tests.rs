@@ -2,15 +2,15 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    cli::connect::tests::{Two, wish as connecting},
+    cli::connect::tests::{Two, request as connecting},
     cluster::testing::{Act, Fault, Life},
 };
 
 const DECLARED: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const SECRET: &str = "/api/v1/namespaces/liqo-csi/secrets/remote-milan";
 
-fn wish() -> Wish {
-    Wish {
+fn request() -> Request {
+    Request {
         name: "milan".parse().unwrap(),
         remote_namespace: None,
         timeout: Duration::from_secs(10),
@@ -25,12 +25,12 @@ async fn connected() -> Two {
 
 async fn take_off(two: &Two) -> Outcome<ExitCode> {
     let (home, remote) = two.ends().await;
-    disconnect(&home, Some(&remote), &wish()).await
+    disconnect(&home, Some(&remote), &request()).await
 }
 
 async fn take_off_here(two: &Two) -> Outcome<ExitCode> {
     let (home, _) = two.ends().await;
-    disconnect(&home, None, &wish()).await
+    disconnect(&home, None, &request()).await
 }
 
 fn is_whole(two: &Two) -> bool {
@@ -204,6 +204,79 @@ async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
 }
 
 #[tokio::test]
+async fn both_ends_of_a_move_hold_it_and_so_does_what_cannot_be_read() {
+    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+    let by = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+    let target = json!({mark::MOVE: by});
+    for (labels, annotations) in [
+        (target, json!({mark::EPOCH: "2"})),
+        (json!({}), json!({mark::SOURCE_OF: format!("superseded:{by}:2")})),
+        (json!({}), json!({mark::SOURCE_OF: "what?"})),
+    ] {
+        let two = connected().await;
+        two.home.put(
+            &format!("/api/v1/persistentvolumes/{volume}"),
+            json!({
+                "spec": {
+                    "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
+                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:rome:{volume}"), "volumeAttributes": {
+                        "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
+                    }},
+                },
+                "status": {"phase": "Released"},
+            }),
+        );
+        let mut object = json!({"metadata": {"annotations": annotations, "labels": {
+            "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
+            "storage.liqo.io/volume": volume,
+        }}});
+        let all = object["metadata"]["labels"].as_object_mut().unwrap();
+        all.extend(labels.as_object().unwrap().clone());
+        two.remote
+            .put("/api/v1/namespaces/shop/persistentvolumeclaims/data", object);
+        assert_eq!(
+            take_off(&two).await.unwrap(),
+            ExitCode::from(REFUSED),
+            "{annotations}"
+        );
+        assert!(is_whole(&two), "{annotations}");
+    }
+}
+
+#[tokio::test]
+async fn an_identity_that_another_cluster_uses_stays() {
+    let two = connected().await;
+    let (home, remote) = two.ends().await;
+    let mistyped = Request {
+        name: "mialn".parse().unwrap(),
+        ..request()
+    };
+    assert_eq!(
+        disconnect(&home, Some(&remote), &mistyped).await.unwrap(),
+        ExitCode::SUCCESS
+    );
+    assert!(is_whole(&two), "it was not asked for");
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!(two.identity(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_identity_of_another_home_cluster_stays_and_so_does_all_here() {
+    let two = connected().await;
+    let account = "/api/v1/namespaces/liqo-csi-remote/serviceaccounts/liqo-csi-remote";
+    two.remote.change(account, |it| {
+        it["metadata"]["annotations"]["storage.liqo.io/home-cluster"] = "rome".into();
+    });
+    let why = take_off(&two).await.unwrap_err().to_string();
+    assert!(
+        why.contains("rome") && why.contains("--remote-namespace"),
+        "{why}"
+    );
+    assert!(is_whole(&two));
+}
+
+#[tokio::test]
 async fn what_is_not_known_holds_it() {
     for path in ["/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"] {
         let two = connected().await;
@@ -250,9 +323,9 @@ async fn rights_stay_until_the_controller_has_let_go() {
     two.home
         .change(DECLARED, |it| it["metadata"]["finalizers"] = json!([FINALIZER]));
     let (home, remote) = two.ends().await;
-    let impatient = Wish {
+    let impatient = Request {
         timeout: Duration::ZERO,
-        ..wish()
+        ..request()
     };
     assert_eq!(
         disconnect(&home, Some(&remote), &impatient).await.unwrap(),

@@ -149,7 +149,7 @@ where
         Self::of_type(api, &(), cluster)
     }
 
-    /// Objects of a kind that is known at run time, or not.
+    /// Objects of a kind that may be known only at run time.
     pub(super) fn of_type(api: Api<Lean<K>>, kind: &K::DynamicType, cluster: &Cluster) -> Self {
         Self {
             namespace: api.namespace().map(str::to_owned),
@@ -311,8 +311,8 @@ where
         tried.await.map(drop)
     }
 
-    /// Makes the object what it should be, as `kubectl apply --server-side` does: fields that we
-    /// applied before and that are not in it any more are taken out.
+    /// Creates or changes the object as `kubectl apply --server-side` does, with force. Fields that we
+    /// applied before and that are missing in `object` are removed.
     pub async fn apply(&self, name: &str, object: &serde_json::Value) -> Result<K, ApiError> {
         let params = PatchParams::apply(DRIVER_NAME).force();
         let applied = self.bounded("apply", name, || async {

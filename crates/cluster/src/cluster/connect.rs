@@ -37,7 +37,7 @@ pub const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 /// Who answers none of so many is gone.
 pub const MOST_PROBES: u32 = 4;
 
-/// How a cluster is called of which nothing is known.
+/// Name of a cluster in messages before its id is known.
 const UNKNOWN: &str = "unknown";
 
 /// Lives as long as its cluster, in every cluster.
@@ -120,7 +120,7 @@ impl Cluster {
         Self::visit_by(config, UNKNOWN, call_timeout).await
     }
 
-    /// As `visit`, by these settings; messages call the cluster by this name.
+    /// As `visit`, with these settings. Errors name the cluster by `name`.
     pub async fn visit_by(config: Config, name: &str, call_timeout: Duration) -> Result<Self, ConnectError> {
         let client = client(config, call_timeout, Limits::HOME, &Watches::default())?;
         let answer = tokio::time::timeout(call_timeout, client.apiserver_version()).await;
@@ -291,7 +291,7 @@ async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, C
     Ok(uid.parse()?)
 }
 
-/// A cluster to look into, of which nothing is watched.
+/// A cluster to read from, of which nothing is watched.
 fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = name.parse()?;
     let none = Rights::default();

@@ -260,7 +260,7 @@ impl Cluster {
         Objects::new(kube::Api::namespaced(self.0.client.clone(), namespace), self)
     }
 
-    /// Objects of a kind that is known at run time, of a namespace if they are of one.
+    /// Objects of a kind that is known only at run time; in a namespace, if the kind is namespaced.
     #[must_use]
     pub fn dynamic(&self, kind: &ApiResource, namespace: Option<&str>) -> Objects<DynamicObject> {
         let client = self.0.client.clone();
@@ -271,7 +271,7 @@ impl Cluster {
         Objects::of_type(api, kind, self)
     }
 
-    /// Asks for a token of a service account.
+    /// Requests a token of a service account.
     pub async fn request_token(
         &self,
         namespace: &str,

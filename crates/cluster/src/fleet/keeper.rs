@@ -230,7 +230,7 @@ impl Keeper {
         })
     }
 
-    /// How a cluster is reached, and which kubeconfig somebody has written for that.
+    /// How to reach a cluster, and the fingerprint of the kubeconfig that was written for that.
     fn access(&self, declared: &ClusterDeclaration) -> Result<(Access, String), NoAccess> {
         let written = match &declared.credentials {
             Credentials::Inline(text) => Arc::clone(text),
@@ -417,7 +417,7 @@ impl Secrets {
         self.watched.values().map(|(view, _)| view.version())
     }
 
-    /// What the driver has renewed of the kubeconfig with this fingerprint, if it has.
+    /// The kubeconfig that the controller renewed from the one with the fingerprint `seed`, if it did.
     fn renewed(&self, secret: &SecretRef, cluster: &str, seed: &str) -> Result<Option<Arc<[u8]>>, NoAccess> {
         let view = self.watched.get(secret).map(|(view, _)| view);
         let Some(view) = view.filter(|view| *view.version().borrow() > 0) else {

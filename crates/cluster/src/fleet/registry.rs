@@ -62,13 +62,13 @@ pub struct Remote {
     pub(super) access: Option<Arc<AccessFacts>>,
 }
 
-/// What is known of the credentials by which a cluster is reached.
+/// What is known of the credentials with which the driver reaches a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessFacts {
-    /// Which kubeconfig somebody has written: its fingerprint.
+    /// The fingerprint of the kubeconfig that a user or a repository wrote.
     pub seed: String,
-    /// What the token says of itself that is used now, which the driver may have renewed; `None` if it is
-    /// none of a service account.
+    /// The claims of the token in use, which the driver may have renewed; `None` if it is not of a service
+    /// account.
     pub token: Option<TokenFacts>,
 }
 
@@ -342,7 +342,7 @@ impl Registry {
         self
     }
 
-    /// The same clusters, reached by credentials like these.
+    /// The same clusters with these credentials.
     #[must_use]
     pub fn with_access(self, access: &AccessFacts) -> Self {
         let reached = |remote: Arc<Remote>| Remote {

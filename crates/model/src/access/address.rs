@@ -1,5 +1,5 @@
-//! Addresses of API servers that work where somebody sits, and not for pods. Loopback and the like are
-//! refused wherever a kubeconfig is read; this is about what only looks like an address for everybody.
+//! Addresses of API servers that work for a user and not for pods. The check of every kubeconfig refuses
+//! loopback and the like; this one refuses what only looks like an address for everybody.
 
 /// Why pods cannot use an address, or may not be able to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -7,10 +7,10 @@ pub enum Unusable {
     /// A name that only the machine of its user knows.
     #[error("the name {0} is only known on the machine that runs the cluster, and not to pods")]
     OfThisMachine(String),
-    /// Something in front of the API server.
+    /// Of something before the API server.
     #[error(
-        "it leads to the path {0}: something stands before the API server there (Rancher, Teleport, …), which knows your \
-         own login and no service accounts"
+        "it has the path {0}, so something before the API server (Rancher, Teleport, …) answers there, which knows your \
+         login and no service accounts"
     )]
     Path(String),
 }
@@ -21,7 +21,7 @@ const NAMES_OF_DESKTOPS: [&str; 4] = [
     "gateway.docker.internal",
     "host.containers.internal",
 ];
-/// Found by asking the network around, which pods do not.
+/// Such names are resolved by multicast, which pods do not use.
 const MULTICAST_DNS: &str = ".local";
 
 /// Judges the address of an API server that was taken from somebody's own kubeconfig.

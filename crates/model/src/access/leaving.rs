@@ -1,29 +1,29 @@
-//! Whether a cluster may be disconnected: not while data of this home cluster is there, in whatever state.
+//! Whether a cluster may be disconnected: not while it has data of this home cluster, in whatever state.
 
-/// Something that is there, or that nothing is known of.
+/// Something that is in the cluster, or that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holding {
     /// A volume of a claim at home.
     Volume { claim: String, state: String },
-    /// The data of a volume whose claim is gone at home; its PV at home keeps it.
+    /// The data of a volume whose claim at home is deleted, and which its PV at home retains.
     Kept { volume: String },
-    /// A claim there that this driver has made, whatever it is now: bound, or left by a move.
+    /// A claim there that this driver created: bound, or superseded by a move.
     Twin { claim: String, superseded: bool },
     /// A `PersistentVolume` there that holds data of this home cluster and has no claim any more.
     Released { volume: String, data_of: String },
     /// A snapshot, here or there.
     Snapshot { name: String },
-    /// The data of a snapshot there whose object is gone.
-    Content { name: String },
+    /// The retained data of a snapshot there, by the id of the snapshot.
+    Content { name: String, data_of: String },
     /// A namespace that is offloaded there.
     Namespace { name: String },
-    /// A namespace there that the fabric of this home cluster made.
+    /// A namespace there that the fabric of this home cluster created.
     RemoteNamespace { name: String },
-    /// What is not known, and why.
+    /// What cannot be read, and why.
     Unknown { what: String },
 }
 
-/// What holds a cluster: what it is, and the way out.
+/// Why a cluster cannot be disconnected, and the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// What it is.
@@ -40,17 +40,17 @@ impl Holding {
                 "move it (liqo-csi move volume), or delete the claim".to_owned(),
             ),
             Self::Kept { volume } => (
-                format!("data that the PersistentVolume {volume} here keeps (Retain)"),
+                format!("data that the PersistentVolume {volume} here retains"),
                 format!("set its reclaim policy to Delete to give the data up, or give it to a claim: kubectl describe pv {volume}"),
             ),
             Self::Twin { claim, superseded: true } => (
-                format!("the claim {claim} there, which a move has left with its data"),
-                format!("see that its volume is well where it is now, then in {cluster}: kubectl delete pvc {}", in_namespace(claim)),
+                format!("the claim {claim} there, superseded by a move, with its data"),
+                format!("check the volume where it is now, then in {cluster}: kubectl delete pvc {}", in_namespace(claim)),
             ),
             Self::Twin { claim, superseded: false } => (
                 format!("the claim {claim} there, which serves this home cluster"),
-                "liqo-csi volumes -A says which claim here it serves; one that serves none goes after the grace period of \
-                 the driver"
+                "liqo-csi volumes -A lists the claim here that it serves; the driver deletes one that serves none after a while, \
+                 unless it may hold data (liqo-csi doctor)"
                     .to_owned(),
             ),
             Self::Released { volume, data_of } => (
@@ -61,22 +61,22 @@ impl Holding {
                 format!("the snapshot {name}"),
                 "delete it, or restore it elsewhere first".to_owned(),
             ),
-            Self::Content { name } => (
-                format!("the VolumeSnapshotContent {name} there, with data of this home cluster"),
-                format!("if nobody needs the data, in {cluster}: kubectl delete volumesnapshotcontent {name}"),
+            Self::Content { name, data_of } => (
+                format!("the VolumeSnapshotContent {name} there, with the data of the snapshot {data_of}"),
+                format!("if no home cluster needs the data, in {cluster}: kubectl delete volumesnapshotcontent {name}"),
             ),
             Self::Namespace { name } => (
                 format!("the namespace {name}, which is offloaded there"),
                 format!("liqo-csi unoffload namespace {name}, or take the cluster out of the selector of its NamespaceOffloading"),
             ),
             Self::RemoteNamespace { name } => (
-                format!("the namespace {name} there, which the fabric of this home cluster made"),
-                "unoffload the namespace here that it was made for; if there is none, see what is in it and delete it there"
+                format!("the namespace {name} there, which the fabric of this home cluster created"),
+                "unoffload its namespace here; if there is none, check what is in it and delete it there"
                     .to_owned(),
             ),
             Self::Unknown { what } => (
                 format!("it is not known {what}"),
-                "mend that and run this again; for a cluster that is gone for good: --local-only".to_owned(),
+                "fix that and run this again; for a cluster that is gone for good: --local-only".to_owned(),
             ),
         };
         Held { what, way_out }
@@ -91,7 +91,7 @@ fn in_namespace(name: &str) -> String {
     }
 }
 
-/// Whether both sides may be removed; if not, what holds them and the way out of each.
+/// Whether both sides may be deleted; if not, why, and the way out of each.
 pub fn may_disconnect(cluster: &str, mut found: Vec<Holding>) -> Result<(), Vec<Held>> {
     found.sort();
     found.dedup();
@@ -137,6 +137,7 @@ mod tests {
             },
             Holding::Content {
                 name: "content-1".into(),
+                data_of: "s1:milan:shop:x".into(),
             },
             Holding::Namespace { name: "shop".into() },
             Holding::RemoteNamespace {

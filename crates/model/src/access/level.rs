@@ -7,11 +7,17 @@ pub enum Level {
     Fabric,
     /// Twins in every namespace.
     Full,
-    /// Twins in the namespaces that are listed; what is chosen from is read everywhere.
+    /// Twins in the namespaces that are listed; classes, nodes and volumes are read in the whole cluster.
     Namespaced,
     /// Twins in the namespaces that are listed, and nothing else.
     Minimal,
 }
+
+const CLAIMS_EVERYWHERE: &str =
+    "create, change and delete any claim, and create and delete any snapshot, in every namespace";
+const CLUSTER: &str = "read classes, nodes and capacity, and set the reclaim policy and the claim of volumes";
+const RENEW: &str = "request a new token for itself, bound to the Secret liqo-csi-session";
+const OUTLIVE: &str = "request a token that outlives that Secret";
 
 /// There is no such level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,21 +50,24 @@ impl Level {
     pub const fn may(self) -> &'static [&'static str] {
         match self {
             Self::Fabric => &[
-                "make claims and snapshots in every namespace",
-                "make and delete namespaces that bear the labels of this home cluster, and in these run pods without \
-                 privileges, with their ConfigMaps, Secrets and Services",
-                "read classes, nodes and room, and set the reclaim policy of volumes",
+                CLAIMS_EVERYWHERE,
+                "create and delete namespaces with the labels of this home cluster, and in these run pods without privileges, \
+                 with their ConfigMaps, Secrets and Services",
+                CLUSTER,
+                RENEW,
             ],
-            Self::Full => &[
-                "make claims and snapshots in every namespace",
-                "read classes, nodes and room, and set the reclaim policy of volumes",
-            ],
+            Self::Full => &[CLAIMS_EVERYWHERE, CLUSTER, RENEW],
             Self::Namespaced => &[
-                "make claims and snapshots in the listed namespaces",
-                "read classes, nodes and room, and set the reclaim policy of volumes",
-                "read claims by their name and patch them everywhere, to let those of a deleted namespace go",
+                "create, change and delete any claim, and create and delete any snapshot, in the listed namespaces",
+                "read claims by name and patch them in every namespace, to remove the finalizer of twins in namespaces that \
+                 are being deleted",
+                CLUSTER,
+                RENEW,
             ],
-            Self::Minimal => &["make claims in the listed namespaces"],
+            Self::Minimal => &[
+                "create, change and delete any claim in the listed namespaces",
+                RENEW,
+            ],
         }
     }
 
@@ -67,22 +76,21 @@ impl Level {
     pub const fn may_not(self) -> &'static [&'static str] {
         match self {
             Self::Fabric => &[
-                "touch pods, Secrets or ConfigMaps in any other namespace, nor any namespace that is not of this home cluster",
+                "read or change pods, Secrets or ConfigMaps in other namespaces, or delete other namespaces",
                 "run privileged pods, or pods with hostPath volumes or the network of their node",
-                "ask for tokens that outlive its session",
+                OUTLIVE,
             ],
             Self::Full => &[
-                "make namespaces or pods, or read Secrets; so no pods run there by the fabric, and no volumes move there",
-                "ask for tokens that outlive its session",
+                "create namespaces or pods, or read Secrets: the fabric runs no pods there, and no volume moves there",
+                OUTLIVE,
             ],
             Self::Namespaced => &[
-                "make claims elsewhere, make namespaces or pods, or read Secrets",
-                "ask for tokens that outlive its session",
+                "create claims in other namespaces, create namespaces or pods, or read Secrets",
+                OUTLIVE,
             ],
             Self::Minimal => &[
-                "read anything outside of them: classes have to be named, and the data of twins that somebody deletes is \
-                 not kept",
-                "ask for tokens that outlive its session",
+                "read anything else: the storage class has to be named, and the data of a twin that somebody deletes is lost",
+                OUTLIVE,
             ],
         }
     }

@@ -1,4 +1,4 @@
-//! What of this home cluster is in a remote one: as it looks here, and as it looks there.
+//! What this home cluster has in a remote one, by the objects here and by those there.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,19 @@ use kube::ResourceExt;
 use crate::{
     access::Holding,
     api::namespace_offloading::{NAME, NamespaceOffloading, READY},
-    cli::connect::{Home, fabric_namespaces},
+    cli::connect::{Home, fabric_namespaces, twins_of},
     cluster::{
         ApiError, Cause, Cluster,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     inspect::{Scope, Snapshots, State, Storage, rows::rows, snapshot_rows},
-    volume::{ClusterId, mark, moving::TwinMarks},
+    volume::{
+        ClusterId, mark,
+        moving::{SourceMark, TwinMarks},
+    },
 };
 
-/// Kinds that nobody need have installed.
+/// No objects, if their kind is not installed.
 fn installed<T>(found: Result<Vec<T>, ApiError>) -> Result<Vec<T>, ApiError> {
     match found {
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => Ok(Vec::new()),
@@ -30,14 +33,14 @@ fn unknown(what: &str, why: &dyn std::fmt::Display) -> Vec<Holding> {
     vec![Holding::Unknown { what }]
 }
 
-/// What is known here.
+/// What the objects here say.
 pub(super) struct AtHome {
     pub(super) holding: Vec<Holding>,
-    /// Volumes that are in other clusters: another name may lead to the same API server.
+    /// Volumes in clusters of other names, of which one may be the same API server.
     pub(super) elsewhere: BTreeSet<String>,
 }
 
-/// What the objects here say. Whatever may not be read holds the cluster as well.
+/// What the objects here say. What cannot be read counts as something that is there.
 pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
     let (storage, snapshots) = tokio::join!(
@@ -51,11 +54,11 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     }
     let is_there = |cluster: Option<&str>| cluster == Some(name.as_str());
     for row in rows(&storage, &Scope::All) {
-        // One that has no twin yet has no data either.
         if !is_there(row.cluster.as_deref()) {
             elsewhere.extend(row.cluster.map(|_| row.volume));
             continue;
         }
+        // Without a twin it has no data yet.
         if row.twin.is_none() && row.state == State::Waiting {
             continue;
         }
@@ -78,9 +81,9 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     match installed(offloaded) {
         Ok(all) => {
             let ours = all.iter().filter(|one| one.name_any() == NAME);
-            let there = ours.filter(|one| one.condition(name.as_str(), READY).is_some());
+            let existing = ours.filter(|one| one.condition(name.as_str(), READY).is_some());
             found.extend(
-                there
+                existing
                     .filter_map(ResourceExt::namespace)
                     .map(|name| Holding::Namespace { name }),
             );
@@ -93,19 +96,14 @@ pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
     }
 }
 
-/// What is there, whoever remembers it here.
-pub(super) async fn there(
+/// What the objects there say, also those of which nothing is left here.
+pub(super) async fn in_remote(
     remote: &Cluster,
     home: &ClusterId,
     name: &ClusterId,
     elsewhere: &BTreeSet<String>,
 ) -> Vec<Holding> {
-    let ours = format!(
-        "{}={},{}={home}",
-        mark::MANAGED_BY,
-        mark::MANAGED_BY_US,
-        mark::HOME_CLUSTER
-    );
+    let ours = twins_of(home);
     let mut found = Vec::new();
     match remote.all::<PersistentVolumeClaim>().list(Some(&ours)).await {
         Ok(twins) => found.extend(twins.iter().filter_map(|it| twin(it, elsewhere))),
@@ -115,7 +113,7 @@ pub(super) async fn there(
     let released = |volume: PersistentVolume| {
         let data_of = volume.annotations().get(mark::DATA_OF)?;
         let phase = volume.status.as_ref().and_then(|it| it.phase.as_deref());
-        // The claim of a bound one is named already.
+        // A bound one is listed as its claim.
         (data_of.starts_with(&kept) && phase != Some("Bound")).then(|| Holding::Released {
             volume: volume.name_any(),
             data_of: data_of.clone(),
@@ -131,12 +129,13 @@ pub(super) async fn there(
         })),
         Err(error) => found.extend(unknown("which snapshots are there", &error)),
     }
-    // The id of a snapshot has the name that this home cluster has for that one.
+    // The id of a snapshot has the name of its cluster, but nothing of the home cluster.
     let retained = |content: VolumeSnapshotContent| {
         let data_of = content.annotations().get(mark::DATA_OF)?;
-        let is_ours = data_of.split(':').nth(1) == Some(name.as_str());
-        is_ours.then(|| Holding::Content {
+        let may_be_ours = data_of.split(':').nth(1) == Some(name.as_str());
+        may_be_ours.then(|| Holding::Content {
             name: content.name_any(),
+            data_of: data_of.clone(),
         })
     };
     match installed(
@@ -155,17 +154,20 @@ pub(super) async fn there(
     found
 }
 
-/// A claim there that the driver has made, unless it is known to be of another name of the same cluster.
+/// A claim there that the driver created, unless its volume is in a cluster of another name, which is then the
+/// same API server. The source or target of a move may be here although its volume is elsewhere, and so
+/// may a claim whose marks cannot be read.
 fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<Holding> {
-    // What cannot be read may be anything but gone.
-    let superseded = TwinMarks::read(twin.labels(), twin.annotations()).is_ok_and(|it| it.source.is_some());
-    let is_of_another = !superseded
-        && twin
-            .labels()
-            .get(mark::VOLUME)
-            .is_some_and(|it| elsewhere.contains(it));
-    (!is_of_another).then(|| Holding::Twin {
+    let marks = TwinMarks::read(twin.labels(), twin.annotations());
+    let is_ordinary = marks.as_ref().is_ok_and(|it| {
+        it.target.is_none() && matches!(it.source, None | Some(SourceMark::GivenBack { .. }))
+    });
+    let volume = twin.labels().get(mark::VOLUME);
+    if is_ordinary && volume.is_some_and(|it| elsewhere.contains(it)) {
+        return None;
+    }
+    Some(Holding::Twin {
         claim: format!("{}/{}", twin.namespace().unwrap_or_default(), twin.name_any()),
-        superseded,
+        superseded: marks.is_ok_and(|it| matches!(it.source, Some(SourceMark::Superseded { .. }))),
     })
 }

@@ -1,8 +1,8 @@
-//! What is said about what was done, and what comes next.
+//! What the command prints about what it did, and what comes next.
 
 use k8s_openapi::api::apps::v1::Deployment;
 
-use super::{Home, Outcome, Wish};
+use super::{Home, Outcome, Request};
 use crate::{
     access::{ACCOUNT, Identity, Level, NamespaceName, TokenFacts},
     api::remote_cluster::RemoteCluster,
@@ -11,12 +11,12 @@ use crate::{
 
 const FABRIC: &str = "app.kubernetes.io/name=liqo-csi,app.kubernetes.io/component=fabric";
 
-/// What was made.
-pub(super) fn made(secret: &str, wish: &Wish, level: Level, identity: &Identity, token: &str) {
-    let name = &wish.name;
+/// What exists now.
+pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Identity, token: &str) {
+    let name = &request.name;
     let account = format!("{}/{ACCOUNT}", identity.namespace);
-    if wish.token_only {
-        println!("In {name}: the rights of {account} are left as they are.");
+    if request.token_only {
+        println!("In {name}: the rights of {account} stay as they are.");
     } else {
         println!("In {name}: {account} has the rights of the level {level}.");
     }
@@ -28,7 +28,7 @@ pub(super) fn made(secret: &str, wish: &Wish, level: Level, identity: &Identity,
     println!("Here: Secret {secret}{until}, and RemoteCluster {name}.");
 }
 
-/// What the identity may do, and what the driver says it lacks.
+/// What the identity may do, and which rights the controller misses.
 pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster) {
     let status = cluster.status.clone().unwrap_or_default();
     println!(
@@ -39,7 +39,7 @@ pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster)
     for one in level.may() {
         println!("  - {one}");
     }
-    if level.is_listed() {
+    if !identity.listed.is_empty() {
         let listed: Vec<&str> = identity.listed.iter().map(NamespaceName::as_str).collect();
         println!("    (listed: {})", listed.join(", "));
     }
@@ -50,15 +50,15 @@ pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster)
     for limit in &status.limits {
         println!("  └ {limit}");
     }
-    println!("Each right is in docs/remote/security.md. --level gives it others.");
+    println!("docs/remote/security.md lists each right. --level changes them.");
 }
 
 /// The next command.
-pub(super) async fn next(home: &Home, cluster: &RemoteCluster, wish: &Wish) -> Outcome {
+pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request) -> Outcome {
     if cluster.spec.fabric.is_none() {
         println!(
-            "Next: the nodes that stand for {0}. kubectl get nodes -l topology.storage.liqo.io/cluster={0} shows them.",
-            wish.name
+            "Next: the virtual nodes of {0}. kubectl get nodes -l topology.storage.liqo.io/cluster={0} shows them.",
+            request.name
         );
         return Ok(());
     }
@@ -69,7 +69,7 @@ pub(super) async fn next(home: &Home, cluster: &RemoteCluster, wish: &Wish) -> O
         .await?;
     if fabrics.is_empty() {
         println!(
-            "Next: the fabric, which is not installed. With the values that you installed the driver with:\n  helm upgrade … \
+            "Next: the fabric, which is not installed. With the chart and the values of the driver:\n  helm upgrade … \
              --set fabric.enabled=true --wait"
         );
         return Ok(());
@@ -85,7 +85,7 @@ pub(super) async fn next(home: &Home, cluster: &RemoteCluster, wish: &Wish) -> O
                 eprintln!("Not approved: the CertificateSigningRequest {why}");
             }
         }
-        // Logs of pods there need it, and nothing else does.
+        // Only logs, exec and port-forward of pods there need it.
         Err(error) => eprintln!(
             "The serving certificate of the fabric, for logs and exec of pods there, is not approved: {error}. `liqo-csi doctor` \
              prints the command."
