@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"os/exec"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,13 +27,13 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file connects a cluster by the one command, and takes it off again. Its tests run beside no others:
-// what others have in the remote cluster would hold it.
+// This file connects a cluster by the command and disconnects it. Its tests run beside no others, because
+// disconnect refuses while twins of other tests are in the remote cluster.
 
-// exitHeld is the exit code of a command that says what would be lost.
+// exitHeld is the exit code of disconnect while something of the home cluster is in the remote one.
 const exitHeld = 2
 
-// connection is a cluster that is connected by the command.
+// connection is a cluster that a test connects by the command.
 type connection struct {
 	*pair
 	// access is the namespace of the identity in the remote cluster.
@@ -56,12 +56,12 @@ func newConnection(t *testing.T) *connection {
 	}
 	c.server = config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server
 	t.Cleanup(c.wantNoTwins)
-	t.Cleanup(c.tidy)
+	t.Cleanup(c.cleanUp)
 	c.home = user.NewNamespaceNamed(t, user.Cluster(t, "home"), remote.Name)
 	return c
 }
 
-// liqoCSI runs the program as an administrator of both clusters, and returns all that it says.
+// liqoCSI runs the program as an administrator of both clusters, and returns its output and exit code.
 func (c *connection) liqoCSI(ctx context.Context, command string, args ...string) (said string, code int) {
 	c.t.Helper()
 	program, err := driver.Compile(ctx)
@@ -82,7 +82,7 @@ func (c *connection) liqoCSI(ctx context.Context, command string, args ...string
 	return out.String(), run.ProcessState.ExitCode()
 }
 
-// connect runs the command, which is to end well and to say this.
+// connect runs the command, which must succeed and print these words.
 func (c *connection) connect(words []string, args ...string) {
 	c.t.Helper()
 	args = append([]string{"--server", c.server, "--node-selector", clusterLabel + "=" + c.cluster}, args...)
@@ -97,7 +97,7 @@ func (c *connection) connect(words []string, args ...string) {
 	}
 }
 
-// disconnect runs the command, which is to end with this code and to say this.
+// disconnect runs the command, which must end with this code and print these words.
 func (c *connection) disconnect(want int, words ...string) {
 	c.t.Helper()
 	said, code := c.liqoCSI(c.t.Context(), "disconnect")
@@ -111,11 +111,11 @@ func (c *connection) disconnect(want int, words ...string) {
 	}
 }
 
-// Two clusters, from nothing to a pod with a claim on the remote one; then another level, a session that was
-// ended, and back to nothing.
+// Two clusters, from nothing to a pod with a claim on the remote one; then another level, tokens that were
+// revoked, and back to nothing.
 func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c := newConnection(t)
-	// The address of the administrator of the lab is one of this machine.
+	// The kubeconfig of the lab's administrator has an address of this machine.
 	said, code := c.liqoCSI(t.Context(), "connect", "--node-selector", clusterLabel+"="+c.cluster)
 	if code == 0 || !strings.Contains(said, "--server") {
 		t.Fatalf("connect takes an address that pods cannot reach (%d):\n%s", code, said)
@@ -137,7 +137,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	}
 	c.wantPrecious()
 
-	// Whoever deletes the Secret ends all tokens; the command gives another one.
+	// Without the Secret no token is valid; the command creates it again, with another token.
 	secrets := c.remote.Client.CoreV1().Secrets(c.access)
 	if err := secrets.Delete(t.Context(), "liqo-csi-session", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 	c.disconnect(0)
 }
 
-// Whoever has a token of the identity can renew it, and no more: not beyond the session, and not for longer.
+// With a token of the identity one can renew it, and request no token outside of the session or for longer.
 func TestTokensOfASessionEndWithIt(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
@@ -167,7 +167,7 @@ func TestTokensOfASessionEndWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As pods reach it; this test reaches it as its administrator does.
+	// The kubeconfig has the address for pods; this test uses that of the administrator.
 	there, err := c.remote.Cluster.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestTokensOfASessionEndWithIt(t *testing.T) {
 		}
 		return "", nil
 	})
-	// Policies take a moment to be known to the API server.
+	// Some time passes until the API server enforces new policies.
 	for what, err := range map[string]func() error{
 		"one that is bound to nothing":   func() error { return ask("liqo-csi-remote", "", day) },
 		"one that is valid for too long": func() error { return ask("liqo-csi-remote", "liqo-csi-session", 31*day) },
@@ -234,19 +234,28 @@ func (c *connection) wantNothingLeft() {
 	})
 }
 
-// tidy leaves nothing for the tests after one that has failed.
-func (c *connection) tidy() {
+// cleanUp leaves nothing for the tests after one that failed. Twins of its claims may still be there at first.
+func (c *connection) cleanUp() {
 	if !c.t.Failed() || c.home == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), user.Patience)
 	defer cancel()
-	if said, code := c.liqoCSI(ctx, "disconnect"); code != 0 {
-		fmt.Fprintf(os.Stderr, "%s is not disconnected (%d): %s\n", c.cluster, code, said)
+	for {
+		said, code := c.liqoCSI(ctx, "disconnect")
+		if code == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Errorf("%s is not disconnected (%d): %s", c.cluster, code, said)
+			return
+		case <-time.After(2 * time.Second):
+		}
 	}
 }
 
-// What the command prints for GitOps, and makes, is what the chart renders with the same names.
+// What the command prints for GitOps, and creates, is what the chart renders with the same names.
 func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 	program, err := driver.Compile(t.Context())
 	if err != nil {
@@ -274,7 +283,7 @@ func TestConnectPrintsWhatTheChartRenders(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, want := manifests(t, printed), manifests(t, chart.AsConnectMakesIt(rendered))
-			// Helm makes it by --create-namespace.
+			// Helm creates it by --create-namespace.
 			delete(got, "Namespace /access")
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("connect prints\n%v\nand the chart renders\n%v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
