@@ -25,12 +25,12 @@ async fn connected() -> Two {
 
 async fn take_off(two: &Two) -> Outcome<ExitCode> {
     let (home, remote) = two.ends().await;
-    disconnect(&home, Some(&remote), &request()).await
+    Box::pin(disconnect(&home, Some(&remote), &request())).await
 }
 
 async fn take_off_here(two: &Two) -> Outcome<ExitCode> {
     let (home, _) = two.ends().await;
-    disconnect(&home, None, &request()).await
+    Box::pin(disconnect(&home, None, &request())).await
 }
 
 fn is_whole(two: &Two) -> bool {
