@@ -292,7 +292,7 @@ async fn delete_declaration(
 /// Deletes the Secret with the kubeconfig, if `connect` created it.
 async fn delete_secret(home: &Home, secret: &Secret) -> Outcome {
     let name = secret.name_any();
-    if secret.labels().get(mark::MANAGED_BY).map(String::as_str) != Some(MANAGED_BY_CONNECT) {
+    if mark::manager(secret.labels()) != Some(MANAGED_BY_CONNECT) {
         eprintln!(
             "Left here: the Secret {}/{name}, which liqo-csi connect did not create.",
             home.namespace

@@ -88,8 +88,7 @@ impl Snapshots {
 }
 
 fn is_twin(snapshot: &VolumeSnapshot) -> bool {
-    let manager = snapshot.labels().get(mark::MANAGED_BY);
-    manager.is_some_and(|by| by == mark::MANAGED_BY_US)
+    mark::manager(snapshot.labels()) == Some(mark::MANAGED_BY_US)
 }
 
 /// The state of a snapshot.

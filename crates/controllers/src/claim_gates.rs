@@ -1,23 +1,19 @@
 //! Opens the gates of pods that wait until somebody has looked their claims up. A pod with a claim of
 //! another driver is held at home in the same write; a claim that does not exist is waited for.
 
-use std::{
-    cell::RefCell,
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::time::Duration;
 
 use k8s_openapi::api::{
-    core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod},
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
 };
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
-use super::watched::Watched;
+use super::{reports::Reports, watched::Watched};
 use crate::{
-    cluster::{ApiError, Cluster, events::Events, facts, slim::claims_of, unless_conflict},
+    cluster::{ApiError, Cluster, facts, slim::claims_of, unless_conflict},
     observe::crash::{self, Step},
     offload::{CLAIMS_GATE, GateStep, IN_BOTH_CLUSTERS, Tie, gate_step, held_at_home},
     rounds::{Rounds, each},
@@ -28,37 +24,17 @@ use crate::{
 pub(super) struct ClaimGates<'a> {
     home: &'a Cluster,
     watched: &'a Watched,
-    events: &'a Events,
-    /// What was last said of each pod that waits, by its uid.
-    said: RefCell<HashMap<String, String>>,
+    /// The scheduler reports nothing of a pod with a gate: what it waits for is told here.
+    reports: Mutex<Reports>,
 }
 
 impl<'a> ClaimGates<'a> {
-    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, events: &'a Events) -> Self {
+    pub(super) fn new(home: &'a Cluster, watched: &'a Watched, reports: Reports) -> Self {
         Self {
             home,
             watched,
-            events,
-            said: RefCell::default(),
+            reports: Mutex::new(reports),
         }
-    }
-
-    /// The scheduler says nothing of a pod with a gate: what it waits for is told in an event, once.
-    async fn tell(&self, pod: &Pod, why: &str) {
-        let uid = pod.uid().unwrap_or_default();
-        let before = self.said.borrow_mut().insert(uid.clone(), why.to_owned());
-        if before.is_some_and(|before| before == why) {
-            return;
-        }
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: pod.namespace(),
-            name: Some(pod.name_any()),
-            uid: Some(uid),
-            ..ObjectReference::default()
-        };
-        self.events.warn_object(about, "WaitingForClaim", why).await;
     }
 
     async fn look(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
@@ -88,7 +64,10 @@ impl<'a> ClaimGates<'a> {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
             GateStep::Wait(why) => {
-                self.tell(&pod, &why).await;
+                let mut reports = self.reports.lock().await;
+                reports
+                    .warn_object(&pod.object_ref(&()), "WaitingForClaim", &why)
+                    .await;
                 return Ok(());
             }
         }
@@ -187,10 +166,6 @@ impl Rounds for ClaimGates<'_> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let mut gated = self.watched.pods.all();
         gated.retain(|pod| pod.waits_for_claims_gate);
-        let waiting: HashSet<&str> = gated.iter().map(|pod| pod.uid.as_str()).collect();
-        self.said
-            .borrow_mut()
-            .retain(|uid, _| waiting.contains(uid.as_str()));
         each(&gated, async |pod| {
             self.look(&pod.consumer.namespace, &pod.consumer.name).await
         })
@@ -201,7 +176,7 @@ impl Rounds for ClaimGates<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::testing::FakeApi;
+    use crate::cluster::{events::Events, testing::FakeApi};
 
     const POD: &str = "/api/v1/namespaces/shop/pods/db-0";
 
@@ -246,8 +221,8 @@ mod tests {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
         watched.complete().await;
-        let events = Events::new(home.client().clone());
-        let mut gates = ClaimGates::new(&home, &watched, &events);
+        let reports = Reports::new(Events::new(home.client().clone()));
+        let mut gates = ClaimGates::new(&home, &watched, reports);
         for _ in 0..2 {
             gates.round().await.unwrap();
         }

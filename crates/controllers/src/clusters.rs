@@ -263,8 +263,7 @@ impl Reconciler<'_> {
         let Some(from) = &object.spec.discovered_from else {
             return Ok(());
         };
-        let untouched = object.labels().get(mark::MANAGED_BY).map(String::as_str)
-            == Some(mark::MANAGED_BY_US)
+        let untouched = mark::manager(object.labels()) == Some(mark::MANAGED_BY_US)
             && object.spec == RemoteClusterSpec::discovered(from.fabric);
         let unread = unread.contains(from.fabric.api_group());
         let id: Option<ClusterId> = object.name_any().parse().ok();

@@ -1,10 +1,7 @@
 //! Events about what was found, told once and then now and again: a loop finds
 //! the same thing every round, and a user reads it once.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
@@ -39,43 +36,52 @@ impl Reports {
         }
     }
 
-    /// Warns on an object, unless that was done within the last hour.
+    /// Warns on a claim, unless that was done within the last hour.
     pub(super) async fn warn(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
         self.warn_about("", on, reason, note).await;
     }
 
-    /// Warns on an object as `warn` does, of one of several things that can be wrong with
+    /// Warns on a claim as `warn` does, of one of several things that can be wrong with
     /// it at a time.
     pub(super) async fn warn_about(&mut self, about: &str, on: &ClaimMark, reason: &'static str, note: &str) {
-        self.told.retain(|_, since| since.elapsed() < AGAIN);
         let report = Report {
             uid: on.uid.clone(),
             reason,
             about: about.to_owned(),
         };
-        if let Entry::Vacant(untold) = self.told.entry(report) {
+        if self.is_due(&report) {
             tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
             if self.events.warn(on, reason, note).await {
-                untold.insert(Instant::now());
+                self.note(report);
             }
         }
     }
 
-    /// Warns on a user's snapshot, unless that was done within the last hour.
-    pub(super) async fn warn_snapshot(&mut self, on: &ObjectReference, reason: &'static str, note: &str) {
-        self.told.retain(|_, since| since.elapsed() < AGAIN);
+    /// Warns on an object of any kind, unless it was told the same within the last hour.
+    pub(super) async fn warn_object(&mut self, on: &ObjectReference, reason: &'static str, note: &str) {
         let report = Report {
             uid: on.uid.clone().unwrap_or_default(),
             reason,
             about: note.to_owned(),
         };
-        if let Entry::Vacant(untold) = self.told.entry(report) {
-            let (namespace, snapshot) = (on.namespace.as_deref(), on.name.as_deref());
-            tracing::warn!(snapshot, namespace, reason, "{note}");
-            if self.events.warn_snapshot(on, reason, note).await {
-                untold.insert(Instant::now());
+        if self.is_due(&report) {
+            let (kind, namespace, name) = (on.kind.as_deref(), on.namespace.as_deref(), on.name.as_deref());
+            tracing::warn!(kind, name, namespace, reason, "{note}");
+            if self.events.warn_object(on.clone(), reason, note).await {
+                self.note(report);
             }
         }
+    }
+
+    fn is_due(&self, report: &Report) -> bool {
+        self.told.get(report).is_none_or(|since| since.elapsed() >= AGAIN)
+    }
+
+    /// It was told. What is to be told again anyway is forgotten now and not at each question, which would
+    /// take as long as there are reports.
+    fn note(&mut self, report: Report) {
+        self.told.retain(|_, since| since.elapsed() < AGAIN);
+        self.told.insert(report, Instant::now());
     }
 
     /// Forgets what was told of a snapshot: it is well.

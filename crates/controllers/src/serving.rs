@@ -1,6 +1,6 @@
 //! Approves the serving certificates that the fabric asks for, where that is asked for. RBAC knows only one
 //! right for those of all kubelets. The fabric, which parses what remote clusters answer, does not have it:
-//! whoever has the token of one of its pods gets a certificate for that pod, and for no node.
+//! the token of one of its pods is good for a certificate of that pod, and of no node.
 
 use std::{net::IpAddr, time::Duration};
 

@@ -82,14 +82,14 @@ impl<'a> SnapshotTwins<'a> {
             Ok(SnapshotHealth::Trouble(what)) => {
                 self.settled.remove(&content.name);
                 self.reports
-                    .warn_snapshot(&content.user(), "SnapshotTwinDeleted", &what)
+                    .warn_object(&content.user(), "SnapshotTwinDeleted", &what)
                     .await;
             }
             // A right that is missing stays missing, and a cluster that is away says so itself.
             Err(SnapshotSiteError::Api(error)) if error.is_forbidden() => {
                 let note = format!("whether the data of this snapshot is kept cannot be seen to: {error}");
                 self.reports
-                    .warn_snapshot(&content.user(), "SnapshotNotSeen", &note)
+                    .warn_object(&content.user(), "SnapshotNotSeen", &note)
                     .await;
             }
             Err(SnapshotSiteError::Api(error)) => return Err(error),

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     cluster::{
         Cluster,
-        snapshots::{VolumeSnapshotContent, not_installed},
+        snapshots::{SNAPSHOT_GROUP, VolumeSnapshotContent, not_installed},
         view::{Slim, View},
     },
     volume::{ClusterId, DRIVER_NAME, SnapshotId},
@@ -57,6 +57,8 @@ impl Content {
             None => (None, self.snapshot.as_str()),
         };
         ObjectReference {
+            api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
+            kind: Some("VolumeSnapshot".to_owned()),
             namespace,
             name: Some(name.to_owned()),
             uid: self.uid.clone(),

@@ -1,5 +1,5 @@
-//! Holds back what would be done again and again: a write that somebody undoes, or refuses, a look at what
-//! has not changed.
+//! Back-off for what would be repeated without end: a write that another client undoes or the API server
+//! refuses, a read of what has not changed.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,11 +8,11 @@ use tokio::time::Instant;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
-/// What was done of late, each by what it was. Two that insist must not write in turns as fast as
-/// they can.
+/// The last action on each object, by what was done. Two clients that undo each other's writes must not write
+/// as fast as they can.
 pub(super) struct Brake<P> {
     last: HashMap<String, Last<P>>,
-    /// When those that are over were forgotten: that takes as long as there are.
+    /// When expired entries were last removed, which takes time for each entry.
     forgot: Option<Instant>,
 }
 

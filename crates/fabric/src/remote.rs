@@ -166,7 +166,7 @@ async fn claims_in(there: &Cluster, namespace: &str, retained: bool) -> Result<V
     let claims = there.within::<PersistentVolumeClaim>(namespace);
     let describe = |claim: PersistentVolumeClaim| {
         let described = Claim {
-            is_twin: claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US),
+            is_twin: mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US),
             name: claim.name_any(),
             volume: claim.annotations().get(mark::REQUEST_NAME).cloned(),
             leaving: false,

@@ -36,6 +36,8 @@ impl<'a> ForgottenLabels<'a> {
 impl Rounds for ForgottenLabels<'_> {
     const NAME: &'static str = "forgotten-labels";
     const RESYNC: Duration = Duration::from_mins(1);
+    /// A round lists namespaces, and each status of a `NamespaceOffloading` is a change.
+    const GATHER: Duration = Duration::from_secs(5);
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
         vec![self.home.views().offloadings.version()]
@@ -44,7 +46,7 @@ impl Rounds for ForgottenLabels<'_> {
     async fn round(&mut self) -> Result<(), ApiError> {
         let offloadings = &self.home.views().offloadings;
         if self.idle.borrow().is_some() || offloadings.outdated_since().is_some() {
-            // Whoever owns the objects, or what there are, is not known.
+            // Another tool may own these objects, or not all of them are known.
             return Ok(());
         }
         let wanted = format!("{SCHEDULING}=true");

@@ -121,10 +121,7 @@ fn imported_claim(
         name,
         bound: is_bound && phase(claim) == "Bound",
         deleting: claim.metadata.deletion_timestamp.is_some(),
-        is_twin: claim
-            .labels()
-            .get(mark::MANAGED_BY)
-            .is_some_and(|by| by == mark::MANAGED_BY_US),
+        is_twin: mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US),
         requested: facts::claim_size(claim).requested,
         mode: facts::volume_mode(spec.volume_mode.as_deref()),
         resizing: resizing(claim),

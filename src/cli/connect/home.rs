@@ -156,7 +156,7 @@ impl Home {
             .await?;
         if object.is_none()
             && let Some(existing) = &secret
-            && existing.labels().get(mark::MANAGED_BY).map(String::as_str) != Some(MANAGED_BY_CONNECT)
+            && mark::manager(existing.labels()) != Some(MANAGED_BY_CONNECT)
         {
             return Err(format!(
                 "there is a Secret {}/{} that this command did not create: delete it, if nothing uses it, or create a \

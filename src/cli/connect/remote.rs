@@ -101,12 +101,6 @@ fn explained(error: ApiError) -> String {
     }
 }
 
-/// Which tool manages an object.
-fn manager<K: kube::Resource>(object: &K) -> Option<&str> {
-    let labels = object.meta().labels.as_ref()?;
-    labels.get(mark::MANAGED_BY).map(String::as_str)
-}
-
 /// Selects the twins of a home cluster, in all namespaces.
 pub(in crate::cli) fn twins_of(home: &ClusterId) -> String {
     format!(
@@ -166,7 +160,7 @@ impl Remote {
             .map_err(explained)?;
         current.namespace_of_others = found
             .as_ref()
-            .is_some_and(|it| manager(it) != Some(MANAGED_BY_CONNECT));
+            .is_some_and(|it| mark::manager(it.labels()) != Some(MANAGED_BY_CONNECT));
         if found.is_some_and(|it| it.metadata.deletion_timestamp.is_some()) {
             return Err(format!(
                 "the namespace {namespace} there is being deleted: run this again when it is gone"
@@ -184,7 +178,7 @@ impl Remote {
             return Ok(current);
         };
         is_of(&account, namespace, home)?;
-        if manager(&account) == Some(HELM) && !token_only {
+        if mark::manager(account.labels()) == Some(HELM) && !token_only {
             return Err(format!(
                 "Helm manages the identity in the namespace {namespace} there. Set its level there (remoteAccess.level) and \
                  remoteAccess.token=session, and pass --token-only; or name another namespace by --remote-namespace"
@@ -326,7 +320,7 @@ impl Remote {
                 Err(error) => return Err(explained(error).into()),
             };
             let Some(found) = found else { continue };
-            match manager(&found) {
+            match mark::manager(found.labels()) {
                 Some(MANAGED_BY_CONNECT) => {}
                 // It existed before; its owner knows.
                 _ if object.kind == "Namespace" => continue,

@@ -8,6 +8,7 @@ use crate::{
 
 const DECLARED: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const SECRET: &str = "/api/v1/namespaces/liqo-csi/secrets/remote-milan";
+const VOLUME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
 fn request() -> Request {
     Request {
@@ -95,7 +96,7 @@ async fn a_run_that_died_is_finished_by_the_next() {
 async fn whatever_is_there_holds_it() {
     let ours = json!({
         "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
-        "storage.liqo.io/volume": "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111",
+        "storage.liqo.io/volume": VOLUME,
     });
     let cases = [
         (
@@ -154,20 +155,7 @@ async fn what_others_have_there_does_not_hold_it() {
 async fn a_volume_that_only_home_knows_holds_it() {
     for policy in ["Delete", "Retain"] {
         let two = connected().await;
-        let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
-        two.home.put(
-            &format!("/api/v1/persistentvolumes/{volume}"),
-            json!({
-                "spec": {
-                    "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": policy,
-                    "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
-                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:milan:{volume}"), "volumeAttributes": {
-                        "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
-                    }},
-                },
-                "status": {"phase": "Released"},
-            }),
-        );
+        volume_in(&two, "milan", policy);
         assert_eq!(take_off(&two).await.unwrap(), ExitCode::from(REFUSED), "{policy}");
         assert!(is_whole(&two), "{policy}");
         // The user's word ends it all the same.
@@ -175,37 +163,41 @@ async fn a_volume_that_only_home_knows_holds_it() {
     }
 }
 
-#[tokio::test]
-async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
-    let two = connected().await;
-    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
-    let labels = json!({
-        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
-        "storage.liqo.io/volume": volume,
-    });
-    two.remote.put(
-        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
-        json!({"metadata": {"labels": labels}}),
-    );
+/// Creates the `PersistentVolume` of a deleted claim at home, whose twin is in this cluster.
+fn volume_in(two: &Two, cluster: &str, policy: &str) {
+    let uid = VOLUME.trim_start_matches("pvc-");
     two.home.put(
-        &format!("/api/v1/persistentvolumes/{volume}"),
+        &format!("/api/v1/persistentvolumes/{VOLUME}"),
         json!({
             "spec": {
-                "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
-                "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:other:{volume}"), "volumeAttributes": {
+                "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": policy,
+                "claimRef": {"namespace": "shop", "name": "data", "uid": uid},
+                "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:{cluster}:{VOLUME}"), "volumeAttributes": {
                     "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
                 }},
             },
             "status": {"phase": "Released"},
         }),
     );
+}
+
+#[tokio::test]
+async fn twins_of_another_name_of_the_same_cluster_do_not_hold_it() {
+    let two = connected().await;
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
+        "storage.liqo.io/volume": VOLUME,
+    });
+    two.remote.put(
+        "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+        json!({"metadata": {"labels": labels}}),
+    );
+    volume_in(&two, "other", "Retain");
     assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
 }
 
 #[tokio::test]
 async fn both_ends_of_a_move_hold_it_and_so_does_what_cannot_be_read() {
-    let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
     let by = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
     let target = json!({mark::MOVE: by});
     for (labels, annotations) in [
@@ -214,22 +206,10 @@ async fn both_ends_of_a_move_hold_it_and_so_does_what_cannot_be_read() {
         (json!({}), json!({mark::SOURCE_OF: "what?"})),
     ] {
         let two = connected().await;
-        two.home.put(
-            &format!("/api/v1/persistentvolumes/{volume}"),
-            json!({
-                "spec": {
-                    "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain",
-                    "claimRef": {"namespace": "shop", "name": "data", "uid": "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111"},
-                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:rome:{volume}"), "volumeAttributes": {
-                        "storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data",
-                    }},
-                },
-                "status": {"phase": "Released"},
-            }),
-        );
+        volume_in(&two, "rome", "Retain");
         let mut object = json!({"metadata": {"annotations": annotations, "labels": {
             "app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "home-uid",
-            "storage.liqo.io/volume": volume,
+            "storage.liqo.io/volume": VOLUME,
         }}});
         let all = object["metadata"]["labels"].as_object_mut().unwrap();
         all.extend(labels.as_object().unwrap().clone());

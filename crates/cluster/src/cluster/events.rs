@@ -111,18 +111,6 @@ impl Events {
         self.write(about, Weight::Warning, reason, note).await;
     }
 
-    /// Warns on a user's snapshot, as its content refers to it. Never fails: what cannot be written
-    /// is logged. Says whether it was.
-    pub async fn warn_snapshot(&self, snapshot: &ObjectReference, reason: &str, note: &str) -> bool {
-        let about = ObjectReference {
-            api_version: Some(format!("{SNAPSHOT_GROUP}/v1")),
-            kind: Some("VolumeSnapshot".to_owned()),
-            resource_version: None,
-            ..snapshot.clone()
-        };
-        self.write(about, Weight::Warning, reason, note).await
-    }
-
     /// Tells something on a `VolumeMove`. Never fails: what cannot be written is logged.
     pub async fn tell_move(&self, of: &VolumeMove, weight: Weight, reason: &str, note: &str) {
         let about = ObjectReference {
@@ -137,9 +125,9 @@ impl Events {
     }
 
     /// Warns on an object of any kind, as this refers to it. Never fails: what cannot be written is
-    /// logged.
-    pub async fn warn_object(&self, about: ObjectReference, reason: &str, note: &str) {
-        self.write(about, Weight::Warning, reason, note).await;
+    /// logged. Says whether it was.
+    pub async fn warn_object(&self, about: ObjectReference, reason: &str, note: &str) -> bool {
+        self.write(about, Weight::Warning, reason, note).await
     }
 
     /// Whether it could be written.

@@ -170,8 +170,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
 /// Whether a claim is a twin: it bears our label, and was made for another claim.
 #[must_use]
 pub fn is_twin(claim: &PersistentVolumeClaim) -> bool {
-    let managed_by = claim.labels().get(mark::MANAGED_BY);
-    managed_by.is_some_and(|by| by == mark::MANAGED_BY_US) && !bears_marks_of_its_twin(claim)
+    mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US) && !bears_marks_of_its_twin(claim)
 }
 
 /// Whether a claim bears the marks of the twin that was made for it: Kosmos copies them.

@@ -53,9 +53,8 @@ impl Pods<'_> {
             }
             Ok(ClaimThere::Named(named))
         };
-        let is_a_twin = |claim: &PersistentVolumeClaim| {
-            claim.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US)
-        };
+        let is_a_twin =
+            |claim: &PersistentVolumeClaim| mark::manager(claim.labels()) == Some(mark::MANAGED_BY_US);
         match (&here, &same_name) {
             (None, Some(claim)) if !is_a_twin(claim) => return usable(claim),
             // Only of a claim that is not bound yet is the uid enough: a volume that has moved may leave a twin behind.

@@ -157,7 +157,7 @@ impl Pods<'_> {
     }
 
     /// Whether the namespace is offloaded to the cluster, and only this process has not seen it yet: then
-    /// nobody is to be warned.
+    /// a warning would be wrong.
     async fn is_offloaded_by_now(&self, namespace: &str) -> Result<bool, ApiError> {
         let objects = self.places.home.within::<NamespaceOffloading>(namespace);
         let found = objects.get_or_gone(NAME).await?;
@@ -337,7 +337,7 @@ impl Pods<'_> {
             true,
         ) = (there, &look.remote, state.claimed)
         {
-            // It was made, and nobody read what became of it: the answer got lost, or its process ended.
+            // It was created, and this process has not read the result: the answer got lost, or another process created it.
             let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
             let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
             return Ok(lost.map(|field| self.drops(&field)));

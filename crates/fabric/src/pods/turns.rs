@@ -28,7 +28,7 @@ pub(super) struct Turns(Mutex<Taken>);
 #[derive(Default)]
 struct Taken {
     paces: HashMap<String, Pace>,
-    /// When those that are over were forgotten: that takes as long as there are.
+    /// When idle entries were last removed, which takes time for each entry.
     forgot: Option<time::Instant>,
 }
 
@@ -90,8 +90,8 @@ impl Swept {
 const EACH_READ: Duration = Duration::from_millis(10);
 const READS_AT_ONCE: u32 = 2000;
 
-/// How the pods here were seen when they were read last. Their cluster makes nobody read them as fast as
-/// it changes its own.
+/// The digests of home pods when they were last read. Changes in the remote cluster cause reads of unchanged
+/// home pods only at this rate.
 pub(super) struct Looks(Mutex<(HashMap<String, Digests>, Pace)>);
 
 impl Default for Looks {

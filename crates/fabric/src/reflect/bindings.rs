@@ -149,7 +149,7 @@ impl Binding {
     fn of(binding: &RoleBinding) -> Self {
         Self {
             uid: binding.uid().unwrap_or_default(),
-            ours: binding.labels().get(mark::MANAGED_BY).map(String::as_str) == Some(mark::MANAGED_BY_US),
+            ours: mark::manager(binding.labels()) == Some(mark::MANAGED_BY_US),
         }
     }
 }

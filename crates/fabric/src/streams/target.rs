@@ -70,8 +70,8 @@ impl Finder {
         let there = remote.reach()?;
         let own = pod.namespace().unwrap_or_default();
         let is_mapped = remote.namespaces.remote(&own, &cluster) == Ok(namespace.as_str());
-        // Whoever makes a pod writes its annotations, and must not learn what is in the namespaces of
-        // others there. That it has started only the fabric says.
+        // A user who creates a pod writes its annotations, and must not learn which pods are in the remote
+        // namespaces of other users. The condition that it has started is the fabric's alone.
         let found = if is_mapped || has_started(pod) {
             there.within::<Pod>(namespace).get(&name).await?
         } else {

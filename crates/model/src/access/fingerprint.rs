@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// Enough to tell kubeconfigs apart. A hash reveals nothing of a token, which nobody can guess.
+/// Enough to tell kubeconfigs apart. A hash does not reveal a token, which is too long to guess.
 const BYTES: usize = 12;
 
 /// Which kubeconfig it is: the beginning of the SHA-256 of its text.

@@ -89,7 +89,7 @@ impl Level {
                 OUTLIVE,
             ],
             Self::Minimal => &[
-                "read anything else: the storage class has to be named, and the data of a twin that somebody deletes is lost",
+                "read anything else: the storage class has to be named, and the data of a twin that another client deletes is lost",
                 OUTLIVE,
             ],
         }

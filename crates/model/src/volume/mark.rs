@@ -1,6 +1,8 @@
 //! The keys of the labels and annotations this driver writes or reads, and its finalizer
 //! of twins. What they mean together is said in `marks` and `carried`.
 
+use std::collections::BTreeMap;
+
 use super::{ClusterId, VolumeName};
 
 /// Annotation of a claim that chooses its real class.
@@ -23,6 +25,12 @@ pub const VOLUME: &str = "storage.liqo.io/volume";
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`] on everything this driver makes.
 pub const MANAGED_BY_US: &str = super::DRIVER_NAME;
+
+/// Which tool manages the object with these labels.
+#[must_use]
+pub fn manager(labels: &BTreeMap<String, String>) -> Option<&str> {
+    labels.get(MANAGED_BY).map(String::as_str)
+}
 
 /// Annotation: namespace of the claim.
 pub const CLAIM_NAMESPACE: &str = "storage.liqo.io/claim-namespace";

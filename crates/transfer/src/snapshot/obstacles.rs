@@ -27,8 +27,7 @@ pub(super) async fn against(
     real: Option<&VolumeSnapshotContent>,
 ) -> Result<Vec<SnapshotObstacle>, ApiError> {
     let mut obstacles = Vec::new();
-    let manager = user.labels().get(mark::MANAGED_BY);
-    let is_ours = manager.is_some_and(|by| by == mark::MANAGED_BY_US);
+    let is_ours = mark::manager(user.labels()) == Some(mark::MANAGED_BY_US);
     if is_ours || real.is_some_and(|real| real.spec.driver == DRIVER_NAME) {
         return Ok(vec![SnapshotObstacle::Ours]);
     }

@@ -262,7 +262,7 @@ impl<S: Slim> View<S> {
                 Err(error) => Some(error),
             };
             let Some(error) = error else {
-                // Whoever ends each at once is not asked as fast as it answers.
+                // An API server that ends each watch at once is not asked again as fast as it answers.
                 time::sleep(SHORTEST_WATCH.saturating_sub(began.elapsed())).await;
                 continue;
             };
